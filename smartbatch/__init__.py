@@ -13,6 +13,8 @@ from smartbatch._version import __version__
 if TYPE_CHECKING:
     from smartbatch.client import BatchingClient as BatchingClient
     from smartbatch.config import BatchingConfig as BatchingConfig
+    from smartbatch.config import ClientParams as ClientParams
+    from smartbatch.config import Settings as Settings
     from smartbatch.errors import AllRequestsFailed as AllRequestsFailed
     from smartbatch.errors import BudgetExceeded as BudgetExceeded
     from smartbatch.errors import ClientClosed as ClientClosed
@@ -38,24 +40,33 @@ if TYPE_CHECKING:
     from smartbatch.plan import Plan as Plan
     from smartbatch.prices import Price as Price
     from smartbatch.realtime.text_stream import TextStream as TextStream
+    from smartbatch.realtime.ticket import ResultFuture as ResultFuture
     from smartbatch.results import ResultList as ResultList
+    from smartbatch.shortcuts import EmbeddingScriptParams as EmbeddingScriptParams
+    from smartbatch.shortcuts import ScriptParams as ScriptParams
     from smartbatch.shortcuts import StoredJobs as StoredJobs
     from smartbatch.shortcuts import embed as embed
     from smartbatch.shortcuts import generate as generate
     from smartbatch.shortcuts import job as job
     from smartbatch.types import Answer as Answer
     from smartbatch.types import Embedding as Embedding
+    from smartbatch.types import EmbeddingListParams as EmbeddingListParams
+    from smartbatch.types import EmbeddingParams as EmbeddingParams
     from smartbatch.types import Generation as Generation
+    from smartbatch.types import GenerationParams as GenerationParams
+    from smartbatch.types import JobParams as JobParams
+    from smartbatch.types import ListParams as ListParams
     from smartbatch.types import Message as Message
     from smartbatch.types import Priority as Priority
     from smartbatch.types import Request as Request
+    from smartbatch.types import RequestParams as RequestParams
     from smartbatch.types import Result as Result
     from smartbatch.types import Route as Route
     from smartbatch.types import Usage as Usage
 
 _NAMES_OF = {
     "client": "BatchingClient",
-    "config": "BatchingConfig",
+    "config": "BatchingConfig ClientParams Settings",
     "errors": (
         "AllRequestsFailed BudgetExceeded ClientClosed ConfigError ErrorKind InputError "
         "InvalidRequest JobConflict JobNotFound JobTimeout ProviderError ProviderUnavailable "
@@ -65,11 +76,15 @@ _NAMES_OF = {
     "jobs.job": "Job StoredResult",
     "jobs.status": "JobStatus",
     "results": "ResultList",
-    "types": "Answer Embedding Generation Message Priority Request Result Route Usage",
-    "shortcuts": "StoredJobs embed generate job",
+    "types": (
+        "Answer Embedding EmbeddingListParams EmbeddingParams Generation GenerationParams JobParams "
+        "ListParams Message Priority Request RequestParams Result Route Usage"
+    ),
+    "shortcuts": "EmbeddingScriptParams ScriptParams StoredJobs embed generate job",
     "plan": "Plan",
     "prices": "Price",
     "realtime.text_stream": "TextStream",
+    "realtime.ticket": "ResultFuture",
 }
 """The public names of each module, with spaces between."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import Attribute, Converter, field, frozen
 
-from smartbatch.errors import ConfigError, scrub
+from smartbatch.errors import ConfigError, did_you_mean, scrub
 from smartbatch.prices import Price
 from smartbatch.types import Duration
 
@@ -166,7 +166,8 @@ class Spec:
                 f"{label} = {shown} is no sum in USD, the only currency that is understood: write 5 or "
                 f"'5 USD'; {self.range}"
             )
-        return ConfigError(f"{label} = {shown} is out of range: {self.range}")
+        near = did_you_mean(value, self.choices)
+        return ConfigError(f"{label} = {shown} is out of range: {self.range}{near}")
 
     def _number(self, label: str, value: Any) -> float:
         given = value

@@ -7,12 +7,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, final
+from typing import Any, Final, Literal, Self, Unpack, final
+
+from attrs import evolve
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, reentered, run_after_collection
 from smartbatch._settings import seconds_of
-from smartbatch.config import BatchingConfig, ClientParams, with_settings
+from smartbatch.config import BatchingConfig, ClientParams, check_names, checked
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import (
     GENERATION,
@@ -133,8 +135,9 @@ class BatchingClient:
         **params: Unpack[ClientParams[Any]],
     ) -> None:
         given: dict[str, Any] = dict(params)
+        check_names(given, ClientParams.__optional_keys__ | _OWN)
         own = {name: given.pop(name) for name in params if name not in GENERATION}
-        config = BatchingConfig.load(**own) if config is None else with_settings(config, own)
+        config = BatchingConfig.load(**own) if config is None else evolve(config, **own)
         clock = clock or RealClock()
         opened = open_model(model, provider, provider_options, clock)
         fallback = None
@@ -265,7 +268,7 @@ class BatchingClient:
         **params: Unpack[ListParams[T]],
     ) -> Iterator[Result[T]]:
         """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
-        raising = (on_error or self.config.on_error) == "raise"
+        raising = (self.config.on_error if on_error is None else checked("on_error", on_error)) == "raise"
         routing = self._running.routing
         return _ClientResults(self, routing.results(prompts, params, raising=raising, ordered=ordered))
 
@@ -594,6 +597,10 @@ class BatchingClient:
 
     def _job_service(self) -> JobService:
         return self._running.service
+
+
+_OWN: Final = frozenset(BatchingClient.__init__.__kwdefaults__ or ())
+"""Names of the client's arguments that are no settings and no parameters."""
 
 
 class _ClientResults(Iterator[Result[T]]):

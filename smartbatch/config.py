@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-from attrs import Attribute, evolve, field, fields_dict, frozen
+from attrs import Attribute, field, fields_dict, frozen
 
 from smartbatch._settings import Setting, Spec, choice, seconds, setting, spec_of
-from smartbatch.errors import ConfigError
+from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.prices import Price
 from smartbatch.types import Duration, GenerationParams, Prefer, StrategyName, T
 
-__all__ = ["BatchingConfig", "ClientParams", "Settings", "with_settings"]
+__all__ = ["BatchingConfig", "ClientParams", "Settings", "check_names", "checked"]
 
 PREFIX = "SMARTBATCH_"
 RESERVED = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
@@ -365,12 +364,11 @@ def _spec(key: str, label: str) -> Any:
     try:
         return spec_of(_keys()[key])
     except KeyError:
-        raise ConfigError(f"unknown setting {label}{_nearest(key, list(_keys()))}") from None
+        raise ConfigError(f"unknown setting {label}{_nearest(key, _keys())}") from None
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+def _nearest(name: str, known: Collection[str]) -> str:
+    return did_you_mean(name, known) or f"; known are {', '.join(known)}"
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -382,7 +380,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             if text.strip():
                 values[key] = _spec(key, key).parse(f"{key} ({variable})", text)
         elif not variable.startswith(RESERVED):
-            raise ConfigError(f"unknown variable {variable}{_nearest(variable, list(variables))}")
+            raise ConfigError(f"unknown variable {variable}{_nearest(variable, variables)}")
     return values
 
 
@@ -412,12 +410,21 @@ def _table(path: Path) -> dict[str, Any]:
     return table
 
 
-def with_settings(config: BatchingConfig, settings: Mapping[str, Any]) -> BatchingConfig:
-    """Return ``config`` with ``settings`` over it.
+def check_names(names: Iterable[str], known: Collection[str]) -> None:
+    """Check the keywords of a call that takes settings.
 
     Raises:
-        ConfigError: for an unknown name (the nearest is suggested) or a value out of its range.
+        ConfigError: for one that is not ``known``; the nearest is suggested.
     """
-    if settings.keys() - fields_dict(BatchingConfig).keys():
-        return BatchingConfig.load(environ={}, **settings)  # raises
-    return evolve(config, **settings) if settings else config
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown setting or parameter {name}{did_you_mean(name, known)}")
+
+
+def checked(setting: str, value: Any, name: str | None = None) -> Any:
+    """Return an argument called ``name`` that stands for a ``setting``, in the setting's type.
+
+    Raises:
+        ConfigError: it is out of the setting's range.
+    """
+    return _spec(setting, setting).check(name or setting, value)

@@ -6,8 +6,10 @@ All errors can be pickled, so they can be sent to other processes.
 
 from __future__ import annotations
 
+import difflib
 import enum
 import re
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -233,3 +235,9 @@ def scrub(text: str, *secrets: str | None, limit: int = 300) -> str:
     text = _SECRETS.sub(lambda m: (m.group(1) or m.group(2) or "") + "[hidden]", text)
     text = "".join(c if c.isprintable() else " " for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Return ``; did you mean NAME?`` with the nearest of the ``known`` names; nothing where none is near."""
+    near = difflib.get_close_matches(word[:80], known, 1) if isinstance(word, str) else []
+    return f"; did you mean {near[0]}?" if near else ""

@@ -5,21 +5,23 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from concurrent.futures import Future
-from typing import Any, final
+from typing import Any, Unpack, final
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork
 from smartbatch._settings import seconds_of
 from smartbatch.client import BatchingClient
-from smartbatch.config import BatchingConfig
+from smartbatch.config import BatchingConfig, Settings, check_names
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.preparation.preparer import RequestPreparer
+from smartbatch.core.limits.classifiers import Classifier
+from smartbatch.core.preparation.preparer import Preprocess, RequestPreparer
 from smartbatch.core.preparation.validation import refuse_for_vectors
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Throughput
 from smartbatch.errors import ClientClosed, ConfigError, WrongProcess
+from smartbatch.events import Observer
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import JobRow
@@ -31,16 +33,36 @@ from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.progress import Progress, watched
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
+from smartbatch.realtime.call.layers import Middleware
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
-from smartbatch.realtime.setup import RealtimeSetup
+from smartbatch.realtime.setup import PostProcess, RealtimeSetup
 from smartbatch.results import ResultList
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
 from smartbatch.running import ask_item, callback_raised
-from smartbatch.types import Duration, Embedding, Generation, Kind, Prompt, Result, Route
+from smartbatch.types import (
+    Deadline,
+    Duration,
+    Embedding,
+    Generation,
+    GenerationParams,
+    Kind,
+    Prompt,
+    Result,
+    Route,
+    T,
+)
 
-__all__ = ["StoredJobs", "close_stores", "embed", "generate", "job"]
+__all__ = [
+    "EmbeddingScriptParams",
+    "ScriptParams",
+    "StoredJobs",
+    "close_stores",
+    "embed",
+    "generate",
+    "job",
+]
 
 LAST_ANSWERS = 5.0
 """Seconds in which answers that came are stored at a stop."""
@@ -48,9 +70,33 @@ _CONSTRAINTS = CONSTRAINTS - {"budget"}
 """Arguments that are about the route of this one list; a budget is the client's, which makes no other."""
 
 
+class EmbeddingScriptParams(Settings, total=False):
+    """What :func:`embed` takes, as keywords: settings, the client's other arguments, and a deadline."""
+
+    config: BatchingConfig | None
+    provider: Provider | None
+    provider_options: Mapping[str, Any] | None
+    preprocess: Sequence[Preprocess]
+    post_process: PostProcess | None
+    middleware: Sequence[Middleware]
+    observers: Sequence[Observer]
+    classifiers: Sequence[Classifier]
+    clock: Clock | None
+    rng: random.Random | None
+    deadline: Deadline | None
+
+
+class ScriptParams(GenerationParams[T], EmbeddingScriptParams, total=False):
+    """What :func:`generate` takes, as keywords: the same, and parameters of all generations."""
+
+
 def generate(
-    prompts: Iterable[Prompt], *, model: str, progress: bool | None = None, **params: Any
-) -> ResultList:
+    prompts: Iterable[Prompt],
+    *,
+    model: str,
+    progress: bool | None = None,
+    **params: Unpack[ScriptParams[T]],
+) -> ResultList[T]:
     """Send every prompt, wait for every answer, and return the results in order.
 
     Args:
@@ -68,6 +114,7 @@ def generate(
         InvalidRequest, ConfigError: before anything is sent.
         AllRequestsFailed: when not one request was answered.
     """
+    check_names(params, ScriptParams.__optional_keys__)
     return _run(prompts, model, progress, params)
 
 
@@ -78,7 +125,7 @@ def embed(
     task_type: str | None = None,
     dimensions: int | None = None,
     progress: bool | None = None,
-    **params: Any,
+    **params: Unpack[EmbeddingScriptParams],
 ) -> ResultList:
     """Turn every text into its vector: ``embed(texts, model="openai:text-embedding-3-small").vectors``.
 
@@ -86,12 +133,14 @@ def embed(
         texts: what to embed.
         model: ``provider:model`` with embeddings.
         task_type, dimensions: as in :class:`~smartbatch.Embedding`.
-        progress, params: as in :func:`generate`.
+        progress: as in :func:`generate`.
+        params: as in :func:`generate`, but for the parameters of a generation.
 
     Returns, Raises:
         as :func:`generate`; each result has its ``embedding``.
     """
     refuse_for_vectors(params)
+    check_names(params, EmbeddingScriptParams.__optional_keys__)
     return _run(texts, model, progress, params, embedding=Embedding(task_type, dimensions))
 
 
@@ -115,7 +164,7 @@ def job(id_or_key: str, *, store: str | None = None) -> Job:
 
 
 def _run(
-    prompts: Iterable[Prompt], model: str, progress: bool | None, params: dict[str, Any], **more: Any
+    prompts: Iterable[Prompt], model: str, progress: bool | None, params: Mapping[str, Any], **more: Any
 ) -> ResultList:
     settings, constraints = split_constraints(params, _CONSTRAINTS)
     total = len(prompts) if isinstance(prompts, Sized) else None

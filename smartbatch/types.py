@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict
 
 from attrs import evolve, field, frozen
 
-from smartbatch.errors import SmartbatchError
+from smartbatch.errors import SmartbatchError, did_you_mean
 
 if TYPE_CHECKING:  # defaults of type variables are no part of Python 3.11; type checkers know them
     from typing_extensions import TypeVar
@@ -61,7 +61,7 @@ PriorityName: TypeAlias = Literal["urgent", "high", "normal", "low", "deferrable
 StrategyName: TypeAlias = Literal["auto", "individual", "batch", "hybrid", "threshold"]
 Prefer: TypeAlias = Literal["balanced", "speed", "cost"]
 
-Duration: TypeAlias = "float | str | timedelta"
+Duration: TypeAlias = float | str | timedelta
 """Seconds as a number or a text, a text with units such as ``"2s"``, ``"90m"``, ``"6h30min"``, or a span."""
 
 Deadline: TypeAlias = "Duration | datetime"
@@ -88,7 +88,8 @@ class Priority(enum.IntEnum):
             return cls[value.upper()] if isinstance(value, str) else cls(value)
         except (KeyError, ValueError):
             names = ", ".join(f"{p.name.lower()} ({p.value})" for p in cls)
-            raise ValueError(f"unknown priority {value!r}; use one of {names}") from None
+            near = did_you_mean(value, [p.name.lower() for p in cls])
+            raise ValueError(f"priority must be one of {names}{near}") from None
 
 
 class Route(enum.Enum):

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import field, fields, frozen
 
 from smartbatch.emulator.batches.batch_settings import BatchSettings
-from smartbatch.errors import ConfigError
+from smartbatch.errors import ConfigError, did_you_mean
 
 __all__ = ["FAULTS", "FaultFor", "Settings", "load_answers", "loopback"]
 
@@ -162,7 +162,8 @@ class Settings(BatchSettings):
         known = {attribute.name for attribute in fields(cls)}
         if unknown := set(names) - known:
             raise ConfigError(
-                f"unknown setting {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}"
+                f"unknown setting {', '.join(sorted(unknown))}{did_you_mean(min(unknown), known)}; "
+                f"known: {', '.join(sorted(known))}"
             )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch.config import BatchingConfig
+from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError
@@ -294,10 +294,12 @@ class JobSubmission:
         return policy
 
     def _fallback_of(self, fallback: str | None) -> Fallback:
-        chosen = fallback or self._config.batch_fallback
-        if chosen not in ("batch", "individual"):
-            raise ConfigError(f"fallback = {chosen!r:.40} is out of range: 'batch' or 'individual'")
-        return "individual" if chosen == "individual" else "batch"
+        chosen: Fallback = (
+            self._config.batch_fallback
+            if fallback is None
+            else checked("batch_fallback", fallback, "fallback")
+        )
+        return chosen
 
     def _rows(self, requests: Iterable[Prompt], params: Mapping[str, Any]) -> tuple[Kind, Iterator[Request]]:
         """Return what the first request asks for, and all of them, checked as they are read."""

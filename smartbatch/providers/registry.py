@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from smartbatch._clock import Clock
-from smartbatch.errors import ConfigError, InvalidRequest, scrub
+from smartbatch.errors import ConfigError, InvalidRequest, did_you_mean, scrub
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request
 
@@ -68,7 +68,8 @@ def parse_model(model: str) -> tuple[str, str]:
         raise ConfigError(
             f"the model {shown!r} does not name its provider; write provider:model with {known}"
         )
-    raise ConfigError(f"the model {shown!r} has an unknown provider; known are {known}")
+    near = did_you_mean(prefix, prefixes())
+    raise ConfigError(f"the model {shown!r} has an unknown provider; known are {known}{near}")
 
 
 def prefixes() -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.preparation.prompt_list import prompt_list
+from smartbatch.core.preparation.validation import check_params
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.constraints import Constraints, seconds_until
 from smartbatch.core.routing.workload import Workload
@@ -27,13 +28,24 @@ from smartbatch.realtime.realtime import Realtime
 from smartbatch.results import ResultList
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.list_job import JobResults, parts_of
-from smartbatch.types import Kind, Priority, Prompt, Request, Result, Route, Strategy
+from smartbatch.types import (
+    ConstraintParams,
+    JobParams,
+    Kind,
+    ListParams,
+    Priority,
+    Prompt,
+    Request,
+    Result,
+    Route,
+    Strategy,
+)
 
 __all__ = ["CONSTRAINTS", "ListRouter", "split_constraints"]
 
 _NEED_ALL = ("batch", "hybrid", "threshold")
 """Strategies that need to know the whole list."""
-CONSTRAINTS = frozenset({"strategy", "deadline", "budget", "prefer", "time_value"})
+CONSTRAINTS = ConstraintParams.__optional_keys__
 """Arguments of list calls that are about the route."""
 
 
@@ -137,7 +149,7 @@ class ListRouter:
             raising: whether a failed request raises instead of being yielded.
             ordered: whether results come in the order of the prompts.
         """
-        plain, given = split_constraints(params)
+        plain, given = _split(params)
         prompts = prompt_list(prompts)
         if not isinstance(prompts, Sequence) and not self._needs_all(given):
             constraints = self._constraints(given)
@@ -166,7 +178,7 @@ class ListRouter:
             InvalidRequest: names the row.
             ConfigError: no route meets the constraints.
         """
-        asked = self._checked(prompt_list(prompts), *split_constraints(params))
+        asked = self._checked(prompt_list(prompts), *_split(params))
         return Plan(self._considered(asked), partial(self._carry_out, asked))
 
     def forecast(
@@ -185,7 +197,7 @@ class ListRouter:
         Raises:
             Exception: as :meth:`plan`.
         """
-        plain, given = split_constraints(params)
+        plain, given = _split(params)
         prompts = prompt_list(prompts)
         constraints = self._constraints(given)
         if constraints.budget is not None:
@@ -233,7 +245,7 @@ class ListRouter:
             ConfigError: no route meets the constraints.
             Exception: as :meth:`smartbatch.jobs.job_submission.JobSubmission.submit`.
         """
-        plain, given = split_constraints(params)
+        plain, given = _split(params, JobParams.__optional_keys__)
         requests = prompt_list(requests)
         if not given:
             return self._jobs.submit(requests, plain, options)
@@ -248,7 +260,7 @@ class ListRouter:
     ) -> JobRow:
         """Store requests as a job: few go in real time, more by batch; with constraints that is the
         ``"threshold"`` strategy, unless ``strategy`` says otherwise. Raises as :meth:`submit_batch`."""
-        plain, given = split_constraints(params)
+        plain, given = _split(params, JobParams.__optional_keys__)
         requests = prompt_list(requests)
         if not given:
             return self._jobs.submit_by_count(requests, plain, options)
@@ -431,6 +443,18 @@ def split_constraints(
     given."""
     plain = {name: value for name, value in params.items() if name not in names}
     return plain, {name: params[name] for name in names if params.get(name) is not None}
+
+
+def _split(
+    params: Mapping[str, Any], known: Collection[str] = ListParams.__optional_keys__
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As :func:`split_constraints`, of keywords that are checked.
+
+    Raises:
+        InvalidRequest: for a keyword that is not ``known``.
+    """
+    check_params(params, known)
+    return split_constraints(params)
 
 
 def _may_wait(request: Request) -> bool:

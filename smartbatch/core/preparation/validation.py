@@ -6,8 +6,7 @@ caller could change later is copied here.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeAlias
 
@@ -18,10 +17,10 @@ from smartbatch.core.preparation.fingerprint import ByIdentity, remember
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot, surrogate_at
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
 from smartbatch.core.preparation.structured import check_schema
-from smartbatch.errors import InvalidRequest
+from smartbatch.errors import InvalidRequest, did_you_mean
 from smartbatch.types import Embedding, Generation, Message, Priority, Request
 
-__all__ = ["admit_defaults", "normalise", "refuse_for_vectors"]
+__all__ = ["admit_defaults", "check_params", "normalise", "refuse_for_vectors"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
@@ -125,15 +124,27 @@ def _separate(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     for name, value in overrides.items():
         home = generation if name in _GENERATION else fields if name in _FIELDS else None
         if home is None:
-            _refuse(name, f"is no parameter{_nearest(name)}; what only the provider knows goes into extra")
+            _refuse_name(name, {*_GENERATION, *_FIELDS})
         if value is not None:
             home[name] = value
     return fields, generation
 
 
-def _nearest(name: str) -> str:
-    near = NEAR.get(name) or next(iter(difflib.get_close_matches(name, [*_GENERATION, *_FIELDS], 1)), None)
-    return f", did you mean {near}?" if near else ""
+def check_params(names: Iterable[str], known: Collection[str]) -> None:
+    """Check the keywords of a call.
+
+    Raises:
+        InvalidRequest: for one that is not ``known``; the nearest is suggested.
+    """
+    for name in names:
+        if name not in known:
+            _refuse_name(name, known)
+
+
+def _refuse_name(name: str, known: Collection[str]) -> NoReturn:
+    other = NEAR.get(name)
+    near = f"; did you mean {other}?" if other in known else did_you_mean(name, known)
+    _refuse(name, f"is no parameter here, and what only the provider knows goes into extra{near}")
 
 
 def _merge(below: Generation, level: Mapping[str, Any]) -> Generation:
@@ -300,9 +311,8 @@ def _stop(value: Any, field: str) -> tuple[str, ...]:
 def _priority(value: Any, field: str) -> Priority:
     try:
         return Priority.parse(value)
-    except ValueError:
-        names = ", ".join(f"{p.name.lower()} ({p.value})" for p in Priority)
-        _refuse(field, f"must be one of {names}")
+    except ValueError as error:
+        raise InvalidRequest(str(error), field=field) from None
 
 
 def _switch(value: Any, field: str) -> bool:

@@ -1,0 +1,80 @@
+"""What type checkers must take, with the types they must see; read by them and never run."""
+
+from __future__ import annotations
+
+from array import array
+from datetime import timedelta
+from typing import Any, Unpack, assert_type
+
+from attrs import frozen
+
+import smartbatch
+from smartbatch import (
+    BatchingClient,
+    BatchingConfig,
+    Job,
+    ListParams,
+    Priority,
+    Request,
+    Result,
+    ResultFuture,
+    ResultList,
+)
+
+
+@frozen
+class City:
+    name: str
+
+
+CITY = {"type": "object", "properties": {"name": {"type": "string"}}}
+
+
+def of_a_script(prompts: list[str]) -> None:
+    plain = smartbatch.generate(prompts, model="sim:demo", system="Be brief.", parallelism=8, deadline="2h")
+    assert_type(plain, ResultList[Any])
+    cities = smartbatch.generate(prompts, model="sim:demo", schema=City, strategy="auto", budget="5 USD")
+    assert_type(cities[0].parsed, City | None)
+    assert_type(smartbatch.generate(prompts, model="sim:demo", schema=CITY)[0].parsed, Any | None)
+    vectors = smartbatch.embed(prompts, model="sim:demo", task_type="RETRIEVAL_DOCUMENT", max_rpm=60)
+    assert_type(vectors[0].embedding, array[float] | None)
+    if isinstance(vectors.vectors, list):
+        assert_type(vectors.vectors, list[array[float] | None])
+    else:
+        print(vectors.vectors.shape)
+
+
+def of_a_client(client: BatchingClient, prompts: list[str]) -> None:
+    assert_type(client.submit("x", priority="high", max_wait="2s"), ResultFuture[Any])
+    assert_type(client.submit("x", schema=City).result().parsed, City | None)
+    assert_type(client.submit("x", schema=City).outcome, Result[City] | None)
+    assert_type(client.submit_urgent("x", schema=City, timeout=timedelta(seconds=9)), ResultFuture[City])
+    assert_type(client.submit_background("x", schema=City, priority=Priority.LOW), ResultFuture[City])
+    assert_type(client.submit(Request("x"), schema=None, stop="."), ResultFuture[Any])
+    for result in client.map(prompts, schema=City, prefer="cost", on_error="raise"):
+        assert_type(result, Result[City])
+    for result in client.as_completed(prompts, schema=City, ordered=True):
+        assert_type(result.parsed, City | None)
+    assert_type(client.generate(prompts, schema=City, time_value=1), ResultList[City])
+    assert_type(client.submit_and_wait(prompts, schema=City, timeout="1h"), ResultList[City])
+    assert_type(client.submit_batch(prompts, schema=City, strategy="batch", key="k"), Job)
+    assert_type(client.submit_embedding("x", purpose="search"), ResultFuture[Any])
+    client.embed(prompts, deadline=60, purpose="search")
+    client.plan(prompts, schema=CITY, budget=0.5).explain()
+    client.stream("x", temperature=0)
+
+
+def of_settings() -> None:
+    config = BatchingConfig.load("settings.yaml", batch_window="200ms", prefer_individual_for=["chat"])
+    BatchingClient("sim:demo", config, retries=5, temperature=0, schema=City)
+    BatchingConfig(strategy="hybrid", parallelism=16)
+
+
+def first(results: ResultList) -> Result:
+    """A plain name stands for results of any schema."""
+    return results[0]
+
+
+def of_a_wrapper(client: BatchingClient, prompts: list[str], **params: Unpack[ListParams[City]]) -> None:
+    assert_type(client.generate(prompts, **params), ResultList[City])
+    first(client.generate(prompts, schema=City))

@@ -1,0 +1,106 @@
+"""A misspelt setting fails in the editor: checkers take ``right.py`` and refuse each line of ``wrong.py``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import attrs
+import pytest
+
+from smartbatch import BatchingClient, shortcuts, types
+from smartbatch._settings import spec_of
+from smartbatch.config import BatchingConfig, ClientParams, Settings
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+RIGHT, WRONG = HERE / "right.py", HERE / "wrong.py"
+
+
+def by_mypy(_: Path) -> set[tuple[str, int]]:
+    """The errors of ``mypy --strict``."""
+    options = ["--strict", "--config-file", str(ROOT / "pyproject.toml"), "--output", "json"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, str(RIGHT), str(WRONG)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    found = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    assert found, ended.stdout + ended.stderr
+    return {(Path(one["file"]).name, one["line"]) for one in found if one["severity"] == "error"}
+
+
+def by_pyright(folder: Path) -> set[tuple[str, int]]:
+    """The errors of pyright's standard rules; basedpyright is pyright with node in its wheel."""
+    project = folder / "pyrightconfig.json"
+    settings = {"include": [str(RIGHT), str(WRONG)], "extraPaths": [str(ROOT)]}
+    project.write_text(json.dumps({**settings, "typeCheckingMode": "standard"}))
+    options = ["--outputjson", "--level", "error", "--pythonpath", sys.executable]
+    ended = subprocess.run(
+        [sys.executable, "-m", "basedpyright", "-p", str(project), *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout.lstrip().startswith("{"), ended.stdout + ended.stderr
+    found = json.loads(ended.stdout)["generalDiagnostics"]
+    return {(Path(one["file"]).name, one["range"]["start"]["line"] + 1) for one in found}
+
+
+@pytest.mark.parametrize("check", [by_mypy, pytest.param(by_pyright, marks=pytest.mark.full)])
+def test_checkers_refuse_every_wrong_line_and_no_other(check: Any, tmp_path: Path) -> None:
+    lines = WRONG.read_text("utf-8").splitlines()
+    marked = {("wrong.py", number) for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+    assert len(marked) > 30
+    assert check(tmp_path) == marked
+
+
+def keys(typed: Any) -> AbstractSet[str]:
+    """The keywords of a TypedDict; all may be left out."""
+    assert not typed.__required_keys__
+    return frozenset(typed.__optional_keys__)
+
+
+def test_the_keywords_of_settings_are_those_of_the_configuration() -> None:
+    """Durations, sums and names may be given in more forms than they are kept in."""
+    kept, given = get_type_hints(BatchingConfig), get_type_hints(Settings)
+    known = attrs.fields_dict(BatchingConfig)
+    assert keys(Settings) == known.keys()
+    for name, attribute in known.items():
+        spec = spec_of(attribute)
+        accepted: Any = {
+            "usd": float | str,
+            "texts": given["prefer_individual_for"],
+            "prices": given["prices"],
+        }.get(spec.kind, types.Duration if spec.unit == "s" else kept[name])
+        assert given[name] == (accepted | None if spec.optional else accepted), name
+
+
+def test_the_keywords_of_calls_are_those_they_take() -> None:
+    generation = attrs.fields_dict(types.Generation).keys()
+    request = attrs.fields_dict(types.Request).keys() - {"prompt", "params"}
+    constraints = {"strategy", "deadline", "budget", "prefer", "time_value"}
+    assert keys(types.GenerationParams) == generation
+    assert keys(types.RequestParams) == generation | request
+    assert keys(types.EmbeddingParams) == request - {"embedding", "call"}
+    assert keys(types.ListParams) == generation | request | constraints
+    assert keys(types.EmbeddingListParams) == keys(types.EmbeddingParams) | constraints
+    assert keys(types.JobParams) == keys(types.ListParams) - {"timeout", "max_wait", "call"}
+
+
+def test_the_keywords_of_scripts_are_those_of_the_client_and_a_deadline() -> None:
+    own = {
+        name
+        for name, one in inspect.signature(BatchingClient.__init__).parameters.items()
+        if one.kind is one.KEYWORD_ONLY
+    }
+    assert keys(ClientParams) == keys(types.GenerationParams) | keys(Settings)
+    assert keys(shortcuts.ScriptParams) == keys(ClientParams) | own | {"config", "deadline"}
+    generation = keys(types.GenerationParams)
+    assert keys(shortcuts.EmbeddingScriptParams) == keys(shortcuts.ScriptParams) - generation
