@@ -220,8 +220,9 @@ class BatchingClient:
         """Queue one request and return its answer as a stream of text chunks, as they are made.
 
         It passes the same queue, limits, breaker and budget as any other, and is tried again until its first
-        chunk; never after it. Where the provider cannot stream, the answer comes as one chunk. A reader that
-        is slow slows the call down; what has not been read when ``call_timeout`` is over is lost.
+        chunk; never after it. Where the provider cannot stream, the answer comes as one chunk; so it does
+        from a client with ``strategy="batch"``, once its batch has ended. A reader that is slow slows the
+        call down; what has not been read when ``call_timeout`` is over is lost.
 
         Args:
             prompt, params: as in :meth:`submit`.
@@ -233,7 +234,7 @@ class BatchingClient:
             InvalidRequest: as :meth:`submit`; also for a request that asks for a vector.
             QueueFull, ClientClosed: as :meth:`submit`.
         """
-        return self._running.realtime.stream(self._settings.preparer.request(prompt, params))
+        return self._running.routing.stream(prompt, params)
 
     # -- lists -----------------------------------------------------------------------------------------------
 

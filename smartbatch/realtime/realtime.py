@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 from attrs import evolve
 
+from smartbatch._clock import Clock
 from smartbatch._fork import something_ended, something_started
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.tokens import estimate_request
-from smartbatch.errors import ClientClosed, InvalidRequest, WrongProcess
+from smartbatch.errors import ClientClosed, InvalidRequest, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import ClientStarted, ClientStopped, RequestSubmitted
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
@@ -33,7 +35,7 @@ from smartbatch.realtime.text_stream import ChunkBox, TextStream
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Answer, Request, Result, Route
 
-__all__ = ["Realtime", "stored_future"]
+__all__ = ["Realtime", "stored_future", "stored_stream"]
 
 
 def stored_future(callbacks: CallbackThread) -> ResultFuture:
@@ -44,6 +46,30 @@ def stored_future(callbacks: CallbackThread) -> ResultFuture:
         future.set_running_or_notify_cancel()
 
     return ResultFuture(callbacks.run_later, cancelled)
+
+
+def stored_stream(clock: Clock, future: Future[Result], cancel: Callable[[], None]) -> TextStream:
+    """Return the stream of an answer that comes as a whole, from a store; ``cancel`` ends the work for it."""
+    box = ChunkBox(clock)
+
+    def ended(done: Future[Result]) -> None:
+        if isinstance(done, ResultFuture) and done.outcome is not None:
+            box.end(done.outcome)
+        else:
+            box.end(Result("", error=_error_of(done)))
+
+    def drop() -> None:
+        cancel()
+        box.end(Result(box.request_id, error=RequestCancelled("the stream was closed before its end")))
+
+    box.drop = drop
+    future.add_done_callback(ended)
+    return TextStream(box)
+
+
+def _error_of(future: Future[Result]) -> SmartbatchError:
+    error = None if future.cancelled() else future.exception()
+    return error if isinstance(error, SmartbatchError) else RequestCancelled("the request was cancelled")
 
 
 class Realtime:

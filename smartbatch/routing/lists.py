@@ -24,7 +24,8 @@ from smartbatch.jobs.service import JobService
 from smartbatch.plan import Plan
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
-from smartbatch.realtime.realtime import Realtime
+from smartbatch.realtime.realtime import Realtime, stored_stream
+from smartbatch.realtime.text_stream import TextStream
 from smartbatch.results import ResultList
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.list_job import JobResults, parts_of
@@ -159,6 +160,24 @@ class ListRouter:
             return self._realtime.map(requests, ListOptions(budget, route, raising, ordered))
         asked = self._checked(prompts, plain, given)
         return self._take(asked, self._considered(asked), raising, ordered)
+
+    def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> TextStream:
+        """Return the answer of one request as a stream.
+
+        Of a client that was told to go by batch it is one piece, which comes when its batch has ended.
+        Requests that may not wait for one are streamed, and so are all where there is no Batch API.
+
+        Raises:
+            Exception: as :meth:`smartbatch.realtime.realtime.Realtime.stream`, and as :meth:`submit_batch`.
+        """
+        request = self._preparer.request(prompt, params)
+        by_batch = self._config.strategy == Strategy.BATCH.value and request.embedding is None
+        waits = _may_wait(request) and not self._realtime.never_waits(request)
+        if not by_batch or not waits or self._jobs.batch_api(Kind.GENERATE) is None:
+            return self._realtime.stream(request)
+        job = Job(lambda: self._service, self._jobs.submit([prompt], params, JobOptions()))
+        (future,) = job.futures()
+        return stored_stream(self._clock, future, job.cancel)
 
     def collected(self, results: Iterable[Result], began: float) -> ResultList:
         """Return all results as a list with its sums; ``began`` is when the caller began, monotonic seconds.

@@ -13,7 +13,7 @@ from inside import inside
 from smartbatch import ResultList, Route
 from smartbatch.client import BatchingClient
 from smartbatch.emulator.provider_api import Reply
-from smartbatch.errors import ConfigError, InvalidRequest
+from smartbatch.errors import ConfigError, InvalidRequest, RequestCancelled
 from smartbatch.events import JobRescued, RouteChosen, RouteScored
 from smartbatch.types import Kind, Usage
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, texts, world
@@ -186,6 +186,26 @@ def test_requests_of_a_hurried_purpose_go_individually_whatever_the_list_does(tm
         results = asked(w, client, texts(20), purpose="rag_query", deadline="20h")
         assert routes(results) == {Route.INDIVIDUAL: 20}
         assert not w.creates
+
+
+def test_a_client_told_to_batch_streams_an_answer_as_one_chunk(tmp_path: Path) -> None:
+    with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        client = w.process(strategy="batch")
+        (prompt,) = texts(1)
+        stream = client.stream(prompt)
+        assert list(stream) == w.right([prompt])
+        assert stream.result.route is Route.BATCH
+        assert len(w.creates) == 1
+        assert len(list(client.stream(prompt, priority="urgent"))) > 1
+
+
+def test_a_stream_of_a_batch_that_is_closed_cancels_it(tmp_path: Path) -> None:
+    with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR) as w:
+        with w.process(strategy="batch").stream("q") as stream:
+            pass
+        assert isinstance(stream.result.error, RequestCancelled)
+        (job,) = w.process().jobs()
+        assert w.wait(job).done
 
 
 def test_identical_prompts_of_a_batch_are_paid_once(tmp_path: Path) -> None:
