@@ -25,6 +25,8 @@ HANGS_AFTER = 120.0
 """Real seconds after which a test is taken for hung: all stacks are printed and the run ends."""
 
 SEED = 20_240_607
+GARBAGE = 100_000
+"""Objects made in a test after which garbage is collected."""
 
 for _profile, _examples in {"default": 40, "full": 200}.items():
     settings.register_profile(
@@ -72,15 +74,21 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage collections pass over what stays for good: the SDKs and the tests, a million objects."""
+    """Let garbage collections pass over what stays for good: the SDKs and the tests, a million objects.
+
+    They are rare, and :func:`hang_guard` makes one before each test: what an earlier test left is not finalised
+    at the bottom of a recursion, as in tests of deeply nested texts, where every finaliser fails.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GARBAGE)
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def hang_guard(request: pytest.FixtureRequest) -> Iterator[None]:
     """End the whole run, with the stacks of all threads, when one test hangs."""
+    gc.collect(0)
     if request.node.get_closest_marker("soak"):
         yield
         return

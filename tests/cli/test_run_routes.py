@@ -101,9 +101,10 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
         use_emulator(emu, monkeypatch)
         assert run("--deadline", "2h", "--max-tokens", "50") == 0
     printed = capfd.readouterr().err
-    assert printed.startswith("route: hybrid, strategy='hybrid' was asked for\njob job-")
+    assert printed.startswith("route: hybrid, strategy='hybrid' was asked for")
+    assert printed.splitlines()[1].startswith("job job-")
     assert "30 rows are stored; the first 3 are asked at once, the others go by batch" in printed
-    assert row_of(printed, "route") == "route    hybrid, 3 at once: strategy='hybrid' was asked for"
+    assert row_of(printed, "route").startswith("route    hybrid, 3 at once: strategy='hybrid' was asked for")
     assert "; it took " in row_of(printed, "forecast")
     individually, by_batch = [line for line in printed.splitlines() if line.startswith("against ")]
     assert individually.startswith("against  always individually, by the forecast: 0.00")
