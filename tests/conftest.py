@@ -76,8 +76,8 @@ def pytest_sessionstart() -> None:
 def pytest_collection_finish() -> None:
     """Let garbage collections pass over what stays for good: the SDKs and the tests, a million objects.
 
-    They are rare, and :func:`hang_guard` makes one before each test: what an earlier test left is not finalised
-    at the bottom of a recursion, as in tests of deeply nested texts, where every finaliser fails.
+    They are rare, and :func:`hang_guard` makes one before each test: what an earlier test left is not
+    finalised at the bottom of a recursion, as in tests of deeply nested texts, where every finaliser fails.
     """
     gc.collect()
     gc.freeze()
