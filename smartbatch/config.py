@@ -223,8 +223,9 @@ class BatchingConfig:
         """Return the settings: ``overrides`` win over ``SMARTBATCH_<KEY>`` variables, these over ``file``.
 
         Args:
-            file: TOML with the keys at its top level, or a ``pyproject.toml`` with ``[tool.smartbatch]``; or
-                the same as a mapping, as a host application has it that reads its own settings file.
+            file: TOML, or YAML where PyYAML is installed, with the keys at its top level, or a
+                ``pyproject.toml`` with ``[tool.smartbatch]``; or the same as a mapping, as a host application
+                has it that reads its own settings file.
             environ: where variables are looked up; ``none`` stands for no value, an empty text for not set.
             overrides: keys as in the constructor; ``None`` means "not given here".
 
@@ -393,14 +394,16 @@ def _from_table(table: Mapping[str, Any], place: str) -> dict[str, Any]:
     return values
 
 
-def _table(path: Path) -> dict[str, Any]:
-    """Return the settings table of a TOML file, with or without a byte order mark."""
+def _table(path: Path) -> Mapping[str, Any]:
+    """Return the settings table of a TOML or YAML file, with or without a byte order mark."""
+    form = "YAML" if path.suffix in (".yaml", ".yml") else "TOML"
     try:
-        content = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        text = path.read_bytes().decode("utf-8-sig")
+        content = _yaml(path, text) if form == "YAML" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {path}: {error.strerror or error}") from error
-    except ValueError as error:  # bad TOML or bad UTF-8; both say where
-        raise ConfigError(f"the settings file {path} is not TOML: {error}") from error
+    except ValueError as error:  # the form or the UTF-8; both say where
+        raise ConfigError(f"the settings file {path} is not {form}: {error}") from error
     if path.name != "pyproject.toml":
         return content
     try:
@@ -408,6 +411,32 @@ def _table(path: Path) -> dict[str, Any]:
     except KeyError:
         raise ConfigError(f"{path} has no [tool.smartbatch] table") from None
     return table
+
+
+def _yaml(path: Path, text: str) -> Mapping[str, Any]:
+    """Return the mapping of a YAML text; an empty one has no keys. Plain values only: no tags are followed.
+
+    Raises:
+        ConfigError: PyYAML is not installed.
+        ValueError: the text is not YAML, or no mapping.
+    """
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError(
+            f"the settings file {path} is YAML, which needs PyYAML: pip install 'smartbatch-llm[yaml]'"
+        ) from None
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)  # the error's own text repeats the line, secrets included
+        place = "" if mark is None else f" (at line {mark.line + 1}, column {mark.column + 1})"
+        raise ValueError(f"{getattr(error, 'problem', None) or 'it cannot be read'}{place}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise ValueError(f"it has no keys at its top level, but one {type(content).__name__}")
+    return content
 
 
 def check_names(names: Iterable[str], known: Collection[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import smartbatch
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
@@ -33,6 +34,64 @@ PATIENCE = 30.0
 def echo() -> MockProvider:
     """A mock that repeats its prompt."""
     return MockProvider(lambda request: f"re: {request.prompt}")
+
+
+# -- misspelt words ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"max_tokns": 4}, "max_tokens"),
+        ({"dedline": "2h"}, "deadline"),
+        ({"paralelism": 4}, "parallelism"),
+        ({"midleware": []}, "middleware"),
+        ({"strategy": "individul"}, "individual"),
+        ({"prefer": "sped"}, "speed"),
+        ({"on_error": "rase"}, "raise"),
+    ],
+)
+def test_a_script_is_told_the_nearest_name(given: dict[str, Any], meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {meant}\\?$"):
+        smartbatch.generate(["a"], model="sim:demo", progress=False, **given)
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "meant"),
+    [
+        ("submit", {"max_tokns": 4}, "max_tokens"),
+        ("submit", {"priority": "urgnt"}, "urgent"),
+        ("map", {"dedline": "2h"}, "deadline"),
+        ("map", {"on_error": "rase"}, "raise"),
+        ("as_completed", {"strategi": "auto"}, "strategy"),
+        ("embed", {"purpos": "search"}, "purpose"),
+        ("plan", {"strategy": "individul"}, "individual"),
+        ("submit_batch", {"fallback": "individul"}, "individual"),
+        ("submit_and_wait", {"budgt": 1}, "budget"),
+    ],
+)
+def test_a_misspelt_word_is_refused_at_once_with_the_nearest(
+    call: str, given: dict[str, Any], meant: str, client_of: ClientOf
+) -> None:
+    """Before a lazily read list is looked at, and before anything is queued or stored."""
+    client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
+    prompt = "a" if call == "submit" else iter(["a"])
+    with pytest.raises((ConfigError, InvalidRequest), match=f"did you mean {meant}\\?$"):
+        getattr(client, call)(prompt, **given)
+    assert client.counts.submitted == 0
+
+
+def test_a_request_and_a_model_are_told_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match=r"did you mean urgent\?$"):
+        Request("a", priority="urgnt")
+    with pytest.raises(ConfigError, match=r"unknown provider; known are .*did you mean openai\?$"):
+        BatchingClient("opnai:gpt-5-mini")
+
+
+def test_a_job_takes_nothing_that_it_could_not_keep(client_of: ClientOf) -> None:
+    client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
+    with pytest.raises(InvalidRequest, match="timeout is no parameter here"):
+        client.submit_batch(["a"], timeout=5)
 
 
 # -- asking ----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import sys
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -210,6 +211,41 @@ def test_prices_of_own_models_come_from_the_file(tmp_path: Path) -> None:
 def test_a_bad_file_is_refused_with_key_and_place(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(written(tmp_path, text))
+
+
+def test_settings_are_read_from_yaml_as_from_toml(tmp_path: Path) -> None:
+    text = (
+        "strategy: hybrid\nmax_wait: 2s\nbudget: 5 USD\nmax_rpm: none\nstore: null\n"
+        "prefer_individual_for: [chat]\nprices:\n  openai:own: {input: 1, output: 2.5}\n"
+    )
+    toml = (
+        'strategy = "hybrid"\nmax_wait = "2s"\nbudget = "5 USD"\nmax_rpm = "none"\n'
+        'prefer_individual_for = ["chat"]\n[prices."openai:own"]\ninput = 1\noutput = 2.5\n'
+    )
+    for name in ("settings.yaml", "settings.yml"):
+        assert load(written(tmp_path, text, name)) == load(written(tmp_path, toml))
+    assert load(written(tmp_path, "", "empty.yaml")) == BatchingConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("paralelism: 3", r"paralelism \(in .*settings.yaml\); did you mean parallelism"),
+        ("store: [postgresql://me:secret@db", r"is not YAML: .* \(at line 1, column \d+\)$"),
+        ("- parallelism", "is not YAML: it has no keys at its top level, but one list"),
+        ("store: !!python/object/apply:os.getcwd []", r"is not YAML: could not determine a constructor"),
+    ],
+)
+def test_a_bad_yaml_file_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        load(written(tmp_path, text, "settings.yaml"))
+    assert "secret" not in str(refused.value)
+
+
+def test_yaml_without_pyyaml_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ConfigError, match=r"needs PyYAML: pip install 'smartbatch-llm\[yaml\]'"):
+        load(written(tmp_path, "parallelism: 3", "settings.yaml"))
 
 
 def test_a_file_that_is_missing_or_no_text_or_without_our_table_is_refused_by_name(tmp_path: Path) -> None:

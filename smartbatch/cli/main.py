@@ -202,7 +202,7 @@ def _add_jobs(add: _AddParser) -> None:
     group.add_argument(
         "--batch-poll-interval", metavar="D", help="time between looks at a batch, such as 2min"
     )
-    group.add_argument("--config", metavar="FILE", help="TOML file of settings; the options here win over it")
+    group.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings; options win over it")
     group.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -261,7 +261,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="K=V",
         help="argument of the provider, such as api=responses; may be given again",
     )
-    group.add_argument("--config", metavar="FILE", help="TOML file of settings; the options here win over it")
+    group.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings; options win over it")
 
 
 def _add_batches(parser: argparse.ArgumentParser) -> None:

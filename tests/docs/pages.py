@@ -20,7 +20,7 @@ from pathlib import Path
 from attrs import frozen
 
 ROOT = Path(__file__).parents[2]
-LANGUAGES = ("python", "output", "bash", "console", "toml", "json", "text")
+LANGUAGES = ("python", "output", "bash", "console", "toml", "yaml", "json", "text")
 INSTALLS = re.compile(r"(?:python3 -m venv|\.venv/bin/pip|uv|\.venv/bin/pytest|\. \.venv/bin/activate)\b.*")
 
 _FENCE = re.compile(r"^( *)```(\S*)$")

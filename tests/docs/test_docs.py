@@ -167,6 +167,11 @@ class Reader:
         file.write_text(block.text)
         BatchingConfig.load(file, environ={})
 
+    def _yaml(self, block: Block) -> None:
+        file = self._folder / "settings.yaml"
+        file.write_text(block.text)
+        BatchingConfig.load(file, environ={})
+
     def _json(self, block: Block) -> None:
         for line in block.text.splitlines():
             json.loads(line)
@@ -342,6 +347,12 @@ def test_references_name_everything_public(name: str, words: list[str]):
     """A public name, error kind or event that is not in its reference is not finished."""
     text = page(name).text
     assert [word for word in words if f"`{word}" not in text] == []
+
+
+def test_a_public_name_has_one_row_of_its_own():
+    """A name that is told of twice is told of in two ways."""
+    rows = re.findall(r"^\| `(\w+)", page("docs/reference/api.md").text.split("## BatchingClient")[0], re.M)
+    assert sorted(set(rows)) == sorted(rows)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,27 @@
+"""One name for one thing: an option that sets something is called as the setting or the keyword is."""
+
+from __future__ import annotations
+
+import argparse
+
+import attrs
+import pytest
+
+from smartbatch import BatchingConfig, ListParams
+from smartbatch.cli.main import build_parser
+
+OF_THE_COMMAND = {
+    *("action", "config", "format", "help", "id_field", "ids", "input", "json", "limit", "model", "output"),
+    *("fallback", "prompt_field", "provider_option", "quiet", "template", "verbose", "wait"),
+}
+"""What is about files, printing and the choice of the model; ``fallback`` is the keyword of jobs."""
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "jobs"])
+def test_an_option_has_the_name_of_its_setting_or_keyword(command: str) -> None:
+    subparsers = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    known = attrs.fields_dict(BatchingConfig).keys() | ListParams.__optional_keys__
+    for option in subparsers.choices[command]._actions:
+        assert option.dest in known | OF_THE_COMMAND, option.dest
+        if option.dest in known:
+            assert "--" + option.dest.replace("_", "-") in option.option_strings
