@@ -57,8 +57,7 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="a loopback address (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8100, help="0 takes a free one (default: %(default)s)")
     parser.add_argument(
-        "--ledger",
-        dest="ledger_file",
+        "--ledger-file",
         metavar="FILE",
         help="write a JSON line for every request and all that happens to batches",
     )

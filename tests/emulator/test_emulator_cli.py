@@ -54,7 +54,7 @@ def test_the_ledger_file_survives_a_kill(tmp_path):
     """Each answer that was sent has its line, even when the emulator is killed with -9."""
     path, answers = tmp_path / "ledger.jsonl", tmp_path / "answers.jsonl"
     answers.write_text(json.dumps({"question": "2+2?", "answer": "4"}) + "\n\n")
-    options = ["--ledger", str(path), "--answers", str(answers), "--prompt-field", "question"]
+    options = ["--ledger-file", str(path), "--answers", str(answers), "--prompt-field", "question"]
     with process(*options) as (running, port), RawClient(port) as client:
         assert client.ask(chat("2+2?"))[2]["choices"][0]["message"]["content"] == "4"
         running.kill()
@@ -67,7 +67,7 @@ def test_the_ledger_file_survives_a_kill(tmp_path):
 def test_batches_run_in_a_process_of_their_own(tmp_path):
     """With the faults asked for; the ledger's file tells another process what became of them."""
     path = tmp_path / "ledger.jsonl"
-    options = ["--ledger", str(path), "--batch-turnaround", "0", "--batch-faults", "list_lag=1,shuffled=1"]
+    options = ["--ledger-file", str(path), "--batch-turnaround", "0", "--batch-faults", "list_lag=1,shuffled=1"]
     options += ["--batch-list-lag", "3600", "--batch-no-metadata"]
     row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat("one")}
     schema = (
