@@ -67,7 +67,14 @@ def test_the_ledger_file_survives_a_kill(tmp_path):
 def test_batches_run_in_a_process_of_their_own(tmp_path):
     """With the faults asked for; the ledger's file tells another process what became of them."""
     path = tmp_path / "ledger.jsonl"
-    options = ["--ledger-file", str(path), "--batch-turnaround", "0", "--batch-faults", "list_lag=1,shuffled=1"]
+    options = [
+        "--ledger-file",
+        str(path),
+        "--batch-turnaround",
+        "0",
+        "--batch-faults",
+        "list_lag=1,shuffled=1",
+    ]
     options += ["--batch-list-lag", "3600", "--batch-no-metadata"]
     row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat("one")}
     schema = (
