@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from smartbatch.realtime.text_stream import TextStream as TextStream
     from smartbatch.realtime.ticket import ResultFuture as ResultFuture
     from smartbatch.results import ResultList as ResultList
+    from smartbatch.routing.list_progress import ListProgress as ListProgress
     from smartbatch.shortcuts import EmbeddingScriptParams as EmbeddingScriptParams
     from smartbatch.shortcuts import ScriptParams as ScriptParams
     from smartbatch.shortcuts import StoredJobs as StoredJobs
@@ -85,6 +86,7 @@ _NAMES_OF = {
     "prices": "Price",
     "realtime.text_stream": "TextStream",
     "realtime.ticket": "ResultFuture",
+    "routing.list_progress": "ListProgress",
 }
 """The public names of each module, with spaces between."""
 

@@ -41,6 +41,7 @@ from smartbatch.realtime.setup import PostProcess, UserHooks
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.results import ResultList
+from smartbatch.routing.list_progress import OnProgress
 from smartbatch.running import ClientSettings, RunningState
 from smartbatch.types import (
     Duration,
@@ -239,7 +240,12 @@ class BatchingClient:
     # -- lists -----------------------------------------------------------------------------------------------
 
     def map(
-        self, prompts: Iterable[Prompt], *, on_error: OnError | None = None, **params: Unpack[ListParams[T]]
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        on_error: OnError | None = None,
+        on_progress: OnProgress | None = None,
+        **params: Unpack[ListParams[T]],
     ) -> Iterator[Result[T]]:
         """Yield a result for each prompt, in order, reading ahead a bounded number.
 
@@ -252,41 +258,51 @@ class BatchingClient:
             prompts: texts, chats or requests.
             on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises
                 the first one; the client's setting when ``None``.
+            on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives, by the
+                thread that reads the list; of a batch, for each that is read.
             params: as in :meth:`submit`, for all of them; and the constraints, see :class:`BatchingClient`.
 
         Raises:
             InvalidRequest: names the row; also for a table, a mapping, a text, bytes or a set of prompts.
             ConfigError: no route meets the constraints; the text names the nearest that would be met.
         """
-        return self.as_completed(prompts, on_error=on_error, ordered=True, **params)
+        return self.as_completed(prompts, on_error=on_error, on_progress=on_progress, ordered=True, **params)
 
     def as_completed(
         self,
         prompts: Iterable[Prompt],
         *,
         on_error: OnError | None = None,
+        on_progress: OnProgress | None = None,
         ordered: bool = False,
         **params: Unpack[ListParams[T]],
     ) -> Iterator[Result[T]]:
         """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
         raising = (self.config.on_error if on_error is None else checked("on_error", on_error)) == "raise"
-        routing = self._running.routing
-        return _ClientResults(self, routing.results(prompts, params, raising=raising, ordered=ordered))
+        results = self._running.routing.results(
+            prompts, params, raising=raising, ordered=ordered, on_progress=on_progress
+        )
+        return _ClientResults(self, results)
 
     def generate(
-        self, prompts: Iterable[Prompt], *, on_error: OnError | None = None, **params: Unpack[ListParams[T]]
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        on_error: OnError | None = None,
+        on_progress: OnProgress | None = None,
+        **params: Unpack[ListParams[T]],
     ) -> ResultList[T]:
         """Return all results as a list, in order, with sums over the whole.
 
         Args:
-            prompts, on_error, params: as in :meth:`map`.
+            prompts, on_error, on_progress, params: as in :meth:`map`.
 
         Raises:
             AllRequestsFailed: when not one request was answered; its ``results`` tell why each failed.
             Exception: as :meth:`map`.
         """
         began = self._settings.clock.now()
-        results = self.map(prompts, on_error=on_error, **params)
+        results = self.map(prompts, on_error=on_error, on_progress=on_progress, **params)
         return self._running.routing.collected(results, began)
 
     def embed(
@@ -296,11 +312,12 @@ class BatchingClient:
         task_type: str | None = None,
         dimensions: int | None = None,
         on_error: OnError | None = None,
+        on_progress: OnProgress | None = None,
         **params: Unpack[EmbeddingListParams],
     ) -> ResultList:
         """As :meth:`generate`, with the vectors of all texts, in order: ``embed(texts).vectors``."""
         embedding = Embedding(task_type, dimensions)
-        return self.generate(texts, on_error=on_error, embedding=embedding, **params)
+        return self.generate(texts, on_error=on_error, on_progress=on_progress, embedding=embedding, **params)
 
     def plan(self, prompts: Iterable[Prompt], **params: Unpack[ListParams[Any]]) -> Plan:
         """Say what a list would take, by which route, and why; nothing is sent.

@@ -39,6 +39,7 @@ from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import PostProcess, RealtimeSetup
 from smartbatch.results import ResultList
 from smartbatch.routing.history import ForecastHistory
+from smartbatch.routing.list_progress import OnProgress
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
 from smartbatch.running import ask_item, callback_raised
 from smartbatch.types import (
@@ -95,6 +96,7 @@ def generate(
     *,
     model: str,
     progress: bool | None = None,
+    on_progress: OnProgress | None = None,
     **params: Unpack[ScriptParams[T]],
 ) -> ResultList[T]:
     """Send every prompt, wait for every answer, and return the results in order.
@@ -104,6 +106,7 @@ def generate(
         model: ``provider:model``, such as ``openai:gpt-5-mini``; ``sim:demo`` needs no key and no network.
         progress: True for a progress display, False for none; by default a bar where somebody watches:
             on a terminal or in a notebook.
+        on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives.
         params: all arguments of :class:`~smartbatch.BatchingClient`, settings and generation parameters
             included, and the constraints that decide the route (``strategy``, ``deadline``, …).
 
@@ -115,7 +118,7 @@ def generate(
         AllRequestsFailed: when not one request was answered.
     """
     check_names(params, ScriptParams.__optional_keys__)
-    return _run(prompts, model, progress, params)
+    return _run(prompts, model, progress, params, on_progress=on_progress)
 
 
 def embed(
@@ -125,6 +128,7 @@ def embed(
     task_type: str | None = None,
     dimensions: int | None = None,
     progress: bool | None = None,
+    on_progress: OnProgress | None = None,
     **params: Unpack[EmbeddingScriptParams],
 ) -> ResultList:
     """Turn every text into its vector: ``embed(texts, model="openai:text-embedding-3-small").vectors``.
@@ -133,7 +137,7 @@ def embed(
         texts: what to embed.
         model: ``provider:model`` with embeddings.
         task_type, dimensions: as in :class:`~smartbatch.Embedding`.
-        progress: as in :func:`generate`.
+        progress, on_progress: as in :func:`generate`.
         params: as in :func:`generate`, but for the parameters of a generation.
 
     Returns, Raises:
@@ -141,7 +145,8 @@ def embed(
     """
     refuse_for_vectors(params)
     check_names(params, EmbeddingScriptParams.__optional_keys__)
-    return _run(texts, model, progress, params, embedding=Embedding(task_type, dimensions))
+    embedding = Embedding(task_type, dimensions)
+    return _run(texts, model, progress, params, embedding=embedding, on_progress=on_progress)
 
 
 def job(id_or_key: str, *, store: str | None = None) -> Job:

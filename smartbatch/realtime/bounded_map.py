@@ -31,6 +31,7 @@ class ListOptions:
         raising: whether a failed request raises instead of being yielded.
         ordered: whether results come in the order of the requests.
         ahead: most requests under way; ``None`` for the queue's capacity.
+        arrived: called with each result as it arrives, by the thread that reads the list.
     """
 
     own_budget: Budget | None = None
@@ -38,6 +39,7 @@ class ListOptions:
     raising: bool = False
     ordered: bool = True
     ahead: int | None = None
+    arrived: Callable[[Result], object] | None = None
 
 
 class BoundedMap(Iterator[Result]):
@@ -71,6 +73,7 @@ class BoundedMap(Iterator[Result]):
         self._ahead = options.ahead or 1
         self._ordered = options.ordered
         self._raising = options.raising
+        self._arrived = options.arrived
         self._finished: dict[int, Result] = {}
         self._next_request: Request | None = None
         self._failure: Exception | None = None
@@ -160,6 +163,8 @@ class BoundedMap(Iterator[Result]):
     def _receive(self, position: int, result: Result) -> None:
         if self._under_way.pop(position, None) is not None:
             self._finished[position] = result
+            if self._arrived is not None:
+                self._arrived(result)
 
 
 class _Arrivals:

@@ -13,6 +13,7 @@ from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.errors import SmartbatchError
 from smartbatch.jobs.job import Job
 from smartbatch.realtime.admission import Admission
+from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.types import Answer, Request, Result, Route, Usage
 
 __all__ = ["JobResults", "ListParts", "parts_of"]
@@ -87,8 +88,8 @@ class JobResults(Iterator[Result]):
 
     Args:
         job: has the requests ``rows.sent``, in that order; ``None`` where there are none.
-        ordered: in the order of the list; else as they come, what needed no call first.
-        raising: whether a failed request raises instead of being yielded.
+        options: how they are read. Where that is not in the order of the list, they come as they do, what
+            needed no call first.
         keep: keeps an answer for the cache; ``None`` where there is none.
         process: the client's ``post_process``, for answers of this list and of the cache, as in real time.
     """
@@ -98,18 +99,18 @@ class JobResults(Iterator[Result]):
         job: Job | None,
         rows: ListParts,
         *,
-        ordered: bool,
-        raising: bool,
+        options: ListOptions,
         keep: Callable[[bytes, Answer], object] | None,
         process: Callable[[Result], Result],
     ) -> None:
         self._job = job
         self._rows = rows
-        self._raising = raising
+        self._raising = options.raising
         self._keep = keep
         self._process = process
+        self._arrived = options.arrived
         self._ended = job is None
-        self._results = self._in_order() if ordered else self._as_stored()
+        self._results = self._in_order() if options.ordered else self._as_stored()
 
     def __next__(self) -> Result:
         try:
@@ -120,6 +121,8 @@ class JobResults(Iterator[Result]):
         except BaseException as error:
             self._broke(error)
             raise
+        if self._arrived is not None:
+            self._arrived(result)
         if self._raising and result.error is not None:
             self.close()
             raise result.error

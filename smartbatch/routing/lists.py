@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from smartbatch.realtime.text_stream import TextStream
 from smartbatch.results import ResultList
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.list_job import JobResults, parts_of
+from smartbatch.routing.list_progress import OnProgress, ProgressCounter
 from smartbatch.types import (
     ConstraintParams,
     JobParams,
@@ -138,7 +139,13 @@ class ListRouter:
     # -- lists -----------------------------------------------------------------------------------------------
 
     def results(
-        self, prompts: Iterable[Prompt], params: Mapping[str, Any], *, raising: bool, ordered: bool
+        self,
+        prompts: Iterable[Prompt],
+        params: Mapping[str, Any],
+        *,
+        raising: bool,
+        ordered: bool,
+        on_progress: OnProgress | None = None,
     ) -> Iterator[Result]:
         """Yield the result of each prompt; see :meth:`smartbatch.BatchingClient.map`.
 
@@ -149,17 +156,23 @@ class ListRouter:
             params: as they were given, constraints included.
             raising: whether a failed request raises instead of being yielded.
             ordered: whether results come in the order of the prompts.
+            on_progress: called with each result that arrives; of a batch, with each that is read.
         """
         plain, given = _split(params)
         prompts = prompt_list(prompts)
+        arrived = None
+        if on_progress is not None:
+            total = len(prompts) if isinstance(prompts, Sized) else None
+            arrived = ProgressCounter(on_progress, total, self._clock.now)
+        options = ListOptions(raising=raising, ordered=ordered, arrived=arrived)
         if not isinstance(prompts, Sequence) and not self._needs_all(given):
             constraints = self._constraints(given)
             requests = self._preparer.requests(prompts, plain)
             route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
             budget = self._list_budget(constraints.budget)
-            return self._realtime.map(requests, ListOptions(budget, route, raising, ordered))
+            return self._realtime.map(requests, evolve(options, own_budget=budget, route=route))
         asked = self._checked(prompts, plain, given)
-        return self._take(asked, self._considered(asked), raising, ordered)
+        return self._take(asked, self._considered(asked), options)
 
     def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> TextStream:
         """Return the answer of one request as a stream.
@@ -390,7 +403,7 @@ class ListRouter:
 
     # -- taking a route --------------------------------------------------------------------------------------
 
-    def _take(self, asked: _List, decision: Decision, raising: bool, ordered: bool) -> Iterator[Result]:
+    def _take(self, asked: _List, decision: Decision, options: ListOptions) -> Iterator[Result]:
         """Return the results by the route that was chosen; taken with the first result, scored at the end."""
 
         def begin() -> _Taken:
@@ -398,7 +411,7 @@ class ListRouter:
             began = self._clock.now()
             by_batch = decision.chosen.route in (Route.BATCH, Route.HYBRID)
             take = self._by_job if by_batch else self._in_real_time
-            results = take(asked, decision, raising, ordered)
+            results = take(asked, decision, options)
 
             def score(cost: float | None) -> None:
                 self._advisor.score(decision_id, decision, self._clock.now() - began, cost)
@@ -412,17 +425,17 @@ class ListRouter:
         budget = self._constraints({"budget": decision.constraints.budget}).budget
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
         began = self._clock.now()
-        return self.collected(self._take(asked, decision, False, True), began)
+        return self.collected(self._take(asked, decision, ListOptions()), began)
 
-    def _in_real_time(self, asked: _List, decision: Decision, raising: bool, ordered: bool) -> BoundedMap:
+    def _in_real_time(self, asked: _List, decision: Decision, options: ListOptions) -> BoundedMap:
         constraints = decision.constraints
         threshold = constraints.strategy is Strategy.THRESHOLD
         ahead = self._config.max_parallel_individual if threshold else None
         budget = self._list_budget(constraints.budget)
-        options = ListOptions(budget, decision.chosen.route, raising, ordered, ahead)
+        options = evolve(options, own_budget=budget, route=decision.chosen.route, ahead=ahead)
         return self._realtime.map(asked.requests, options)
 
-    def _by_job(self, asked: _List, decision: Decision, raising: bool, ordered: bool) -> JobResults:
+    def _by_job(self, asked: _List, decision: Decision, options: ListOptions) -> JobResults:
         """Store what has to be sent as a job; positions travel as contexts, which a store can keep."""
         realtime = self._realtime
         parts = parts_of(
@@ -441,8 +454,7 @@ class ListRouter:
         return JobResults(
             job,
             parts,
-            ordered=ordered,
-            raising=raising,
+            options=options,
             keep=None if cache is None else cache.put,
             process=realtime.process,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from inside import inside
 
-from smartbatch import ResultList, Route
+from smartbatch import ListProgress, ResultList, Route
 from smartbatch.client import BatchingClient
 from smartbatch.emulator.provider_api import Reply
 from smartbatch.errors import ConfigError, InvalidRequest, RequestCancelled
@@ -46,7 +46,10 @@ def told(w: World, kind: type) -> list[object]:
 def test_a_list_with_time_goes_by_batch_and_comes_back_in_order(provider: str, tmp_path: Path) -> None:
     prompts = texts(40)
     with world(provider, tmp_path, rare=60, batch_turnaround=20 * MINUTE) as w:
-        results = asked(w, w.process(), prompts, deadline="24h", context="mine")
+        progress: list[ListProgress] = []
+        results = asked(w, w.process(), prompts, deadline="24h", context="mine", on_progress=progress.append)
+        assert [now.finished for now in progress] == list(range(1, 41))
+        assert progress[-1].cost == pytest.approx(results.cost)
         assert results.texts == w.right(prompts)
         assert routes(results) == {Route.BATCH: 40}
         assert {result.context for result in results} == {"mine"}

@@ -15,6 +15,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import AllRequestsFailed, ErrorKind, InvalidRequest, ProviderError
 from smartbatch.providers import MockProvider, SimProvider
+from smartbatch.routing.list_progress import ListProgress
 from smartbatch.types import Request, Result
 
 ClientOf = Callable[..., BatchingClient]
@@ -54,6 +55,35 @@ def test_four_at_once_are_four_times_as_fast(clock: VirtualClock, client_of: Cli
     results = client.generate(prompts(100))
     assert results.wall == pytest.approx(25.0)
     assert results.speed_up >= 3.9
+
+
+def test_progress_is_told_for_each_result_as_it_arrives(clock: VirtualClock, client_of: ClientOf) -> None:
+    """A slow first request holds up the results, and not the progress."""
+    client = client_of(Timed(clock, lambda prompt: 9.0 if prompt == "p0" else 1.0), parallelism=4)
+    told: list[ListProgress] = []
+    results = list(client.map(prompts(7), on_progress=told.append))
+    assert [result.text for result in results] == [f"re: p{i}" for i in range(7)]
+    assert [(now.finished, now.total, now.failed) for now in told] == [(i, 7, 0) for i in range(1, 8)]
+    assert told[2].elapsed < told[-1].elapsed == pytest.approx(9.0)
+    assert told[2].remaining == pytest.approx(told[2].elapsed / 3 * 4)
+    assert told[-1].remaining == 0
+
+
+def test_progress_counts_failures_and_costs_and_its_errors_end_no_list(
+    clock: VirtualClock, client_of: ClientOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[ListProgress] = []
+
+    def tell(progress: ListProgress) -> None:
+        told.append(progress)
+        raise OSError("disk full")
+
+    bad = ProviderError("no", kind=ErrorKind.CLIENT_ERROR)
+    client = client_of(mock(clock, answers=["one", bad, "three"]), parallelism=1)
+    results = client.generate(iter(prompts(3)), on_progress=tell)
+    assert (told[-1].total, told[-1].succeeded, told[-1].failed) == (None, 2, 1)
+    assert told[-1].cost == results.cost
+    assert "an on_progress callback" in caplog.text
 
 
 def test_twenty_five_items_are_three_and_a_half_times_as_fast(
