@@ -499,9 +499,13 @@ class BatchingClient:
         """
         return self._handle(self._running.jobs.adopt(id_or_key))
 
-    def has_batches(self, kind: Kind = Kind.GENERATE) -> bool:
-        """Whether requests of a kind may go through the provider's Batch API."""
-        return self._running.jobs.batch_api(kind) is not None
+    def has_batches(self, kind: Literal["generate", "embed"] = "generate") -> bool:
+        """Whether requests for texts, or for vectors, may go through the provider's Batch API.
+
+        Raises:
+            ValueError: for another kind.
+        """
+        return self._running.jobs.batch_api(Kind(kind)) is not None
 
     # -- life ------------------------------------------------------------------------------------------------
 

@@ -502,3 +502,12 @@ def test_the_figures_agree_with_what_happened(clock: VirtualClock, client_of: Cl
     assert client.queue_size == 0
     assert client.counts.succeeded == 5
     assert "5" in client.status_summary()
+
+
+def test_whether_there_are_batches_is_asked_for_texts_and_for_vectors() -> None:
+    """By the words of the reference; the embedded provider has batches of texts."""
+    client = BatchingClient("sim:demo")
+    assert client.has_batches("generate")
+    assert not client.has_batches("embed")
+    with pytest.raises(ValueError, match="vectors"):
+        client.has_batches("vectors")  # type: ignore[arg-type]
