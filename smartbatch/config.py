@@ -123,7 +123,12 @@ class BatchingConfig:
     )
     cache_ttl: float = seconds(7 * DAY, "How long a cached answer is used.", 1, 3650 * DAY)
     cache_max_bytes: int = setting(
-        2**30, "int", "Size of the cache; the oldest answers are removed first.", 2**16, 2**44
+        2**30,
+        "int",
+        "Size of the cache; the oldest answers are removed first.",
+        2**16,
+        2**44,
+        unit="bytes",
     )
     store: str | None = setting(
         None,

@@ -1,0 +1,277 @@
+"""The references are complete and right: names, fields, defaults, options and errors are the code's."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import fields, has
+from pages import Page, pages
+
+import smartbatch
+from smartbatch import BatchingClient, BatchingConfig, errors, events
+from smartbatch.cli.main import build_parser
+from smartbatch.cli.outputs import encode
+from smartbatch.cli.prompts import KeyedRow
+from smartbatch.integrations import pydantic_ai
+from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
+from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
+from smartbatch.types import ConstraintParams, Generation, Result
+
+PAGES: dict[str, Page] = {page.name: page for page in pages() if "/decisions/" not in page.name}
+API = "docs/reference/api.md"
+SETTINGS = {setting.name: setting for setting in BatchingConfig().describe()}
+
+
+def section(page: str, heading: str) -> str:
+    """Return what stands below a heading, up to the next one of its level."""
+    level = heading.partition(" ")[0]
+    return PAGES[page].text.split(f"\n{heading}\n")[1].split(f"\n{level} ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of the rows that begin with a name, of all tables of a text."""
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in lines]
+
+
+def names(cell: str) -> set[str]:
+    """Return the names that a text has in backticks, without their arguments."""
+    return set(re.findall(r"`(\w+)", cell))
+
+
+def first_column(text: str) -> set[str]:
+    return set().union(*(names(row[0]) for row in rows(text)))
+
+
+def words(text: str) -> set[str]:
+    """Return all words of a text that are in backticks, also ``as_dict`` of ``snapshot().as_dict()``."""
+    return {word for span in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"\w+", span)}
+
+
+def public(*kinds: type) -> set[str]:
+    """Return the public attributes and methods of classes; of a list's, only those that are its own."""
+    found = {name for kind in kinds for name in dir(kind) if not hasattr(list, name)}
+    for kind in kinds:
+        source = "" if has(kind) else inspect.getsource(kind)
+        found |= set(re.findall(r"self\.([a-z]\w*)", source))
+        found |= {attribute.name for attribute in fields(kind)} if has(kind) else set()
+    return {name for name in found if not name.startswith("_")}
+
+
+PRICES_OF_FILES = {"parse"}
+"""Of a ``Price``, for the reader of settings only."""
+
+
+# -- the Python API ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", smartbatch.__all__)
+def test_every_public_name_is_in_the_reference(name: str) -> None:
+    """The whole name: ``Job`` is not found because ``JobStatus`` is there."""
+    assert re.search(rf"`{name}\b", PAGES[API].text)
+
+
+@pytest.mark.parametrize(
+    ("heading", "kinds"),
+    [
+        ("## Request", (smartbatch.Request,)),
+        ("## Result", (smartbatch.Result, smartbatch.ResultList)),
+        ("## Plan", (smartbatch.Plan,)),
+        ("## Jobs", (smartbatch.Job, smartbatch.JobStatus)),
+        ("## Price", (smartbatch.Price,)),
+        ("## Metrics", (MetricsSnapshot, DecisionFigures)),
+    ],
+)
+def test_a_class_and_its_section_name_the_same_fields(heading: str, kinds: tuple[type, ...]) -> None:
+    """What is missing cannot be looked up, and what is not there misleads."""
+    text = section(API, heading)
+    assert public(*kinds) - words(text) - PRICES_OF_FILES == set()
+    assert first_column(text) - public(*kinds) == set()
+
+
+def signature_shown(text: str) -> tuple[str, dict[str, str]]:
+    """Return the name of a call as a page writes it, and its arguments with their defaults."""
+    made = ast.parse(f"def {text.replace('…', 'more=0')}: ...").body[0]
+    assert isinstance(made, ast.FunctionDef)
+    arguments = made.args
+    plain = [*arguments.posonlyargs, *arguments.args]
+    shown = {each.arg: "" for each in [*plain, *arguments.kwonlyargs]}
+    defaults = [
+        *zip(plain[::-1], arguments.defaults[::-1], strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]
+    shown.update(
+        {each.arg: ast.unparse(value).removesuffix(".0") for each, value in defaults if value is not None}
+    )
+    return made.name, shown
+
+
+def signature_of(call: Callable[..., Any]) -> dict[str, str]:
+    """Return the arguments of a call with their defaults, as source; keywords of all kinds left out."""
+    taken = inspect.signature(call).parameters.values()
+    plain = [each for each in taken if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    return {
+        each.name: "" if each.default is each.empty else f"{each.default!r}".removesuffix(".0")
+        for each in plain
+        if each.name != "self"
+    }
+
+
+def signatures(text: str) -> list[str]:
+    return [f for row in rows(text) for f in re.findall(r"`(\w+\([^`]*\))`", row[0])]
+
+
+@pytest.mark.parametrize(
+    ("heading", "owner"),
+    [
+        ("## smartbatch", smartbatch),
+        ("## BatchingClient", BatchingClient),
+        ("## Jobs", smartbatch.Job),
+        ("## Plan", smartbatch.Plan),
+        ("## smartbatch.providers", smartbatch.providers),
+        ("## smartbatch.integrations.pydantic_ai", pydantic_ai),
+    ],
+)
+def test_a_call_is_written_with_its_own_arguments_and_defaults(heading: str, owner: Any) -> None:
+    """Each signature of a table is that of the code; further arguments may be left out as ``…``."""
+    shown = [signature_shown(text) for text in signatures(section(API, heading))]
+    assert shown
+    for name, arguments in shown:
+        if "more" in arguments or name == "BatchingClient":  # it has a section of its own
+            continue
+        assert (name, arguments) == (name, signature_of(getattr(owner, name)))
+
+
+def test_the_client_has_what_its_tables_name() -> None:
+    """Arguments, methods, properties and constraints."""
+    known = public(BatchingClient) | set(signature_of(BatchingClient)) | set(ConstraintParams.__annotations__)
+    assert first_column(section(API, "## BatchingClient")) - known == set()
+
+
+# -- settings ------------------------------------------------------------------------------------------------
+
+
+UNITS = {
+    **dict.fromkeys(("_window", "_wait", "_timeout", "_delay", "_initial", "_pause", "_patience"), "s"),
+    **dict.fromkeys(("_ttl", "_interval", "_settle", "_retention", "_grace"), "s"),
+    "_bytes": "bytes",
+    "budget": "USD",
+    "time_value": "USD",
+}
+"""The unit of a setting, by the end of its name."""
+
+
+def test_every_setting_has_its_default_and_its_unit() -> None:
+    """A duration's range is in seconds, a sum's in USD, a size's in bytes."""
+    table = {
+        row[0].strip("`"): row
+        for row in rows(PAGES["docs/reference/configuration.md"].text.split("## Where")[0])
+    }
+    assert set(table) == set(SETTINGS)
+    written = {"None": "none", "True": "true", "False": "false", "{}": "empty", "frozenset()": "empty"}
+    for name, setting in SETTINGS.items():
+        default = written.get(str(setting.default), str(setting.default))
+        assert table[name][:3] == [f"`{name}`", default, setting.range]
+        for ending, unit in UNITS.items():
+            assert not name.endswith(ending) or setting.range.split(",")[0].endswith(f" {unit}"), name
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
+def test_defaults_that_pages_repeat_are_those_of_the_settings(page: Page) -> None:
+    """``name`` (5) on a page says the default of a setting."""
+    for name, told in re.findall(r"`(\w+)` \((\d[\d,.]*)(?: s| seconds)?\)", page.prose()):
+        if name in SETTINGS:
+            assert float(told.replace(",", "")) == float(SETTINGS[name].default), (name, told)
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
+def test_variables_that_pages_name_are_read(page: Page) -> None:
+    """Each ``SMARTBATCH_…`` is that of a setting, or the folder of the embedded provider's batches."""
+    known = {setting.environment for setting in SETTINGS.values()} | {"SMARTBATCH_SIM_DIR"}
+    assert set(re.findall(r"SMARTBATCH_[A-Z_]*[A-Z]", page.text)) - known == set()
+
+
+def test_a_generation_has_the_parameters_of_its_table() -> None:
+    """Parameters and their table on the page of settings name the same."""
+    text = section("docs/reference/configuration.md", "## Parameters of a generation")
+    assert first_column(text) == public(Generation)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "provider"),
+    [("openai:", OpenAIProvider), ("anthropic:", AnthropicProvider), ("gemini:", GeminiProvider)],
+)
+def test_options_of_a_provider_are_those_of_its_class(prefix: str, provider: type) -> None:
+    """The table of options has each argument, and none that another provider takes."""
+    table = rows(section("docs/how-to/providers.md", "## Options"))
+    listed = set().union(*(names(row[0]) for row in table if prefix in row[1] or row[1] == "all"))
+    assert listed == set(signature_of(provider))
+
+
+# -- the command line ----------------------------------------------------------------------------------------
+
+OTHER_PROGRAMS = re.compile(r"pip|pytest|nox|benchmarks|`--requests")
+
+
+def options() -> set[str]:
+    """Return the options of all subcommands."""
+    parser = build_parser()
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices.values()
+    return {o for each in (parser, *commands) for action in each._actions for o in action.option_strings}
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
+def test_options_that_pages_name_are_there(page: Page) -> None:
+    """Each option, in prose and in commands, is one of a subcommand."""
+    lines = [line for line in page.text.splitlines() if not OTHER_PROGRAMS.search(line)]
+    told = re.findall(r"(?<![\w|-])--[a-z][\w-]*", "\n".join(lines))
+    assert set(told) - options() == set()
+
+
+# -- events, errors, the result file -------------------------------------------------------------------------
+
+
+def test_the_table_of_events_has_every_event_with_every_field() -> None:
+    """And no field that an event does not have."""
+    kinds = {
+        name: kind
+        for name, kind in vars(events).items()
+        if inspect.isclass(kind) and issubclass(kind, events.Event) and kind is not events.Event
+    }
+    table = {row[0].strip("`"): row for row in rows(PAGES["docs/reference/events.md"].text)}
+    assert set(table) == set(kinds)
+    for name, kind in kinds.items():
+        own = {attribute.name for attribute in fields(kind)} - {"at"}
+        told = names(re.sub(r"\([^()]*\)", "", table[name][2]))
+        assert (name, told) == (name, own)
+
+
+def test_the_table_of_errors_has_every_error_with_its_bases() -> None:
+    """``also a`` says which of Python's own errors it is, ``a ProviderError`` which of ours."""
+    table = {
+        re.findall(r"`(\w+)`", row[0])[0]: row[0] for row in rows(PAGES["docs/reference/errors.md"].text)
+    }
+    kinds = [kind for kind in map(errors.__dict__.get, smartbatch.__all__) if inspect.isclass(kind)]
+    for kind in kinds:
+        if issubclass(kind, smartbatch.SmartbatchError):
+            bases = {base.__name__ for base in kind.__bases__} - {"SmartbatchError", "Exception"}
+            assert names(table[kind.__name__]) - {kind.__name__} == bases
+
+
+def test_the_attributes_of_a_providers_error_are_in_its_table() -> None:
+    """All but what the library keeps for itself."""
+    told = first_column(section("docs/reference/errors.md", "## ProviderError"))
+    assert told == set(errors.ProviderError.__annotations__) - {"limits"}
+
+
+def test_the_table_of_the_result_file_has_the_fields_of_a_line() -> None:
+    """In their order, those included that are not in every line."""
+    line = json.loads(encode(KeyedRow(0, 0, {}, 0), Result("0", text="{}", parsed={}), "sim:demo"))
+    assert [row[0].strip("`") for row in rows(PAGES["docs/reference/result-file.md"].text)] == list(line)
