@@ -393,9 +393,14 @@ class JobService:
         return OWN if own else min(ELSEWHERE, self._config.batch_poll_interval)
 
     def status_of(self, row: JobRow) -> JobStatus:
-        """Return how a job stands."""
+        """Return how a job stands.
+
+        Its row is read again after its shards, so that a shard that ends in between is counted twice, which
+        is seen, and not in neither.
+        """
         store, wall = self.store, self.clock.wall()
         shards = store.shards(row.id)
+        row = store.job(row.id) or row
         asking = 0
         if row.state is not JobState.DONE:
             asking = len(store.open_items(row.id, state=ItemState.IN_FLIGHT, limit=ASKING))

@@ -34,6 +34,19 @@ def prompts(count: int) -> list[str]:
 # -- looking -------------------------------------------------------------------------------------------------
 
 
+def test_a_status_counts_shards_that_end_after_the_job_was_read(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """What was submitted stays submitted."""
+    client = client_of(Remote(clock), store=store, batch_max_requests=6)
+    job = client.submit_batch(prompts(40), key="k")
+    service = inside(client).service
+    read_before = service.find("k")
+    job.wait(LONG)
+    status = service.status_of(read_before)
+    assert (status.submitted, status.completed, status.state) == (40, 40, "done")
+
+
 def test_a_status_counts_what_is_sent_done_and_left(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
