@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from smartbatch._clock import VirtualClock
 from smartbatch.emulator import Emulator, answer_for
+from smartbatch.emulator.settings import EmulatorParams
 from smartbatch.providers.mock import MockCall, MockProvider
 
 __all__ = ["Emulator", "MockCall", "MockProvider", "VirtualClock", "answer_for", "emulator"]
 
 
-def emulator(*, port: int = 0, ledger_file: str | Path | None = None, **settings: Any) -> Emulator:
+def emulator(
+    *, port: int = 0, ledger_file: str | Path | None = None, **settings: Unpack[EmulatorParams]
+) -> Emulator:
     """Return an emulator of the three APIs, to be used as ``with emulator(latency=0.01) as emu: …``.
 
     It has real-time calls, files and batches. Set the base URL of a client to ``emu.base_url`` (for Anthropic

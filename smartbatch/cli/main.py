@@ -6,7 +6,7 @@ import argparse
 import logging
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import NoReturn
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rest and args.command == "jobs" and not any(word.startswith("-") for word in rest):
             args.ids += rest  # names behind an option, which argparse leaves over
         elif rest:
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            parser.error(f"unrecognized arguments: {' '.join(rest)}{parser.nearest(args.command, rest)}")
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else 2
     if args.command is None:
@@ -110,7 +110,20 @@ _WRONG_VALUE = re.compile(r"argument [^:]+: (?!expected|not allowed with|ignored
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints the usage above errors of usage only, and not above a value that cannot be used."""
+    """Prints the usage above errors of usage only, and not above a value that cannot be used.
+
+    Attributes:
+        commands: the parsers of the subcommands.
+    """
+
+    commands: Mapping[str, argparse.ArgumentParser] = {}
+
+    def nearest(self, command: str | None, words: Sequence[str]) -> str:
+        """Return which option of a subcommand was meant by the first of ``words``, as errors end with it."""
+        from smartbatch.errors import did_you_mean  # late: --help and --version need none of it
+
+        known = [] if command is None else re.findall(r"--[a-z-]+", self.commands[command].format_help())
+        return did_you_mean(words[0].partition("=")[0], known)
 
     def error(self, message: str) -> NoReturn:
         if _WRONG_VALUE.match(message):
@@ -118,7 +131,7 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> _Parser:
     """Return the parser of all subcommands."""
     parser = _Parser(
         prog="smartbatch", description="Many LLM requests in, every answer out.", allow_abbrev=False
@@ -132,6 +145,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_plan(add)
     _add_jobs(add)
     emulator_command.add_parser(add)
+    parser.commands = subparsers.choices
     return parser
 
 

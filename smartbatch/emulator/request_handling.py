@@ -9,7 +9,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from attrs import evolve, frozen
 
@@ -25,7 +25,7 @@ from smartbatch.emulator.openai.api import OpenAIApi
 from smartbatch.emulator.openai.parsing import error_body
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Reply, json_reply
-from smartbatch.emulator.settings import FAULTS, Settings
+from smartbatch.emulator.settings import FAULTS, EmulatorParams, Settings
 from smartbatch.errors import ConfigError
 
 __all__ = ["RequestHandler"]
@@ -88,7 +88,7 @@ class RequestHandler:
         """The settings in force."""
         return self._policy.settings
 
-    def configure(self, **changes: Any) -> None:
+    def configure(self, **changes: Unpack[EmulatorParams]) -> None:
         """Change settings; new limits start with a full bucket.
 
         Raises:

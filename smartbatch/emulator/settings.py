@@ -7,14 +7,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from attrs import field, fields, frozen
 
-from smartbatch.emulator.batches.batch_settings import BatchSettings
+from smartbatch.emulator.batches.batch_settings import BatchFaultFor, BatchSettings, LineFaultFor
 from smartbatch.errors import ConfigError, did_you_mean
 
-__all__ = ["FAULTS", "FaultFor", "Settings", "load_answers", "loopback"]
+__all__ = ["FAULTS", "EmulatorParams", "FaultFor", "Settings", "load_answers", "loopback"]
 
 FaultFor: TypeAlias = "Callable[[int, Mapping[str, Any]], str | None]"
 """``fault_for(index, body)`` names the fault of one request; ``None`` draws it at random.
@@ -161,10 +161,61 @@ class Settings(BatchSettings):
         """Raise ``ConfigError`` for names that are no settings."""
         known = {attribute.name for attribute in fields(cls)}
         if unknown := set(names) - known:
-            raise ConfigError(
-                f"unknown setting {', '.join(sorted(unknown))}{did_you_mean(min(unknown), known)}; "
-                f"known: {', '.join(sorted(known))}"
-            )
+            near = did_you_mean(min(unknown), known) or f"; known: {', '.join(sorted(known))}"
+            raise ConfigError(f"unknown setting {', '.join(sorted(unknown))}{near}")
+
+
+class EmulatorParams(TypedDict, total=False):
+    """The settings of an emulator as keywords; see :class:`Settings`."""
+
+    latency: float
+    latency_sigma: float
+    per_token: float
+    flex: bool
+    flex_slower: float
+    rpm: float | None
+    tpm: float | None
+    otpm: float | None
+    burst: float | None
+    enforce: Literal["minute", "second"]
+    count_refused: bool
+    retry_after: bool
+    limit_headers: bool
+    faults: float | Mapping[str, float]
+    fault_retry_after: float
+    fault_for: FaultFor | None
+    outage: tuple[int, int] | None
+    outage_between: tuple[float, float] | None
+    hang_seconds: float
+    seed: int
+    answers: Mapping[str, str]
+    keys: Iterable[str] | None
+    models: Iterable[str] | None
+    keep_prompts: bool
+    max_connections: int
+    max_body: int
+    batch_validating: float
+    batch_queueing: float
+    batch_turnaround: float
+    batch_turnaround_sigma: float
+    batch_window: float
+    batch_cancel_seconds: float
+    batch_retention: float
+    batch_enqueued_tokens: float | None
+    batch_enqueued_refusal: Literal["late", "early"]
+    batch_max_lines: int | None
+    batch_max_bytes: int | None
+    batch_faults: Mapping[str, float]
+    batch_fault_for: BatchFaultFor | None
+    batch_line_fault_for: LineFaultFor | None
+    batch_late_seconds: float
+    batch_list_lag: float
+    batch_get_lag: float
+    batch_results_outage: float
+    batch_echo_metadata: bool
+    batch_echo_input_file: bool
+    batch_inline_metadata: bool
+    batch_error_details: bool
 
 
 def loopback(host: str) -> str:

@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from smartbatch import BatchingConfig, ListParams
-from smartbatch.cli.main import build_parser
+from smartbatch.cli.main import build_parser, main
 
 OF_THE_COMMAND = {
     *("action", "config", "format", "help", "id_field", "ids", "input", "json", "limit", "model", "output"),
@@ -25,3 +25,10 @@ def test_an_option_has_the_name_of_its_setting_or_keyword(command: str) -> None:
         assert option.dest in known | OF_THE_COMMAND, option.dest
         if option.dest in known:
             assert "--" + option.dest.replace("_", "-") in option.option_strings
+
+
+def test_a_misspelt_option_is_told_the_nearest(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "in.txt", "--model", "sim:demo", "--paralelism=4"]) == 2
+    assert "--paralelism=4; did you mean --parallelism?" in capfd.readouterr().err
+    assert main(["plan", "in.txt", "--model", "sim:demo", "--strategie", "batch"]) == 2
+    assert "did you mean --strategy?" in capfd.readouterr().err

@@ -20,6 +20,7 @@ from smartbatch import (
     ResultFuture,
     ResultList,
 )
+from smartbatch.testing import emulator
 
 
 @frozen
@@ -68,6 +69,11 @@ def of_settings() -> None:
     config = BatchingConfig.load("settings.yaml", batch_window="200ms", prefer_individual_for=["chat"])
     BatchingClient("sim:demo", config, retries=5, temperature=0, schema=City)
     BatchingConfig(strategy="hybrid", parallelism=16)
+
+
+def of_tests() -> None:
+    with emulator(latency=0.01, faults={"500": 0.1}, ledger_file="ledger.jsonl") as served:
+        served.configure(batch_turnaround=2, keys=["a"])
 
 
 def first(results: ResultList) -> Result:

@@ -16,6 +16,8 @@ import pytest
 from smartbatch import BatchingClient, shortcuts, types
 from smartbatch._settings import spec_of
 from smartbatch.config import BatchingConfig, ClientParams, Settings
+from smartbatch.emulator.settings import EmulatorParams
+from smartbatch.emulator.settings import Settings as EmulatorSettings
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -80,6 +82,10 @@ def test_the_keywords_of_settings_are_those_of_the_configuration() -> None:
             "prices": given["prices"],
         }.get(spec.kind, types.Duration if spec.unit == "s" else kept[name])
         assert given[name] == (accepted | None if spec.optional else accepted), name
+
+
+def test_the_keywords_of_emulators_are_their_settings() -> None:
+    assert keys(EmulatorParams) == attrs.fields_dict(EmulatorSettings).keys()
 
 
 def test_the_keywords_of_calls_are_those_they_take() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import smartbatch
 from smartbatch import BatchingClient, BatchingConfig
+from smartbatch.testing import emulator
 
 
 class City:
@@ -32,6 +33,8 @@ def misspelt_names(client: BatchingClient, prompts: list[str]) -> None:
     BatchingClient("sim:demo", paralelism=4)  # wrong
     BatchingConfig(paralelism=4)  # wrong
     BatchingConfig.load(paralelism=4)  # wrong
+    emulator(latncy=0.1)  # wrong
+    emulator().configure(latncy=0.1)  # wrong
 
 
 def misspelt_words(client: BatchingClient, prompts: list[str]) -> None:

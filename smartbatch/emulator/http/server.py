@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Unpack
 
 from smartbatch.emulator.http.connection import Connection
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.request_handling import RequestHandler
-from smartbatch.emulator.settings import Settings, loopback
+from smartbatch.emulator.settings import EmulatorParams, Settings, loopback
 from smartbatch.errors import ConfigError
 
 __all__ = ["Emulator"]
@@ -51,7 +51,7 @@ class Emulator:
         host: str = "127.0.0.1",
         port: int = 0,
         ledger_file: str | Path | None = None,
-        **settings: Any,
+        **settings: Unpack[EmulatorParams],
     ) -> None:
         Settings.check_names(settings)
         checked = Settings(**settings)
@@ -84,7 +84,7 @@ class Emulator:
         """The settings in force."""
         return self.handler.settings
 
-    def configure(self, **changes: Any) -> None:
+    def configure(self, **changes: Unpack[EmulatorParams]) -> None:
         """Change settings while serving; requests in progress keep the old ones.
 
         Raises:
