@@ -22,6 +22,7 @@ from smartbatch.core.preparation.preparer import (
     RequestPreparer,
     checked_generation,
 )
+from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.events import Observer
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_submission import Fallback, JobOptions, WaitOptions
@@ -359,16 +360,20 @@ class BatchingClient:
         """Tell observers of a plan that :meth:`submit_run` carries out; return its id."""
         return self._running.routing.announce(plan)
 
-    def score_plan(self, decision_id: str, plan: Plan, *, seconds: float, cost: float | None) -> None:
+    def actual_cost(self) -> ActualCost:
+        """Return what adds up the cost of results, and what their tokens cost in real time and by batch."""
+        return self._running.routing.actual_cost()
+
+    def score_plan(self, decision_id: str, plan: Plan, *, seconds: float, actual: ActualCost) -> None:
         """Tell observers what a plan really took, so that its forecast is scored.
 
         Args:
             decision_id: from :meth:`announce_plan`.
             plan: as announced.
             seconds: from the submission to the last answer.
-            cost: USD; ``None`` where the price is unknown.
+            actual: an :meth:`actual_cost` to which all results were added.
         """
-        self._running.routing.score(decision_id, plan, seconds, cost)
+        self._running.routing.score(decision_id, plan, seconds, actual)
 
     # -- jobs ------------------------------------------------------------------------------------------------
 

@@ -320,8 +320,8 @@ class ThresholdMoved(Event):
 
 @frozen(kw_only=True)
 class RouteScored(Event):
-    """What a decision really took, with its forecast and with what the two plain routes were expected to
-    take."""
+    """What a decision really took, with its forecast, and with what the two plain routes would have: their
+    seconds by the forecast, their cost by their prices for the tokens that were really used."""
 
     decision_id: str
     model: str
@@ -333,8 +333,9 @@ class RouteScored(Event):
     forecast_p95: float
     forecast_cost: float | None
     individual_seconds: float
-    """What always-individual was expected to take; ``individual_cost`` likewise."""
+    """What always-individual was expected to take."""
     individual_cost: float | None
+    """USD of the same tokens in real time; ``None`` where it is unknown. ``batch_cost`` likewise."""
     batch_seconds: float | None
     """What always-batch was expected to take; ``None`` where there is no Batch API for it."""
     batch_cost: float | None

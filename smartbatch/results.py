@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smartbatch.errors import AllRequestsFailed
-from smartbatch.types import Result, T, Usage, Vector
+from smartbatch.types import Result, Route, T, Usage, Vector
 
 if TYPE_CHECKING:
     from numpy import float32
@@ -77,18 +77,27 @@ class ResultList(list[Result[T]]):
 
     @property
     def total_latency(self) -> float:
-        """Seconds the answering calls took one after another: about the time a sequential loop needs."""
+        """Seconds of all results together: of the calls that answered, which is about the time a sequential
+        loop needs; by batch, from the submission of the batch to each result."""
         return sum(result.latency for result in self)
 
     @property
     def mean_latency(self) -> float:
-        """Mean seconds of an answering call; 0 when nothing was answered."""
+        """Mean seconds to an answer: of its call, or by batch from the batch's submission; 0 when nothing was
+        answered."""
         return self.total_latency / self.succeeded if self.succeeded else 0.0
 
     @property
-    def speed_up(self) -> float:
-        """How many times faster than one call after the other; 0 when nothing was timed."""
-        return self.total_latency / self.wall if self.wall > 0 else 0.0
+    def speed_up(self) -> float | None:
+        """How many times faster than the calls one after the other: their seconds, added up, by the seconds
+        of the whole list.
+
+        ``None`` where a request was answered by batch, since requests that wait together say nothing of a
+        loop, and when nothing was timed.
+        """
+        if self.wall <= 0 or any(result.route is Route.BATCH for result in self):
+            return None
+        return self.total_latency / self.wall
 
     def raise_if_all_failed(self) -> None:
         """Raise ``AllRequestsFailed`` when there are requests and not one was answered."""

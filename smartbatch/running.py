@@ -137,7 +137,15 @@ class RunningState:
             advisor=advisor,
         )
         dropped = DroppedParameters()
-        for listener in (self.metrics, history, advisor.learned, budget, dropped, self._started):
+        for listener in (
+            self.metrics,
+            history,
+            advisor.learned,
+            self.routing.job_finished,
+            budget,
+            dropped,
+            self._started,
+        ):
             bus.subscribe(listener)
         on_fork(self)
         on_exit(self)

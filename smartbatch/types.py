@@ -348,8 +348,9 @@ class Result(Generic[T_co]):
         usage: tokens over all attempts, failed ones included where the provider reported them.
         cost: USD over all attempts, 0 where nothing was sent or billed; ``None`` when the model's price is
             unknown, or the answer of a call that may have been billed is lost.
-        latency: seconds of the call that answered.
-        queued: seconds between submission and that call's start.
+        latency: seconds of the call that answered; by batch, from the submission of the batch to the
+            result, which all requests of a batch waited for together.
+        queued: seconds between submission and that call's start, or that of the batch.
         time_to_first_chunk: for a stream, seconds from that call's start to the first piece of text.
         attempts: calls made.
         route: how it was answered; ``None`` when it was never sent.

@@ -72,6 +72,7 @@ class _Run:
         self._dropped = DroppedParameters()
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
         self._client = client_of(args)
+        self._actual = self._client.actual_cost()
         source = stack.enter_context(Source(args.input, args.format))
         self._out: OutputFile | None = None
         if args.output not in (None, "-"):
@@ -138,10 +139,9 @@ class _Run:
         if choice is None:
             return []
         seconds = ended - choice.at
-        cost = None if self._summary.unpriced else self._summary.cost
-        self._client.score_plan(choice.decision_id, choice.plan, seconds=seconds, cost=cost)
+        self._client.score_plan(choice.decision_id, choice.plan, seconds=seconds, actual=self._actual)
         rescued = self._client.metrics.snapshot().decisions.rescued
-        return list(decision_summary(choice.plan.decision, seconds, cost, rescued))
+        return list(decision_summary(choice.plan.decision, seconds, self._actual, rescued))
 
     def _write(self, rows: Iterator[tuple[KeyedRow, RowResult]], progress: Progress) -> None:
         """Write rows as their results come. A line that is lost with this process is written by the next."""
@@ -158,6 +158,7 @@ class _Run:
                     self._before.answered += 1
                     continue
                 self._summary.add(row, outcome.result)
+                self._actual.add(outcome.result)
                 if not outcome.result.ok and self._args.verbose:
                     note(failure_line(row, outcome.result))
         except BrokenPipeError:  # the reader ended, as `| head` does: no error

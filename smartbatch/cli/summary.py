@@ -9,10 +9,11 @@ from attrs import Factory, define
 
 from smartbatch.cli.outputs import Recovered, error_kind
 from smartbatch.cli.prompts import KeyedRow
+from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.jobs.status import JobStatus, cost_in_words
 from smartbatch.observe.text import escape
-from smartbatch.types import Result, Usage
+from smartbatch.types import Result, Route, Usage
 
 __all__ = ["RunSummary", "decision_summary", "failure_line"]
 
@@ -41,6 +42,7 @@ class RunSummary:
         cost: USD, over the rows whose price is known.
         unpriced: rows of unknown price.
         sequential: seconds of all answering calls, one after another.
+        by_batch: rows answered by batch, which say nothing of such a sequence.
     """
 
     answered: int = 0
@@ -52,6 +54,7 @@ class RunSummary:
     cost: float = 0.0
     unpriced: int = 0
     sequential: float = 0.0
+    by_batch: int = 0
     failures: list[str] = Factory(list)
 
     def add(self, row: KeyedRow, result: Result) -> None:
@@ -73,6 +76,7 @@ class RunSummary:
         elif result.attempts:
             self.unpriced += 1
         self.sequential += result.latency
+        self.by_batch += result.route is Route.BATCH
 
     def render(
         self, *, wall: float, before: Recovered, jobs: Sequence[JobStatus] = (), failures: bool = True
@@ -110,7 +114,7 @@ class RunSummary:
 
     def _speedup(self, wall: float) -> str:
         factor = self.sequential / wall if wall > 0 else 0.0
-        if factor < _LEAST_FASTER:  # a short run spends its time on starting, and a batch has no latencies
+        if self.by_batch or factor < _LEAST_FASTER:  # a short run spends its time on starting
             return ""
         return f"; one after another {in_words(self.sequential)}, so {factor:.1f}× faster"
 
@@ -124,11 +128,12 @@ def in_words(seconds: float) -> str:
 
 
 def decision_summary(
-    decision: Decision, seconds: float, cost: float | None, rescued: int
+    decision: Decision, seconds: float, actual: ActualCost, rescued: int
 ) -> Iterator[tuple[str, str]]:
     """Yield rows that compare a decision with what it took, each a name and a text.
 
-    ``seconds`` count from the choice to the last answer; ``cost`` is ``None`` where the price is unknown.
+    ``seconds`` count from the choice to the last answer. Costs are compared for the tokens that were used,
+    times with the forecast.
     """
     chosen, deadline = decision.chosen, decision.constraints.deadline
     first = f", {chosen.first:,} at once" if chosen.first else ""
@@ -137,12 +142,15 @@ def decision_summary(
     yield (
         "forecast",
         f"half in {in_words(chosen.p50)}, 95 of 100 in {in_words(chosen.p95)}{_money(expected)}; "
-        f"it took {in_words(seconds)}{_money(cost)}",
+        f"it took {in_words(seconds)}{_money(actual.paid)}",
     )
-    against = [("individually", decision.alone), ("by batch", decision.batch)]
-    for name, option in against:
+    plain = [
+        ("individually", decision.alone, actual.individual),
+        ("by batch", decision.batch, actual.by_batch),
+    ]
+    for name, option, cost in plain:
         if option is not None and option.route is not chosen.route:
-            yield "against", f"always {name}, by the forecast: {_difference(option, seconds, cost)}"
+            yield "against", f"always {name}: {_difference(option, seconds, actual.paid, cost)}"
     if deadline is not None:
         over = seconds - deadline
         yield "deadline", f"missed by {in_words(over)}" if over > 0 else f"met, {in_words(-over)} before it"
@@ -150,13 +158,13 @@ def decision_summary(
         yield "rescued", f"{rescued:,} batches taken back for the deadline"
 
 
-def _difference(option: Option, seconds: float, cost: float | None) -> str:
+def _difference(option: Option, seconds: float, paid: float | None, other: float | None) -> str:
     later = seconds - option.p50
-    time = f"{in_words(abs(later))} {'later' if later > 0 else 'sooner'}"
-    if cost is None or option.cost is None:
+    time = f"{in_words(abs(later))} {'later' if later > 0 else 'sooner'} than its forecast"
+    if paid is None or other is None:
         return time
-    more = cost - option.cost.expected
-    return f"{abs(more):.6f} USD {'more' if more > 0 else 'less'}, {time}"
+    more = paid - other
+    return f"{abs(more):.6f} USD {'more' if more > 0 else 'less'} for the same tokens, {time}"
 
 
 def _money(cost: float | None) -> str:

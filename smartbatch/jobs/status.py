@@ -29,6 +29,8 @@ MINUTE = 60.0
 HOUR = 3600.0
 READING = 2.0
 """Seconds to read results of batches that have ended."""
+_TINY = 1e-9
+"""USD by which sums of floats may differ."""
 SOON = 1.0
 """Least seconds while anything is left."""
 
@@ -122,8 +124,8 @@ class JobStatus:
 
     @property
     def saved(self) -> float:
-        """USD saved against real time so far; 0 when it is not cheaper."""
-        return max(0.0, self.realtime_cost - self.cost)
+        """USD that the results cost less than the same tokens in real time; below 0 for more."""
+        return self.realtime_cost - self.cost
 
     def __str__(self) -> str:
         rows = list(_rows(self))
@@ -227,8 +229,8 @@ def _rows(s: JobStatus) -> Iterator[tuple[str, str]]:
 def cost_in_words(s: JobStatus) -> str:
     """Return the cost compared with the real-time price, and how many prices are unknown."""
     words = f"{s.cost:.6f} USD"
-    if s.realtime_cost > s.cost:
-        words += f", {s.saved:.6f} USD less than in real time"
+    if abs(s.saved) > _TINY:
+        words += f", {abs(s.saved):.6f} USD {'less' if s.saved > 0 else 'more'} than in real time"
     if s.unpriced:
         words += f"; cost of {s.unpriced:,} result{'s' if s.unpriced > 1 else ''} unknown"
     return words

@@ -22,9 +22,9 @@ class DecisionFigures:
 
     Attributes:
         chosen: lists and jobs by their route.
-        scored: lists whose end was seen, which the figures below are about.
-        saved_usd: what they cost less than always-individual would have, by the forecast; below 0 for more.
-        extra_usd: what they cost more than always-batch, likewise.
+        scored: lists and jobs whose end was seen, which the figures below are about.
+        saved_usd: what they cost less than the same tokens would have cost individually; below 0 for more.
+        extra_usd: what they cost more than the same tokens by batch; below 0 for less.
         saved_seconds: what they took less than always-batch, by the forecast; below 0 for more.
         lost_seconds: what they took more than always-individual, likewise.
         within_p50, within_p95: lists that ended within what was forecast for half, and for 95 of 100.

@@ -122,8 +122,8 @@ def _decisions(d: DecisionFigures) -> Iterator[Metric]:
 
 
 _SAVED = {
-    "saved_usd": "USD less than always individually, by the forecast.",
-    "extra_usd": "USD more than always by batch, by the forecast.",
+    "saved_usd": "USD less than the same tokens individually.",
+    "extra_usd": "USD more than the same tokens by batch.",
     "saved_seconds": "Seconds sooner than always by batch, by the forecast.",
     "lost_seconds": "Seconds later than always individually, by the forecast.",
 }

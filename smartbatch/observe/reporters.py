@@ -127,8 +127,8 @@ def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:
         yield (
             "choices",
             f"{_difference(d.saved_usd, 'USD', 'less', 'more')} than always individually, "
-            f"{_difference(d.extra_usd, 'USD', 'more', 'less')} than always by batch; "
-            f"{_difference(d.saved_seconds, 's', 'sooner', 'later')} than always by batch",
+            f"{_difference(d.extra_usd, 'USD', 'more', 'less')} than always by batch, for the same tokens; "
+            f"{_difference(d.saved_seconds, 's', 'sooner', 'later')} than the forecast of always by batch",
         )
         yield (
             "forecasts",

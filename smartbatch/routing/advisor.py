@@ -14,6 +14,7 @@ from attrs import define, evolve, field
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
+from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Infeasible, Option, break_even, choose
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
@@ -145,7 +146,11 @@ class Advisor:
         )
         return number
 
-    def score(self, number: str, decision: Decision, seconds: float, cost: float | None) -> None:
+    def actual_cost(self) -> ActualCost:
+        """Return what adds up the cost of results, and what their tokens cost by the plain routes."""
+        return ActualCost(self._rates("standard"), self._rates("batch"))
+
+    def score(self, number: str, decision: Decision, seconds: float, actual: ActualCost) -> None:
         """Tell what a decision really took: seconds from the submission to the last answer, and USD."""
         chosen, constraints = decision.chosen, decision.constraints
         alone, batch = decision.alone, decision.batch
@@ -157,14 +162,14 @@ class Advisor:
                 requests=decision.load.requests,
                 route=chosen.route,
                 seconds=seconds,
-                cost=cost,
+                cost=actual.paid,
                 forecast_p50=chosen.p50,
                 forecast_p95=chosen.p95,
                 forecast_cost=_expected(chosen),
                 individual_seconds=seconds if alone is chosen else alone.p50,
-                individual_cost=cost if alone is chosen else _expected(alone),
+                individual_cost=actual.individual,
                 batch_seconds=None if batch is None else seconds if batch is chosen else batch.p50,
-                batch_cost=None if batch is None else cost if batch is chosen else _expected(batch),
+                batch_cost=None if batch is None else actual.by_batch,
                 met=None if constraints.deadline is None else seconds <= constraints.deadline,
             )
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
@@ -14,12 +14,14 @@ from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.preparation.prompt_list import prompt_list
 from smartbatch.core.preparation.validation import check_params
+from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.constraints import Constraints, seconds_until
 from smartbatch.core.routing.workload import Workload
+from smartbatch.events import Event, JobFinished
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_submission import JobOptions, JobSubmission
-from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.service import JobService
 from smartbatch.plan import Plan
 from smartbatch.providers.registry import OpenedModel
@@ -69,12 +71,11 @@ class _List:
 
 @frozen
 class _Taken:
-    """The results of a route that was taken; ``score`` tells its cost in USD, ``None`` where a price is
-    unknown.
-    """
+    """The results of a route that was taken, and what they cost; ``score`` tells what it took."""
 
     results: JobResults | BoundedMap
-    score: Callable[[float | None], None]
+    actual: ActualCost
+    score: Callable[[], None]
 
 
 class _ListResults(Iterator[Result]):
@@ -87,7 +88,6 @@ class _ListResults(Iterator[Result]):
     def __init__(self, begin: Callable[[], _Taken]) -> None:
         self._begin = begin
         self._taken: _Taken | None = None
-        self._cost: float | None = 0.0
         self._ended = False
 
     def __next__(self) -> Result:
@@ -100,12 +100,12 @@ class _ListResults(Iterator[Result]):
         except StopIteration:
             self._ended = True
             if self._taken is not None:
-                self._taken.score(self._cost)
+                self._taken.score()
             raise
         except BaseException:
             self.close()
             raise
-        self._cost = None if self._cost is None or result.cost is None else self._cost + result.cost
+        self._taken.actual.add(result)
         return result
 
     def close(self) -> None:
@@ -135,6 +135,8 @@ class ListRouter:
     _jobs: JobSubmission
     _service: JobService
     _advisor: Advisor
+    _decided: dict[str, tuple[str, Decision]] = field(factory=dict, init=False)
+    """The decisions of jobs that have not ended, with the ids they were told under."""
 
     # -- lists -----------------------------------------------------------------------------------------------
 
@@ -259,9 +261,24 @@ class ListRouter:
         """Tell the decision of a plan that is carried out elsewhere; return the id it was told under."""
         return self._advisor.tell(plan.decision)
 
-    def score(self, decision_id: str, plan: Plan, seconds: float, cost: float | None) -> None:
+    def actual_cost(self) -> ActualCost:
+        """Return what adds up the cost of results; see :class:`ActualCost`."""
+        return self._advisor.actual_cost()
+
+    def score(self, decision_id: str, plan: Plan, seconds: float, actual: ActualCost) -> None:
         """Tell what a plan that was announced really took."""
-        self._advisor.score(decision_id, plan.decision, seconds, cost)
+        self._advisor.score(decision_id, plan.decision, seconds, actual)
+
+    def job_finished(self, event: Event) -> None:
+        """Score the decision of a job of this process when its last result was stored."""
+        decided = self._decided.pop(event.job_id, None) if isinstance(event, JobFinished) else None
+        if decided is None or not isinstance(event, JobFinished):
+            return
+        number, decision = decided
+        paid = None if event.unpriced else event.cost
+        by_batch = paid if decision.chosen.route is Route.BATCH else None
+        actual = ActualCost(paid=paid, individual=event.realtime_cost, by_batch=by_batch)
+        self._advisor.score(number, decision, event.seconds, actual)
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -283,9 +300,13 @@ class ListRouter:
             return self._jobs.submit(requests, plain, options)
         asked = self._checked(requests, plain, {"strategy": "batch", **given}, options.fallback)
         decision = self._considered(asked)
-        self._advisor.tell(decision, _common_purpose(asked.requests))
+        number = self._advisor.tell(decision, _common_purpose(asked.requests))
         prepared = map(self._preparer.for_job, asked.requests)
-        return self._jobs.submit_decided(prepared, asked.params, decision, asked.kind, options)
+        row = self._jobs.submit_decided(prepared, asked.params, decision, asked.kind, options)
+        self._decided[row.id] = number, decision
+        if (stored := self._service.store.job(row.id)) is None or stored.state is JobState.DONE:
+            self._decided.pop(row.id, None)  # it is an earlier job, or ended within this moment
+        return row
 
     def submit_by_count(
         self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions
@@ -413,10 +434,12 @@ class ListRouter:
             take = self._by_job if by_batch else self._in_real_time
             results = take(asked, decision, options)
 
-            def score(cost: float | None) -> None:
-                self._advisor.score(decision_id, decision, self._clock.now() - began, cost)
+            actual = self._advisor.actual_cost()
 
-            return _Taken(results, score)
+            def score() -> None:
+                self._advisor.score(decision_id, decision, self._clock.now() - began, actual)
+
+            return _Taken(results, actual, score)
 
         return _ListResults(begin)
 

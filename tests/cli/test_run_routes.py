@@ -107,9 +107,9 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
     assert row_of(printed, "route").startswith("route    hybrid, 3 at once: strategy='hybrid' was asked for")
     assert "; it took " in row_of(printed, "forecast")
     individually, by_batch = [line for line in printed.splitlines() if line.startswith("against ")]
-    assert individually.startswith("against  always individually, by the forecast: 0.00")
-    assert " USD less, " in individually
-    assert by_batch.startswith("against  always by batch, by the forecast: 0.00")
+    assert individually.startswith("against  always individually: 0.00")
+    assert " USD less for the same tokens, " in individually
+    assert by_batch.startswith("against  always by batch: 0.00")
     assert row_of(printed, "deadline").startswith("deadline met, ")
 
 

@@ -10,6 +10,7 @@ import pytest
 from smartbatch.cli.outputs import Recovered, StandardOutput, encode
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.cli.summary import RunSummary, decision_summary, failure_line
+from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import Cost, Load
@@ -100,39 +101,52 @@ def decided(chosen: Route, deadline: float | None = None, *, priced: bool = True
     return Decision(Load(10), constraints, tuple(options.values()), options[chosen], "so it is", alone, batch)
 
 
+def spent(usd: float | None) -> ActualCost:
+    """What a run cost whose tokens cost 4 USD individually and 2 USD by batch."""
+    return ActualCost(paid=usd, individual=4.0, by_batch=2.0)
+
+
 def test_a_choice_is_compared_with_its_forecast_and_the_plain_routes() -> None:
     """Money and time, above or below; against itself nothing is compared."""
-    assert list(decision_summary(decided(Route.HYBRID), 200.0, 2.5, 0)) == [
+    assert list(decision_summary(decided(Route.HYBRID), 200.0, spent(2.5), 0)) == [
         ("route", "hybrid, 3 at once: so it is"),
         (
             "forecast",
             "half in 16 min 40 s, 95 of 100 in 2 h 30 min for 2.000000 USD; "
             "it took 3 min 20 s for 2.500000 USD",
         ),
-        ("against", "always individually, by the forecast: 1.500000 USD less, 3 min 00 s later"),
-        ("against", "always by batch, by the forecast: 0.500000 USD more, 13 min 20 s sooner"),
+        (
+            "against",
+            "always individually: 1.500000 USD less for the same tokens, 3 min 00 s later than its forecast",
+        ),
+        (
+            "against",
+            "always by batch: 0.500000 USD more for the same tokens, 13 min 20 s sooner than its forecast",
+        ),
     ]
-    assert [name for name, _ in decision_summary(decided(Route.BATCH), 1.0, 1.0, 0)].count("against") == 1
+    assert [name for name, _ in decision_summary(decided(Route.BATCH), 1.0, spent(1.0), 0)].count(
+        "against"
+    ) == 1
 
 
 def test_a_choice_says_whether_its_deadline_was_met_and_what_was_taken_back_for_it() -> None:
     """Not without one."""
-    met = dict(decision_summary(decided(Route.BATCH, 3600.0), 3000.0, 2.0, 2))
+    met = dict(decision_summary(decided(Route.BATCH, 3600.0), 3000.0, spent(2.0), 2))
     assert met["deadline"] == "met, 10 min 00 s before it"
     assert met["rescued"] == "2 batches taken back for the deadline"
-    missed = dict(decision_summary(decided(Route.INDIVIDUAL, 30.0), 31.5, 4.0, 0))
+    missed = dict(decision_summary(decided(Route.INDIVIDUAL, 30.0), 31.5, spent(4.0), 0))
     assert missed["deadline"] == "missed by 1.50 s"
     assert "rescued" not in missed
-    assert "deadline" not in dict(decision_summary(decided(Route.BATCH), 1.0, None, 0))
+    assert "deadline" not in dict(decision_summary(decided(Route.BATCH), 1.0, spent(None), 0))
 
 
 def test_a_choice_says_nothing_of_money_that_is_unknown() -> None:
     """Only of time."""
     printed = " ".join(
-        words for _, words in decision_summary(decided(Route.HYBRID, priced=False), 200.0, None, 0)
+        words for _, words in decision_summary(decided(Route.HYBRID, priced=False), 200.0, spent(None), 0)
     )
     assert "USD" not in printed
-    assert "always individually, by the forecast: 3 min 00 s later" in printed
+    assert "always individually: 3 min 00 s later than its forecast" in printed
 
 
 class Terminal(io.TextIOWrapper):

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from smartbatch import BatchingClient
+from smartbatch import BatchingClient, Route
 from smartbatch.errors import BudgetExceeded, ProviderError
+from smartbatch.events import RouteScored
 from tests.http.small_claude import SmallClaude, small_claude
 
 MODEL = "anthropic:claude-haiku-4-5"
@@ -153,3 +154,64 @@ def test_requests_of_a_job_that_were_not_sent_count_as_such(claude: SmallClaude,
     assert not claude.asked
     assert (figures.submitted, figures.failed, figures.by_route["none"].failed) == (2, 2, 2)
     assert (client.spent, figures.cost) == (0.0, 0.0)
+
+
+# -- what a route saved --------------------------------------------------------------------------------------
+
+
+def scores(client: BatchingClient) -> list[RouteScored]:
+    """Return the scores that are told from now on."""
+    told: list[RouteScored] = []
+    client.observe(lambda event: told.append(event) if isinstance(event, RouteScored) else None)
+    return told
+
+
+@pytest.mark.parametrize("route", ["individual", "batch", "hybrid"])
+def test_a_choice_is_held_against_the_same_tokens_by_the_other_routes(
+    client: BatchingClient, route: str
+) -> None:
+    told = scores(client)
+    results = client.generate([f"question {n}" for n in range(8)], strategy=route)
+    (scored,) = told
+    assert scored.cost == pytest.approx(results.cost)
+    assert scored.individual_cost == pytest.approx(8 * ALONE)
+    if route != "individual":
+        assert scored.batch_cost == pytest.approx(4 * ALONE)
+    decisions = client.metrics.snapshot().decisions
+    assert decisions.saved_usd == pytest.approx(8 * ALONE - results.cost)
+
+
+def test_what_no_call_answered_saved_nothing(client: BatchingClient) -> None:
+    told = scores(client)
+    client.generate(["the same"] * 4 + ["refuse this"], strategy="individual")
+    assert told[0].cost == told[0].individual_cost == pytest.approx(ALONE)
+
+
+def test_a_job_whose_route_was_chosen_is_scored_at_its_end(client: BatchingClient) -> None:
+    told = scores(client)
+    client.submit_batch(["one", "two"], deadline="30h").wait()
+    client.stop()
+    (scored,) = told
+    assert (scored.requests, scored.route, scored.met) == (2, Route.BATCH, True)
+    assert scored.cost == scored.batch_cost == pytest.approx(ALONE)
+    assert scored.individual_cost == pytest.approx(2 * ALONE)
+
+
+# -- times ---------------------------------------------------------------------------------------------------
+
+
+def test_a_result_of_a_batch_took_the_time_since_the_batch_was_sent(client: BatchingClient) -> None:
+    results = client.generate(["one", "two"], strategy="batch")
+    assert all(0 < result.latency <= results.wall for result in results)
+    assert all(0 < result.queued + result.latency <= results.wall for result in results)
+    assert results.mean_latency == pytest.approx(results.total_latency / 2)
+
+
+@pytest.mark.parametrize("route", ["batch", "hybrid"])
+def test_a_list_that_waited_together_has_no_speed_up(client: BatchingClient, route: str) -> None:
+    assert client.generate([f"question {n}" for n in range(8)], strategy=route).speed_up is None
+
+
+def test_a_list_in_real_time_has_one(client: BatchingClient) -> None:
+    results = client.generate(["one", "two"], strategy="individual")
+    assert results.speed_up == pytest.approx(results.total_latency / results.wall)

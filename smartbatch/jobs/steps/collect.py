@@ -134,7 +134,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
             odd.foreign += 1
         elif line.line.answer is not None and line.line.answer.usage is not None:
             check.observe(measures[line.position].tokens, line.line.answer.usage.input_tokens)
-    reader = ResultReader(step, check)
+    reader = ResultReader(step, check, shard.submitted_at)
     _tell_odd_lines(step, shard, odd, reader)
     if check.unrelated:
         step.incident(
@@ -191,7 +191,7 @@ def _results(
 def cost_of(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ResultTotals:
     """Fetch and read the results of a second batch of a shard that is settled, only for what they cost."""
     paths = download_all(step, shard, batch)
-    reader = ResultReader(step, Crosscheck())
+    reader = ResultReader(step, Crosscheck(), shard.submitted_at)
     totals = ResultTotals()
     for page in pages_of(read_lines(step, shard, paths, OddLines()), step.store.measures(shard.id)):
         items = step.store.items_at(shard.id, [line.position for line in page])

@@ -185,14 +185,20 @@ def nonces_of(step: StepContext, pieces: Iterable[bytes]) -> set[str | None]:
 class ResultReader:
     """Turns the lines of a batch into results of its job's items.
 
+    Args:
+        submitted_at: Unix seconds at which the batch was sent.
+
     Attributes:
         suspicious: answers whose billed tokens belong to another prompt, so far.
         dropped: parameters that were left out, with the reasons, by the index of their item;
             of one page, which its reader clears.
     """
 
-    def __init__(self, step: StepContext, check: Crosscheck) -> None:
+    def __init__(self, step: StepContext, check: Crosscheck, submitted_at: float | None) -> None:
         self._step = step
+        now, accepted = step.wall, step.job.created_at
+        sent = now if submitted_at is None else submitted_at
+        self._latency, self._queued = max(0.0, now - sent), max(0.0, sent - accepted)
         self._check = check
         self._shared: Shared = decode_params(step.job.params)
         provider, _, model = step.job.model.partition(":")
@@ -249,6 +255,8 @@ class ResultReader:
             embedding=answer.embedding,
             usage=usage,
             cost=cost,
+            latency=self._latency,
+            queued=self._queued,
             attempts=1,
             route=Route.BATCH,
             finish_reason=answer.finish_reason,
@@ -271,6 +279,7 @@ class ResultReader:
             "",
             usage=usage,
             cost=self.cost(usage) if usage.total_tokens else 0.0,
+            queued=self._queued,
             attempts=0 if outcome == "unrun" else 1,
             route=Route.BATCH,
             model=self._step.job.model,

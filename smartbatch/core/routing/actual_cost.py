@@ -1,0 +1,55 @@
+"""What a list cost, held against what the same tokens would have cost by the plain routes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from attrs import define
+
+from smartbatch.core.routing.workload import Rates
+from smartbatch.types import Result, Route
+
+__all__ = ["ActualCost"]
+
+_STANDARD = (Route.INDIVIDUAL, Route.SHARED)
+_BATCH = (Route.BATCH,)
+
+
+@define
+class ActualCost:
+    """Adds up results in constant memory. All amounts are USD.
+
+    Args:
+        standard: prices in real time; ``None`` where unknown.
+        batch: prices by batch, likewise.
+
+    Attributes:
+        paid: what the results cost; ``None`` once one of them has no known cost.
+        individual: what the tokens they used cost in real time; ``None`` where that is unknown.
+        by_batch: what these tokens cost by batch, likewise.
+    """
+
+    _standard: Rates | None = None
+    _batch: Rates | None = None
+    paid: float | None = 0.0
+    individual: float | None = 0.0
+    by_batch: float | None = 0.0
+
+    def add(self, result: Result) -> None:
+        """Add a result; one that took no call, or got the answer of another request, adds nothing."""
+        self.paid = _sum(self.paid, result.cost)
+        self.individual = _sum(self.individual, _cost_of(result, self._standard, _STANDARD))
+        self.by_batch = _sum(self.by_batch, _cost_of(result, self._batch, _BATCH))
+
+
+def _cost_of(result: Result, rates: Rates | None, routes: Collection[Route]) -> float | None:
+    """Return what a result costs by the prices of ``routes``: what was paid where it came by one of them."""
+    if result.route in routes:
+        return result.cost
+    if not result.usage.total_tokens:
+        return 0.0
+    return None if rates is None else rates.cost(result.usage)
+
+
+def _sum(total: float | None, more: float | None) -> float | None:
+    return None if total is None or more is None else total + more
