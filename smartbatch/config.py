@@ -38,7 +38,7 @@ def _budget(value: float | str | None) -> float | None:
     return checked
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, init=False)
 class BatchingConfig:
     """Everything that can be set on a client. All durations are seconds and may be fractions,
     and are taken as text as well: ``"2s"``, ``"90m"``, ``"6h30min"``.
@@ -46,7 +46,8 @@ class BatchingConfig:
     ``BatchingConfig().describe()`` lists each key with its range and meaning.
 
     Raises:
-        ConfigError: for a value out of its range, or settings that contradict each other; both are named.
+        ConfigError: for a value out of its range, for settings that contradict each other (both are named),
+            and for an unknown one (the nearest is suggested).
     """
 
     batch_window: float = seconds(0.1, "How long a request waits for others to share its call.", 0.01, 5)
@@ -213,6 +214,11 @@ class BatchingConfig:
         "result", "What list calls do with a failed request.", "result", "raise"
     )
     exit_grace: float = seconds(2.0, "Time for calls in flight when the interpreter ends.", 0, 3600)
+
+    def __init__(self, **settings: Unpack[Settings]) -> None:
+        check_names(settings, Settings.__optional_keys__)
+        given: dict[str, Any] = dict(settings)  # each field brings its value into its own type
+        self.__attrs_init__(**given)
 
     def __attrs_post_init__(self) -> None:
         for problem in _contradictions(self):

@@ -88,6 +88,22 @@ def test_a_request_and_a_model_are_told_the_nearest_name() -> None:
         BatchingClient("opnai:gpt-5-mini")
 
 
+@pytest.mark.parametrize(
+    ("model", "given", "meant"),
+    [
+        ("openai:gpt-5-mini", {"base_ulr": "http://localhost"}, "base_url"),
+        ("anthropic:claude-haiku-5-5", {"api_kye": "x"}, "api_key"),
+        ("gemini:gemini-3.8-flash", {"api_kye": "x"}, "api_key"),
+        ("sim:demo", {"latncy": 1}, "latency"),
+    ],
+)
+def test_a_misspelt_option_of_a_provider_is_told_the_nearest(
+    model: str, given: dict[str, Any], meant: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {meant}\\?$"):
+        BatchingClient(model, provider_options=given)
+
+
 def test_a_job_takes_nothing_that_it_could_not_keep(client_of: ClientOf) -> None:
     client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
     with pytest.raises(InvalidRequest, match="timeout is no parameter here"):

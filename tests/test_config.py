@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -246,6 +247,12 @@ def test_yaml_without_pyyaml_says_what_to_install(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ConfigError, match=r"needs PyYAML: pip install 'smartbatch-llm\[yaml\]'"):
         load(written(tmp_path, "parallelism: 3", "settings.yaml"))
+
+
+@pytest.mark.parametrize("make", [BatchingConfig, BatchingConfig.load])
+def test_a_misspelt_setting_is_refused_with_the_nearest(make: Callable[..., BatchingConfig]) -> None:
+    with pytest.raises(ConfigError, match=r"paralelism; did you mean parallelism\?$"):
+        make(paralelism=3)
 
 
 def test_a_file_that_is_missing_or_no_text_or_without_our_table_is_refused_by_name(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_none_stays_none() -> None:
 
 def test_a_duration_out_of_range_is_told_its_range() -> None:
     with pytest.raises(ConfigError, match=r"batch_window = '10s' is out of range: 0.01 to 5 s"):
-        BatchingConfig(batch_window="10s")  # type: ignore[arg-type]
+        BatchingConfig(batch_window="10s")
     with pytest.raises(InvalidRequest, match=r"timeout must be a number above 0"):
         of_a_request("-3")
 
@@ -138,4 +138,4 @@ def test_waits_take_them() -> None:
 @pytest.mark.parametrize("budget", ["5 EUR", "€5", "5 GBP", "nothing"])
 def test_a_budget_in_another_currency_is_told_that_there_is_one(budget: str) -> None:
     with pytest.raises(ConfigError, match="is no sum in USD, the only currency that is understood"):
-        BatchingConfig(budget=budget)  # type: ignore[arg-type]
+        BatchingConfig(budget=budget)

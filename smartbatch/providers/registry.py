@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from attrs import frozen
@@ -98,9 +101,21 @@ def _adapter(module: str, name: str) -> Factory:
 
     def make(model: str, _clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
         kind = getattr(importlib.import_module(f"smartbatch.providers.{module}"), name)
-        return kind(**options), model
+        return _made(kind, options), model
 
     return make
+
+
+def _made(kind: Callable[..., Provider], options: Mapping[str, Any]) -> Provider:
+    """Return a provider; where it has no such option, the error suggests the nearest."""
+    try:
+        return kind(**options)
+    except TypeError as error:
+        found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if found is None:
+            raise
+        near = did_you_mean(found[1], inspect.signature(kind).parameters)
+        raise TypeError(f"{error}{near}") from error
 
 
 def _sim(name: str, clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
@@ -109,13 +124,13 @@ def _sim(name: str, clock: Clock, options: Mapping[str, Any]) -> tuple[Provider,
     name, _, query = name.partition("?")
     times = {"sleep": clock.sleep, "now": clock.now, "wall": clock.wall}
     settings: dict[str, Any] = {**times, **parse_options(query), **options}
-    return SimProvider(**settings), name or "demo"
+    return _made(SimProvider, settings), name or "demo"
 
 
 def _call(name: str, _clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
     from smartbatch.providers.callable import CallableProvider, load_callable
 
-    return CallableProvider(load_callable(name), **options), name
+    return _made(partial(CallableProvider, load_callable(name)), options), name
 
 
 _factories: dict[str, Factory] = {

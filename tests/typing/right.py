@@ -68,7 +68,7 @@ def of_a_client(client: BatchingClient, prompts: list[str]) -> None:
 def of_settings() -> None:
     config = BatchingConfig.load("settings.yaml", batch_window="200ms", prefer_individual_for=["chat"])
     BatchingClient("sim:demo", config, retries=5, temperature=0, schema=City)
-    BatchingConfig(strategy="hybrid", parallelism=16)
+    BatchingConfig(strategy="hybrid", batch_window="200ms", prefer_individual_for=["chat"], budget="5 USD")
 
 
 def of_tests() -> None:
