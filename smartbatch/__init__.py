@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from smartbatch.shortcuts import generate as generate
     from smartbatch.shortcuts import job as job
     from smartbatch.types import Answer as Answer
+    from smartbatch.types import Attempt as Attempt
     from smartbatch.types import Embedding as Embedding
     from smartbatch.types import EmbeddingListParams as EmbeddingListParams
     from smartbatch.types import EmbeddingParams as EmbeddingParams
@@ -78,7 +79,7 @@ _NAMES_OF = {
     "jobs.status": "JobStatus",
     "results": "ResultList",
     "types": (
-        "Answer Embedding EmbeddingListParams EmbeddingParams Generation GenerationParams JobParams "
+        "Answer Attempt Embedding EmbeddingListParams EmbeddingParams Generation GenerationParams JobParams "
         "ListParams Message Priority Request RequestParams Result Route Usage"
     ),
     "shortcuts": "EmbeddingScriptParams ScriptParams StoredJobs embed generate job",

@@ -6,7 +6,7 @@ import enum
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypedDict
 
 from attrs import evolve, field, frozen
 
@@ -259,7 +259,9 @@ class Request:
         deduplicate: False keeps this request from joining an identical one in flight.
         call: own callable ``call(request, attempt)`` that makes the call itself; it goes through the
             same queue, gates and retries. Returns an ``Answer``, a text, or any object
-            (found as ``Result.parsed``).
+            (found as ``Result.parsed``). ``attempt`` is an :class:`Attempt`: a number that also has the
+            ``timeout`` of this try. The prompt is what the callable makes of it; a vector cannot be asked
+            for besides.
     """
 
     prompt: str | tuple[Message, ...] = ""
@@ -273,7 +275,22 @@ class Request:
     isolation_key: str | None = None
     embedding: Embedding | None = None
     deduplicate: bool = True
-    call: Callable[[Request, int], Any] | None = None
+    call: Callable[[Request, Attempt], Any] | None = None
+
+
+class Attempt(int):
+    """The number of a try, as own callables are given it: 0 for the first.
+
+    Attributes:
+        timeout: seconds that this try has; the callable has to keep them itself.
+    """
+
+    timeout: float
+
+    def __new__(cls, number: int, timeout: float) -> Self:
+        attempt = super().__new__(cls, number)
+        attempt.timeout = timeout
+        return attempt
 
 
 @frozen
@@ -448,7 +465,7 @@ class RequestParams(GenerationParams[T], EmbeddingParams, total=False):
     """What one request takes, as keywords: parameters of a generation and fields of a :class:`Request`."""
 
     embedding: Embedding | None
-    call: Callable[[Request, int], Any] | None
+    call: Callable[[Request, Attempt], Any] | None
 
 
 class ListParams(RequestParams[T], ConstraintParams, total=False):

@@ -22,7 +22,7 @@ from smartbatch.providers.base import Capabilities, Provider
 from smartbatch.providers.error_table import kind_of_status
 from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, safe_text, short
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING
-from smartbatch.types import Answer, Message, Request, Usage
+from smartbatch.types import Answer, Attempt, Message, Request, Usage
 
 try:
     from pydantic_ai import Agent, exceptions, messages
@@ -75,7 +75,7 @@ def agent_call(
     Args:
         agent: may be shared by any number of calls and clients; not with an event loop of yours that runs
             it at the same time. The HTTP client of its model stays open for the next run, as after ``run``.
-        timeout: total seconds of one run.
+        timeout: total seconds of one run, at most what the client leaves for the try.
         model_settings: win over those of the request.
         options: further arguments of ``Agent.run``, such as ``deps``, ``usage_limits`` or ``toolsets``.
 
@@ -221,7 +221,8 @@ def _always(agent: Any) -> Factory:
 
 def _named(runs: _Runs, timeout: float, name: str | None) -> Callable[[Request, int], Answer]:
     def call(request: Request, attempt: int) -> Answer:
-        return runs.run(request, attempt, timeout)
+        left = min(timeout, attempt.timeout) if isinstance(attempt, Attempt) else timeout
+        return runs.run(request, attempt, left)
 
     call.__name__ = name or "agent"
     return call

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import Capabilities, Provider
-from smartbatch.types import Answer, Request
+from smartbatch.types import Answer, Attempt, Request
 
 __all__ = ["CallableProvider", "load_callable", "normalise"]
 
-OwnCall: TypeAlias = Callable[[Request, int], Any]
-OwnManyCall: TypeAlias = Callable[[Sequence[Request], int], Sequence[Any]]
+OwnCall: TypeAlias = Callable[[Request, Attempt], Any]
+OwnManyCall: TypeAlias = Callable[[Sequence[Request], Attempt], Sequence[Any]]
 OwnClassifier: TypeAlias = "Callable[[Exception], ErrorKind | ProviderError | None]"
 
 MAX_SHARED = 10
@@ -29,7 +29,7 @@ class CallableProvider(Provider):
     Python function cannot be stopped from outside.
 
     Args:
-        fn: makes one call; ``attempt`` is 0 for the first.
+        fn: makes one call; ``attempt`` is 0 for the first, and ``attempt.timeout`` are the seconds it has.
         name: the prefix in logs and metrics, and the name of the quota.
         many: ``many(requests, attempt)`` makes one call for several requests and returns one entry for each,
             in their order: an answer as above, an exception where that request failed alone, or ``None``
@@ -67,7 +67,7 @@ class CallableProvider(Provider):
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
         """Call the function; what it raises is passed on."""
-        return normalise(self._fn(request, attempt))
+        return normalise(self._fn(request, Attempt(attempt, timeout)))
 
     def generate_many(
         self,
@@ -84,7 +84,7 @@ class CallableProvider(Provider):
         """
         if self._many is None:
             return super().generate_many(requests, model=model, attempt=attempt, timeout=timeout)
-        answers = self._many(requests, attempt)
+        answers = self._many(requests, Attempt(attempt, timeout))
         if isinstance(answers, (str, bytes)) or not isinstance(answers, Sequence):
             raise TypeError(
                 f"many returned a {type(answers).__name__}; it must return a list, one entry a request"

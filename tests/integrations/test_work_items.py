@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from smartbatch import Answer, BatchingClient, ErrorKind, Message, ProviderError, Request, Usage
+from smartbatch import Answer, Attempt, BatchingClient, ErrorKind, Message, ProviderError, Request, Usage
 from smartbatch._clock import VirtualClock
 from smartbatch.events import RequestFinished, RetryScheduled
-from smartbatch.providers import Provider
+from smartbatch.providers import CallableProvider, Provider
 from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
 from smartbatch.types import evolve
 
@@ -173,3 +173,25 @@ def test_a_conversation_reaches_every_kind(clock: VirtualClock, client_of: Calla
         ("user-prompt", "And now?"),
         ("instructions", "Be brief.\n\nIn French."),
     ]
+
+
+@pytest.mark.parametrize("kind", ["a request's call", "a provider", "a provider of many"])
+def test_own_callables_are_told_the_time_they_have(
+    kind: str, client_of: Callable[..., BatchingClient]
+) -> None:
+    """What the request's own time-out leaves, or else the time of a call."""
+
+    def call(request: Request, attempt: Attempt) -> Answer:
+        return Answer(str(attempt), value=attempt.timeout)
+
+    def many(requests: Sequence[Request], attempt: Attempt) -> list[Answer]:
+        return [call(request, attempt) for request in requests]
+
+    model = CallableProvider(call, many=many if kind == "a provider of many" else None)
+    own = call if kind == "a request's call" else None
+    client = client_of(model, call_timeout=60)
+    short = client.submit(Request("a", call=own), timeout=5).result(30)
+    assert short.text == "0"
+    assert isinstance(short.parsed, float)
+    assert 0 < short.parsed <= 5
+    assert client.submit(Request("b", call=own)).result(30).parsed == pytest.approx(60)

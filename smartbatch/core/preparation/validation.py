@@ -79,6 +79,8 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
     if "call" not in checked or prompt != "":  # an own callable needs no prompt
         prompt = _prompt(prompt)
     if "embedding" in checked:
+        if "call" in checked:
+            _refuse("embedding", "and call contradict each other: a request has one kind of work")
         for level in levels:
             refuse_for_vectors(level)
         if not isinstance(prompt, str):

@@ -27,7 +27,7 @@ from smartbatch.providers.flex import FlexTier
 from smartbatch.realtime.call.soundness import checked, flaw, invalid
 from smartbatch.realtime.call.streamed import cut, streamed
 from smartbatch.realtime.text_stream import ChunkBox
-from smartbatch.types import Answer, Request, Usage
+from smartbatch.types import Answer, Attempt, Request, Usage
 
 __all__ = ["Call", "CallSpec", "Middleware", "Outcome", "build_call"]
 
@@ -108,7 +108,7 @@ def _deadlined(
             )
         request = spec.requests[0]
         if request.call is not None:
-            return (normalise(request.call(request, spec.attempt)),)
+            return (normalise(request.call(request, Attempt(spec.attempt, timeout))),)
         if spec.feed is not None:
             return (streamed(provider, request, spec.feed, model, spec.attempt, spec.deadline, timeout),)
         return (generate(request if tier is None else tier.asked_by(request)),)

@@ -24,7 +24,7 @@ from smartbatch.core.preparation.json_snapshot import MAX_DEPTH, NotJson, snapsh
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.validation import admit_defaults, normalise
 from smartbatch.errors import InvalidRequest
-from smartbatch.types import Generation, Message, Priority, Request
+from smartbatch.types import Embedding, Generation, Message, Priority, Request
 
 SECRET = "the-text-of-a-prompt"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -129,6 +129,10 @@ class TestPrompts:
         assert request.prompt == ""
         assert request.call is not None
         assert refused(Request(prompt=" ", call=print)).field == "prompt"
+
+    def test_a_request_has_one_kind_of_work(self) -> None:
+        error = refused(Request("text", embedding=Embedding(), call=print))
+        assert str(error).startswith("embedding and call contradict each other")
 
 
 class TestSurrogates:
