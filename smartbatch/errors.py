@@ -210,10 +210,10 @@ class AllRequestsFailed(SmartbatchError):
     """Every request of a list failed.
 
     Attributes:
-        results: the failed results, in order.
+        results: the failed results, in order, as a :class:`~smartbatch.ResultList`.
     """
 
-    results: tuple[Any, ...] = ()
+    results: Any = ()
 
 
 _SECRETS = re.compile(

@@ -107,5 +107,5 @@ class ResultList(list[Result[T]]):
                 f"all {len(self)} requests failed; the first with: {first}",
                 kind=first.kind if first is not None else None,
                 request_id=self[0].request_id,
-                results=tuple(self),
+                results=self,
             ) from first

@@ -19,6 +19,8 @@ from smartbatch.types import Result
 
 __all__ = ["RunIdentity", "RunJob"]
 
+_NAME: Final = 100
+"""Characters of an output's name that its jobs' keys begin with."""
 _MANY: Final = 1_000_000
 """Jobs of a store that are searched: all of them."""
 _RUN: Final = "run"
@@ -64,6 +66,7 @@ class RunIdentity:
 
     def __init__(self, output: str | None, model: str, keys: array[int]) -> None:
         place = "-" if output is None else os.path.realpath(output)
+        self._name = "stdout" if output is None else _printable(os.path.basename(output))
         self.label = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         self.rows = len(keys)
         self._output = output
@@ -75,10 +78,13 @@ class RunIdentity:
             self._portable.byteswap()
 
     def key(self, rows: int) -> str:
-        """Return the beginning of the key of a job whose rows are among the first ``rows`` ones."""
+        """Return the beginning of the key of a job whose rows are among the first ``rows`` ones.
+
+        People recognise it by the output's name, and the run by the rest.
+        """
         digest = hashlib.blake2b(f"{self.label}\n{self._model}\n".encode(), digest_size=16)
         digest.update(memoryview(self._portable)[:rows])
-        return f"run:{digest.hexdigest()}"
+        return f"run:{self._name}:{digest.hexdigest()}"
 
     def labels(self, *, realtime: bool) -> dict[str, str]:
         """Return the labels of a job of this run."""
@@ -198,6 +204,11 @@ class RunIdentity:
         if not 0 < one.rows <= self.rows or one.job.key is None:
             return False
         return one.job.key.partition("#")[0] == self.key(one.rows)
+
+
+def _printable(name: str) -> str:
+    """Return a file's name as a part of a key."""
+    return "".join(each if each.isprintable() and each != "#" else "_" for each in name[:_NAME])
 
 
 def _run_job(job: Job) -> RunJob:

@@ -19,7 +19,10 @@ from smartbatch.types import Duration, Result
 if TYPE_CHECKING:
     from smartbatch.jobs.service import JobService
 
-__all__ = ["Job", "StoredResult"]
+__all__ = ["LAST_CALLBACKS", "Job", "StoredResult"]
+
+LAST_CALLBACKS = 1.0
+"""Seconds in which callbacks hear of a job's end before waiting for it returns."""
 
 
 @frozen
@@ -104,7 +107,7 @@ class Job:
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def wait(self, timeout: Duration | None = None) -> JobStatus:
-        """Wait until every request has its result, and return the status.
+        """Wait until every request has its result, and return the status. Callbacks have heard of it then.
 
         Args:
             timeout: such as ``"2h"``, or seconds; ``None`` waits as long as it takes.
@@ -119,6 +122,7 @@ class Job:
             seen = self._service.notifier.changes
             row = self._row()
             if row.state is JobState.DONE:
+                self._service.finish_listening(self.id, LAST_CALLBACKS)
                 return self._service.status_of(row)
             self._await(seen, row, until)
 

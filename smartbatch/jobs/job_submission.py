@@ -15,7 +15,7 @@ from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.acceptance import Items, checked_key, checked_metadata
-from smartbatch.jobs.job import Job
+from smartbatch.jobs.job import LAST_CALLBACKS, Job
 from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.payload import Shared, encode_params
 from smartbatch.jobs.records import Fallback, JobPolicy, JobRow
@@ -29,9 +29,6 @@ from smartbatch.results import ResultList
 from smartbatch.types import Kind, Prompt, Request, Result, Route
 
 __all__ = ["Fallback", "JobOptions", "JobSubmission", "WaitOptions", "batches_of"]
-
-LAST_CALLBACKS = 1.0
-"""Seconds in which callbacks hear of a job's end before waiting for it returns."""
 
 
 @frozen

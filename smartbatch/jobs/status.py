@@ -169,7 +169,7 @@ def status_of(
         cost=job.cost,
         realtime_cost=job.realtime_cost,
         unpriced=job.unpriced,
-        shards=tuple(_shard(shard, wall) for shard in shards),
+        shards=tuple(_shard(shard, wall, done=job.state is JobState.DONE) for shard in shards),
         incidents=tuple(incidents),
         note=None if job.state is JobState.DONE else next(filter(None, notes), None),
         created_at=job.created_at,
@@ -190,11 +190,15 @@ def _running(job: JobRow, open_shards: Sequence[ShardRow]) -> int:
     return max(0, min(told + ready, job.total - job.finished))
 
 
-def _shard(shard: ShardRow, wall: float) -> ShardStatus:
+def _shard(shard: ShardRow, wall: float, *, done: bool) -> ShardStatus:
+    """Return the status of a shard. All results of a job that is ``done`` are stored: what is left to do for
+    a shard that was read is nobody's to wait for.
+    """
+    state = ShardState.SETTLED if done and shard.state is ShardState.INGESTING else shard.state
     ended = shard.ended_at or shard.died_at
     return ShardStatus(
         no=shard.no,
-        state=shard.state.value,
+        state=state.value,
         batch_id=shard.batch_id,
         size=shard.size,
         done=shard.remote.done,

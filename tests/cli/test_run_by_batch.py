@@ -149,6 +149,8 @@ def test_rows_that_failed_are_asked_again_as_a_job_of_their_own(
     first, second = jobs()
     assert (first.total, second.total) == (6, 2)
     assert second.key == f"{first.key}#2"
+    assert first.key is not None
+    assert first.key.startswith(f"run:{'out.jsonl' if output else 'stdout'}:")
 
 
 def test_answers_of_a_real_time_run_are_not_asked_again_by_batch() -> None:

@@ -60,6 +60,8 @@ def test_a_status_counts_what_is_sent_done_and_left(
     assert (final.state, final.remaining, final.running, final.done) == ("done", 0.0, 0, True)
     assert sorted(shard.size for shard in final.shards) == [5, 5, 6, 6, 6, 6, 6]
     assert 100.0 <= final.elapsed <= 200.0
+    assert {shard.state for shard in final.shards} == {"settled"}
+    assert seen[-1].done  # callbacks have heard of the end when waiting returns
     halfway = next(status for status in seen if status.running > 10 and not status.finished)
     assert halfway.submitted == 40
     assert {shard.state for shard in halfway.shards} == {"submitted"}

@@ -185,7 +185,7 @@ def test_when_all_fail_one_error_tells_why(clock: VirtualClock, client_of: Clien
     failing = MockProvider(fail_on=dict.fromkeys(range(1, 10), ErrorKind.CLIENT_ERROR))
     with pytest.raises(AllRequestsFailed, match="all 5 requests failed") as caught:
         client_of(failing).generate(prompts(5))
-    assert len(caught.value.results) == 5
+    assert (caught.value.results.failed, caught.value.results.succeeded) == (5, 0)
     assert caught.value.kind is ErrorKind.CLIENT_ERROR
     assert caught.value.__cause__ is caught.value.results[0].error
 
