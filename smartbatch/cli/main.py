@@ -65,7 +65,7 @@ their results. It is named by its id (job-…) or its key. Jobs of runs in real 
 under way, or was interrupted.
 
 """
-_RUN_EPILOG = "exit codes: 0 all answered, 1 some failed, 2 bad usage, input or store, 130 interrupted"
+_RUN_EPILOG = "exit codes: 0 all answered, 1 some failed, 2 bad usage, input or store, 130 or 143 interrupted"
 _JOBS_EPILOG = (
     "exit codes: 0 fine, 1 no such job, or requests failed or are missing, 2 bad usage or store, "
     "130 interrupted"

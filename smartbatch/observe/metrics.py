@@ -59,7 +59,10 @@ _STATES = frozenset({"closed", "open", "half_open", "stopped"})
 """Breaker states counted under their own name."""
 
 _SHARDS = frozenset(
-    {"uploading", "submitting", "uncertain", "provisional", "fenced", "submitted", "ended", "settled", "dead"}
+    (
+        *("planned", "uploading", "ready", "submitting", "uncertain", "provisional", "fenced", "submitted"),
+        *("ended", "ingesting", "settled", "dead"),
+    )
 )
 """States of a job's batches counted under their own name."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,9 @@ from smartbatch.events import (
     CooldownStarted,
     Event,
     ParameterDropped,
+    ShardChanged,
 )
+from smartbatch.jobs.records import ShardState
 from smartbatch.observe.metrics import KINDS, BatchMetrics
 from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 from smartbatch.types import Priority, Route, Usage
@@ -331,3 +334,18 @@ def test_a_forked_child_starts_empty_although_the_lock_was_held(metrics: BatchMe
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert metrics.snapshot().submitted == 1
+
+
+def test_each_state_of_a_batch_is_counted_under_its_own_name(metrics: BatchMetrics) -> None:
+    """The states are those of the store; events name them by their values."""
+    told: dict[str, Any] = {
+        "job_id": "job",
+        "shard_id": "s",
+        "batch_id": None,
+        "model": "sim:small",
+        "before": "",
+        "size": 1,
+    }
+    states = [state.value for state in ShardState]
+    snapshot = feed(metrics, *(ShardChanged(at=0.0, after=state, **told) for state in states))
+    assert snapshot.shard_changes == dict.fromkeys(states, 1)
