@@ -86,7 +86,9 @@ class RunningState:
         self._grace = config.exit_grace
         self._carries_store = config.store is not None
         self._bus = bus = EventBus(settings.observers)
-        self.metrics = BatchMetrics(max_batch_size=config.max_batch_size, now=clock.now)
+        self.metrics = BatchMetrics(
+            max_batch_size=config.max_batch_size, queue_capacity=config.queue_capacity, now=clock.now
+        )
         store = OpenedStore(
             config.store,
             wall=clock.wall,

@@ -102,11 +102,15 @@ class BatchMetrics:
 
     Args:
         max_batch_size: most requests a call, for the efficiency score.
+        queue_capacity: most requests that wait, for the queue's utilisation; 0 where it is unknown.
         now: monotonic seconds, of the same clock as the events'.
     """
 
-    def __init__(self, *, max_batch_size: int = 10, now: Callable[[], float] = RealClock.now) -> None:
+    def __init__(
+        self, *, max_batch_size: int = 10, queue_capacity: int = 0, now: Callable[[], float] = RealClock.now
+    ) -> None:
         self._max_batch_size = max(1, max_batch_size)
+        self._queue_capacity = queue_capacity
         self._now = now
         # re-entrant, so that a signal handler or finaliser that reads figures cannot block its own thread
         self._lock = threading.RLock()
@@ -186,6 +190,7 @@ class BatchMetrics:
                 busy_seconds=busy,
                 efficiency=min(1.0, mean / self._max_batch_size) * share,
                 utilisation=min(1.0, busy / capacity) if capacity > 0 else 0.0,
+                queue_utilisation=_share(pending - in_flight, self._queue_capacity),
                 **_copied(counts),
             )
 
@@ -246,6 +251,7 @@ class BatchMetrics:
         size, counts = event.size, self._totals.counts
         counts.batches += 1
         counts.sent += size
+        counts.retried_batches += event.attempt > 0
         if size > 1:
             counts.shared_batches += 1
             counts.batched += size
@@ -265,6 +271,7 @@ class BatchMetrics:
         self._open_requests = max(0, self._open_requests - event.size)
         totals.batch_time.record(event.seconds)
         if event.error is not None:
+            counts.failed_batches += 1
             kind = _NAMES.get(event.error, "other")
             _add(counts.call_failures, kind)
             if kind == _RATE_LIMIT:
@@ -356,6 +363,10 @@ class BatchMetrics:
         period = max(0.0, at - self._since)
         self._totals.running += period
         self._totals.capacity += period * self._workers
+
+
+def _share(part: int, whole: int) -> float:
+    return min(1.0, part / whole) if whole else 0.0
 
 
 def _add(table: dict[str, int], key: str) -> None:

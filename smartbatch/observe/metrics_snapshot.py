@@ -82,6 +82,8 @@ class EventCounts:
         local: requests answered without a call, by preprocessing.
         batches: calls started, retries included; every call carries one batch.
         shared_batches: the batches of two requests or more.
+        failed_batches: calls that failed; ``call_failures`` has them by kind.
+        retried_batches: calls whose most urgent request had been in a call before.
         sent: requests in calls, counted once for each call.
         batched: the part of ``sent`` that shared a call.
         largest_batch: requests of the largest call.
@@ -115,6 +117,8 @@ class EventCounts:
     local: int = 0
     batches: int = 0
     shared_batches: int = 0
+    failed_batches: int = 0
+    retried_batches: int = 0
     sent: int = 0
     batched: int = 0
     largest_batch: int = 0
@@ -161,6 +165,7 @@ class MetricsSnapshot(EventCounts):
         response_time: submission to the end, cancelled requests left out.
         busy_seconds: time workers spent in calls.
         efficiency: see :class:`~smartbatch.observe.metrics.BatchMetrics` for the formula; 0 to 1.
+        queue_utilisation: ``waiting / queue_capacity``, 0 to 1; 0 where the capacity is unknown.
         utilisation: ``busy_seconds / (workers × elapsed)``, 0 to 1.
     """
 
@@ -178,6 +183,7 @@ class MetricsSnapshot(EventCounts):
     busy_seconds: float = 0.0
     efficiency: float = 0.0
     utilisation: float = 0.0
+    queue_utilisation: float = 0.0
 
     @property
     def total(self) -> int:

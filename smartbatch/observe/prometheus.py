@@ -132,6 +132,8 @@ _TOTALS = {
     "local": "Requests answered without a call.",
     "batches": "Calls started; each carries one batch.",
     "shared_batches": "Batches of two requests or more.",
+    "failed_batches": "Calls that failed.",
+    "retried_batches": "Calls whose most urgent request had been in a call before.",
     "sent": "Requests in calls, once for each call.",
     "batched": "Requests in calls that were shared, once for each call.",
     "rate_limits": "Calls refused for a limit.",
@@ -147,6 +149,7 @@ _TOTALS = {
     "jobs_cost": "The part of the cost that is of jobs, USD.",
 }
 _LEVELS = {
+    "queue_utilisation": "Requests that wait, as a share of the queue's capacity.",
     "jobs_saved": "USD that jobs cost less than the same tokens in real time.",
     "workers": "Threads that make calls.",
     "efficiency": "Mean batch size by its maximum, times the share of requests that shared a call.",

@@ -4,38 +4,61 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Protocol, Self, TextIO
 
-from smartbatch.observe.logs import EventLogger, clean, get_logger
+from smartbatch._clock import Clock, RealClock
+from smartbatch._settings import seconds_of
+from smartbatch.errors import ConfigError
+from smartbatch.events import ClientStopped, Event
+from smartbatch.observe.logs import EventLogger, clean, get_logger, user_error
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot, RouteFigures
 from smartbatch.observe.text import SafeStream, duration, escape
+from smartbatch.types import Duration
 
-__all__ = ["ConsoleReporter", "LogReporter", "status_summary"]
+__all__ = ["ConsoleReporter", "LogReporter", "PeriodicReporter", "Reporter", "status_summary"]
+
+
+class Reporter(Protocol):
+    """Reports the figures of one client."""
+
+    def report(self) -> None:
+        """Report the figures of this moment."""
 
 
 class ConsoleReporter:
-    """Prints the figures as a small table.
+    """Prints the figures as a small table, or as JSON. As an observer of a client it prints a summary of the
+    session when the client stops.
 
     Args:
         metrics: whose figures.
         stream: where to; standard output when ``None``.
+        json: whether a line of JSON is printed instead of a table.
     """
 
-    def __init__(self, metrics: BatchMetrics, stream: TextIO | None = None) -> None:
+    def __init__(self, metrics: BatchMetrics, stream: TextIO | None = None, *, json: bool = False) -> None:
         self._metrics = metrics
         self._stream = stream
+        self._json = json
+
+    def __call__(self, event: Event) -> None:
+        """Report at the end of a session."""
+        if isinstance(event, ClientStopped):
+            self.report()
 
     def report(self) -> None:
         """Print the figures of this moment."""
         stream = SafeStream(self._stream or sys.stdout)
-        stream.write(status_summary(self._metrics.snapshot()) + "\n")
+        figures = self._metrics.snapshot()
+        stream.write((figures.to_json() if self._json else status_summary(figures)) + "\n")
         stream.flush()
 
 
 class LogReporter:
-    """Logs the figures as one entry named ``metrics``, at level info.
+    """Logs the figures as one entry named ``metrics``, at level info. As an observer of a client it does so
+    when the client stops.
 
     Args:
         metrics: whose figures.
@@ -47,11 +70,86 @@ class LogReporter:
         self._metrics = metrics
         self._logger = get_logger(logger) if logger is not None else None
 
+    def __call__(self, event: Event) -> None:
+        """Report at the end of a session."""
+        if isinstance(event, ClientStopped):
+            self.report()
+
     def report(self) -> None:
         """Log the figures of this moment."""
         logger = self._logger if self._logger is not None else get_logger()
         if logger is not None:
             logger.info("metrics", **clean(self._metrics.snapshot().as_dict()))
+
+
+class PeriodicReporter:
+    """Has a reporter report every so often, and once more at the end; used in a ``with`` block.
+
+    What the reporter raises is logged, and the next report comes all the same. A forked child has none.
+
+    Args:
+        reporter: such as a :class:`ConsoleReporter`.
+        every: time between two reports, such as ``"60s"``, or seconds.
+        clock: time and waiting, for tests.
+    """
+
+    def __init__(self, reporter: Reporter, every: Duration, clock: Clock | None = None) -> None:
+        seconds = seconds_of("every", every)
+        if not seconds:
+            raise ConfigError(f"every = {every!r:.60} is out of range: give a time above 0")
+        self._reporter = reporter
+        self._every = seconds
+        self._clock = clock or RealClock()
+        self._monitor = self._clock.monitor()
+        self._running = False
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the thread that reports; starting twice is fine."""
+        with self._monitor:
+            if self._running:
+                return
+            self._running = True
+        self._clock.spawned()
+        threading.Thread(target=self._run, name="smartbatch-reports", daemon=True).start()
+
+    def stop(self) -> None:
+        """Report a last time, and end; stopping twice is fine."""
+        with self._monitor:
+            if not self._running:
+                return
+            self._running = False
+            self._monitor.notify_all()
+        self._report()
+
+    def _run(self) -> None:
+        self._clock.began()
+        try:
+            due = self._clock.now() + self._every
+            while self._is_running_until(due):
+                self._report()
+                due += self._every
+        finally:
+            self._clock.ended()
+
+    def _is_running_until(self, due: float) -> bool:
+        """Wait until the next report is due; return whether it is wanted."""
+        with self._monitor:
+            while self._running and (left := due - self._clock.now()) > 0:
+                self._monitor.wait(left)
+            return self._running
+
+    def _report(self) -> None:
+        try:
+            self._reporter.report()
+        except Exception as error:
+            user_error("a reporter", error)
 
 
 def status_summary(snapshot: MetricsSnapshot) -> str:
@@ -68,13 +166,14 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
         f"{s.submitted:,} submitted: {s.waiting:,} waiting, {s.in_flight:,} in flight, "
         f"{s.succeeded:,} succeeded, {s.failed:,} failed, {s.cancelled:,} cancelled",
     )
+    yield "queue", f"{s.queue_utilisation:.0%} full" if s.queue_utilisation else ""
     yield "by priority", _table(s.by_priority)
     yield from _routes(s.by_route)
     yield "without a call", _table({"joined another": s.deduplicated, "answered locally": s.local})
     if s.batches:
         yield (
             "batches",
-            f"{s.batches:,} ({s.shared_batches:,} shared), size mean {s.mean_batch_size:.2f}, "
+            f"{s.batches:,} ({_batches(s)}), size mean {s.mean_batch_size:.2f}, "
             f"largest {s.largest_batch}, efficiency {s.efficiency:.0%}",
         )
     for name, times in (("queue", s.queue_time), ("call", s.batch_time), ("response", s.response_time)):
@@ -110,6 +209,11 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
         yield "jobs' cost", f"{s.jobs_cost:.6f} USD of it, {than} than in real time"
     yield "incidents", _number(s.job_incidents)
     yield from _decisions(s.decisions)
+
+
+def _batches(s: MetricsSnapshot) -> str:
+    further = _table({"failed": s.failed_batches, "retried": s.retried_batches})
+    return f"{s.shared_batches:,} shared" + (f", {further}" if further else "")
 
 
 def _routes(by_route: dict[str, RouteFigures]) -> Iterator[tuple[str, str]]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 
+import pytest
 import structlog
 from sample_events import called, ended, retry, started, submitted
 from structlog.testing import CapturingLogger
 
-from smartbatch.events import BreakerChanged, ClientStarted, CooldownStarted
+from smartbatch._clock import VirtualClock
+from smartbatch.events import BreakerChanged, ClientStarted, ClientStopped, CooldownStarted
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.metrics_snapshot import MetricsSnapshot
-from smartbatch.observe.reporters import ConsoleReporter, LogReporter, status_summary
+from smartbatch.observe.reporters import ConsoleReporter, LogReporter, PeriodicReporter, status_summary
 from smartbatch.types import Usage
 
 
@@ -41,6 +44,43 @@ def test_the_summary_of_an_idle_client_is_short() -> None:
     )
 
 
+def test_a_console_reporter_prints_json_and_a_summary_of_the_session() -> None:
+    stream = io.StringIO()
+    reporter = ConsoleReporter(busy_metrics(), stream, json=True)
+    reporter(ClientStarted(at=0.0, workers=2))
+    assert stream.getvalue() == ""
+    reporter(ClientStopped(at=9.0, failed=0))
+    (line,) = stream.getvalue().splitlines()
+    assert json.loads(line)["failed_batches"] == 1
+
+
+def test_a_periodic_reporter_reports_on_time_and_at_the_end(
+    clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that raises is logged, and asked again."""
+    told: list[float] = []
+
+    class Failing:
+        def report(self) -> None:
+            told.append(clock.now())
+            raise OSError("no terminal")
+
+    clock.spawned()
+    clock.began()  # so that time stands while this thread works
+    with PeriodicReporter(Failing(), "1min", clock):
+        clock.sleep(150)
+    clock.ended()
+    assert told == [60.0, 120.0, 150.0]
+    assert "a reporter" in caplog.text
+
+
+def test_the_queue_is_as_full_as_what_waits_of_its_capacity() -> None:
+    metrics = BatchMetrics(queue_capacity=4)
+    metrics(submitted("r1"))
+    assert metrics.snapshot().queue_utilisation == 0.25
+    assert "queue        25% full" in status_summary(metrics.snapshot())
+
+
 def test_the_summary_tells_what_happened_with_units() -> None:
     """Every line is a name and words; numbers carry their unit."""
     rows = dict(line.split("  ", 1) for line in status_summary(busy_metrics().snapshot()).splitlines())
@@ -49,7 +89,7 @@ def test_the_summary_tells_what_happened_with_units() -> None:
         "requests": "3 submitted: 2 waiting, 0 in flight, 1 succeeded, 0 failed, 0 cancelled",
         "by priority": "normal 3",
         "without a call": "joined another 1",
-        "batches": "1 (1 shared), size mean 2.00, largest 2, efficiency 50%",
+        "batches": "1 (1 shared, failed 1, retried 1), size mean 2.00, largest 2, efficiency 50%",
         "queue time": "mean 0.50 s, p50 0.50 s, p95 0.50 s, longest 0.50 s",
         "call time": "mean 5.0 s, p50 5.0 s, p95 5.0 s, longest 5.0 s",
         "response time": "mean 1:05 min, p50 1:05 min, p95 1:05 min, longest 1:05 min",
