@@ -118,7 +118,9 @@ class BatchingConfig:
     packing: bool = setting(
         False, "bool", "Several prompts are packed into one call; see the risks in the documentation."
     )
-    deduplicate: bool = setting(True, "bool", "Identical requests in flight share one call.")
+    deduplicate: bool = setting(
+        True, "bool", "Identical requests in flight, or of one job, share one answer."
+    )
     cache: str | None = setting(
         None, "text", "File of the response cache, so that the same request is not paid again."
     )

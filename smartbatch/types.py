@@ -256,7 +256,8 @@ class Request:
         purpose: free label for reporting and routing rules.
         isolation_key: requests with different keys never share a call.
         embedding: set for a vector instead of a text; the prompt is then the text to embed.
-        deduplicate: False keeps this request from joining an identical one in flight.
+        deduplicate: False keeps this request from joining an identical one in flight, and from sharing the
+            answer of an identical one in a list or a job.
         call: own callable ``call(request, attempt)`` that makes the call itself; it goes through the
             same queue, gates and retries. Returns an ``Answer``, a text, or any object
             (found as ``Result.parsed``). ``attempt`` is an :class:`Attempt`: a number that also has the
@@ -377,7 +378,8 @@ class Result(Generic[T_co]):
         error: what went wrong; ``None`` on success.
         context: the request's context, unchanged.
         dropped: parameters that were left out because the provider does not take them, with the reasons.
-        deduplicated: True when the answer came from an identical request in flight (then ``cost`` is 0).
+        deduplicated: True when the answer came from an identical request in flight, or of the same list or
+            job (then ``cost`` is 0).
     """
 
     request_id: str

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import InvalidRequest
+from smartbatch.jobs.equal_rows import EqualRows
 from smartbatch.jobs.payload import RunningDigest, Shared, encode_request
 from smartbatch.jobs.records import JobRow, NewItem
 from smartbatch.jobs.wire_ids import wire_id
@@ -38,6 +39,7 @@ class Items:
         api: the Batch API that will carry them; ``None`` when all run in real time.
         realtime: how many, counted from the first, run in real time from the beginning; ``None`` is all.
         realtime_for: requests of these purposes run in real time as well.
+        deduplicate: whether equal requests get one answer, unless one says otherwise.
     """
 
     _requests: Iterable[Request]
@@ -46,15 +48,24 @@ class Items:
     _api: BatchApi | None = field(kw_only=True)
     _realtime: int | None = field(default=0, kw_only=True)
     _realtime_for: Collection[str] = field(default=(), kw_only=True)
+    _deduplicate: bool = field(default=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._digest = RunningDigest(b"%b\n%b" % (self._job.model.encode(), self._job.params))
 
     def __iter__(self) -> Iterator[NewItem]:
-        for row, request in enumerate(self._requests):
-            item = self._item(row, request)
-            self._digest.add(item)
-            yield item
+        equal = EqualRows(self._job) if self._deduplicate else None
+        try:
+            for row, request in enumerate(self._requests):
+                item = self._item(row, request)
+                self._digest.add(item)
+                if equal is not None:
+                    leader = equal.leader_of(row, request, realtime=item.realtime)
+                    item = item if leader is None else evolve(item, leader=leader)
+                yield item
+        finally:
+            if equal is not None:
+                equal.close()
 
     def digest(self) -> bytes:
         """Return the digest of what was read so far."""

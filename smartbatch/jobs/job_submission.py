@@ -259,7 +259,15 @@ class JobSubmission:
             created_at=self._clock.wall(),
         )
         purposes = self._config.prefer_individual_for
-        items = Items(draft.requests, job, shared, api=api, realtime=draft.realtime, realtime_for=purposes)
+        items = Items(
+            draft.requests,
+            job,
+            shared,
+            api=api,
+            realtime=draft.realtime,
+            realtime_for=purposes,
+            deduplicate=self._config.deduplicate,
+        )
         return self._service.accept(job, items)
 
     def _policy(self, fallback: str | None) -> JobPolicy:

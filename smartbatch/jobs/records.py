@@ -78,6 +78,8 @@ class ItemState(enum.Enum):
     """In a shard that is not settled."""
     FINAL = 4
     """Has its result."""
+    FOLLOWING = 5
+    """Ends with the result of the equal item that it follows."""
 
 
 class ShardState(enum.Enum):
@@ -253,6 +255,7 @@ class NewItem:
         size: bytes of its encoded line, about; for cutting.
         tokens: estimated input tokens.
         realtime: True when it is sent in real time from the beginning.
+        leader: position of the equal item before it whose result it gets; ``None`` where it is sent itself.
     """
 
     user_id: str | None
@@ -260,6 +263,7 @@ class NewItem:
     size: int
     tokens: int
     realtime: bool = False
+    leader: int | None = None
 
 
 @frozen
@@ -478,6 +482,7 @@ class ResultRow:
     Attributes:
         payload: the item's own bytes, for its context.
         seq: grows within a job in the order of commit.
+        follower: whether ``body`` is the result of the equal item that it followed.
     """
 
     ix: int
@@ -487,6 +492,7 @@ class ResultRow:
     payload: bytes = field(repr=False)
     cost: float | None
     seq: int
+    follower: bool = False
 
 
 @frozen

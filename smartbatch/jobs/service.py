@@ -45,7 +45,7 @@ from smartbatch.jobs.store import Counted, SqlStore, open_store
 from smartbatch.jobs.supervisor import LEASE, JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
-from smartbatch.types import Request, Result, Route
+from smartbatch.types import Request, Result, Route, Usage
 
 __all__ = ["JobService", "OpenedStore"]
 
@@ -426,6 +426,8 @@ class JobService:
         if b'"context"' in row.payload:
             context = decode_request(row.payload, Shared(), id=request_id).context
         result = decode_result(row.body, request_id=request_id, context=context)
+        if row.follower:
+            return evolve(result, context=context, usage=Usage(), cost=0.0, deduplicated=True)
         # bodies of errors serve many rows, and do not say what each cost
         return result if result.cost is not None else evolve(result, cost=row.cost)
 

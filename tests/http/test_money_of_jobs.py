@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import inside
 
-from smartbatch import BatchingClient, Route
+from smartbatch import BatchingClient, Generation, Request, Route
 from smartbatch.errors import BudgetExceeded, ProviderError
 from smartbatch.events import RouteScored
 from tests.http.small_claude import SmallClaude, small_claude
@@ -215,3 +216,73 @@ def test_a_list_that_waited_together_has_no_speed_up(client: BatchingClient, rou
 def test_a_list_in_real_time_has_one(client: BatchingClient) -> None:
     results = client.generate(["one", "two"], strategy="individual")
     assert results.speed_up == pytest.approx(results.total_latency / results.wall)
+
+
+# -- equal rows ----------------------------------------------------------------------------------------------
+
+
+def rows_of(prompts: list[str]) -> list[Request]:
+    return [Request(prompt, id=f"row-{n}", context={"n": n}) for n, prompt in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_equal_rows_of_a_job_are_paid_once(claude: SmallClaude, client: BatchingClient, few: bool) -> None:
+    rows = rows_of(["one", "two", "one", "refuse this", "one", "refuse this"])
+    results = client.submit_and_wait(rows) if few else list(client.submit_batch(rows).results())
+    assert len(claude.asked) == 3
+    assert [result.text for result in results] == ["an answer"] * 3 + [None, "an answer", None]
+    assert [result.request_id for result in results] == [f"row-{n}" for n in range(6)]
+    assert [result.context for result in results] == [{"n": n} for n in range(6)]
+    assert [result.deduplicated for result in results] == [False, False, True, False, True, True]
+    assert [result.cost for result in results[2:]] == [0.0] * 4
+    assert sum(result.cost or 0.0 for result in results) == pytest.approx(client.spent)
+    assert client.spent == pytest.approx(2 * ALONE if few else ALONE)
+    assert (results[5].error is not results[3].error, str(results[5].error)) == (True, str(results[3].error))
+    figures = client.metrics.snapshot()
+    assert balanced(client)
+    assert (figures.submitted, figures.succeeded, figures.failed, figures.deduplicated) == (6, 4, 2, 3)
+
+
+def test_equal_rows_that_ask_for_it_are_each_answered(claude: SmallClaude, client: BatchingClient) -> None:
+    results = list(client.submit_batch(["one", "one"], deduplicate=False).results())
+    assert len(claude.asked) == 2
+    assert not any(result.deduplicated for result in results)
+
+
+def test_a_client_that_does_not_deduplicate_pays_for_each(claude: SmallClaude, tmp_path: Path) -> None:
+    with BatchingClient(MODEL, store=str(tmp_path / "jobs.db"), deduplicate=False) as client:
+        client.submit_batch(["one", "one"]).wait()
+    assert len(claude.asked) == 2
+
+
+def test_rows_of_other_parameters_are_not_equal(claude: SmallClaude, client: BatchingClient) -> None:
+    client.submit_batch([Request("one"), Request("one", Generation(max_tokens=7))]).wait()
+    assert len(claude.asked) == 2
+
+
+def test_a_cancelled_job_ends_its_equal_rows_as_well(claude: SmallClaude, tmp_path: Path) -> None:
+    store = str(tmp_path / "jobs.db")
+    with BatchingClient("sim:demo?batch_seconds=60", store=store) as client:
+        job = client.submit_batch(["one"] * 4)
+        job.cancel()
+        status = job.wait(timeout=20)
+    assert (status.finished, status.total) == (4, 4)
+    assert not claude.asked
+
+
+def test_equal_rows_are_found_on_many_pages_and_after_the_process_was_killed(
+    claude: SmallClaude, tmp_path: Path
+) -> None:
+    """The store alone says who follows whom, so another process ends them all."""
+    store = str(tmp_path / "jobs.db")
+    prompts = [f"question {n % 4_000}" for n in range(12_500)]
+    with BatchingClient(MODEL, store=store, batch_poll_interval=60.0) as first:
+        job = first.submit_batch(prompts)
+        inside(first).service.store.abandon()  # leaves it as a killed process would
+    with BatchingClient(MODEL, store=store) as second:
+        again = second.job(job.id)
+        status = again.wait()
+        assert (status.completed, len(claude.asked)) == (12_500, 4_000)
+        assert sum(result.deduplicated for result in again.results()) == 8_500
+        again.forget()
+        assert second.jobs() == []

@@ -59,7 +59,7 @@ STRAIGHT = {
     ShardState.SUBMITTED: ShardState.ENDED,
     ShardState.ENDED: ShardState.INGESTING,
 }
-OPEN, REALTIME, IN_FLIGHT, SHARDED, FINAL = ItemState
+OPEN, REALTIME, IN_FLIGHT, SHARDED, FINAL, FOLLOWING = ItemState
 
 
 @define

@@ -64,6 +64,7 @@ _OUTCOMES = ("succeeded", "failed", "cancelled")
 _TINY = 1e-9
 """USD by which sums of floats may miss: less than a token costs."""
 _ITEM = ("no", "state", "tries", "size", "tokens")
+_FOLLOWER = ("no", "leader")
 _PAYLOAD = ("no", "user_id", "body")
 
 
@@ -97,12 +98,19 @@ def _new_number(tx: Transaction, owner: str) -> int:
 
 def _store_items(tx: Transaction, job: int, start: int, page: Sequence[NewItem]) -> None:
     """Store items at the positions from ``start`` on."""
-    states = {True: ItemState.REALTIME.value, False: ItemState.OPEN.value}
     numbered = [(number(job, ix), item) for ix, item in enumerate(page, start)]
-    tx.insert(
-        "item", _ITEM, ((no, states[item.realtime], 0, item.size, item.tokens) for no, item in numbered)
-    )
+    tx.insert("item", _ITEM, ((no, _state(item).value, 0, item.size, item.tokens) for no, item in numbered))
+    followers = [(no, number(job, item.leader)) for no, item in numbered if item.leader is not None]
+    if followers:
+        tx.insert("follower", _FOLLOWER, followers)
     tx.insert("payload", _PAYLOAD, ((no, encoded(item.user_id), item.payload) for no, item in numbered))
+
+
+def _state(item: NewItem) -> ItemState:
+    """Return the state an item begins in."""
+    if item.leader is not None:
+        return ItemState.FOLLOWING
+    return ItemState.REALTIME if item.realtime else ItemState.OPEN
 
 
 def _store_job(tx: Transaction, no: int, job: JobRow, digest: Digest, total: int) -> JobRow:

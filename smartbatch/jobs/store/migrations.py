@@ -196,9 +196,15 @@ _RECORDS = (
     _write_records,
 )
 
+_FOLLOWERS = (
+    # items that are not sent: each ends with the result of an equal one of its job, the leader
+    "CREATE TABLE follower (no {key}, leader {int} NOT NULL)",
+    "CREATE INDEX follower_leader ON follower (leader, no)",
+)
+
 Step = Sequence[str | Callable[[Transaction], None]]
 
-MIGRATIONS: tuple[Step, ...] = (_FIRST, _MONEY, _RECORDS)
+MIGRATIONS: tuple[Step, ...] = (_FIRST, _MONEY, _RECORDS, _FOLLOWERS)
 """Step *n* leads from version *n* to *n* + 1."""
 
 

@@ -41,6 +41,8 @@ __all__ = [
 
 ROWS_NAMED = 10
 """Rows an incident names before it only counts them."""
+PAGE_FOLLOWERS = 10_000
+"""Followers that are ended by one statement."""
 _RESULT = ("no", "seq", "outcome", "digest", "cost", "body")
 _VERDICT = ("no", "outcome", "digest", "body")
 ItemAt = tuple[int, int | None]
@@ -93,6 +95,7 @@ def keep(
         )
         tx.insert("result", _RESULT, rows)
         tx.change(sql.END_ITEMS, list(new))
+        _end_followers(tx, job, new, at)
     return [result.ix for result in new.values()], doubled
 
 
@@ -129,11 +132,33 @@ def drop_verdicts(tx: Transaction, shard: ShardRow) -> None:
 
 
 def end_alike(tx: Transaction, job: int, items: list[int], result: NewResult, at: float) -> None:
-    """End items, by number, with what one result says; its own ``ix`` does not count."""
+    """End items, by number, and their followers with what one result says; its own ``ix`` does not count."""
     if items:
-        before = count(tx, job, [result] * len(items), at) - 1
-        tx.change(sql.END_ALIKE, before, result.outcome, result.digest, result.cost, result.body, items)
-        tx.change(sql.END_ITEMS, items)
+        _end_alike(tx, job, items, result, at)
+        _end_followers(tx, job, dict.fromkeys(items, result), at)
+
+
+def _end_alike(
+    tx: Transaction, job: int, items: list[int], result: NewResult, at: float, *, deduplicated: bool = False
+) -> None:
+    before = count(tx, job, [result] * len(items), at, deduplicated=deduplicated) - 1
+    tx.change(sql.END_ALIKE, before, result.outcome, result.digest, result.cost, result.body, items)
+    tx.change(sql.END_ITEMS, items)
+
+
+def _end_followers(tx: Transaction, job: int, ended: Mapping[int, NewResult], at: float) -> None:
+    """End the items that follow others, which ended with results just now, by number: free of charge.
+
+    All in one transaction, some thousands at a time, so that no follower outlives its leader. They have no
+    body: that of their leader is read for them.
+    """
+    for (leader,) in tx.rows(sql.LEADERS, list(ended)):
+        result = ended[leader]
+        copy = NewResult(-1, result.outcome, b"", cost=0.0, realtime_cost=0.0, route=result.route)
+        last = 0
+        while page := [no for (no,) in tx.rows(sql.FOLLOWERS, leader, last, PAGE_FOLLOWERS)]:
+            _end_alike(tx, job, page, copy, at, deduplicated=True)
+            last = page[-1]
 
 
 def send_again(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:

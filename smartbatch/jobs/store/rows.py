@@ -184,7 +184,7 @@ shard_row = _maker(
     note=decoded,
 )
 """Returns the shard of a row of ``statements.SHARD_COLUMNS``."""
-result_row = _maker(ResultRow, ix=position, user_id=decoded, seq=position)
+result_row = _maker(ResultRow, ix=position, user_id=decoded, seq=position, follower=bool)
 """Returns the result of a row of ``statements.RESULTS``."""
 incident_row = _maker(IncidentRow, detail=decoded)
 """Returns the incident of a row of ``statements.INCIDENTS``."""

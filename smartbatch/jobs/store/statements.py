@@ -17,7 +17,7 @@ def _literal(*states: enum.Enum) -> str:
 
 
 _ACTIVE, _HELD, _DONE = (_literal(state) for state in JobState)
-_OPEN, _REALTIME, _IN_FLIGHT, _SHARDED, _FINAL = (_literal(state) for state in ItemState)
+_OPEN, _REALTIME, _IN_FLIGHT, _SHARDED, _FINAL, _ = (_literal(state) for state in ItemState)
 _WAITING = f"state < {_SHARDED}"
 """Items with something left to do, in the words of the index ``item_waiting``: only then is it used."""
 
@@ -56,7 +56,7 @@ DROP_SHARDS = ("DELETE FROM shard_items WHERE job = ?", "DELETE FROM shard WHERE
 DROP_INCIDENTS = "DELETE FROM incident WHERE job_id = ?"
 FIRST_OF_RANGE = "SELECT min(no) FROM {table} WHERE no >= ? AND no < ?"
 DROP_RANGE = "DELETE FROM {table} WHERE no >= ? AND no < ?"
-ITEM_TABLES = ("result", "verdict", "payload", "item")
+ITEM_TABLES = ("result", "verdict", "follower", "payload", "item")
 
 # -- ownership -----------------------------------------------------------------------------------------------
 
@@ -145,20 +145,25 @@ DROP_VERDICTS = "DELETE FROM verdict WHERE no IN {numbers}"
 END_ALIKE = """INSERT INTO result (no, seq, outcome, digest, cost, body)
     SELECT no, ? + row_number() OVER (ORDER BY no), ?, ?, CAST(? AS DOUBLE PRECISION), ?
     FROM item WHERE no IN {numbers}"""
+LEADERS = "SELECT DISTINCT leader FROM follower WHERE leader IN {numbers}"
+FOLLOWERS = "SELECT no FROM follower WHERE leader = ? AND no > ? ORDER BY no LIMIT ?"
 CLAIM_REALTIME = f"""UPDATE item SET state = {_IN_FLIGHT} WHERE no IN (
     SELECT no FROM item WHERE {_WAITING} AND state = {_REALTIME} AND no >= ? AND no < ? ORDER BY no LIMIT ?)
     RETURNING no, tries"""
 SEND_AGAIN = f"""UPDATE item SET state = {_REALTIME}, tries = tries + ?
     WHERE no IN {{numbers}} AND state = {_IN_FLIGHT}"""
 # pages are ranges of numbers: with an open end, a PostgreSQL that has not counted the rows yet reads them all
-_RESULT = "FROM result r JOIN payload p ON p.no = r.no "
+# a follower has no body of its own, but that of its leader
+_RESULT = """FROM result r JOIN payload p ON p.no = r.no
+    LEFT JOIN follower f ON f.no = r.no LEFT JOIN result l ON l.no = f.leader """
 _BY_PLACE = _RESULT + "WHERE r.no >= ? AND r.no < ? ORDER BY r.no"
 _BY_ARRIVAL = _RESULT + "WHERE r.seq >= ? AND r.seq < ? ORDER BY r.seq"
-_WHOLE = "SELECT r.no, p.user_id, r.outcome, r.body, p.body, r.cost, r.seq "
+_WHOLE = """SELECT r.no, p.user_id, r.outcome, coalesce(l.body, r.body), p.body, r.cost, r.seq,
+    f.no IS NOT NULL """
 RESULTS = _WHOLE + _BY_PLACE
-RESULT_SIZES = "SELECT r.no, length(r.body) + length(p.body) " + _BY_PLACE
+RESULT_SIZES = "SELECT r.no, length(coalesce(l.body, r.body)) + length(p.body) " + _BY_PLACE
 FRESH = _WHOLE + _BY_ARRIVAL
-FRESH_SIZES = "SELECT r.seq, length(r.body) + length(p.body) " + _BY_ARRIVAL
+FRESH_SIZES = "SELECT r.seq, length(coalesce(l.body, r.body)) + length(p.body) " + _BY_ARRIVAL
 
 # -- incidents, facts and turnarounds ------------------------------------------------------------------------
 
