@@ -165,7 +165,7 @@ class LaneFactory:
             retry_budget=state.retry_budget,
             quota=shared_quota(provider.scope, model),
             rates=known.rates,
-            calibration=Calibration() if packed else known.calibration,
+            calibration=Calibration(known.calibration) if packed else known.calibration,
             call=build_call(
                 provider,
                 model,

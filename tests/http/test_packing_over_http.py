@@ -45,6 +45,19 @@ def test_packed_prompts_get_the_answers_they_would_get_alone(emu: Emulator) -> N
     assert results.usage.total_tokens == sum(call.billed for call in emu.ledger.calls)
 
 
+def test_packed_answers_teach_the_forecast_of_the_next_list(emu: Emulator) -> None:
+    """Their lengths do; it was twenty times too high for ever."""
+    prompts = [f"Classify ticket {i}: the invoice is wrong" for i in range(20)]
+    with client_of(emu, packing=True) as client:
+        first = client.plan(prompts).cost
+        paid = client.generate(prompts).cost
+        then = client.plan(prompts).cost
+    assert first is not None
+    assert then is not None
+    assert first > 10 * paid
+    assert paid / 2 < then < 2 * paid
+
+
 def test_packing_goes_on_through_faults(emu: Emulator) -> None:
     """Resets, 5xx and time-outs on one call in ten: still every answer with its own prompt."""
     emu.configure(faults=0.1)

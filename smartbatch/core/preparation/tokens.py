@@ -92,6 +92,10 @@ class Calibration:
     The input ratio weighs the latest requests most: an average over the first :data:`SETTLED` requests,
     then exponentially fading. Output is remembered over the latest :data:`REMEMBERED` answers; the mean of
     their lengths is that of the answers since the lengths last changed, such as where another list began.
+
+    Args:
+        outputs_for: the calibration of the model, for one of its packed prompts: it learns the lengths of the
+            same answers, and nothing of their input, whose counts differ.
     """
 
     SETTLED = 20
@@ -107,7 +111,8 @@ class Calibration:
     RATIO = (0.2, 8.0)
     """Limits of the ratio: one outside comes from a wrong count, not from another tokenizer."""
 
-    def __init__(self) -> None:
+    def __init__(self, outputs_for: Calibration | None = None) -> None:
+        self._outputs_for = outputs_for
         self._known = _Known()
         self._base = 0  # answers that the store knows of
 
@@ -168,6 +173,13 @@ class Calibration:
         if request_estimate <= 0 or usage.input_tokens <= 0 or usage.estimated:
             return
         self._known = self._known.after(request_estimate, usage.input_tokens, usage.output_tokens)
+        if self._outputs_for is not None:
+            self._outputs_for.observe_output(usage.output_tokens)
+
+    def observe_output(self, tokens: int) -> None:
+        """Learn the length of one answer; what is known of the input stays as it is."""
+        known = self._known
+        self._known = known.after(known.estimated, known.billed, tokens)
 
     def state(self) -> dict[str, Any]:
         """Return what was learned as plain values, for :meth:`restore`."""
