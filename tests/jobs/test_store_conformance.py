@@ -26,9 +26,11 @@ from smartbatch.jobs.records import (
     RemoteProgress,
     ShardPayload,
     ShardState,
+    StoredCounts,
 )
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import job_table as jobs_module
+from smartbatch.jobs.store import result_table as results_module
 from smartbatch.jobs.store import rows as rows_module
 from smartbatch.jobs.store import sql_store as store_module
 from smartbatch.jobs.store.shard_table import check_change
@@ -1278,3 +1280,46 @@ def test_a_nonce_of_the_wire_fits(store: SqlStore, bench: Bench) -> None:
     store.plan(lease, bench.shard(0, nonce=nonce))
     assert store.shard_with_nonce(nonce) is not None
     assert new_job("job-1").id == "job-1"
+
+
+@pytest.mark.parametrize("way", ["batch", "real time", "refused", "dropped", "in flight at a kill"])
+def test_followers_end_with_their_leader_however_it_ends(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """In the same transaction, a few at a time, for nothing, and told once."""
+    monkeypatch.setattr(results_module, "PAGE_FOLLOWERS", 2)
+    store, told = bench.open(), list[StoredCounts]()
+    store.counted = lambda _, counts: told.append(counts)
+    first = new_items(1, realtime=way in ("real time", "in flight at a kill"))
+    following = [evolve(item, leader=0) for item in new_items(6)[1:]]
+    job, _ = store.accept(bench.job(), [*first, *following])
+    lease = store.claim(job.id, 60.0)
+    assert lease is not None
+    if way == "batch":
+        shard = led(store, lease, store.plan(lease, bench.shard(0)), ShardState.INGESTING)
+        store.ingest(lease, shard, [result(0)], at=9.0)
+    elif way == "real time":
+        store.claim_realtime(lease, 5)
+        store.tell_counts(job.id, store.answer(lease, [result(0)], at=9.0).counts)
+    elif way == "refused":
+        store.fail_shard(lease, store.plan(lease, bench.shard(0)), b"no", note="", at=9.0)
+    elif way == "dropped":
+        store.drop_unsent(lease, b"no", at=9.0)
+    else:
+        store.claim_realtime(lease, 5)
+        store.release(lease)
+        assert store.claim(job.id, 60.0, unknown=b"no") is not None
+    row = store.job(job.id)
+    assert row is not None
+    assert (row.state, row.finished) == (JobState.DONE, 6)
+    assert row.cost == (0.5 if way in ("batch", "real time") else 0.0)
+    found = store.results(job.id)
+    assert [each.ix for each in found] == list(range(6))
+    assert [each.follower for each in found] == [False] + [True] * 5
+    assert len({(each.outcome, each.body) for each in found}) == 1
+    assert [each.payload for each in found] == [b"ask %d" % ix for ix in range(6)]
+    assert [each.ix for each in store.fresh(job.id)] == list(range(6))
+    assert sum(each.succeeded + each.failed + each.cancelled for each in told) == 6
+    assert sum(each.deduplicated for each in told) == 5
+    store.forget(job.id)
+    assert bench.behind("SELECT count(*) FROM follower") == [(0,)]
