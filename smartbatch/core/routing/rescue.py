@@ -50,7 +50,7 @@ SAVED = 0.5
 """What a batch saves of the price in real time, at all providers."""
 LOOK = 0.05
 """Share of the time left after which such a decision is made again."""
-GRID, HALVINGS = 24, 6
+GRID, HALVINGS = 12, 7
 """Moments until the deadline that are compared to find when a rescue begins, and how often the time before
 the one found is halved."""
 
