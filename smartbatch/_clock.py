@@ -120,9 +120,9 @@ class RealClock:
     sleep = staticmethod(time.sleep)
 
     @staticmethod
-    def receive(inbox: SimpleQueue[_T], seconds: float | None = None) -> _T:
-        """Return what was put in first, waiting for it; raise ``queue.Empty`` after ``seconds``."""
-        return inbox.get(timeout=seconds)
+    def receive(inbox: SimpleQueue[_T]) -> _T:
+        """Return what was put in first, waiting for it."""
+        return inbox.get()
 
     @staticmethod
     def acquire(lock: threading.Lock, seconds: float) -> bool:

@@ -1,16 +1,19 @@
 """The dispatcher: worker threads that send batches to the provider and have the answers routed.
 
-A worker repeats one step: make the call of a batch, route what came back, take the next batch. A worker is
-only handed a call when fewer than ``parallelism`` are busy, so no call waits for a thread and priorities hold
-to the last moment. Workers never sleep in a call: what has to wait, waits in the queue.
+A worker repeats one step: make the call of a batch, route what came back, take the next batch. The thread
+pool is only handed a call when fewer than all its threads are busy, so its own queue stays empty and
+priorities hold to the last moment. Workers never sleep: what has to wait, waits in the queue.
 """
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import math
 import threading
 from collections.abc import Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+
+from attrs import define
 
 from smartbatch.core.batching.window import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
@@ -23,14 +26,25 @@ from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.router import InFlightCall, Reading, ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.worker_threads import WorkerThreads
 from smartbatch.types import Answer, Route, Usage
 
 __all__ = ["BatchDispatcher"]
 
 
+@define(eq=False)
+class _HandOver:
+    """A call on its way to a thread of the pool.
+
+    Attributes:
+        void: whether another thread was started for the call, so that the one of the pool must not make it.
+    """
+
+    call: InFlightCall
+    void: bool = False
+
+
 class BatchDispatcher:
-    """Threads, as many as calls in flight, and one that watches the time."""
+    """A ``ThreadPoolExecutor`` of as many threads as calls in flight, and one that watches the time."""
 
     def __init__(
         self, setup: RealtimeSetup, queue: RequestQueue, collector: Collector, router: ResponseRouter
@@ -47,11 +61,12 @@ class BatchDispatcher:
         self._wakes_at = -math.inf
         self._stopping = False
         self._mine = threading.local()
-        self._threads = WorkerThreads()
+        self._pool: ThreadPoolExecutor | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the collector's thread; workers start when there is work."""
+        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="smartbatch-worker")
         self._thread = threading.Thread(target=self._watch, name="smartbatch-collector", daemon=True)
         self._clock.spawned()
         self._thread.start()
@@ -61,7 +76,8 @@ class BatchDispatcher:
         with self._monitor:
             self._stopping = True
             self._monitor.notify_all()
-        self._threads.close()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on the collector's thread or a worker's, in a hook of the user's."""
@@ -118,33 +134,56 @@ class BatchDispatcher:
     def _hand_over_locked(self, call: InFlightCall, effects: DeferredEffects) -> bool:
         """Have a worker make ``call``; False when no thread could be had.
 
-        The cases, in order:
+        Only this daemon thread asks the pool for threads: theirs inherit being daemons, so that a call that
+        never returns cannot keep the interpreter from exiting. The cases, in order:
 
-        1. A worker is idle, or a thread can be started.
-        2. The system has no thread left, but there are busy workers: the batch waits again, and they take it.
-        3. There is no worker either: the batch fails.
+        1. The pool has a thread, or starts one.
+        2. It takes nothing any more, because the main thread has ended, although threads of the user and exit
+           hooks may still submit and wait: a thread of our own. A pool that could not start a thread has
+           queued the hand-over before it raised, so the hand-over is made void.
+        3. The system has no thread left, but there are busy workers: the batch waits again, and they take it.
+        4. There is no worker either: the batch fails.
         """
+        assert self._pool is not None
         self._busy += 1
         self._clock.spawned()
-        try:
-            self._threads.run(partial(self._work, call))
-        except RuntimeError as refusal:
-            self._busy -= 1
-            self._clock.unspawned()
-            effects.now = self._clock.now()
-            if self._busy:
-                self._router.return_locked(call, effects)
-            else:
-                closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
-                self._router.drop_locked(call, closed, effects)
-            return False
-        return True
+        refusal = self._start_worker(self._pool, call)
+        _leave_exit_alone(self._pool)
+        if refusal is None:
+            return True
+        self._busy -= 1
+        self._clock.unspawned()
+        effects.now = self._clock.now()
+        if self._busy:
+            self._router.return_locked(call, effects)
+        else:
+            closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
+            self._router.drop_locked(call, closed, effects)
+        return False
 
-    def _work(self, first: InFlightCall) -> None:
+    def _start_worker(self, pool: ThreadPoolExecutor, call: InFlightCall) -> RuntimeError | None:
+        """Have a thread of the pool work, or a thread of its own; return why neither could be had."""
+        hand_over = _HandOver(call)
+        try:
+            pool.submit(self._work, hand_over)
+        except RuntimeError:
+            hand_over.void = True
+            thread = threading.Thread(
+                target=self._work, args=(_HandOver(call),), name="smartbatch-worker", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError as refusal:
+                return refusal
+        return None
+
+    def _work(self, hand_over: _HandOver) -> None:
         """Make one call after the other, until there is none."""
+        if hand_over.void:
+            return
         self._clock.began()
         self._mine.here = True
-        call: InFlightCall | None = first
+        call: InFlightCall | None = hand_over.call
         try:
             while call is not None:
                 effects = DeferredEffects(self._queue, self._clock.now())
@@ -268,3 +307,15 @@ def _internal_error(call: InFlightCall, cause: BaseException) -> ProviderError:
     )
     error.__cause__ = cause
     return error
+
+
+def _leave_exit_alone(pool: ThreadPoolExecutor) -> None:
+    """Keep the standard library from joining these daemon threads at exit, where a call could hold it up.
+
+    ``concurrent.futures`` joins every pool thread it has listed before ``atexit`` handlers run; the client's
+    own exit handler gives pending work its grace instead.
+    """
+    listed = getattr(concurrent.futures.thread, "_threads_queues", None)
+    if listed is not None:
+        for thread in list(getattr(pool, "_threads", ())):
+            listed.pop(thread, None)

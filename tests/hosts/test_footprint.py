@@ -73,9 +73,7 @@ def test_an_idle_client_uses_no_processor_time() -> None:
     ended = run_script(
         """
         from smartbatch import BatchingClient
-        from smartbatch.realtime import worker_threads
         from scenes import echo
-        worker_threads.LINGER = 3600.0  # its end is an event
         client = BatchingClient(echo)
         client.submit("p").result()
         client.stop()
