@@ -96,16 +96,7 @@ class RunningState:
             counted=lambda job_id, counts: bus.tell(_results_stored(clock.now(), job_id, counts)),
         )
         self.history = history = ForecastHistory(clock, bus.tell, store=store.get)
-        setup = RealtimeSetup(
-            config,
-            clock,
-            settings.rng or random.Random(),
-            tell=bus.tell,
-            report=callback_raised,
-            hooks=settings.hooks,
-            calibration=history.calibration,
-            fallback=settings.fallback,
-        )
+        setup = _setup(settings, history, bus)
         self.realtime = realtime = Realtime(setup, settings.model, settings.preparer)
         self._budget = budget = ClientBudget(
             JobReservations(realtime.budget, realtime.money_guard, secrets.token_hex(8)), store.get
@@ -138,16 +129,8 @@ class RunningState:
             service=self.service,
             advisor=advisor,
         )
-        dropped = DroppedParameters()
-        for listener in (
-            self.metrics,
-            history,
-            advisor.learned,
-            self.routing.job_finished,
-            budget,
-            dropped,
-            self._started,
-        ):
+        listeners = self.metrics, history, advisor.learned, self.routing.job_finished, budget
+        for listener in (*listeners, DroppedParameters(), self._started):
             bus.subscribe(listener)
         on_fork(self)
         on_exit(self)
@@ -213,6 +196,20 @@ class RunningState:
             self.history.refresh()
         except SmartbatchError as error:  # requests in real time do not need it
             logs.job_error(None, error)
+
+
+def _setup(settings: ClientSettings, history: ForecastHistory, bus: EventBus) -> RealtimeSetup:
+    """Return what all of real time needs."""
+    return RealtimeSetup(
+        settings.config,
+        settings.clock,
+        settings.rng or random.Random(),
+        tell=bus.tell,
+        report=callback_raised,
+        hooks=settings.hooks,
+        calibration=history.calibration,
+        fallback=settings.fallback,
+    )
 
 
 def _advisor(

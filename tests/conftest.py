@@ -130,7 +130,6 @@ def clock() -> VirtualClock:
 def client_of(clock: VirtualClock, tmp_path: Path) -> Iterator[Callable[..., BatchingClient]]:
     """Make clients in virtual time with seeded random numbers; they are stopped after the test, and before
     its folder with their store is removed."""
-    assert tmp_path.exists()
     made: list[BatchingClient] = []
 
     def make(provider: Provider | Callable[..., Any], **settings: Any) -> BatchingClient:

@@ -35,7 +35,7 @@ from smartbatch.events import (
 )
 from smartbatch.observe.histogram import Histogram
 from smartbatch.observe.metrics_snapshot import DecisionFigures, EventCounts, MetricsSnapshot, RouteFigures
-from smartbatch.types import Priority, Route
+from smartbatch.types import Priority, Route, Usage
 
 __all__ = ["KINDS", "BatchMetrics", "MetricsSnapshot"]
 
@@ -222,16 +222,13 @@ class BatchMetrics:
             else:
                 counts.failed += 1
                 _add(counts.request_failures, _NAMES.get(event.error or "unknown", "other"))
-        figures = self._route_locked(event.route)
+        figures = self._route_locked(event.route, event.usage, event.cost or 0.0)
         if event.cancelled:
             figures.cancelled += 1
         elif event.ok:
             figures.succeeded += 1
         else:
             figures.failed += 1
-        figures.input_tokens += event.usage.input_tokens
-        figures.output_tokens += event.usage.output_tokens
-        figures.cost += event.cost or 0.0
         if event.route is Route.LOCAL:
             counts.local += 1
         elif event.attempts and not event.deduplicated:
@@ -239,12 +236,15 @@ class BatchMetrics:
             if event.cost is None and (event.ok or event.usage.total_tokens):
                 counts.unpriced += 1
 
-    def _route_locked(self, route: Route | None) -> RouteFigures:
-        """Return the figures of a route."""
+    def _route_locked(self, route: Route | None, usage: Usage, cost: float) -> RouteFigures:
+        """Add tokens and USD to the figures of a route, and return these."""
         name = "none" if route is None else route.value
         figures = self._totals.counts.by_route.get(name)
         if figures is None:
             figures = self._totals.counts.by_route[name] = RouteFigures()
+        figures.input_tokens += usage.input_tokens
+        figures.output_tokens += usage.output_tokens
+        figures.cost += cost
         return figures
 
     def _call_started(self, event: CallStarted) -> None:
@@ -341,13 +341,10 @@ class BatchMetrics:
         counts.unpriced += event.unpriced
         counts.usage += event.usage
         counts.cost += event.cost
-        figures = self._route_locked(event.route)
+        figures = self._route_locked(event.route, event.usage, event.cost)
         figures.succeeded += event.succeeded
         figures.failed += event.failed
         figures.cancelled += event.cancelled
-        figures.input_tokens += event.usage.input_tokens
-        figures.output_tokens += event.usage.output_tokens
-        figures.cost += event.cost
 
     def _job_rescued(self, _: JobRescued) -> None:
         decisions = self._totals.counts.decisions

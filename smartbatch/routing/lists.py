@@ -49,6 +49,8 @@ __all__ = ["CONSTRAINTS", "ListRouter", "split_constraints"]
 
 _NEED_ALL = ("batch", "hybrid", "threshold")
 """Strategies that need to know the whole list."""
+DECIDED = 1000
+"""Jobs whose decisions are kept until their end. One that ends in another process is not told here."""
 CONSTRAINTS = ConstraintParams.__optional_keys__
 """Arguments of list calls that are about the route."""
 
@@ -304,6 +306,8 @@ class ListRouter:
         prepared = map(self._preparer.for_job, asked.requests)
         row = self._jobs.submit_decided(prepared, asked.params, decision, asked.kind, options)
         self._decided[row.id] = number, decision
+        for earliest in list(self._decided)[:-DECIDED]:
+            self._decided.pop(earliest, None)
         if (stored := self._service.store.job(row.id)) is None or stored.state is JobState.DONE:
             self._decided.pop(row.id, None)  # it is an earlier job, or ended within this moment
         return row
@@ -433,7 +437,6 @@ class ListRouter:
             by_batch = decision.chosen.route in (Route.BATCH, Route.HYBRID)
             take = self._by_job if by_batch else self._in_real_time
             results = take(asked, decision, options)
-
             actual = self._advisor.actual_cost()
 
             def score() -> None:

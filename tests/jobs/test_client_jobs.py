@@ -28,8 +28,9 @@ from smartbatch.errors import (
     ProviderError,
     StoreError,
 )
-from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress
+from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress, RouteScored
 from smartbatch.providers.batch_api import RemoteBatch
+from smartbatch.routing import lists
 from smartbatch.types import Answer, Embedding, Kind, Request, Route, evolve
 
 ClientOf = Callable[..., BatchingClient]
@@ -545,6 +546,22 @@ def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(tmp_path: Path) -> No
     assert "KeyboardInterrupt" in ended.err
     assert "smartbatch.job('job-" in ended.err
     assert smartbatch.job("k", store=environ["SMARTBATCH_STORE"]).status().total == 30
+
+
+def test_decisions_of_jobs_that_never_end_here_do_not_pile_up(
+    client_of: ClientOf, remote: Remote, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest are scored at their end; the earliest may have ended in another process."""
+    monkeypatch.setattr(lists, "DECIDED", 2)
+    scored: list[int] = []
+    client = client_of(remote, store=store)
+    client.observe(lambda event: scored.append(event.requests) if isinstance(event, RouteScored) else None)
+    with clock.held():
+        jobs = [client.submit_batch([f"{n}-{m}" for m in range(n)], deadline="20h") for n in (3, 4, 5)]
+    for job in jobs:
+        job.wait(LONG)
+    client.stop()
+    assert sorted(scored) == [4, 5]
 
 
 def test_a_job_that_is_nowhere_is_not_found(client_of: ClientOf, remote: Remote, store: str) -> None:

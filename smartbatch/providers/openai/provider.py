@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve
@@ -136,15 +137,9 @@ class OpenAIProvider(Provider):
         self.scope = scope_of(self.name, url, key, organization, project, sorted(own.items()))
         sent = _headers(key, organization, project, own)
         self.network: HttpNetwork = HttpNetwork(url, sent, connect_timeout=connect_timeout, max_body=max_body)
-
-        def session() -> Session:
-            from smartbatch.providers.http.requests_bridge import open_session
-
-            return open_session(self.network.batches, sent)
-
         self._batches = OpenAIBatches(
             url.url,
-            PerProcess(session).get,
+            PerProcess(partial(_session, self.network, sent)).get,
             self._errors,
             scope=self.scope,
             api=api,
@@ -225,6 +220,13 @@ class OpenAIProvider(Provider):
         return f"{type(self).__name__}({self.scope!r}, api={self._api!r})"
 
     __reduce__ = not_pickled
+
+
+def _session(network: HttpNetwork, sent: Mapping[str, str]) -> Session:
+    """Return the session for files and batches; ``requests`` is imported with the first of them."""
+    from smartbatch.providers.http.requests_bridge import open_session
+
+    return open_session(network.batches, sent)
 
 
 def _headers(
