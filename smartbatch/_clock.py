@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -35,10 +36,11 @@ class Monitor(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | None = None, *, idle: bool = False) -> bool:
         """Release the lock, wait for a notification or ``timeout`` seconds, take the lock again.
 
-        Returns False when the time ran out. The lock must be held.
+        Returns False when the time ran out. The lock must be held. With ``idle`` the time-out is only there
+        to tidy up: virtual time does not step to it, and it is noticed when time has passed it anyway.
         """
         ...
 
@@ -106,7 +108,7 @@ class _RealMonitor(threading.Condition):
         super().__init__(lock)
         self.lock = lock
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | None = None, *, idle: bool = False) -> bool:  # noqa: ARG002
         """Wait as :class:`Monitor` says; a time the system cannot count to is cut, so look again after it."""
         return super().wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
@@ -173,6 +175,7 @@ class VirtualClock:
         self._wall_offset = wall - start
         self._active = 0
         self._deadlines: list[tuple[float, int, _Waiter]] = []
+        self._idle: dict[_Waiter, float] = {}
         self._sequence = itertools.count()
         self._mine = threading.local()
 
@@ -225,10 +228,12 @@ class VirtualClock:
         with self._guard:
             return sum(not waiter.woken for _, _, waiter in self._deadlines)
 
-    def _park(self, waiter: _Waiter, timeout: float | None) -> None:
+    def _park(self, waiter: _Waiter, timeout: float | None, *, idle: bool) -> None:
         with self._guard:
-            if timeout is not None:
-                deadline = self._now + max(0.0, timeout)
+            deadline = math.inf if timeout is None else self._now + max(0.0, timeout)
+            if idle:
+                self._idle[waiter] = deadline
+            elif timeout is not None:
                 heapq.heappush(self._deadlines, (deadline, next(self._sequence), waiter))
             if waiter.counted:
                 self._active -= 1
@@ -243,6 +248,7 @@ class VirtualClock:
             return False
         waiter.woken = True
         waiter.notified = notified
+        self._idle.pop(waiter, None)
         if waiter.counted:
             self._active += 1
         waiter.gate.release()
@@ -256,6 +262,8 @@ class VirtualClock:
                 continue
             self._now = max(self._now, deadline)
             self._wake_locked(waiter, notified=False)
+            for late in [late for late, until in self._idle.items() if until <= self._now]:
+                self._wake_locked(late, notified=False)
 
 
 class _VirtualMonitor:
@@ -275,10 +283,10 @@ class _VirtualMonitor:
     ) -> None:
         self.lock.release()
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | None = None, *, idle: bool = False) -> bool:
         waiter = _Waiter(getattr(self._clock._mine, "counted", False))
         self._waiters.append(waiter)
-        self._clock._park(waiter, timeout)
+        self._clock._park(waiter, timeout, idle=idle)
         self.lock.release()
         try:
             waiter.gate.acquire()

@@ -230,6 +230,35 @@ def test_time_moves_exactly_as_far_as_a_registered_thread_sleeps(clock: VirtualC
     assert clock.now() == 100.0
 
 
+def test_an_idle_wait_ends_when_time_has_passed_it_and_moves_no_time(clock: VirtualClock) -> None:
+    """Its five seconds end at the end of the other's sleep of two and of six, and not before."""
+    monitor = clock.monitor()
+    ended: list[tuple[bool, float]] = []
+
+    begun = threading.Event()
+
+    def wait() -> None:
+        with monitor:
+            begun.set()
+            ended.append((monitor.wait(5.0, idle=True), clock.now()))
+
+    def sleep() -> None:
+        clock.sleep(2.0)
+        ended.append((True, clock.now()))
+        clock.sleep(4.0)
+
+    with clock.held():
+        run_later = threading.Thread(target=run, args=(clock, wait))
+        run_later.start()
+        assert begun.wait(30)
+        with monitor:  # free once the other waits
+            pass
+    assert clock.now() == 0.0
+    run(clock, sleep)
+    run_later.join(30)
+    assert ended == [(True, 2.0), (False, 6.0)]
+
+
 def test_wall_time_moves_with_virtual_time() -> None:
     """Both clocks of a virtual clock tell the same seconds."""
     clock = VirtualClock(start=5.0, wall=1_000.0)

@@ -43,6 +43,10 @@ class _HandOver:
     void: bool = False
 
 
+IDLE_SECONDS = 30.0
+"""How long nothing is in flight until the threads of the workers end; the next call starts new ones."""
+
+
 class BatchDispatcher:
     """A ``ThreadPoolExecutor`` of as many threads as calls in flight, and one that watches the time."""
 
@@ -58,6 +62,7 @@ class BatchDispatcher:
         self._collector = collector
         self._router = router
         self._busy = 0
+        self._idle_since = -math.inf
         self._wakes_at = -math.inf
         self._stopping = False
         self._mine = threading.local()
@@ -66,7 +71,6 @@ class BatchDispatcher:
 
     def start(self) -> None:
         """Start the collector's thread; workers start when there is work."""
-        self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="smartbatch-worker")
         self._thread = threading.Thread(target=self._watch, name="smartbatch-collector", daemon=True)
         self._clock.spawned()
         self._thread.start()
@@ -75,9 +79,8 @@ class BatchDispatcher:
         """End the collector's thread and the idle workers. Workers in a call end when it returns."""
         with self._monitor:
             self._stopping = True
+            self._end_workers_locked()
             self._monitor.notify_all()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on the collector's thread or a worker's, in a hook of the user's."""
@@ -111,13 +114,37 @@ class BatchDispatcher:
                     wake = self._step_locked(effects)
                     if not effects:
                         self._wakes_at = wake
-                        timeout = None if wake == math.inf else wake - self._clock.now()
-                        if timeout is None or timeout > 0:
-                            self._monitor.wait(timeout)
+                        self._wait_locked(wake)
                         self._wakes_at = -math.inf
                 effects.perform(self._tell)
         finally:
             self._clock.ended()
+
+    def _wait_locked(self, wake: float) -> None:
+        """Wait until ``wake`` or a notification; where only that can come, idle workers end meanwhile.
+
+        A worker without a next call does not wake this thread, so after :data:`IDLE_SECONDS` it looks whether
+        the last of them has been idle for so long, and if not, waits for the rest of the time.
+        """
+        if wake < math.inf:
+            timeout = wake - self._clock.now()
+            if timeout > 0:
+                self._monitor.wait(timeout)
+            return
+        left = IDLE_SECONDS
+        while self._pool is not None:
+            if self._monitor.wait(left, idle=True):
+                return
+            left = IDLE_SECONDS if self._busy else self._idle_since + IDLE_SECONDS - self._clock.now()
+            if left <= 0:
+                self._end_workers_locked()
+        self._monitor.wait()
+
+    def _end_workers_locked(self) -> None:
+        """Have the threads of the pool end, those in a call when it returns."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+            self._pool = None
 
     def _step_locked(self, effects: DeferredEffects) -> float:
         """Expire what is late, start workers for what may go; return when to look again."""
@@ -144,7 +171,8 @@ class BatchDispatcher:
         3. The system has no thread left, but there are busy workers: the batch waits again, and they take it.
         4. There is no worker either: the batch fails.
         """
-        assert self._pool is not None
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="smartbatch-worker")
         self._busy += 1
         self._clock.spawned()
         refusal = self._start_worker(self._pool, call)
@@ -228,6 +256,7 @@ class BatchDispatcher:
             if found < self._wakes_at:
                 self._monitor.notify()
         self._busy -= 1
+        self._idle_since = self._clock.now()
         return None
 
     def _send(self, call: InFlightCall) -> list[Outcome]:

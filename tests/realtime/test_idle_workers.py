@@ -1,0 +1,60 @@
+"""Workers grow with the load and end when there is none for a while (E9)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from scenes import PATIENCE, InTime, Scripted
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+
+ClientOf = Callable[..., BatchingClient]
+
+
+def test_a_client_without_work_for_half_a_minute_keeps_no_worker_and_goes_on(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    workers: set[threading.Thread] = set()
+
+    def answer(prompt: str, attempt: int) -> str:
+        workers.add(threading.current_thread())
+        return "yes"
+
+    client = client_of(Scripted(clock, answer), parallelism=8)
+    client.generate([f"p{n}" for n in range(8)])
+    busy = set(workers)
+    assert len(busy) == 8
+    still = []
+
+    def wait() -> None:
+        clock.sleep(20.0)
+        client.submit("in between")
+        clock.sleep(29.0)  # the call took 1 s of it
+        still.extend(worker for worker in busy if worker.is_alive())
+        clock.sleep(3.0)
+
+    InTime(clock, wait).result()
+    assert set(still) == busy
+    for worker in busy:
+        worker.join(PATIENCE)
+        assert not worker.is_alive()
+    assert client.submit("again").result(PATIENCE).text == "yes"
+    assert not workers.isdisjoint(threading.enumerate())
+
+
+def test_a_call_of_an_hour_is_no_idle_time(clock: VirtualClock, client_of: ClientOf) -> None:
+    """The worker that makes it takes the next call as well."""
+    workers: list[threading.Thread] = []
+
+    def answer(prompt: str, attempt: int) -> str:
+        workers.append(threading.current_thread())
+        return "yes"
+
+    provider = Scripted(clock, answer, latency=lambda prompt: 3600.0 if prompt == "long" else 1.0)
+    client = client_of(provider, parallelism=1, call_timeout=7200.0)
+    with clock.held():
+        futures = [client.submit("long"), client.submit("short")]
+    assert [future.result(PATIENCE).ok for future in futures] == [True, True]
+    assert workers[0] is workers[1]
