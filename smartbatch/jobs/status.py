@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from attrs import evolve, field, frozen
 
-from smartbatch.core.forecast.turnaround import ObservedBatch, RunningBatch, remaining
+from smartbatch.core.forecast.turnaround import RunningBatch, remaining
 from smartbatch.core.routing.rescue import Speed
+from smartbatch.core.routing.throughput import Times
 from smartbatch.errors import scrub
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
@@ -20,7 +21,6 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.turnaround_log import late
 
 __all__ = ["JobStatus", "ShardStatus", "status_of", "time_left"]
 
@@ -282,7 +282,7 @@ def time_left(
     Args:
         shards: all of the job's.
         asking: items that are in flight in real time.
-        speed: says how fast requests of a job are answered in real time.
+        speed: says how fast requests of a job are answered, in real time and by batch.
         wall: Unix seconds.
     """
     if job.state is JobState.DONE:
@@ -293,15 +293,15 @@ def time_left(
     rest = max(0, job.total - job.finished - sum(shard.size for shard in waiting))
     in_real_time = bool(asking) or _has_items(store, job, ItemState.REALTIME)
     unplanned = [rest] if rest and not job.cancel_requested and _has_items(store, job, ItemState.OPEN) else []
-    batches = _batch_seconds(store, job, waiting, unplanned, wall) if waiting or unplanned else 0.0
+    known = speed(job)
+    batches = _batch_seconds(waiting, unplanned, known.turnaround, wall) if waiting or unplanned else 0.0
     if batches is None:
         return None
     calls = 0.0
     if in_real_time:
         # not at the speed of the results so far: how long a batch was waited for says nothing of calls
-        throughput = speed(job).throughput
-        others = max(0, throughput.ahead - asking)
-        calls = evolve(throughput, ahead=others).finish(rest, 0.5)
+        others = max(0, known.throughput.ahead - asking)
+        calls = evolve(known.throughput, ahead=others).finish(rest, 0.5)
     return max(batches, calls, SOON)
 
 
@@ -310,7 +310,7 @@ def _has_items(store: SqlStore, job: JobRow, state: ItemState) -> bool:
 
 
 def _batch_seconds(
-    store: SqlStore, job: JobRow, waiting: Sequence[ShardRow], unplanned: Sequence[int], wall: float
+    waiting: Sequence[ShardRow], unplanned: Sequence[int], times: Times, wall: float
 ) -> float | None:
     """Return the time of what is in batches, or is to go in further ones of these sizes."""
     running = [
@@ -325,9 +325,4 @@ def _batch_seconds(
     unsent = [*(shard.size for shard in waiting if shard.state in UNSENT_SHARDS), *unplanned]
     if not running and not unsent:
         return READING
-    observed = [
-        ObservedBatch(size, seconds, max(0.0, wall - at), ended)
-        for name, ended in ((job.model, True), (late(job.model), False))
-        for size, seconds, at in store.turnarounds(name)
-    ]
-    return remaining(running, observed, unsent=unsent)
+    return remaining(running, times, unsent=unsent)
