@@ -121,24 +121,24 @@ class BatchDispatcher:
             self._clock.ended()
 
     def _wait_locked(self, wake: float) -> None:
-        """Wait until ``wake`` or a notification; where only that can come, idle workers end meanwhile.
+        """Wait until ``wake`` or a notification, and if only that can come, end workers idle for long.
 
-        A worker without a next call does not wake this thread, so after :data:`IDLE_SECONDS` it looks whether
-        the last of them has been idle for so long, and if not, waits for the rest of the time.
+        A worker without a next call does not wake this thread, so it looks by itself after
+        :data:`IDLE_SECONDS`. Whatever ends the wait, the caller takes a step before the next one: with the
+        end of a time-out a notification may have come that is not told.
         """
+        now = self._clock.now()
+        timeout: float | None = None
         if wake < math.inf:
-            timeout = wake - self._clock.now()
-            if timeout > 0:
-                self._monitor.wait(timeout)
-            return
-        left = IDLE_SECONDS
-        while self._pool is not None:
-            if self._monitor.wait(left, idle=True):
+            timeout = wake - now
+            if timeout <= 0:
                 return
-            left = IDLE_SECONDS if self._busy else self._idle_since + IDLE_SECONDS - self._clock.now()
-            if left <= 0:
+        elif self._pool is not None:
+            timeout = IDLE_SECONDS if self._busy else self._idle_since + IDLE_SECONDS - now
+            if timeout <= 0:
                 self._end_workers_locked()
-        self._monitor.wait()
+                timeout = None
+        self._monitor.wait(timeout, idle=wake == math.inf)
 
     def _end_workers_locked(self) -> None:
         """Have the threads of the pool end, those in a call when it returns."""
