@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -103,12 +104,15 @@ class RunningState:
         )
         advisor = _advisor(settings, realtime, history, bus)
         self._callbacks = CallbackThread(clock, callback_raised)
+        dropped = DroppedParameters()
         self.service = JobService(
             config,
             clock,
             rng=settings.rng or random.SystemRandom(),
             store=store,
-            dependencies=_dependencies(settings, realtime, history, advisor, budget, bus, self._callbacks),
+            dependencies=_dependencies(
+                settings, realtime, history, advisor, budget, bus, self._callbacks, dropped.tell
+            ),
         )
         self.jobs = JobSubmission(
             config,
@@ -130,7 +134,7 @@ class RunningState:
             advisor=advisor,
         )
         listeners = self.metrics, history, advisor.learned, self.routing.job_finished, budget
-        for listener in (*listeners, DroppedParameters(), self._started):
+        for listener in (*listeners, dropped, self._started):
             bus.subscribe(listener)
         on_fork(self)
         on_exit(self)
@@ -251,6 +255,7 @@ def _dependencies(
     budget: ClientBudget,
     bus: EventBus,
     callbacks: CallbackThread,
+    tell_dropped: Callable[[str, str], None],
 ) -> JobDependencies:
     """Return what jobs need of the other parts."""
 
@@ -270,6 +275,7 @@ def _dependencies(
         speed=speed,
         calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
         outer_budget=budget.next_to,
+        tell_dropped=tell_dropped,
     )
 
 

@@ -279,6 +279,7 @@ class _StoreState:
         self._closed = False
         self._bus = EventBus([logs.LogObserver()])
         self._callbacks = CallbackThread(clock, callback_raised)
+        dropped = DroppedParameters()
         store = OpenedStore(config.store, wall=clock.wall, rng=random.SystemRandom())
         self._history = ForecastHistory(clock, self._bus.tell, store=store.get)
         self.service = JobService(
@@ -298,10 +299,11 @@ class _StoreState:
                 speed=self._speed,
                 calibration=lambda row: self._history.calibration(row.model, Kind(row.kind)),
                 outer_budget=self._budget_for,
+                tell_dropped=dropped.tell,
             ),
         )
         self._bus.subscribe(self._history)
-        self._bus.subscribe(DroppedParameters())
+        self._bus.subscribe(dropped)
         on_fork(self)
         on_exit(self)
 

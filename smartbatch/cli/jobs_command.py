@@ -22,7 +22,6 @@ from smartbatch.errors import ConfigError, InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import IncidentRow
 from smartbatch.jobs.status import JobStatus, ShardStatus, span
-from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import escape
 from smartbatch.shortcuts import StoredJobs
@@ -273,13 +272,11 @@ def _write_results(job: Job, output: str | None) -> None:
 
 
 def _write_lines(job: Job, file: IO[Any]) -> None:
-    last, dropped = -1, DroppedParameters()
+    last = -1
     while page := job.stored(after=last):
         for stored in page:
             last = stored.index
             file.write(encode_result(stored.index, stored.result, job.model))
-            for name, reason in stored.result.dropped:
-                dropped.tell(name, reason)
     file.flush()
 
 

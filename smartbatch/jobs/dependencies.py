@@ -56,6 +56,7 @@ class JobDependencies:
         process: the user's post-processing of a result.
         new_future: makes a future whose callbacks run where they hold up nobody.
         tell: takes events; never raises.
+        tell_dropped: takes the name of a parameter that was left out of a request, and why.
         report: told what went wrong: the job's id, where it is about one, and the error.
         speed: says how fast requests of a job are answered in real time.
         calibration: says what was learned of the tokens of a job's model.
@@ -73,6 +74,7 @@ class JobDependencies:
     speed: Callable[[JobRow], Speed] = assumed_speed
     calibration: Callable[[JobRow], Calibration] = unlearned
     outer_budget: Callable[[JobRow], Budget | None] = lambda _: None
+    tell_dropped: Callable[[str, str], None] = lambda _name, _reason: None
 
 
 def unknown_outcome(row: JobRow) -> bytes | None:

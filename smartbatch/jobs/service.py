@@ -426,6 +426,8 @@ class JobService:
         if b'"context"' in row.payload:
             context = decode_request(row.payload, Shared(), id=request_id).context
         result = decode_result(row.body, request_id=request_id, context=context)
+        for name, reason in result.dropped:  # another process may have stored it, and told only its own user
+            self._dependencies.tell_dropped(name, reason)
         if row.follower:
             return evolve(result, context=context, usage=Usage(), cost=0.0, deduplicated=True)
         # bodies of errors serve many rows, and do not say what each cost

@@ -60,6 +60,22 @@ def test_a_kept_answer_says_it_as_well(claude: SmallClaude, caplog: pytest.LogCa
     assert len(claude.asked) == 1
 
 
+def test_a_job_that_another_process_collected_says_it_as_well(
+    claude: SmallClaude, caplog: pytest.LogCaptureFixture
+) -> None:
+    with BatchingClient(MODEL, seed=7) as other:
+        job = other.submit_batch(PROMPTS, key="collected")
+        job.wait()
+    caplog.clear()
+    with BatchingClient(MODEL) as client:
+        for read in (client.job("collected").results, client.job("collected").stored):
+            assert all(result is not None for result in read())
+        assert client.metrics.snapshot().parameters_dropped == 0
+    assert len(caplog.messages) == 1
+    list(smartbatch.job("collected").results())
+    assert caplog.messages == ["parameter seed is left out: Anthropic's API knows no seed"] * 2
+
+
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
 def test_a_run_says_it_once_and_in_each_row(
     strategy: str, claude: SmallClaude, capfd: pytest.CaptureFixture[str]
