@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, overload
 
 from attrs import Attribute, Converter, field, frozen
 
@@ -62,6 +62,10 @@ def seconds_in(value: Any) -> float | None:
     return total if text.strip() else None
 
 
+@overload
+def seconds_of(field: str, value: Duration) -> float: ...
+@overload
+def seconds_of(field: str, value: Duration | None) -> float | None: ...
 def seconds_of(field: str, value: Duration | None) -> float | None:
     """Return the seconds of an argument that may be left out.
 

@@ -14,6 +14,7 @@ from smartbatch import BatchingClient, BatchingConfig, ConfigError, InvalidReque
 from smartbatch.cli.emulator_command import settings_of
 from smartbatch.cli.main import build_parser, main
 from smartbatch.errors import JobTimeout, SmartbatchError
+from smartbatch.testing import emulator
 from smartbatch.types import Request
 
 FORMS = ["5400", 5400, 5400.0, "90m", "90 min", "1h30min", "1.5h", "1h 30m", "5400s", timedelta(hours=1.5)]
@@ -33,6 +34,13 @@ def of_a_request(value: Any) -> float | None:
     return seen[0].timeout
 
 
+def of_an_emulator(value: Any) -> float | None:
+    with emulator(batch_turnaround=value, outage_between=(0.0, value)) as emu:
+        assert emu.settings.outage_between == (0.0, emu.settings.batch_turnaround)
+        emu.configure(latency=value)
+        return emu.settings.latency
+
+
 def of_a_deadline(value: Any) -> float | None:
     with BatchingClient(MODEL) as client:
         return client.plan(["x"], deadline=value).decision.constraints.deadline
@@ -44,6 +52,7 @@ PLACES: dict[str, Callable[[Any], float | None]] = {
     "mapping": lambda value: BatchingConfig.load({"call_timeout": value}, environ={}).call_timeout,
     "request": of_a_request,
     "deadline": of_a_deadline,
+    "emulator": of_an_emulator,
 }
 
 
@@ -64,7 +73,7 @@ def test_every_form_is_taken_everywhere(place: Callable[[Any], float | None], fo
 def test_what_is_no_duration_is_refused_with_its_field(
     place: Callable[[Any], float | None], form: object
 ) -> None:
-    with pytest.raises((ConfigError, InvalidRequest), match=r"timeout|deadline") as caught:
+    with pytest.raises((ConfigError, InvalidRequest), match=r"timeout|deadline|batch_turnaround") as caught:
         place(form)
     if isinstance(form, str):
         assert "'2s', '90m', '6h30min'" in str(caught.value)

@@ -94,8 +94,7 @@ class RequestHandler:
         Raises:
             ConfigError: for an unknown name or a value out of its range; then nothing changes.
         """
-        Settings.check_names(changes)
-        settings = evolve(self.settings, **changes)
+        settings = evolve(self.settings, **Settings.check_names(changes))
         limits = Limits(settings) if _LIMIT_SETTINGS & changes.keys() else self._policy.limits
         self._policy = _Policy(settings, FaultPlan(settings), limits)
         self.backend.configure(settings)

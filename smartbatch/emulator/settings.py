@@ -5,14 +5,21 @@ from __future__ import annotations
 import ipaddress
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict
 
-from attrs import field, fields, frozen
+from attrs import Attribute, Converter, field, fields, frozen
 
-from smartbatch.emulator.batches.batch_settings import BatchFaultFor, BatchSettings, LineFaultFor
+from smartbatch.emulator.batches.batch_settings import (
+    BatchFaultFor,
+    BatchSettings,
+    LineFaultFor,
+    in_seconds,
+    seconds,
+)
 from smartbatch.errors import ConfigError, did_you_mean
+from smartbatch.types import Duration
 
 __all__ = ["FAULTS", "EmulatorParams", "FaultFor", "Settings", "load_answers", "loopback"]
 
@@ -68,9 +75,13 @@ def _models(models: Iterable[str] | None) -> tuple[str, ...] | None:
     return None if models is None else tuple(models)
 
 
+def _between(times: Sequence[Duration] | None, setting: Attribute[Any]) -> tuple[float, ...] | None:
+    return None if times is None else tuple(in_seconds(time, setting) for time in times)
+
+
 @frozen(kw_only=True)
 class Settings(BatchSettings):
-    """The settings of an emulator.
+    """The settings of an emulator. Times are seconds, or texts such as ``2s`` and ``500ms``.
 
     Those of batches are in :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
 
@@ -109,9 +120,9 @@ class Settings(BatchSettings):
         ConfigError: for a value out of its range; the text names the setting.
     """
 
-    latency: float = 0.0
+    latency: float = seconds(0.0)
     latency_sigma: float = 0.0
-    per_token: float = 0.0
+    per_token: float = seconds(0.0)
     flex: bool = True
     flex_slower: float = 3.0
     rpm: float | None = None
@@ -123,11 +134,14 @@ class Settings(BatchSettings):
     retry_after: bool = True
     limit_headers: bool = True
     faults: float | Mapping[str, float] = field(default=0.0, converter=_rates)
-    fault_retry_after: float = 1.0
+    fault_retry_after: float = seconds(1.0)
     fault_for: FaultFor | None = None
     outage: tuple[int, int] | None = None
-    outage_between: tuple[float, float] | None = None
-    hang_seconds: float = 30.0
+    outage_between: tuple[float, float] | None = field(
+        default=None,
+        converter=Converter(_between, takes_field=True),  # type: ignore[misc]
+    )
+    hang_seconds: float = seconds(30.0)
     seed: int = 0
     answers: Mapping[str, str] = field(factory=dict, repr=False)
     keys: frozenset[str] | None = field(default=None, repr=False, converter=_keys)
@@ -157,20 +171,21 @@ class Settings(BatchSettings):
         self.check_batches()
 
     @classmethod
-    def check_names(cls, names: Iterable[str]) -> None:
-        """Raise ``ConfigError`` for names that are no settings."""
+    def check_names(cls, params: EmulatorParams) -> dict[str, Any]:
+        """Return settings as they were given; ``ConfigError`` for names that are none."""
         known = {attribute.name for attribute in fields(cls)}
-        if unknown := set(names) - known:
+        if unknown := params.keys() - known:
             near = did_you_mean(min(unknown), known) or f"; known: {', '.join(sorted(known))}"
             raise ConfigError(f"unknown setting {', '.join(sorted(unknown))}{near}")
+        return dict(params)
 
 
 class EmulatorParams(TypedDict, total=False):
     """The settings of an emulator as keywords; see :class:`Settings`."""
 
-    latency: float
+    latency: Duration
     latency_sigma: float
-    per_token: float
+    per_token: Duration
     flex: bool
     flex_slower: float
     rpm: float | None
@@ -182,11 +197,11 @@ class EmulatorParams(TypedDict, total=False):
     retry_after: bool
     limit_headers: bool
     faults: float | Mapping[str, float]
-    fault_retry_after: float
+    fault_retry_after: Duration
     fault_for: FaultFor | None
     outage: tuple[int, int] | None
-    outage_between: tuple[float, float] | None
-    hang_seconds: float
+    outage_between: tuple[Duration, Duration] | None
+    hang_seconds: Duration
     seed: int
     answers: Mapping[str, str]
     keys: Iterable[str] | None
@@ -194,13 +209,13 @@ class EmulatorParams(TypedDict, total=False):
     keep_prompts: bool
     max_connections: int
     max_body: int
-    batch_validating: float
-    batch_queueing: float
-    batch_turnaround: float
+    batch_validating: Duration
+    batch_queueing: Duration
+    batch_turnaround: Duration
     batch_turnaround_sigma: float
-    batch_window: float
-    batch_cancel_seconds: float
-    batch_retention: float
+    batch_window: Duration
+    batch_cancel_seconds: Duration
+    batch_retention: Duration
     batch_enqueued_tokens: float | None
     batch_enqueued_refusal: Literal["late", "early"]
     batch_max_lines: int | None
@@ -208,10 +223,10 @@ class EmulatorParams(TypedDict, total=False):
     batch_faults: Mapping[str, float]
     batch_fault_for: BatchFaultFor | None
     batch_line_fault_for: LineFaultFor | None
-    batch_late_seconds: float
-    batch_list_lag: float
-    batch_get_lag: float
-    batch_results_outage: float
+    batch_late_seconds: Duration
+    batch_list_lag: Duration
+    batch_get_lag: Duration
+    batch_results_outage: Duration
     batch_echo_metadata: bool
     batch_echo_input_file: bool
     batch_inline_metadata: bool

@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any
 
+from smartbatch._settings import seconds_of
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, scrub
 from smartbatch.integrations.event_loop import Tasks
@@ -22,7 +23,7 @@ from smartbatch.providers.base import Capabilities, Provider
 from smartbatch.providers.error_table import kind_of_status
 from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, safe_text, short
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING
-from smartbatch.types import Answer, Attempt, Message, Request, Usage
+from smartbatch.types import Answer, Attempt, Duration, Message, Request, Usage
 
 try:
     from pydantic_ai import Agent, exceptions, messages
@@ -61,7 +62,7 @@ _DECIDED = frozenset({ErrorKind.NO_MONEY, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.
 def agent_call(
     agent: Agent[Any, Any],
     *,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: Duration = DEFAULT_TIMEOUT,
     model_settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[Request, int], Answer]:
@@ -75,7 +76,8 @@ def agent_call(
     Args:
         agent: may be shared by any number of calls and clients; not with an event loop of yours that runs
             it at the same time. The HTTP client of its model stays open for the next run, as after ``run``.
-        timeout: total seconds of one run, at most what the client leaves for the try.
+        timeout: total time of one run, such as ``"90s"`` or seconds; at most what the client leaves for
+            the try.
         model_settings: win over those of the request.
         options: further arguments of ``Agent.run``, such as ``deps``, ``usage_limits`` or ``toolsets``.
 
@@ -88,7 +90,7 @@ def agent_call(
 def agent_factory_call(
     factory: Factory,
     *,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: Duration = DEFAULT_TIMEOUT,
     model_settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Callable[[Request, int], Answer]:
@@ -219,9 +221,11 @@ def _always(agent: Any) -> Factory:
     return lambda request, attempt: agent  # noqa: ARG005
 
 
-def _named(runs: _Runs, timeout: float, name: str | None) -> Callable[[Request, int], Answer]:
+def _named(runs: _Runs, timeout: Duration, name: str | None) -> Callable[[Request, int], Answer]:
+    most = seconds_of("timeout", timeout)
+
     def call(request: Request, attempt: int) -> Answer:
-        left = min(timeout, attempt.timeout) if isinstance(attempt, Attempt) else timeout
+        left = min(most, attempt.timeout) if isinstance(attempt, Attempt) else most
         return runs.run(request, attempt, left)
 
     call.__name__ = name or "agent"

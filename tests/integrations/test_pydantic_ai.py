@@ -295,7 +295,7 @@ def stuck(begun: threading.Event, ended: threading.Event | None = None) -> Funct
 
 def test_a_run_ends_with_its_timeout() -> None:
     """The worker is free again."""
-    error = failure_of(agent_call(Agent(stuck(threading.Event())), timeout=0.05))
+    error = failure_of(agent_call(Agent(stuck(threading.Event())), timeout="50ms"))
     assert (error.kind, error.code) == (ErrorKind.TIMEOUT, "deadline")
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
-from attrs import field, fields, frozen
+from attrs import Attribute, Converter, field, fields, frozen
 
+from smartbatch._settings import seconds_of
 from smartbatch.errors import ConfigError
+from smartbatch.types import Duration
 
 __all__ = [
     "BATCH_FAULTS",
@@ -18,6 +20,8 @@ __all__ = [
     "LineFaultFor",
     "checked_names",
     "fault_group",
+    "in_seconds",
+    "seconds",
 ]
 
 BatchFaultFor: TypeAlias = "Callable[[int, Mapping[str, str]], str | Sequence[str] | None]"
@@ -72,6 +76,17 @@ def fault_group(name: str) -> tuple[str, ...]:
     return next((group for group in _GROUPS if name in group), (name,))
 
 
+def in_seconds(value: Duration, setting: Attribute[Any]) -> float:
+    """Return the seconds of a setting; the range of a number is checked with those of all others."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return cast("float", value) if plain else seconds_of(setting.name, value)
+
+
+def seconds(default: float) -> Any:
+    """Declare a setting that is a duration."""
+    return field(default=default, converter=Converter(in_seconds, takes_field=True))
+
+
 def _batch_faults(faults: Mapping[str, float]) -> dict[str, float]:
     known = [*BATCH_FAULTS, *LINE_FAULTS]
     for name, rate in faults.items():
@@ -87,7 +102,7 @@ def _batch_faults(faults: Mapping[str, float]) -> dict[str, float]:
 
 @frozen(kw_only=True)
 class BatchSettings:
-    """The settings of batches. All times are in seconds.
+    """The settings of batches. Times are seconds, or texts such as ``6h30min``.
 
     Args:
         batch_validating: from the create until the batch is queued, or its validation failed.
@@ -116,13 +131,13 @@ class BatchSettings:
         batch_error_details: True adds ``details``, which the SDK cannot read, to Gemini's error lines.
     """
 
-    batch_validating: float = 0.0
-    batch_queueing: float = 0.0
-    batch_turnaround: float = 0.0
+    batch_validating: float = seconds(0.0)
+    batch_queueing: float = seconds(0.0)
+    batch_turnaround: float = seconds(0.0)
     batch_turnaround_sigma: float = 0.0
-    batch_window: float = 86_400.0
-    batch_cancel_seconds: float = 0.0
-    batch_retention: float = 29 * 86_400.0
+    batch_window: float = seconds(86_400.0)
+    batch_cancel_seconds: float = seconds(0.0)
+    batch_retention: float = seconds(29 * 86_400.0)
     batch_enqueued_tokens: float | None = None
     batch_enqueued_refusal: Literal["late", "early"] = "late"
     batch_max_lines: int | None = None
@@ -130,10 +145,10 @@ class BatchSettings:
     batch_faults: Mapping[str, float] = field(factory=dict, converter=_batch_faults)
     batch_fault_for: BatchFaultFor | None = None
     batch_line_fault_for: LineFaultFor | None = None
-    batch_late_seconds: float = 1.0
-    batch_list_lag: float = 1.0
-    batch_get_lag: float = 1.0
-    batch_results_outage: float = 1.0
+    batch_late_seconds: float = seconds(1.0)
+    batch_list_lag: float = seconds(1.0)
+    batch_get_lag: float = seconds(1.0)
+    batch_results_outage: float = seconds(1.0)
     batch_echo_metadata: bool = True
     batch_echo_input_file: bool = True
     batch_inline_metadata: bool = True

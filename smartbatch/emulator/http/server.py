@@ -53,8 +53,7 @@ class Emulator:
         ledger_file: str | Path | None = None,
         **settings: Unpack[EmulatorParams],
     ) -> None:
-        Settings.check_names(settings)
-        checked = Settings(**settings)
+        checked = Settings(**Settings.check_names(settings))
         self._host = loopback(host)
         self._socket = _listen(self._host, port)
         self.port: int = self._socket.getsockname()[1]
