@@ -381,8 +381,8 @@ def _spec(key: str, label: str) -> Any:
         raise ConfigError(f"unknown setting {label}{_nearest(key, _keys())}") from None
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    return did_you_mean(name, known) or f"; known are {', '.join(known)}"
+def _nearest(name: str, known: Collection[str], prefix: str = "") -> str:
+    return did_you_mean(name, known, prefix) or f"; known are {', '.join(known)}"
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -394,7 +394,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             if text.strip():
                 values[key] = _spec(key, key).parse(f"{key} ({variable})", text)
         elif not variable.startswith(RESERVED):
-            raise ConfigError(f"unknown variable {variable}{_nearest(variable, variables)}")
+            raise ConfigError(f"unknown variable {variable}{_nearest(variable, variables, PREFIX)}")
     return values
 
 
@@ -463,10 +463,10 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
             raise ConfigError(f"unknown setting or parameter {name}{did_you_mean(name, known)}")
 
 
-def checked(setting: str, value: Any, name: str | None = None) -> Any:
-    """Return an argument called ``name`` that stands for a ``setting``, in the setting's type.
+def checked(setting: str, value: Any) -> Any:
+    """Return an argument that stands for a ``setting``, in the setting's type.
 
     Raises:
         ConfigError: it is out of the setting's range.
     """
-    return _spec(setting, setting).check(name or setting, value)
+    return _spec(setting, setting).check(setting, value)

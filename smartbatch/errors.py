@@ -237,7 +237,13 @@ def scrub(text: str, *secrets: str | None, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return ``; did you mean NAME?`` with the nearest of the ``known`` names; nothing where none is near."""
-    near = difflib.get_close_matches(word[:80], known, 1) if isinstance(word, str) else []
-    return f"; did you mean {near[0]}?" if near else ""
+def did_you_mean(word: object, known: Iterable[str], prefix: str = "") -> str:
+    """Return ``; did you mean NAME?`` with the nearest of the ``known`` names; nothing where none is near.
+
+    All names begin with ``prefix``, which makes none of them nearer.
+    """
+    if not isinstance(word, str):
+        return ""
+    names = [name.removeprefix(prefix) for name in known]
+    near = difflib.get_close_matches(word.removeprefix(prefix)[:80], names, 1)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""

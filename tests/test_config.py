@@ -178,6 +178,8 @@ def test_a_bad_variable_is_named_with_its_key_and_range(text: str) -> None:
 def test_an_unknown_variable_of_ours_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="did you mean SMARTBATCH_MAX_RPM"):
         load(environ={"SMARTBATCH_MAX_RMP": "10"})
+    with pytest.raises(ConfigError, match="unknown variable SMARTBATCH_NOPE; known are"):
+        load(environ={"SMARTBATCH_NOPE": "10"})
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from smartbatch.cli.main import build_parser, main
 
 OF_THE_COMMAND = {
     *("action", "config", "format", "help", "id_field", "ids", "input", "json", "limit", "model", "output"),
-    *("fallback", "prompt_field", "provider_option", "quiet", "template", "verbose", "wait"),
+    *("prompt_field", "provider_option", "quiet", "template", "verbose", "wait"),
 }
-"""What is about files, printing and the choice of the model; ``fallback`` is the keyword of jobs."""
+"""What is about files, printing and the choice of the model."""
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "jobs"])
@@ -32,3 +32,9 @@ def test_a_misspelt_option_is_told_the_nearest(capfd: pytest.CaptureFixture[str]
     assert "--paralelism=4; did you mean --parallelism?" in capfd.readouterr().err
     assert main(["plan", "in.txt", "--model", "sim:demo", "--strategie", "batch"]) == 2
     assert "did you mean --strategy?" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "jobs", "emulator"])
+def test_an_option_that_is_near_to_none_is_told_none(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([command, *["in.txt", "--model", "sim:demo"][: 3 * (command in "run plan")], "--nope"]) == 2
+    assert capfd.readouterr().err.endswith("unrecognized arguments: --nope\n")

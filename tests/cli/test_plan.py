@@ -118,6 +118,7 @@ def test_constraints_may_stand_in_the_settings(
     ("line", "printed"),
     [
         (["--deadline", "1s"], r"no route meets a deadline of 1 s .* a deadline of \d+ s \(individual, 0\."),
+        (["--deadline", "0.0001s"], r"no route meets a deadline of 0\.001 s for"),
         (["--budget", "0.0001"], r"a budget of 0.0001 USD for 40 .* a budget of 0\.\d+ USD \(batch\)"),
         (["--deadline", "2weeks"], r"deadline = '2weeks' is no time from now"),
         (["--deadline", "-3"], r"deadline = '-3' is no time from now"),
@@ -132,7 +133,7 @@ def test_constraints_may_stand_in_the_settings(
         (["--model", "nobody:any"], r"unknown provider"),
         (
             ["--model", "call:json:dumps", "--strategy", "hybrid"],
-            r"has no Batch API.*\(--fallback\)",
+            r"has no Batch API.*batch_fallback='individual'",
         ),
     ],
 )

@@ -399,10 +399,15 @@ def _infeasible(
             near[0] += ", which is above the budget as well"
     if dearer is not None and dearer.cost is not None:
         near.append(f"a budget of {dearer.cost.expected:.6f} USD ({dearer.route.value})")
-    wanted = [f"a deadline of {deadline:.0f} s"] if deadline is not None else []
+    wanted = [f"a deadline of {_seconds(deadline)}"] if deadline is not None else []
     wanted += [f"a budget of {dollars(budget)}"] if budget is not None else []
     asked = " and ".join(wanted) or f"prefer={constraints.prefer!r}"
     text = f"no route meets {asked} for {requests} requests; nothing was sent"
     if near:
         text += ". What would be met: " + ", or ".join(near)
     return Infeasible(text, [option for option in (later, dearer) if option is not None])
+
+
+def _seconds(deadline: float) -> str:
+    """Return a deadline in words; what is below a millisecond as one, so that none is 0."""
+    return f"{deadline:.0f} s" if round(deadline) else f"{max(deadline, 0.001):.3g} s"
