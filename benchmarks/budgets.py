@@ -140,7 +140,7 @@ def _list(client: BatchingClient, name: str, budget: float | None) -> list[Resul
 
 def _job(client: BatchingClient, budget: float) -> list[Result]:
     prompts = [f"job {number}" for number in range(int(budget / MOST))]
-    job = client.submit_batch(prompts, budget=budget, strategy="individual", fallback="individual")
+    job = client.submit_batch(prompts, budget=budget, strategy="individual", batch_fallback="individual")
     return list(job.results())
 
 

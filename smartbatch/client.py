@@ -339,7 +339,6 @@ class BatchingClient:
         prompts: Iterable[Prompt],
         *,
         count: int | None = None,
-        fallback: Fallback | None = None,
         **params: Unpack[ListParams[Any]],
     ) -> Plan:
         """As :meth:`plan`, for any number of prompts: they are read once and not kept.
@@ -349,12 +348,11 @@ class BatchingClient:
         Args:
             prompts, params: as in :meth:`map`.
             count: how many prompts there are, at most, where that is known.
-            fallback: as in :meth:`submit_batch`.
 
         Raises:
             InvalidRequest, ConfigError: as :meth:`map`.
         """
-        return self._running.routing.forecast(prompts, params, count, fallback)
+        return self._running.routing.forecast(prompts, params, count)
 
     def announce_plan(self, plan: Plan) -> str:
         """Tell observers of a plan that :meth:`submit_run` carries out; return its id."""
@@ -383,7 +381,7 @@ class BatchingClient:
         *,
         key: str | None = None,
         metadata: Mapping[str, str] | None = None,
-        fallback: Fallback | None = None,
+        batch_fallback: Fallback | None = None,
         **params: Unpack[JobParams[Any]],
     ) -> Job:
         """Store all requests as a job for the provider's Batch API, and return it; nothing is sent before.
@@ -401,9 +399,9 @@ class BatchingClient:
             key: your own name for the job. The same requests under the same key are the same job, so a script
                 may be run again: nothing is sent twice.
             metadata: labels, as texts by name.
-            fallback: where requests go that an expired, failed or late batch has not run: ``"batch"`` or
-                ``"individual"`` for real time; ``batch_fallback`` when ``None``. ``"individual"`` also
-                takes jobs when batches are switched off, or the provider has none.
+            batch_fallback: where requests go that an expired, failed or late batch has not run: ``"batch"``
+                or ``"individual"`` for real time; the setting when ``None``. ``"individual"`` also takes jobs
+                when batches are switched off, or the provider has none.
             params: as in :meth:`submit`, for all of them; and the constraints, see :class:`BatchingClient`.
 
         Raises:
@@ -414,7 +412,7 @@ class BatchingClient:
             StoreError: the store cannot be used.
             ClientClosed: the client was stopped.
         """
-        row = self._running.routing.submit_batch(requests, params, JobOptions(key, metadata, fallback))
+        row = self._running.routing.submit_batch(requests, params, JobOptions(key, metadata, batch_fallback))
         return self._handle(row)
 
     def submit_run(
@@ -424,7 +422,6 @@ class BatchingClient:
         *,
         key: str | None = None,
         metadata: Mapping[str, str] | None = None,
-        fallback: Fallback | None = None,
     ) -> Job:
         """Store requests as a job by the route of a plan that was made for them.
 
@@ -435,12 +432,12 @@ class BatchingClient:
         Args:
             requests: those that the plan was made for, see :meth:`forecast`; read once.
             plan: its route, deadline and budget hold; the deadline counts from now.
-            key, metadata, fallback: as in :meth:`submit_batch`.
+            key, metadata: as in :meth:`submit_batch`.
 
         Raises:
             Exception: as :meth:`submit_batch`.
         """
-        row = self._running.routing.submit_planned(requests, plan, JobOptions(key, metadata, fallback))
+        row = self._running.routing.submit_planned(requests, plan, JobOptions(key, metadata))
         return self._handle(row)
 
     def submit_and_wait(
@@ -450,7 +447,7 @@ class BatchingClient:
         timeout: Duration | None = None,
         key: str | None = None,
         metadata: Mapping[str, str] | None = None,
-        fallback: Fallback | None = None,
+        batch_fallback: Fallback | None = None,
         on_progress: Callable[[JobStatus], object] | None = None,
         progress: bool = False,
         **params: Unpack[JobParams[T]],
@@ -462,7 +459,7 @@ class BatchingClient:
         ``"threshold"`` strategy, unless ``strategy`` says otherwise.
 
         Args:
-            requests, key, metadata, fallback, params: as in :meth:`submit_batch`, constraints included.
+            requests, key, metadata, batch_fallback, params: as in :meth:`submit_batch`, constraints included.
             timeout: such as ``"2h"``, or seconds; when ``None``, ``batch_timeout``, or until the
                 deadline where that is later.
             on_progress: called with the :class:`~smartbatch.JobStatus` after each change.
@@ -476,7 +473,7 @@ class BatchingClient:
         began = self._settings.clock.now()
         wait = WaitOptions(seconds_of("timeout", timeout), on_progress, progress)
         running = self._running
-        row = running.routing.submit_by_count(requests, params, JobOptions(key, metadata, fallback))
+        row = running.routing.submit_by_count(requests, params, JobOptions(key, metadata, batch_fallback))
         return running.jobs.results_of(self._handle(row), wait, began)
 
     def jobs(self, limit: int = 1000) -> list[Job]:

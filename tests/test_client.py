@@ -66,7 +66,7 @@ def test_a_script_is_told_the_nearest_name(given: dict[str, Any], meant: str) ->
         ("as_completed", {"strategi": "auto"}, "strategy"),
         ("embed", {"purpos": "search"}, "purpose"),
         ("plan", {"strategy": "individul"}, "individual"),
-        ("submit_batch", {"fallback": "individul"}, "individual"),
+        ("submit_batch", {"batch_fallback": "individul"}, "individual"),
         ("submit_and_wait", {"budgt": 1}, "budget"),
     ],
 )

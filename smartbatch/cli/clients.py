@@ -29,15 +29,13 @@ __all__ = ["REFUSALS", "client_of", "config_of", "missing_store", "params_of", "
 REFUSALS: Final = (ConfigError, InputError, InvalidRequest, JobConflict, JobNotFound, StoreError)
 """Errors that end a command with exit code 2."""
 
-_OF_BATCHES: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "fallback")
+_OF_BATCHES: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "batch_fallback")
 """Options that have no effect in real time."""
 
 
 def report_refusal(error: SmartbatchError) -> None:
-    """Print why a command is refused, and which option that is about where it is not the setting's name."""
-    flag = " (--fallback)" if "fallback=" in error.message else ""
-    if isinstance(error, StoreError):
-        flag = "; --store names another place for what a run keeps"
+    """Print why a command is refused."""
+    flag = "; --store names another place for what a run keeps" if isinstance(error, StoreError) else ""
     say(f"smartbatch: {error.message}{flag}")
 
 

@@ -123,7 +123,7 @@ class _Parser(argparse.ArgumentParser):
         from smartbatch.errors import did_you_mean  # late: --help and --version need none of it
 
         known = [] if command is None else re.findall(r"--[a-z-]+", self.commands[command].format_help())
-        return did_you_mean(words[0].partition("=")[0], known)
+        return did_you_mean(words[0].partition("=")[0], known, "--")
 
     def error(self, message: str) -> NoReturn:
         if _WRONG_VALUE.match(message):
@@ -284,14 +284,15 @@ def _add_batches(parser: argparse.ArgumentParser) -> None:
         "--batch-poll-interval", metavar="D", help="time between looks at a batch, such as 2min"
     )
     group.add_argument(
-        "--fallback",
+        "--batch-fallback",
         choices=("individual", "batch"),
         help="where rows go that a batch has not run: real time, or a new batch",
     )
     group.add_argument(
         "--batch-timeout",
         metavar="D",
-        help="with --fallback individual: time, such as 6h, until rows that have not run go in real time",
+        help="with --batch-fallback individual: time, such as 6h, until rows that have not run go in real "
+        "time",
     )
     group.add_argument("--batch-max-requests", type=_whole, metavar="N", help="most rows of one batch")
 

@@ -40,7 +40,6 @@ class RouteChooser:
             "prefer": args.prefer,
             "time_value": args.time_value,
             "budget": client.config.budget,
-            "fallback": args.fallback,
         }
         checked = client.forecast((), count=0, **self._constraints)
         self._deadline = checked.decision.constraints.deadline

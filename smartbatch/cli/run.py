@@ -27,7 +27,6 @@ from smartbatch.cli.run_job import JobRun, RowResult, RunOptions
 from smartbatch.cli.summary import RunSummary, decision_summary, failure_line
 from smartbatch.errors import InputError
 from smartbatch.jobs.status import JobStatus
-from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.progress import Progress
 from smartbatch.plan import Plan
 
@@ -69,7 +68,6 @@ class _Run:
         self._began = self._clock.now()
         self._summary = RunSummary()
         self._before = Recovered()
-        self._dropped = DroppedParameters()
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
         self._client = client_of(args)
         self._actual = self._client.actual_cost()
@@ -120,7 +118,6 @@ class _Run:
             batches_only=self._chooser.batches_only,
             model=args.model,
             output=None if self._out is None else self._out.path,
-            fallback=args.fallback,
             quiet=args.quiet,
         )
         return JobRun(self._client, self._input, options, answered, self._clock)
@@ -152,8 +149,6 @@ class _Run:
                     sink.append(
                         row, encode(row, outcome.result, self._args.model), answered=outcome.result.ok
                     )
-                for name, reason in outcome.result.dropped:
-                    self._dropped.tell(name, reason)
                 if outcome.earlier:
                     self._before.answered += 1
                     continue

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Literal
 
 from attrs import define, field, frozen
 
@@ -61,7 +60,6 @@ class RunOptions:
         batches_only: the route is the Batch API, also for the rows that an earlier run left in real time.
         model: ``provider:model``.
         output: path of the output; ``None`` is standard output.
-        fallback: where rows go that a batch has not run; the setting when ``None``.
         quiet: whether messages are left out.
     """
 
@@ -69,7 +67,6 @@ class RunOptions:
     batches_only: bool
     model: str
     output: str | None
-    fallback: Literal["batch", "individual"] | None = None
     quiet: bool = False
 
 
@@ -198,7 +195,6 @@ class JobRun:
             plan,
             key=self._identity.free_key({one.job.key for one in jobs}, realtime=realtime),
             metadata=self._identity.labels(realtime=realtime),
-            fallback=self._options.fallback,
         )
         if not realtime:
             first = f"the first {plan.first:,} are asked at once, the others " if plan.first else ""

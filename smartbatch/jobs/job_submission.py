@@ -198,7 +198,7 @@ class JobSubmission:
         """
         _, problem = batches_of(self._config, self._model, kind)
         if problem is not None and self._fallback_of(fallback) != "individual":
-            raise ConfigError(f"{problem}, or allow real time with fallback='individual'")
+            raise ConfigError(f"{problem}, or allow real time with batch_fallback='individual'")
 
     def check_priced(self, *, by_batch: bool = False) -> None:
         """Check that a budget can be kept.
@@ -299,11 +299,8 @@ class JobSubmission:
         return policy
 
     def _fallback_of(self, fallback: str | None) -> Fallback:
-        chosen: Fallback = (
-            self._config.batch_fallback
-            if fallback is None
-            else checked("batch_fallback", fallback, "fallback")
-        )
+        chosen: Fallback
+        chosen = checked("batch_fallback", self._config.batch_fallback if fallback is None else fallback)
         return chosen
 
     def _rows(self, requests: Iterable[Prompt], params: Mapping[str, Any]) -> tuple[Kind, Iterator[Request]]:

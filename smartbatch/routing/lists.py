@@ -222,13 +222,11 @@ class ListRouter:
         prompts: Iterable[Prompt],
         params: Mapping[str, Any],
         count: int | None = None,
-        fallback: str | None = None,
     ) -> Plan:
         """Return what prompts would take that are read once and not kept, so that there may be any number.
 
         Args:
             count: how many they are, at most, where that is known.
-            fallback: where requests go that a batch has not run.
 
         Raises:
             Exception: as :meth:`plan`.
@@ -238,7 +236,7 @@ class ListRouter:
         constraints = self._constraints(given)
         if constraints.budget is not None:
             self._jobs.check_priced()
-        self._check_forced(given, Kind.GENERATE, fallback)
+        self._check_forced(given, Kind.GENERATE, None)
         kind, batchable = Kind.GENERATE, True
         workload = self._advisor.workload(
             kind,

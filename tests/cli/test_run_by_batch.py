@@ -243,8 +243,8 @@ def test_a_row_that_nobody_can_be_asked_for_leaves_nothing_behind(
     ("line", "printed"),
     [
         (
-            ["--model", "sim:demo", "--strategy", "individual", "--fallback", "batch"],
-            "--fallback is",
+            ["--model", "sim:demo", "--strategy", "individual", "--batch-fallback", "batch"],
+            "--batch-fallback is",
         ),
         (
             ["--model", "sim:demo", "--strategy", "individual", "--batch-poll-interval", "5"],
@@ -258,7 +258,7 @@ def test_a_row_that_nobody_can_be_asked_for_leaves_nothing_behind(
             ["--model", "sim:demo", "--strategy", "batch", "--batch-max-requests", "0"],
             "batch_max_requests",
         ),
-        (["--model", "call:json:dumps", "--strategy", "batch"], "(--fallback)"),
+        (["--model", "call:json:dumps", "--strategy", "batch"], "batch_fallback='individual'"),
         (["--model", "sim:demo", "--strategy", "batch", "--store", "in.txt"], "in.txt"),
     ],
 )

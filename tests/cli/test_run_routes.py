@@ -114,11 +114,11 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
 
 
 def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """Own calls have no Batch API, and --fallback allows real time; what was asked for and is to be had needs
+    """Own calls have no Batch API, and an option allows real time; what was asked for and is to be had needs
     no words beforehand."""
     prompts(12)
     own = "call:own_calls:ask"
-    assert run("--strategy", "hybrid", "--fallback", "individual", model=own) == 0
+    assert run("--strategy", "hybrid", "--batch-fallback", "individual", model=own) == 0
     printed = capfd.readouterr().err
     assert printed.startswith(
         "route: individual, strategy='hybrid' was asked for, which is not to be had here\n"
@@ -265,7 +265,7 @@ def test_the_time_an_input_takes_to_read_counts(
 
     monkeypatch.setattr(OutputFile, "recover", slowly)
     assert run("--deadline", "0.6s", model="sim:demo?latency=0") == 2
-    assert "no route meets a deadline of 0 s" in capfd.readouterr().err
+    assert "no route meets a deadline of 0.001 s for" in capfd.readouterr().err
 
 
 def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(

@@ -44,7 +44,7 @@ def test_c14_of_a_batch_that_expires_half_done_that_half_is_kept(
     ) as w:
         prompts = texts(10)
         client = w.process(batch_timeout=30 * DAY, **SLOW)
-        job = client.submit_batch(prompts, fallback=fallback)
+        job = client.submit_batch(prompts, batch_fallback=fallback)
         assert [result.text for result in w.results(job)] == w.right(prompts)
         assert w.creates[0].state == "expired"
         if fallback == "batch":  # the rest goes in a batch with a nonce of its own
@@ -102,7 +102,7 @@ def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(provider: str
         note = job.status().note
         assert note is not None
         assert "more than 24 hours" in note  # the alarm, and what can be done about it
-        assert "fallback='individual'" in note
+        assert "batch_fallback='individual'" in note
         assert len(w.creates) == 1
         assert [result.text for result in w.results(job)] == w.right(prompts)
         assert len(w.creates) == 1
@@ -118,7 +118,7 @@ def test_c16_what_replaces_a_batch_that_takes_too_long_begins_after_its_end(
     with world(provider, tmp_path, rare=60, batch_faults={"stuck": 1.0}, **settings) as w:
         prompts = texts(10)
         client = w.process(batch_timeout=3 * HOUR, **SLOW)
-        job = client.submit_batch(prompts, fallback="individual")
+        job = client.submit_batch(prompts, batch_fallback="individual")
         assert [result.text for result in w.results(job)] == w.right(prompts)
         [record] = w.creates
         assert record.state == "cancelled"
@@ -141,7 +141,7 @@ def test_c17_whoever_wins_the_race_of_end_and_cancel_nothing_is_paid_twice(
         client = w.process(
             batch_timeout=HOUR, batch_max_requests=2 if provider != "anthropic" else 20, **SLOW
         )
-        job = client.submit_batch(prompts, fallback="individual")
+        job = client.submit_batch(prompts, batch_fallback="individual")
         assert [result.text for result in w.results(job)] == w.right(prompts)
         cancelled = [record for record in w.creates if record.cancelled_at is not None]
         assert cancelled
@@ -214,7 +214,7 @@ def test_c17_a_job_that_is_cancelled_keeps_what_came_and_sends_nothing_more(
 ) -> None:
     with world(provider, tmp_path, batch_turnaround=2 * HOUR, batch_cancel_seconds=5 * MINUTE) as w:
         prompts = texts(20)
-        job = w.process().submit_batch(prompts, fallback="individual")
+        job = w.process().submit_batch(prompts, batch_fallback="individual")
         w.pass_time(50 * MINUTE)
         job.cancel()
         results = w.results(job)
@@ -236,7 +236,7 @@ def test_c18_a_batch_refused_at_validation_is_made_anew_once(
     settings = {"batch_validating": 4 * MINUTE, "batch_turnaround": HOUR}
     with world(provider, tmp_path, batch_faults={"fail_validation": 1.0}, **settings) as w:
         prompts = texts(5)
-        job = w.process().submit_batch(prompts, fallback=fallback)
+        job = w.process().submit_batch(prompts, batch_fallback=fallback)
         results = w.results(job)
         w.pass_time(DAY)
         assert len(w.creates) <= 2  # where a batch cannot fail as a whole its lines do, once

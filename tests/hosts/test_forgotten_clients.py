@@ -58,7 +58,7 @@ def test_a_list_keeps_its_client() -> None:
 def test_a_job_keeps_its_client(tmp_path) -> None:
     store = str(tmp_path / "jobs.db")
     client = BatchingClient("sim:demo?latency=0", store=store)
-    job = client.submit_batch(["one", "two"], fallback="individual", strategy="individual")
+    job = client.submit_batch(["one", "two"], batch_fallback="individual", strategy="individual")
     del client
     gc.collect()
     assert job.wait(30).completed == 2

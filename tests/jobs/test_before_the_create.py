@@ -64,7 +64,7 @@ def test_a_request_that_fits_no_batch_goes_in_real_time_where_the_job_allows_it(
 ) -> None:
     api.abilities = evolve(api.abilities, max_bytes=2000)
     client = client_of(remote, store=str(tmp_path / "jobs.db"))
-    job = client.submit_batch(["x" * 3000, "small"], fallback=fallback)  # type: ignore[arg-type]
+    job = client.submit_batch(["x" * 3000, "small"], batch_fallback=fallback)  # type: ignore[arg-type]
     large, small = job.results(timeout=LONG)
     assert small.route is Route.BATCH
     if fallback == "individual":

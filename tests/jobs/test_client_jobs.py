@@ -213,9 +213,9 @@ def test_a_provider_without_batches_says_so(client_of: ClientOf, clock: VirtualC
     """Unless real time is allowed: then each item goes in real time, and the job is as durable."""
     remote = Remote(clock, batches=False)
     client = client_of(remote, store=store)
-    with pytest.raises(ConfigError, match=r"remote has no Batch API.*fallback='individual'"):
+    with pytest.raises(ConfigError, match=r"remote has no Batch API.*batch_fallback='individual'"):
         client.submit_batch(["a"])
-    job = client.submit_batch(["a", "b"], fallback="individual")
+    job = client.submit_batch(["a", "b"], batch_fallback="individual")
     assert [result.text for result in job.results(timeout=LONG)] == ["re: a", "re: b"]
     assert {result.route for result in job.results()} == {Route.INDIVIDUAL}
 

@@ -149,7 +149,7 @@ def test_results_come_while_others_are_still_out(
         return prompt
 
     client = client_of(Remote(clock, batches=False, reply=reply), store=store)
-    job = client.submit_batch(prompts(4), fallback="individual")
+    job = client.submit_batch(prompts(4), batch_fallback="individual")
     results = job.results(timeout=LONG)
     assert [next(results).text, next(results).text] == ["p0", "p1"]
     gate.set()
@@ -280,7 +280,7 @@ def test_cancelling_a_job_in_real_time_stops_what_has_not_started(
     """Calls under way come to their end and are kept; nothing more is asked."""
     remote = Remote(clock, batches=False, latency=10.0)
     client = client_of(remote, store=store, parallelism=2)
-    job = client.submit_batch(prompts(50), fallback="individual")
+    job = client.submit_batch(prompts(50), batch_fallback="individual")
     next(job.results(timeout=LONG))
     with clock.held():
         job.cancel()

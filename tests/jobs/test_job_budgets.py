@@ -102,7 +102,7 @@ def test_what_batches_leave_over_buys_further_ones(tmp_path: Path) -> None:
 def test_requests_asked_alone_keep_to_the_budget_of_their_job(tmp_path: Path) -> None:
     with market("anthropic", tmp_path) as w:
         client = buyer(w, budget=0.3, batch_enabled=False)
-        job = client.submit_batch(texts(80), fallback="individual")
+        job = client.submit_batch(texts(80), batch_fallback="individual")
         results = w.results(job)
         assert 0.3 - 4 * MOST < paid(w) <= 0.3
         assert 20 < answered(results) < 80
@@ -150,7 +150,7 @@ def test_a_request_whose_asking_nobody_saw_the_end_of_stays_paid_for(tmp_path: P
     with market("openai", tmp_path) as w:
         first = buyer(w, budget=20 * alone, batch_enabled=False)
         w.service.meet = lambda seen: w.refusal(401)
-        job = first.submit_batch(texts(60), fallback="individual")
+        job = first.submit_batch(texts(60), batch_fallback="individual")
         w.pass_time(MINUTE)
         assert job.status().state == "held"
         w.stop(first)
@@ -190,7 +190,7 @@ def test_no_fault_at_the_provider_exceeds_a_budget(seed: int, tmp_path: Path) ->
         client = buyer(w, budget=budget, batch_settle=5 * MINUTE, batch_max_requests=rng.choice([7, 20, 500]))
         count = rng.randint(5, 50)
         way = rng.choice(["batch", "individual"])
-        job = client.submit_batch(texts(count), fallback=way)
+        job = client.submit_batch(texts(count), batch_fallback=way)
         results = w.results(job)
         assert len(results) == count
         assert paid(w) <= budget + TINY

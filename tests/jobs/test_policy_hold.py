@@ -156,7 +156,7 @@ def test_a_job_that_is_held_once_more_is_told_once_more(
 ) -> None:
     remote = Remote(clock, batches=False, reply=refused)
     client = client_of(remote, store=str(tmp_path / "jobs.db"), observers=[events.append])
-    job = client.submit_batch(["a"], fallback="individual")
+    job = client.submit_batch(["a"], batch_fallback="individual")
     for times in (1, 2):
         with pytest.raises(JobTimeout, match="the key is refused"):
             job.wait(10 * MINUTE)

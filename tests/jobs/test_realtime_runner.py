@@ -43,7 +43,7 @@ def another_store(place: str, clock: VirtualClock) -> SqlStore:
 
 
 def submitted(client: BatchingClient, count: int, **settings: Any) -> Any:
-    return client.submit_batch([f"p{n}" for n in range(count)], fallback="individual", **settings)
+    return client.submit_batch([f"p{n}" for n in range(count)], batch_fallback="individual", **settings)
 
 
 def test_an_item_is_marked_on_disk_before_it_is_asked(

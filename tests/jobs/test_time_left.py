@@ -37,7 +37,7 @@ def test_what_a_batch_gave_back_takes_the_time_of_calls_and_not_of_batches(
     """A batch is given up after ten minutes with nothing done; 60 calls at four a time take five minutes."""
     remote = Remote(clock, turnaround=1e5, latency=20.0)
     client = client_of(remote, store=store, batch_timeout=600.0, parallelism=4)
-    told = followed(client.submit_batch([f"p{n}" for n in range(60)], fallback="individual"))
+    told = followed(client.submit_batch([f"p{n}" for n in range(60)], batch_fallback="individual"))
     alone = [(status, left) for status, left in told if status.finished]
     assert len(remote.asked) == 60
     assert alone
@@ -52,7 +52,7 @@ def test_calls_in_real_time_are_foretold_from_the_first_answer_on(
     """When it came, three others were about to come: its time alone would say four times too much."""
     remote = Remote(clock, batches=False, latency=20.0)
     client = client_of(remote, store=store, parallelism=4)
-    told = followed(client.submit_batch([f"p{n}" for n in range(60)], fallback="individual"))
+    told = followed(client.submit_batch([f"p{n}" for n in range(60)], batch_fallback="individual"))
     assert {status.finished for status, _ in told} > {1, 30, 59}
     for status, left in told:
         if status.finished:
@@ -66,7 +66,7 @@ def test_batches_that_were_given_up_are_evidence_of_slow_ones(
     client = client_of(
         Remote(clock, turnaround=1e5), store=store, batch_timeout=HALF, batch_poll_interval=HALF / 3
     )
-    first = client.submit_batch(["a", "b"], fallback="individual")
+    first = client.submit_batch(["a", "b"], batch_fallback="individual")
     clock.sleep(1.0)
     before = first.status().remaining
     first.wait(LONG)

@@ -76,7 +76,7 @@ CALLS: dict[str, Ask] = {
     "plan": lambda client, prompts: client.plan(prompts),
     "forecast": lambda client, prompts: client.forecast(prompts),
     "embed": lambda client, prompts: client.embed(prompts),
-    "submit_batch": lambda client, prompts: client.submit_batch(prompts, fallback="individual"),
+    "submit_batch": lambda client, prompts: client.submit_batch(prompts, batch_fallback="individual"),
     "submit_batch with a deadline": lambda client, prompts: client.submit_batch(prompts, deadline="2h"),
     "submit_and_wait": lambda client, prompts: client.submit_and_wait(prompts, timeout=30),
     "submit_run": lambda client, prompts: client.submit_run(prompts, client.forecast(["one"])),

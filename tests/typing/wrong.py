@@ -43,7 +43,7 @@ def misspelt_words(client: BatchingClient, prompts: list[str]) -> None:
     client.map(prompts, prefer="sped")  # wrong
     client.map(prompts, on_error="rase")  # wrong
     client.submit("x", priority="urgnt")  # wrong
-    client.submit_batch(prompts, fallback="individul")  # wrong
+    client.submit_batch(prompts, batch_fallback="individul")  # wrong
     BatchingClient("sim:demo", strategy="individul")  # wrong
     BatchingConfig(queue_full="blok")  # wrong
 

@@ -17,7 +17,7 @@ PROMISE = 24 * HOUR
 """Seconds in which all three providers aim to end a batch; one that takes longer gets a note."""
 _LATE = (
     "still {word} after more than 24 hours, and waited for; cancel the job to keep what is done and end it "
-    "(jobs with fallback='individual' send the rest in real time after their time-out)"
+    "(jobs with batch_fallback='individual' send the rest in real time after their time-out)"
 )
 REFUSALS = 2
 """Batches that are refused at validation before their items fail: a refusal costs nothing."""
