@@ -143,8 +143,8 @@ class Provider(ABC):
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
         """Begin to stream one answer; only called when ``capabilities.streams``.
 
-        ``timeout`` counts for the whole stream. It may return before the provider has accepted the request:
-        then reading raises what the provider says, and closing cuts the wait for it short.
+        ``timeout`` counts for the whole stream. It may return before the request is sent: then reading sends
+        it and raises what the provider says, and closing cuts the wait for the answer short.
         """
         raise NotImplementedError(f"{self.name} does not stream")
 

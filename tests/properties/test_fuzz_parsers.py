@@ -229,7 +229,7 @@ def chat_stream(rng: random.Random) -> bool:
     if rng.random() < 0.05:
         data = body(rng.choice(real_bodies.CHATS), rng)
     return outcome(
-        lambda: reading(EventStream(lambda _: live(data, rng), ChatReader(OPENAI_SECRET), REQUEST))
+        lambda: reading(EventStream(lambda *_: live(data, rng), ChatReader(OPENAI_SECRET), REQUEST, 9.0))
     )  # type: ignore[arg-type, return-value]
 
 
@@ -238,19 +238,21 @@ def response_stream(rng: random.Random) -> bool:
     if rng.random() < 0.05:
         data = body(rng.choice(real_bodies.RESPONSES), rng)
     return outcome(
-        lambda: reading(EventStream(lambda _: live(data, rng), ResponseReader(OPENAI_SECRET), REQUEST))
+        lambda: reading(EventStream(lambda *_: live(data, rng), ResponseReader(OPENAI_SECRET), REQUEST, 9.0))
     )  # type: ignore[arg-type, return-value]
 
 
 def gemini_stream(rng: random.Random) -> bool:
     data = stream(rng.choice(real_bodies.GEMINI_STREAMS), rng)
-    return outcome(lambda: reading(EventStream(live(data, rng), ChunkReader(GEMINI_SECRET), REQUEST)))  # type: ignore[arg-type]
+    return outcome(
+        lambda: reading(EventStream(lambda *_: live(data, rng), ChunkReader(GEMINI_SECRET), REQUEST, 9.0))
+    )  # type: ignore[arg-type]
 
 
 def message_stream(rng: random.Random) -> bool:
     data = stream(rng.choice(real_bodies.MESSAGE_STREAMS), rng, named=True)
     reader = MessageReader(ANTHROPIC_SECRET, ())
-    return outcome(lambda: reading(EventStream(live(data, rng), reader, REQUEST)))  # type: ignore[arg-type]
+    return outcome(lambda: reading(EventStream(lambda *_: live(data, rng), reader, REQUEST, 9.0)))  # type: ignore[arg-type]
 
 
 def refused(errors: ErrorReader, trees: list[Any]) -> Callable[[random.Random], bool]:

@@ -33,6 +33,7 @@ def test_closing_ends_calls_and_streams_under_way(serve):
             assert server.arrived.acquire(timeout=10)
         stream = begin(provider, timeout=60.0)
         reading = pool.submit(broken, stream)
+        assert server.arrived.acquire(timeout=10)
         provider.close()
         provider.close()
         errors = [call.result(timeout=10) for call in (*calls, reading)]

@@ -117,23 +117,14 @@ def test_refusals_and_lengths_are_told(serve):
 
 
 def test_an_error_before_the_stream_is_an_error_of_the_call(serve):
-    """stream() itself raises for what was not accepted."""
+    """The connection is used again after what was not accepted."""
     server = serve(says(error("overloaded_error"), "529 Overloaded"), says(message()))
     with opened(server) as provider:
         with pytest.raises(ProviderError) as caught:
-            begin(provider)
+            list(begin(provider))
         assert (caught.value.kind, caught.value.status) == (ErrorKind.SERVER_ERROR, 529)
         assert ask(provider).text == "Lima"
     assert server.connections == 1
-
-
-def test_a_stream_nobody_iterates_gives_its_connection_back_when_closed(serve):
-    """Even with a pool of one connection the next call finds it."""
-    server = serve(streams(START, end="stall"), says(message()))
-    with opened(server) as provider:
-        provider.network.realtime._workers = 1
-        begin(provider, timeout=60.0).close()
-        assert ask(provider, timeout=5.0).text == "Lima"
 
 
 _NAMES = st.sampled_from(["", "a", "ping", "message_stop"])

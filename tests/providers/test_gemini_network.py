@@ -14,7 +14,7 @@ from asking import ask, fails
 from gemini_asking import GEMINI_KEY, says_gemini
 from raw_server import hangs, says
 
-from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.errors import ConfigError, ErrorKind
 from smartbatch.providers.gemini.provider import GeminiProvider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
@@ -53,14 +53,6 @@ def test_raw_errors_have_a_meaning(connect_gemini, serve, error, kind, code, may
     """What the SDK's own network raises, and the system's, is classified as well."""
     found = connect_gemini(serve(hangs)).classify(error)
     assert (found.kind, found.code, found.maybe_billed) == (kind, code, maybe_billed)
-
-
-def test_an_error_of_ours_inside_the_sdks_is_found(connect_gemini, serve):
-    """However an SDK wraps it, the verdict of the network is kept."""
-    ours = ProviderError("x", kind=ErrorKind.TIMEOUT)
-    wrapped = httpx2.ReadError("wrapped")
-    wrapped.__cause__ = ours
-    assert connect_gemini(serve(hangs)).classify(wrapped) is ours
 
 
 def test_the_sdk_loads_no_certificates_of_its_own(serve, connect_gemini, monkeypatch):

@@ -121,9 +121,9 @@ def test_an_error_inside_the_stream_is_classified(serve, connect_gemini, wrap):
     ],
 )
 def test_a_refusal_comes_before_the_stream(serve, connect_gemini, script, kind, status):
-    """stream() returns once the service has accepted; until then errors are those of a call."""
+    """Until the service has accepted the request, errors are those of a call."""
     with pytest.raises(ProviderError) as caught:
-        begin(connect_gemini(serve(script)))
+        list(begin(connect_gemini(serve(script))))
     assert (caught.value.kind, caught.value.status) == (kind, status)
     assert not caught.value.maybe_billed
 
@@ -131,5 +131,5 @@ def test_a_refusal_comes_before_the_stream(serve, connect_gemini, script, kind, 
 def test_a_server_that_hangs_before_the_head_is_a_time_out(serve, connect_gemini):
     """The same deadline holds for the beginning."""
     with pytest.raises(ProviderError) as caught:
-        begin(connect_gemini(serve(hangs)), timeout=0.3)
+        list(begin(connect_gemini(serve(hangs)), timeout=0.3))
     assert caught.value.kind is ErrorKind.TIMEOUT

@@ -423,7 +423,7 @@ def _read(api: str, pieces: list[bytes]) -> tuple[str, Any]:
         def close(self) -> None: ...
 
     reader = (ChatReader if api == "chat" else ResponseReader)(ERRORS)
-    reading = EventStream(lambda cutoff: Live(), reader, Request(prompt="x"))  # type: ignore[arg-type, return-value]
+    reading = EventStream(lambda left, cutoff: Live(), reader, Request(prompt="x"), 9.0)  # type: ignore[arg-type, return-value]
     text = "".join(reading)
     return text, reading.answer
 

@@ -34,7 +34,7 @@ from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import PLAIN_WORD, count, echoes, short, unix_seconds, unusable
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.http.spooled_body import SpooledBody, carrying
+from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class AnthropicBatches(BatchApi):
         if creation.lines is None:
             raise ProviderError("a batch without its input cannot be created", kind=ErrorKind.CLIENT_ERROR)
         body = SpooledBody(creation.lines, before=_BEFORE, after=_AFTER, between=b",")
-        with carrying(body):
-            reply = self._sdk().ask("post", _ROOT, timeout, headers={"Idempotency-Key": creation.mark})
+        headers = {"Idempotency-Key": creation.mark}
+        reply = self._sdk().ask("post", _ROOT, timeout, spooled=body, headers=headers)
         try:
             return self._calls.created(reply)
         except ProviderError as error:

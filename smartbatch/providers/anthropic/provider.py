@@ -18,6 +18,7 @@ from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.foreign_text import PLAIN_ID
+from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.endpoint import (
     checked_url,
     not_pickled,
@@ -27,8 +28,9 @@ from smartbatch.providers.http.endpoint import (
     setting,
 )
 from smartbatch.providers.http.event_stream import EventStream
+from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.network import HttpNetwork
-from smartbatch.providers.http.replies import MAX_BODY, Reply
+from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
 from smartbatch.types import Answer, Generation, Request
 
@@ -130,13 +132,15 @@ class AnthropicProvider(Provider):
         return read_message(self._errors.answer(reply, (request,)), reply, dropped)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        """Begin to stream one answer; see :meth:`Provider.stream`."""
+        """Stream one answer; the reading sends the request, and raises what :meth:`generate` raises."""
         body, dropped = self._message(request, model)
         content = encode_json({**body, "stream": True})
-        live = self._sdk.get().begin("post", _PATH, timeout, "text/event-stream", content=content)
-        if isinstance(live, Reply):
-            raise self._errors.read(live, (request,))
-        return EventStream(live, MessageReader(self._errors, dropped), request)
+
+        def begin(left: float, cutoff: Cutoff) -> LiveReply:
+            sdk = self._sdk.get()
+            return sdk.begin("post", _PATH, left, "text/event-stream", content=content, cutoff=cutoff)
+
+        return EventStream(begin, MessageReader(self._errors, dropped), request, timeout)
 
     def check(self, request: Request, *, model: str) -> None:
         """See :meth:`Provider.check <smartbatch.providers.base.Provider.check>`."""

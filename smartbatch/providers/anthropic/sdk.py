@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import anthropic
 import httpx2
 
+from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.http.sdk_bridge import http_client, live_of, reply_of, through_sdk
+from smartbatch.providers.http.sdk_bridge import ask_through, begin_through, http_client
+from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.providers.http.transport import Transport
 
 __all__ = ["AnthropicSdk"]
@@ -57,40 +60,35 @@ class AnthropicSdk:
             http_client=http_client(transport),
         )
 
-    def ask(self, method: Literal["get", "post", "delete"], path: str, timeout: float, **more: Any) -> Reply:
+    def ask(
+        self, method: str, path: str, timeout: float, *, spooled: SpooledBody | None = None, **more: Any
+    ) -> Reply:
         """Make one request within ``timeout`` seconds in all; return the whole answer, whatever its status.
 
-        ``more`` are ``content``, the encoded body of a post; ``headers`` and ``params`` of this call.
+        ``spooled`` or ``content`` is the body of a post; ``more`` are its ``headers`` and ``params``.
         """
-        return through_sdk(lambda: reply_of(self._send(method, path, timeout, **more)))
+        return ask_through(self._request(method, path, timeout, **more), spooled)
 
     def begin(
-        self, method: Literal["get", "post"], path: str, timeout: float, accept: str, **more: Any
-    ) -> LiveReply | Reply:
-        """Return a success once its head has come; of a refusal the whole answer. Otherwise as :meth:`ask`.
-
-        ``accept`` is the content type of what is read in pieces.
-        """
-        more |= {"headers": {"Accept": accept}, "stream": True}
-        return through_sdk(lambda: live_of(self._send(method, path, timeout, **more)))
-
-    def _send(
         self,
         method: str,
         path: str,
         timeout: float,
+        accept: str,
         *,
-        content: bytes = b"",
-        stream: bool = False,
-        **options: Any,
-    ) -> httpx2.Response:
+        cutoff: Cutoff | None = None,
+        **more: Any,
+    ) -> LiveReply:
+        """As :meth:`ask`, once the head of the answer is there; ``accept`` is its body's content type."""
+        send = self._request(method, path, timeout, headers={"Accept": accept}, **more)
+        return begin_through(send, cutoff)
+
+    def _request(
+        self, method: str, path: str, timeout: float, *, content: bytes = b"", **options: Any
+    ) -> Callable[[], object]:
         more: dict[str, Any] = {"content": content} if method == "post" else {}
-        if stream:
-            more |= {"stream": True, "stream_cls": anthropic.Stream[Any]}
-        call = getattr(self.client, method)
-        found = call(path, cast_to=httpx2.Response, options={"timeout": timeout, **options}, **more)
-        assert isinstance(found, httpx2.Response)
-        return found
+        options["timeout"] = timeout
+        return partial(getattr(self.client, method), path, cast_to=httpx2.Response, options=options, **more)
 
 
 def _not_a_body(record: logging.LogRecord) -> bool:

@@ -32,6 +32,7 @@ from smartbatch.providers.gemini.bodies import (
 )
 from smartbatch.providers.gemini.errors import ERRORS
 from smartbatch.providers.gemini.streams import ChunkReader
+from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.endpoint import (
     checked_url,
     not_pickled,
@@ -41,8 +42,9 @@ from smartbatch.providers.http.endpoint import (
     setting,
 )
 from smartbatch.providers.http.event_stream import EventStream
+from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.network import HttpNetwork
-from smartbatch.providers.http.replies import MAX_BODY, Reply
+from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
 from smartbatch.types import Answer, Request
 
@@ -143,13 +145,14 @@ class GeminiProvider(Provider):
         return read_embeddings(self._ask(path, embed_body(requests, model), requests, timeout), requests)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
-        """Begin to stream one answer; returns once the service has accepted the request."""
+        """Stream one answer; the reading sends the request, and raises what :meth:`generate` raises."""
         path = f"{resource(model)}:streamGenerateContent?alt=sse"
         body = generate_body(request)
-        live = self._sdk.get().begin("post", path, timeout, "text/event-stream", body=body)
-        if isinstance(live, Reply):
-            raise self._errors.read(live, (request,))
-        return EventStream(live, ChunkReader(self._errors), request)
+
+        def begin(left: float, cutoff: Cutoff) -> LiveReply:
+            return self._sdk.get().begin("post", path, left, "text/event-stream", body=body, cutoff=cutoff)
+
+        return EventStream(begin, ChunkReader(self._errors), request, timeout)
 
     def check(self, request: Request, *, model: str) -> None:
         """See :meth:`Provider.check <smartbatch.providers.base.Provider.check>`."""

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import httpx2
 from google import genai
 from google.genai import types
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.http.sdk_bridge import http_client, live_of, reply_of, through_sdk
+from smartbatch.providers.http.sdk_bridge import ask_through, begin_through, http_client
 from smartbatch.providers.http.transport import Transport
 
 __all__ = ["GeminiSdk"]
@@ -82,28 +83,21 @@ class GeminiSdk:
             timeout: total seconds; the service is told as well, in ``X-Server-Timeout``.
             body, headers: of this call.
         """
-
-        def call() -> Reply:
-            answer = self._once(self._build(method, path, dict(body or {}), _options(timeout, headers)))
-            text = answer.response_stream[0] if answer.response_stream else ""
-            return Reply(200, answer.headers, text.encode() if isinstance(text, str) else b"")
-
-        return through_sdk(call)
+        return ask_through(self._request(method, path, body, _options(timeout, headers)))
 
     def begin(
-        self, method: str, path: str, timeout: float, accept: str, *, body: Mapping[str, Any] | None = None
-    ) -> LiveReply | Reply:
-        """Return a success once its head has come; of a refusal the whole answer. Otherwise as :meth:`ask`.
-
-        ``accept`` is the content type of what is read in pieces.
-        """
+        self,
+        method: str,
+        path: str,
+        timeout: float,
+        accept: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        cutoff: Cutoff | None = None,
+    ) -> LiveReply:
+        """As :meth:`ask`, once the head of the answer is there; ``accept`` is its body's content type."""
         options = _options(timeout, {"Accept": accept})
-
-        def call() -> LiveReply:
-            answer = self._once(self._build(method, path, dict(body or {}), options), stream=True)
-            return live_of(cast(httpx2.Response, answer.response_stream))
-
-        return through_sdk(call)
+        return begin_through(self._request(method, path, body, options), cutoff)
 
     def put(self, address: str, piece: bytes, headers: Mapping[str, str], timeout: float) -> Reply:
         """Post a piece of an upload to an address the service gave; the key is not sent along.
@@ -120,9 +114,12 @@ class GeminiSdk:
                 "the address to upload to is none", kind=ErrorKind.INVALID_RESPONSE, code="shape"
             ) from None
         sent = {**self._headers, **headers}
-        return through_sdk(
-            lambda: reply_of(self._network.post(url, content=piece, headers=sent, timeout=timeout))
-        )
+        return ask_through(lambda: self._network.post(url, content=piece, headers=sent, timeout=timeout))
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, options: types.HttpOptions
+    ) -> Callable[[], object]:
+        return lambda: self._once(self._build(method, path, dict(body or {}), options))
 
 
 def _options(timeout: float, headers: Mapping[str, str] | None) -> types.HttpOptions:

@@ -104,15 +104,12 @@ class BatchCalls:
             if batch is None or not batch.state.ended:
                 raise
 
-    def results(self, live: LiveReply | Reply) -> Iterator[bytes]:
-        """Yield a file of results as it comes, and close it; ``live`` is whole where it is a refusal.
+    def results(self, live: LiveReply) -> Iterator[bytes]:
+        """Yield a file of results as it comes, and close it.
 
         A web page is an error: it would count as results without a single readable line. So is a body that is
         cut, stalls or is too large.
         """
-        if isinstance(live, Reply):
-            self.checked(live)
-            raise unusable("the results came in one piece", status=200)
         try:
             if not 200 <= live.status < 300:
                 self.checked(live.whole())

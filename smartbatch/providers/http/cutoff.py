@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a client whose provider needs no network imports none
-    from smartbatch.providers.http.connections import Connection
+from smartbatch.providers.http.connections import Connection
 
-__all__ = ["Cutoff", "current", "cutting"]
+__all__ = ["Cutoff"]
 
 
 class Cutoff:
@@ -46,22 +41,3 @@ class Cutoff:
             if self._connection is not None:
                 self._connection.is_cut = False
             self._connection = None
-
-
-_current: ContextVar[Cutoff | None] = ContextVar("smartbatch_cutoff", default=None)
-
-
-@contextmanager
-def cutting() -> Iterator[Cutoff]:
-    """Let the calls that this thread begins in the block be ended by others, whatever SDK is in between."""
-    cutoff = Cutoff()
-    token = _current.set(cutoff)
-    try:
-        yield cutoff
-    finally:
-        _current.reset(token)
-
-
-def current() -> Cutoff | None:
-    """Return the cutoff of the block this thread is in."""
-    return _current.get()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import SoundText, unusable
+from smartbatch.providers.http.connections import seconds_left
 from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply
@@ -61,17 +63,23 @@ class EventStream(AnswerStream):
     """One streamed answer.
 
     Args:
-        source: an answer whose head has come; or what sends the request when the iteration begins, and lets
-            another thread end the wait by what it is given.
+        begin: sends the request within the seconds it is given; its second argument lets another thread end
+            the wait for the head of the answer.
         reader: understands the API's events.
         request: whose texts must not come back in an error.
+        timeout: total seconds from here to the last byte.
     """
 
     def __init__(
-        self, source: LiveReply | Callable[[Cutoff], LiveReply], reader: EventReader, request: Request
+        self,
+        begin: Callable[[float, Cutoff], LiveReply],
+        reader: EventReader,
+        request: Request,
+        timeout: float,
     ) -> None:
-        self._begin = source if callable(source) else None
-        self._live = None if callable(source) else source
+        self._begin = begin
+        self._deadline = time.monotonic() + timeout
+        self._live: LiveReply | None = None
         self._reader = reader
         self._errors = reader.errors
         self._request = request
@@ -82,7 +90,7 @@ class EventStream(AnswerStream):
     def __iter__(self) -> Iterator[str]:
         """Yield pieces of text as they come. In order:
 
-        1. the request is sent, where that is not done yet;
+        1. the request is sent;
         2. a refusal is an error, and an answer in one piece is handed on as one;
         3. events are entered until the end mark; without it the answer was cut, whatever the connection says;
         4. what is left of the body is read, so that the connection can be used again.
@@ -124,10 +132,7 @@ class EventStream(AnswerStream):
         return self._answer
 
     def _open(self) -> LiveReply:
-        if self._begin is None:
-            assert self._live is not None
-            return self._live
-        live = self._begin(self._cutoff)
+        live = self._begin(seconds_left(self._deadline), self._cutoff)
         with self._lock:
             self._live = live
             closed = self._cutoff.used

@@ -12,7 +12,7 @@ from attrs import frozen
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.foreign_text import unusable
 
-__all__ = ["MAX_BODY", "Reply", "decoded", "encoded_otherwise", "is_html", "is_plain", "visible"]
+__all__ = ["MAX_BODY", "Reply", "decoded", "encoded_otherwise", "is_html", "is_plain"]
 
 MAX_BODY = 64 * 1024 * 1024
 """Most bytes of a decoded answer; a gzip bomb or an endless body ends here."""
@@ -49,12 +49,6 @@ def is_plain(headers: Mapping[str, str]) -> bool:
 def is_html(headers: Mapping[str, str]) -> bool:
     """Whether a body is a page for people, from somebody between us and the provider."""
     return headers.get("content-type", "").startswith("text/html")
-
-
-def visible(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers that an HTTP client above our transport may see: the body is decoded already, and
-    it would send one thread's cookies with the calls of another."""
-    return {name: value for name, value in headers.items() if name not in ("set-cookie", "content-encoding")}
 
 
 def decoded(pieces: Iterable[bytes], headers: Mapping[str, str], cap: int) -> Iterator[bytes]:

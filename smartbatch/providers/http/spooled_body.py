@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 
 from urllib3.filepost import encode_multipart_formdata
 
 from smartbatch.errors import ErrorKind, ProviderError
 
-__all__ = ["SpooledBody", "carried", "carrying", "upload_form"]
+__all__ = ["SpooledBody", "upload_form"]
 
 _PIECE = 65536
 
@@ -85,21 +83,3 @@ def _ends_with_a_line_end(source: Path) -> bool:
             return False
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
-
-
-_body: ContextVar[SpooledBody | None] = ContextVar("smartbatch_body", default=None)
-
-
-@contextmanager
-def carrying(body: SpooledBody | None) -> Iterator[None]:
-    """Give the request that this thread makes in the block another body than the SDK in between knows."""
-    token = _body.set(body)
-    try:
-        yield
-    finally:
-        _body.reset(token)
-
-
-def carried() -> SpooledBody | None:
-    """Return the body of the block this thread is in."""
-    return _body.get()

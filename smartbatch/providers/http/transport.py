@@ -19,7 +19,7 @@ from urllib3.util import Url
 from smartbatch._fork import on_fork
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.http.connections import Connection, PlainSocket, find_proxy
-from smartbatch.providers.http.cutoff import Cutoff, current
+from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.live_reply import LiveReply, read_whole
 from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.pool import ConnectionPool, Lease
@@ -135,7 +135,7 @@ class Transport:
             head: request line and headers, up to ``Content-Length: ``; see :meth:`head_of`.
             body: of the request.
             timeout: total seconds.
-            cutoff: lets another thread end the wait; that of the block the call is in, by default.
+            cutoff: lets another thread end the wait.
         """
         lease, response, reusable = self._answered(head, body, timeout, cutoff)
         return LiveReply(lease, response, reusable=reusable, cap=self._max_body)
@@ -149,7 +149,6 @@ class Transport:
         self, head: bytes, body: Body, timeout: float, cutoff: Cutoff | None
     ) -> tuple[Lease, http.client.HTTPResponse, bool]:
         """Send a request and read the head of its answer; the last value: keep the connection."""
-        cutoff = cutoff or current()
         lease = self._lease(timeout)
         try:
             if cutoff is not None:

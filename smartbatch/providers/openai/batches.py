@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from attrs import evolve
@@ -40,7 +40,6 @@ from smartbatch.providers.foreign_text import (
     whole,
 )
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
-from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import upload_form
 from smartbatch.providers.openai.answers import read_line
@@ -48,7 +47,7 @@ from smartbatch.providers.openai.bodies import dropped_of, embeddings_body
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
-    from requests import Response, Session
+    from smartbatch.providers.http.requests_bridge import RequestsSession
 
 __all__ = ["OpenAIBatches"]
 
@@ -89,8 +88,7 @@ class OpenAIBatches(BatchApi):
     """The Batch API next to an :class:`~smartbatch.providers.openai.provider.OpenAIProvider`.
 
     Args:
-        url: the base URL, with the version.
-        session: returns the ``requests`` session of this process, over a transport for batches.
+        session: returns the session of this process, over a transport for batches.
         api: ``chat`` or ``responses``; the endpoint generations go to.
         body: builds the body of a generation, as for a real-time call.
         window: OpenAI knows ``24h`` only, other servers also ``1h`` or ``7d``.
@@ -104,8 +102,7 @@ class OpenAIBatches(BatchApi):
 
     def __init__(
         self,
-        url: str,
-        session: Callable[[], Session],
+        session: Callable[[], RequestsSession],
         errors: ErrorReader,
         *,
         scope: str,
@@ -115,7 +112,6 @@ class OpenAIBatches(BatchApi):
         purpose: str = "batch",
     ) -> None:
         self.scope = scope
-        self._url = url.rstrip("/")
         self._session = session
         self._errors = errors
         self._calls = BatchCalls(errors, _is_refusal, self._read, _mark_over_quota)
@@ -153,7 +149,9 @@ class OpenAIBatches(BatchApi):
         4. the provider counts other bytes than were sent: the file is not used.
         """
         body, content_type = upload_form({"purpose": self._purpose}, source, name + _SUFFIX)
-        reply = self._call("POST", "/files", timeout, data=body, headers={"Content-Type": content_type})
+        reply = self._session().ask(
+            "POST", "/files", timeout, data=body, headers={"Content-Type": content_type}
+        )
         file = _read_file(self._calls.decoded(reply))
         if file.size is not None and file.size != body.file_size:
             text = f"the provider has {file.size} bytes of an input of {body.file_size}"
@@ -165,7 +163,7 @@ class OpenAIBatches(BatchApi):
         query = {"purpose": self._purpose, "limit": str(_FILES), "order": "desc"}
         deadline = time.monotonic() + timeout
         for _ in range(_MOST_PAGES):
-            reply = self._call("GET", "/files", deadline - time.monotonic(), params=query)
+            reply = self._session().ask("GET", "/files", deadline - time.monotonic(), params=query)
             data, files = self._listed(reply)
             for each in files:
                 if each.get("filename") in (name, name + _SUFFIX):
@@ -178,7 +176,7 @@ class OpenAIBatches(BatchApi):
 
     def delete_file(self, file_id: str, timeout: float) -> None:
         """Delete a file; only the provider's own word that there is none counts as a success too."""
-        reply = self._call("DELETE", f"/files/{_quoted(file_id)}", timeout)
+        reply = self._session().ask("DELETE", f"/files/{_quoted(file_id)}", timeout)
         if self._calls.gone(reply) or not reply.body.strip():
             return
         if self._errors.decode(reply).get("deleted") is False:
@@ -198,18 +196,20 @@ class OpenAIBatches(BatchApi):
             "metadata": {"sb": creation.mark, "sbn": str(creation.size)},
         }
         headers = {"Idempotency-Key": creation.mark}
-        return self._calls.created(self._call("POST", "/batches", timeout, json=wanted, headers=headers))
+        return self._calls.created(
+            self._session().ask("POST", "/batches", timeout, json=wanted, headers=headers)
+        )
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
         """Return a batch; ``None`` only when the provider itself says that there is none."""
-        batch = self._calls.found(self._call("GET", f"/batches/{_quoted(batch_id)}", timeout))
+        batch = self._calls.found(self._session().ask("GET", f"/batches/{_quoted(batch_id)}", timeout))
         # LiteLLM may say its upstream's id, which it does not know later.
         return None if batch is None else evolve(batch, id=batch_id)
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
         """Return up to 100 batches; one that cannot be read is left out unless it carries our mark."""
         query = {"limit": str(_PAGE), **({"after": after} if after else {})}
-        reply = self._call("GET", "/batches", timeout, params=query)
+        reply = self._session().ask("GET", "/batches", timeout, params=query)
         data, listed = self._listed(reply)
         batches = []
         for each in listed:
@@ -222,7 +222,7 @@ class OpenAIBatches(BatchApi):
 
     def cancel(self, batch_id: str, timeout: float) -> None:
         """Ask to cancel; 400 and 409 say that it has ended, which the next look at it shows."""
-        reply = self._call("POST", f"/batches/{_quoted(batch_id)}/cancel", timeout, headers=_JSON)
+        reply = self._session().ask("POST", f"/batches/{_quoted(batch_id)}/cancel", timeout, headers=_JSON)
         if reply.status not in (400, 409) or not _is_refusal(reply):
             self._calls.checked(reply)
 
@@ -234,8 +234,8 @@ class OpenAIBatches(BatchApi):
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         """Yield a file of results in pieces of at most 64 kB."""
-        with self._send("GET", f"/files/{_quoted(output)}/content", timeout, stream=True) as response:
-            yield from self._calls.results(cast(LiveReply, response.raw))
+        path = f"/files/{_quoted(output)}/content"
+        yield from self._calls.results(self._session().begin("GET", path, timeout))
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
         """See :meth:`BatchApi.read_line <smartbatch.providers.batch_api.BatchApi.read_line>`."""
@@ -245,14 +245,6 @@ class OpenAIBatches(BatchApi):
         if kind is Kind.EMBED:
             return "/v1/embeddings"
         return "/v1/chat/completions" if self._api == "chat" else "/v1/responses"
-
-    def _call(self, method: str, path: str, timeout: float, **more: Any) -> Reply:
-        response = self._send(method, path, timeout, **more)
-        return Reply(response.status_code, dict(response.headers.lower_items()), response.content)
-
-    def _send(self, method: str, path: str, timeout: float, **more: Any) -> Response:
-        url = self._url + path
-        return self._session().request(method, url, timeout=timeout, allow_redirects=False, **more)
 
     def _listed(self, reply: Reply) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         data, listed = self._calls.listed(reply, "data")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +16,6 @@ from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.flex import OPENAI, FlexTier
-from smartbatch.providers.http.connections import seconds_left
 from smartbatch.providers.http.endpoint import (
     checked_url,
     not_pickled,
@@ -45,7 +43,7 @@ from smartbatch.providers.per_process import PerProcess
 from smartbatch.types import Answer, Generation, Request
 
 if TYPE_CHECKING:
-    from requests import Session
+    from smartbatch.providers.http.requests_bridge import RequestsSession
 
 __all__ = ["OpenAIProvider"]
 
@@ -138,8 +136,7 @@ class OpenAIProvider(Provider):
         sent = _headers(key, organization, project, own)
         self.network: HttpNetwork = HttpNetwork(url, sent, connect_timeout=connect_timeout, max_body=max_body)
         self._batches = OpenAIBatches(
-            url.url,
-            PerProcess(partial(_session, self.network, sent)).get,
+            PerProcess(partial(_session, self.network, url.url, sent)).get,
             self._errors,
             scope=self.scope,
             api=api,
@@ -161,14 +158,12 @@ class OpenAIProvider(Provider):
         body = {**self._body(request, model), "stream": True}
         if self._api == "chat" and self._stream_usage:
             body["stream_options"] = {"include_usage": True}
-        transport, encoded = self.network.realtime, encode_json(body)
-        deadline = time.monotonic() + timeout
+        transport = self.network.realtime
         return EventStream(
-            lambda cutoff: transport.begin(
-                transport.head(self._path), encoded, seconds_left(deadline), cutoff
-            ),
+            partial(transport.begin, transport.head(self._path), encode_json(body)),
             (ChatReader if self._api == "chat" else ResponseReader)(self._errors),
             request,
+            timeout,
         )
 
     def _body(self, request: Request, model: str) -> dict[str, Any]:
@@ -222,11 +217,11 @@ class OpenAIProvider(Provider):
     __reduce__ = not_pickled
 
 
-def _session(network: HttpNetwork, sent: Mapping[str, str]) -> Session:
+def _session(network: HttpNetwork, url: str, sent: Mapping[str, str]) -> RequestsSession:
     """Return the session for files and batches; ``requests`` is imported with the first of them."""
-    from smartbatch.providers.http.requests_bridge import open_session
+    from smartbatch.providers.http.requests_bridge import RequestsSession
 
-    return open_session(network.batches, sent)
+    return RequestsSession(network.batches, url, sent)
 
 
 def _headers(

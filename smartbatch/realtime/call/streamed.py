@@ -11,7 +11,6 @@ from attrs import evolve
 from smartbatch.core.preparation import tokens
 from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled
 from smartbatch.providers.base import AnswerStream, Provider
-from smartbatch.providers.http.cutoff import cutting
 from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Answer, Request, Usage
 
@@ -43,9 +42,7 @@ def streamed(
         return provider.generate(request, model=model, attempt=attempt, timeout=timeout)
     stream: AnswerStream | None = None
     try:
-        with cutting() as cutoff:
-            feed.attach(cutoff.cut)
-            stream = provider.stream(request, model=model, attempt=attempt, timeout=timeout)
+        stream = provider.stream(request, model=model, attempt=attempt, timeout=timeout)
         feed.attach(stream.close)
         for piece in stream:
             if not isinstance(piece, str):
