@@ -11,15 +11,13 @@ from attrs import frozen
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed_speed
-from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import Event
-from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.steps.context import unlearned
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request, Result
 
-__all__ = ["JobDependencies", "RealtimeItem", "unknown_outcome"]
+__all__ = ["JobDependencies", "RealtimeItem"]
 
 
 @frozen
@@ -75,17 +73,3 @@ class JobDependencies:
     calibration: Callable[[JobRow], Calibration] = unlearned
     outer_budget: Callable[[JobRow], Budget | None] = lambda _: None
     tell_dropped: Callable[[str, str], None] = lambda _name, _reason: None
-
-
-def unknown_outcome(row: JobRow) -> bytes | None:
-    """Return how items end that were half asked when their process ended; ``None``: they are asked again."""
-    if row.policy.on_unknown != "hold":
-        return None
-    error = ProviderError(
-        "the process that asked this request ended before its answer came, so the outcome is unknown, "
-        "and it may be billed; the job's policy is hold, so it was not asked again: submit it anew",
-        kind=ErrorKind.UNKNOWN,
-        code="outcome_unknown",
-        maybe_billed=True,
-    )
-    return encode_result(Result("", error=error, attempts=1, model=row.model))

@@ -75,7 +75,7 @@ def refused(step: StepContext, shard: ShardRow, error: ProviderError | None, rea
     named = enqueued_limit(reason)
     wait = backoff(
         refusals,
-        step.rng,
+        step.runtime.rng,
         first=step.limits.poll_interval,
         longest=step.limits.longest_pause,
         asked=None if error is None else error.retry_after,

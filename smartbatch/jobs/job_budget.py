@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations
-from smartbatch.core.preparation.tokens import Calibration, estimate_request
+from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import BudgetExceeded, SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress, JobResultsStored, ShardChanged
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
@@ -35,10 +35,10 @@ from smartbatch.jobs.records import (
     ShardState,
     StoredResults,
 )
-from smartbatch.jobs.steps.context import StepContext, report
+from smartbatch.jobs.steps.context import JobRuntime, StepContext
 from smartbatch.jobs.store import SqlStore
 from smartbatch.observe import logs
-from smartbatch.prices import PriceBook, RateCard
+from smartbatch.prices import RateCard
 from smartbatch.types import Request
 
 __all__ = [
@@ -71,16 +71,14 @@ class CostCeiling:
     Counted as for a request outside a job: the input corrected by what was learned of the provider's count,
     and :meth:`~smartbatch.core.preparation.tokens.Calibration.most_output`.
 
-    Args:
-        calibration: what was learned of the tokens of the job's model.
-        wall: Unix seconds, for prices.
     """
 
-    def __init__(self, row: JobRow, prices: PriceBook, calibration: Calibration, wall: float) -> None:
+    def __init__(self, runtime: JobRuntime, row: JobRow) -> None:
         provider, _, model = row.model.partition(":")
+        prices, wall = runtime.prices, runtime.clock.wall()
         self._standard = prices.rates(provider, model, wall)
         self._batch = prices.rates(provider, model, wall, "batch") or self._standard
-        self._calibration = calibration
+        self._calibration = runtime.calibration(row)
         self._shared = decode_params(row.params)
 
     def in_batch(self, payload: bytes, tokens: int | None = None) -> float:
@@ -196,7 +194,7 @@ def end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
     error = exceeded(row, len(items), least)
     shard = step.plan(item.ix for item in items)
     step.store.fail_shard(step.lease, shard, encode_error(error), note="beyond the budget", at=step.wall)
-    report(step.store, step.job, step.tell, step.clock)
+    step.runtime.tell_progress(step.job)
     return True
 
 
@@ -204,7 +202,7 @@ def lost_cost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
     """Return the most that items of a shard can have cost whose answers are lost, USD."""
     if not shard.reserved:
         return 0.0
-    ceiling, most = _ceiling(step), 0.0
+    ceiling, most = CostCeiling(step.runtime, step.job), 0.0
     for page in _pages(ixs):
         most += sum(ceiling.in_batch(body) for body in step.store.bodies(step.job.id, page).values())
     return min(shard.reserved, most)
@@ -217,12 +215,8 @@ def _under_way(store: SqlStore, row: JobRow) -> bool:
     return any(store.open_items(row.id, state=s, limit=1) for s in (ItemState.REALTIME, ItemState.IN_FLIGHT))
 
 
-def _ceiling(step: StepContext) -> CostCeiling:
-    return CostCeiling(step.job, step.prices, step.calibration(step.job), step.wall)
-
-
 def _priced(step: StepContext, items: Sequence[OpenItem]) -> Iterator[tuple[OpenItem, float]]:
-    ceiling = _ceiling(step)
+    ceiling = CostCeiling(step.runtime, step.job)
     for page in _pages(items):
         bodies = step.store.bodies(step.job.id, [item.ix for item in page])
         for item in page:
@@ -244,23 +238,19 @@ class JobBudget:
     reserved, so that repeated calls of one item are bounded as well. When no item is under way, what is left
     is released. After a crash the reservation stays: nobody knows what was billed.
 
-    Args:
-        ceiling: says what a request can cost.
-        outer: the client's budget, where the job's is not reserved in it.
-
     Attributes:
         calls: the budget that the calls for the job's items spend from.
     """
 
-    def __init__(self, store: SqlStore, lease: JobLease, ceiling: CostCeiling, outer: Budget | None) -> None:
-        self._store = store
+    def __init__(self, runtime: JobRuntime, lease: JobLease, row: JobRow) -> None:
+        self._store = runtime.store
         self._lease = lease
-        self._ceiling = ceiling
+        self._ceiling = CostCeiling(runtime, row)
         self._lock = threading.Lock()
         self._reserved = self._charged = 0.0
         self._under_way: dict[int, float] = {}
         self._factors: dict[int, float] = {}
-        self.calls = Budget(0.0, outer)
+        self.calls = Budget(0.0, runtime.outer_budget(row))
 
     def reserve(self, items: Sequence[ClaimedItem]) -> dict[int, float]:
         """Reserve the most that items can cost; return those for which there was no room, with their most.

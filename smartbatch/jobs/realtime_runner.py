@@ -12,11 +12,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from random import Random
 
 from attrs import define, evolve, field, frozen
 
-from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import (
@@ -29,7 +27,6 @@ from smartbatch.errors import (
     SmartbatchError,
     WrongProcess,
 )
-from smartbatch.events import Event
 from smartbatch.jobs.job_budget import JobBudget, exceeded
 from smartbatch.jobs.payload import (
     Shared,
@@ -40,8 +37,7 @@ from smartbatch.jobs.payload import (
     item_id,
 )
 from smartbatch.jobs.records import OPEN_SHARDS, ClaimedItem, JobLease, JobRow, JobState, LeaseLost, NewResult
-from smartbatch.jobs.steps.context import held_note, report
-from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.steps.context import JobRuntime, held_note
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.types import Request, Result
 
@@ -175,27 +171,18 @@ class RealtimeRunner:
         limit: most items under way: so many may be asked twice when this process dies.
         attended_limit: the same for attended jobs, whose items share calls and answers as those of a list do.
         done: called with a job's id when no item of it is under way any more.
-        tell, report: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
-        rng: for backoff.
-        new_budget: returns what the items of a job spend from; ``None`` for a job without a budget.
     """
 
-    _store: SqlStore
+    _runtime: JobRuntime
     _ask: Ask = field(kw_only=True)
     _drop: Callable[[Future[Result]], None] = field(kw_only=True)
     _limit: int = field(kw_only=True)
     _attended_limit: int = field(kw_only=True)
     _done: Callable[[str], None] = field(kw_only=True)
-    _tell: Callable[[Event], None] = field(kw_only=True)
-    _report: Callable[[str | None, BaseException], None] = field(kw_only=True)
-    _clock: Clock = field(kw_only=True)
-    _rng: Random = field(kw_only=True)
-    _new_budget: Callable[[JobLease, JobRow], JobBudget | None] = field(
-        default=lambda _lease, _row: None, kw_only=True
-    )
 
     def __attrs_post_init__(self) -> None:
-        clock = self._clock
+        self._store, self._report = self._runtime.store, self._runtime.report
+        self._clock = clock = self._runtime.clock
         self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
         self._inbox = clock.monitor(self._monitor.lock)
@@ -353,7 +340,8 @@ class RealtimeRunner:
             if row is not None and row.cancel_requested and settled:
                 self._done(job.lease.job_id)
             return
-        job.budget = job.budget or self._new_budget(job.lease, row)
+        if job.budget is None and row.policy.budget is not None:
+            job.budget = JobBudget(self._runtime, job.lease, row)
         items = self._store.claim_realtime(job.lease, room)
         with self._monitor:
             job.failures = 0
@@ -446,7 +434,7 @@ class RealtimeRunner:
             job.wanting = True
             first = job.failures == 1
             job.resumes_at = self._clock.now() + backoff(
-                job.failures, self._rng, first=1.0, longest=LONGEST_PAUSE
+                job.failures, self._runtime.rng, first=1.0, longest=LONGEST_PAUSE
             )
         if first:
             self._report(job.lease.job_id, error)
@@ -471,7 +459,7 @@ class RealtimeRunner:
         """Move verdicts to ``pending``: while one group is stored, the next one gathers. False at the end."""
         with self._inbox:
             if tries and not self._ended:
-                self._inbox.wait(backoff(tries, self._rng, first=0.5, longest=LONGEST_PAUSE))
+                self._inbox.wait(backoff(tries, self._runtime.rng, first=0.5, longest=LONGEST_PAUSE))
             while not self._verdicts and not pending:
                 if self._ended:
                     return False
@@ -499,7 +487,7 @@ class RealtimeRunner:
                 self._store.tell_counts(job.lease.job_id, stored.counts)
                 self._note(job, verdicts)
                 if any(final):
-                    job.row = report(self._store, job.row, self._tell, self._clock)
+                    job.row = self._runtime.tell_progress(job.row)
             except Exception as error:  # the results are stored, and must not be stored again
                 self._report(job.lease.job_id, error)
         wait = max(verdict.wait for verdict in verdicts)

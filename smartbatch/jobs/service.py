@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -34,13 +35,13 @@ from smartbatch.events import (
 )
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
-from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem, unknown_outcome
-from smartbatch.jobs.job_budget import CostCeiling, JobBudget
+from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error, item_id
 from smartbatch.jobs.realtime_runner import RealtimeRunner
-from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, ResultRow
+from smartbatch.jobs.records import ItemState, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
-from smartbatch.jobs.steps.runner import StepLimits, StepRunner
+from smartbatch.jobs.steps.context import JobRuntime, StepLimits
+from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import Counted, SqlStore, open_store
 from smartbatch.jobs.supervisor import LEASE, JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
@@ -304,15 +305,11 @@ class JobService:
 
     def _new_supervisor(self, store: SqlStore) -> JobSupervisor:
         config, dependencies = self._config, self._dependencies
-        steps = StepRunner(
-            store,
-            api_of=self.serving.api_of,
+        runtime = JobRuntime(
+            store=store,
             clock=self.clock,
             rng=self._rng,
-            tell=self.told,
             prices=PriceBook(config.prices),
-            speed=dependencies.speed,
-            calibration=dependencies.calibration,
             limits=StepLimits(
                 poll_interval=config.batch_poll_interval,
                 timeout=config.batch_timeout,
@@ -320,42 +317,28 @@ class JobService:
                 max_requests=config.batch_max_requests,
                 enqueued_tokens=config.batch_enqueued_tokens,
             ),
-        )
-        return JobSupervisor(
-            store,
-            run_step=steps.run_step,
-            serves=self.serves,
-            unknown=unknown_outcome,
-            realtime=self._new_runner(store),
-            changed=self.notifier.notify,
-            report=dependencies.report,
-            clock=self.clock,
-            rng=self._rng,
-        )
-
-    def _new_runner(self, store: SqlStore) -> RealtimeRunner:
-        dependencies, prices = self._dependencies, PriceBook(self._config.prices)
-        limit = 2 * self._config.parallelism
-
-        def new_budget(lease: JobLease, row: JobRow) -> JobBudget | None:
-            if row.policy.budget is None:
-                return None
-            ceiling = CostCeiling(row, prices, dependencies.calibration(row), self.clock.wall())
-            return JobBudget(store, lease, ceiling, dependencies.outer_budget(row))
-
-        holds = self._config.batch_on_unknown == "hold"
-        return RealtimeRunner(
-            store,
-            ask=self._ask,
-            new_budget=new_budget,
-            drop=dependencies.drop,
-            limit=limit,
-            attended_limit=limit if holds else self._config.queue_capacity,
-            done=self.notify,
+            api_of=self.serving.api_of,
             tell=self.told,
             report=dependencies.report,
-            clock=self.clock,
-            rng=self._rng,
+            speed=dependencies.speed,
+            calibration=dependencies.calibration,
+            outer_budget=dependencies.outer_budget,
+        )
+        limit = 2 * config.parallelism
+        realtime = RealtimeRunner(
+            runtime,
+            ask=self._ask,
+            drop=dependencies.drop,
+            limit=limit,
+            attended_limit=limit if config.batch_on_unknown == "hold" else config.queue_capacity,
+            done=self.notify,
+        )
+        return JobSupervisor(
+            runtime,
+            run_step=partial(run_step, runtime),
+            serves=self.serves,
+            realtime=realtime,
+            changed=self.notifier.notify,
         )
 
     def _ask(

@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from random import Random
 
 from attrs import define, field
 
-from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import backoff
-from smartbatch.errors import SmartbatchError, StoreError
+from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
+from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import JobLease, JobRow, LeaseLost
+from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.steps.runner import StepResult
-from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.threads import OwnThreads, wait_while
+from smartbatch.types import Result
 
 __all__ = ["CLAIM_EVERY", "LEASE", "WORKERS", "JobSupervisor"]
 
@@ -66,25 +66,18 @@ class JobSupervisor:
 
     Args:
         serves: whether this process can do anything for a job.
-        unknown: the body with which items of unknown outcome end when a job is taken over, or ``None`` to
-            send them again.
         changed: called, with no lock held, after every step.
-        report: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
-        rng: for backoff.
     """
 
-    _store: SqlStore
+    _runtime: JobRuntime
     _run_step: Callable[[JobLease], StepResult] = field(kw_only=True)
     _serves: Callable[[JobRow], bool] = field(kw_only=True)
-    _unknown: Callable[[JobRow], bytes | None] = field(kw_only=True)
     realtime: RealtimeRunner = field(kw_only=True)
     _changed: Callable[[], None] = field(kw_only=True)
-    _report: Callable[[str | None, BaseException], None] = field(kw_only=True)
-    _clock: Clock = field(kw_only=True)
-    _rng: Random = field(kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        clock = self._clock
+        self._store, self._report = self._runtime.store, self._runtime.report
+        self._clock = clock = self._runtime.clock
         self._monitor = clock.monitor()
         self._worker_monitor = clock.monitor(self._monitor.lock)
         self._idle_monitor = clock.monitor(self._monitor.lock)
@@ -243,7 +236,7 @@ class JobSupervisor:
                 return
             if not self._serves(row):
                 continue
-            lease = self._store.claim(row.id, LEASE, unknown=self._unknown(row))
+            lease = self._store.claim(row.id, LEASE, unknown=_unknown_outcome(row))
             if lease is None:
                 continue
             if not self._add(OwnedJob(lease, row)):
@@ -338,7 +331,7 @@ class JobSupervisor:
         if owned.failures == 1:  # reported once, not with every try
             self._report(owned.lease.job_id, error)
         owned.error = describe(error)
-        wait = backoff(owned.failures, self._rng, first=2.0, longest=LONGEST_PAUSE)
+        wait = backoff(owned.failures, self._runtime.rng, first=2.0, longest=LONGEST_PAUSE)
         self._schedule(owned, self._clock.wall() + wait)
 
     def _schedule(self, owned: OwnedJob, due: float) -> None:
@@ -384,3 +377,17 @@ def describe(error: BaseException) -> str:
     if isinstance(error, StoreError):
         return error.message
     return f"an error inside smartbatch ({type(error).__name__}); it is tried again"
+
+
+def _unknown_outcome(row: JobRow) -> bytes | None:
+    """Return how items end that were half asked when their process ended; ``None``: they are asked again."""
+    if row.policy.on_unknown != "hold":
+        return None
+    error = ProviderError(
+        "the process that asked this request ended before its answer came, so the outcome is unknown, "
+        "and it may be billed; the job's policy is hold, so it was not asked again: submit it anew",
+        kind=ErrorKind.UNKNOWN,
+        code="outcome_unknown",
+        maybe_billed=True,
+    )
+    return encode_result(Result("", error=error, attempts=1, model=row.model))

@@ -15,10 +15,10 @@ from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.payload import Shared, decode_result, encode_params
 from smartbatch.jobs.records import JobLease, JobPolicy, JobRow, JobState, ShardState
-from smartbatch.jobs.steps.runner import StepLimits, StepRunner
+from smartbatch.jobs.steps.context import JobRuntime, StepLimits
+from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.opening import open_store
-from smartbatch.prices import PriceBook
 from smartbatch.providers import create
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.testing import Emulator, emulator
@@ -68,14 +68,13 @@ class Bench:
         lease = store.claim("job-1", 60)
         assert lease is not None
         self.lease: JobLease = lease
-        self.engine = StepRunner(
-            store,
-            api_of=lambda _: api,
+        self.runtime = JobRuntime(
+            store=store,
             clock=CLOCK,
             rng=random.Random(1),
-            tell=self.events.append,
-            prices=PriceBook(),
             limits=StepLimits(poll_interval=0.02),
+            api_of=lambda _: api,
+            tell=self.events.append,
         )
 
     def until(self, state: ShardState) -> None:
@@ -84,7 +83,7 @@ class Bench:
             shards = self.store.shards("job-1")
             if shards and shards[-1].state is state:
                 return
-            self.engine.run_step(self.lease)
+            run_step(self.runtime, self.lease)
         raise AssertionError(f"no shard became {state.value}")
 
     def finish(self) -> JobRow:
@@ -94,7 +93,7 @@ class Bench:
             assert job is not None
             if job.state is JobState.DONE:
                 return job
-            self.engine.run_step(self.lease)
+            run_step(self.runtime, self.lease)
         raise AssertionError("the job did not end")
 
     def results(self) -> list[Result]:

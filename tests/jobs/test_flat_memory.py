@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,11 @@ from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import JobRow, JobState, NewItem
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.steps.runner import StepLimits, StepRunner
+from smartbatch.jobs.steps.context import JobRuntime
+from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
-from smartbatch.prices import PriceBook
 from smartbatch.types import Generation, Request, Result
 
 JOBS = 60
@@ -51,37 +52,27 @@ class Process:
         remote = Remote(self.clock, turnaround=50.0)
         self.errors: list[BaseException] = []
         self.changed = threading.Condition()
-        steps = StepRunner(
-            self.store,
-            api_of=lambda _: remote.api,
+        runtime = JobRuntime(
+            store=self.store,
             clock=self.clock,
             rng=random.Random(2),
-            tell=lambda _: None,
-            prices=PriceBook({}),
-            limits=StepLimits(),
+            api_of=lambda _: remote.api,
+            report=lambda _, error: self.errors.append(error),
         )
         self.realtime = RealtimeRunner(
-            self.store,
+            runtime,
             ask=self._ask,
             drop=lambda _: None,
             limit=5,
             attended_limit=5,
             done=lambda job_id: self.supervisor.notify(job_id),
-            tell=lambda _: None,
-            report=lambda _, error: self.errors.append(error),
-            clock=self.clock,
-            rng=random.Random(3),
         )
         self.supervisor = JobSupervisor(
-            self.store,
-            run_step=steps.run_step,
+            runtime,
+            run_step=partial(run_step, runtime),
             serves=lambda _: True,
-            unknown=lambda _: None,
             realtime=self.realtime,
             changed=self._notify,
-            report=lambda _, error: self.errors.append(error),
-            clock=self.clock,
-            rng=random.Random(4),
         )
         self._submitted = 0
 

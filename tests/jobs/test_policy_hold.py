@@ -20,7 +20,7 @@ from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
 from smartbatch.events import Event, JobHeld
 from smartbatch.jobs import service
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.steps.runner import StepLimits
+from smartbatch.jobs.steps.context import StepLimits
 from smartbatch.observe.logs import level_of
 from smartbatch.providers.batch_api import BatchPage, Creation, RemoteBatch
 from smartbatch.types import Request

@@ -21,6 +21,7 @@ from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, JobPolicy, NewItem
 from smartbatch.jobs.service import JobService
+from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import LEASE
 from smartbatch.observe import logs
@@ -295,16 +296,17 @@ def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: s
         return Future()
 
     runner = RealtimeRunner(
-        store,
+        JobRuntime(
+            store=store,
+            clock=clock,
+            rng=random.Random(3),
+            report=lambda _, error: pytest.fail(str(error)),
+        ),
         ask=ask,
         drop=lambda _: None,
         limit=50,
         attended_limit=50,
         done=lambda _: None,
-        tell=lambda _: None,
-        report=lambda _, error: pytest.fail(str(error)),
-        clock=clock,
-        rng=random.Random(3),
     )
     runner.offer(lease)
     assert halted.wait(PATIENCE)

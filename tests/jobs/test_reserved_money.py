@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,8 +10,7 @@ import pytest
 from jobs.stores import Bench, bench, led, new_items, postgres_address, result, started
 
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.jobs.job_budget import Bill, CostCeiling, JobBudget, bill, remaining_budget
+from smartbatch.jobs.job_budget import Bill, JobBudget, bill, remaining_budget
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import (
     ItemState,
@@ -22,6 +22,7 @@ from smartbatch.jobs.records import (
     OverJobBudget,
     ShardState,
 )
+from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.store import SqlStore
 from smartbatch.prices import Price, PriceBook
 from smartbatch.types import Generation, Request
@@ -161,6 +162,10 @@ def test_concurrent_reservations_stay_within_the_budget(store: SqlStore, bench: 
 BOOK = PriceBook({"openai:m": Price(input=0.0, output=1e6)})
 
 
+def runtime(bench: Bench, store: SqlStore, **parts: Any) -> JobRuntime:
+    return JobRuntime(store=store, clock=bench.clock, rng=random.Random(1), prices=BOOK, **parts)
+
+
 def realtime_budget(bench: Bench, budget: float, count: int) -> tuple[SqlStore, JobRow, JobLease, JobBudget]:
     """A job of requests that may take up to three tokens of output, a USD each."""
     shared = Shared(Generation(max_tokens=3))
@@ -172,7 +177,7 @@ def realtime_budget(bench: Bench, budget: float, count: int) -> tuple[SqlStore, 
     )
     lease = store.claim(job.id, 60.0)
     assert lease is not None
-    return store, job, lease, JobBudget(store, lease, CostCeiling(job, BOOK, Calibration(), 1.0), None)
+    return store, job, lease, JobBudget(runtime(bench, store), lease, job)
 
 
 def test_a_budget_reserves_before_it_pays_and_releases_what_is_left(bench: Bench) -> None:
@@ -216,7 +221,7 @@ def test_a_call_still_under_way_when_its_request_is_given_up_stays_reserved(benc
 def test_a_budget_within_a_client_s_budget_knows_whose_money_is_short(bench: Bench) -> None:
     store, _, lease, _ = realtime_budget(bench, 10.0, 1)
     row = store.jobs()[0]
-    budget = JobBudget(store, lease, CostCeiling(row, BOOK, Calibration(), 1.0), Budget(2.0))
+    budget = JobBudget(runtime(bench, store, outer_budget=lambda _: Budget(2.0)), lease, row)
     assert budget.reserve(store.claim_realtime(lease, 1)) == {}
     assert not budget.fell_short(0)
 

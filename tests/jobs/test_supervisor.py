@@ -15,6 +15,7 @@ from jobs.stores import new_items, new_job
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import JobLease, JobRow, LeaseLost
+from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.steps.runner import StepResult
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import CLAIM_EVERY, LEASE, WORKERS, JobSupervisor
@@ -65,15 +66,16 @@ class Scene:
 
     def supervisor(self, store: SqlStore | None = None, *, seed: int = 1) -> JobSupervisor:
         return JobSupervisor(
-            store or self.store,
+            JobRuntime(
+                store=store or self.store,
+                clock=self.clock,
+                rng=random.Random(seed),
+                report=lambda job_id, error: self.reports.append((job_id, error)),
+            ),
             run_step=self._run_step,
             serves=lambda row: self.serves(row),
-            unknown=lambda _: None,
             realtime=self.realtime,
             changed=lambda: None,
-            report=lambda job_id, error: self.reports.append((job_id, error)),
-            clock=self.clock,
-            rng=random.Random(seed),
         )
 
     def accept(self, name: str, *, scope: str = "scope-1") -> str:

@@ -18,7 +18,7 @@ from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import ParameterDropped
 from smartbatch.jobs.payload import item_id
 from smartbatch.jobs.records import NewResult, RemoteProgress, ShardItem, ShardRow, ShardState
-from smartbatch.jobs.steps.context import StepContext, report
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.result_lines import (
     OddLines,
     ResultLine,
@@ -100,7 +100,7 @@ def no_longer_kept(step: StepContext, shard: ShardRow) -> bool:
 
 
 def ingest(step: StepContext, shard: ShardRow) -> bool:
-    """``INGESTING``: read the files into the store, or fetch them again where they are not on this machine.
+    """Read the files into the store, or fetch them again where they are not on this machine.
 
     Returns:
         True when everything was read, so that the shard can be settled.
@@ -143,7 +143,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
             "other requests. Compare some before you use them",
             shard,
         )
-    totals, calibration = ResultTotals(), step.calibration(step.job)
+    totals, calibration = ResultTotals(), step.runtime.calibration(step.job)
     before = step.store.job(step.job.id) or step.job
     for page in pages_of(read_lines(step, shard, paths, OddLines()), measures):
         items = step.store.items_at(shard.id, [line.position for line in page])
@@ -157,7 +157,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
             if item is not None and item.ix in final and answer is not None and answer.usage is not None:
                 calibration.observe(item.tokens, answer.usage)
         _tell_dropped(step, items.values(), final, reader)
-        before = report(step.store, before, step.tell, step.clock)
+        before = step.runtime.tell_progress(before)
     mismatched = "answers were billed for a prompt of another length than theirs; they run again in real time"
     _tell(step, shard, "token_mismatch", reader.suspicious, mismatched)
     return totals
@@ -169,9 +169,9 @@ def _tell_dropped(
     """Tell which parameters were left out of the requests whose results were stored now."""
     for item in items:
         for name, reason in reader.dropped.get(item.ix, ()) if item.ix in final else ():
-            step.tell(
+            step.runtime.tell(
                 ParameterDropped(
-                    at=step.clock.now(),
+                    at=step.now,
                     request_id=item_id(step.job.id, item.ix, item.user_id),
                     field=name,
                     reason=reason,

@@ -13,6 +13,7 @@ from attrs import field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.core.limits.backoff import backoff
+from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
@@ -36,7 +37,7 @@ from smartbatch.prices import PriceBook
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Request
 
-__all__ = ["StepContext", "StepLimits", "held_note", "report", "unlearned", "write_whole"]
+__all__ = ["JobRuntime", "StepContext", "StepLimits", "held_note", "unlearned", "write_whole"]
 
 PAGE = 1000
 """Requests read at a time."""
@@ -88,35 +89,105 @@ class StepLimits:
 
 
 @frozen(kw_only=True)
+class JobRuntime:
+    """What carrying jobs on takes, the same for all jobs of a process; made in one place.
+
+    Attributes:
+        api_of: the Batch API for a job, of the very scope it was submitted in; ``None`` when it has none or
+            this process does not have its key: then only what needs no provider is done.
+        rng: for nonces and backoff.
+        tell, report, speed, calibration, outer_budget: as in
+            :class:`~smartbatch.jobs.dependencies.JobDependencies`.
+    """
+
+    store: SqlStore
+    clock: Clock
+    rng: Random
+    prices: PriceBook = field(factory=PriceBook)
+    limits: StepLimits = field(factory=StepLimits)
+    api_of: Callable[[JobRow], BatchApi | None] = lambda _: None
+    tell: Callable[[Event], None] = lambda _: None
+    report: Callable[[str | None, BaseException], None] = logs.job_error
+    speed: Callable[[JobRow], Speed] = assumed_speed
+    calibration: Callable[[JobRow], Calibration] = unlearned
+    outer_budget: Callable[[JobRow], Budget | None] = lambda _: None
+
+    def tell_progress(self, before: JobRow, *, running: int = 0) -> JobRow:
+        """Tell the progress of a job after results were stored, and its end after the last one.
+
+        Returns:
+            the job as it stands.
+        """
+        job = self.store.job(before.id) or before
+        now = self.clock.now()
+        self.tell(
+            JobProgress(
+                at=now,
+                job_id=job.id,
+                model=job.model,
+                total=job.total,
+                succeeded=job.succeeded,
+                failed=job.failed,
+                cancelled=job.cancelled,
+                running=running,
+                remaining=None,
+                cost=job.cost,
+                realtime_cost=job.realtime_cost,
+            )
+        )
+        if job.state is JobState.DONE and before.state is not JobState.DONE:
+            self.tell(
+                JobFinished(
+                    at=now,
+                    job_id=job.id,
+                    model=job.model,
+                    succeeded=job.succeeded,
+                    failed=job.failed,
+                    cancelled=job.cancelled,
+                    seconds=max(0.0, (job.finished_at or self.clock.wall()) - job.created_at),
+                    cost=job.cost,
+                    realtime_cost=job.realtime_cost,
+                    unpriced=job.unpriced,
+                )
+            )
+        return job
+
+
+@frozen(kw_only=True)
 class StepContext:
     """The circumstances of one step. Made anew for every step; holds nothing that lasts.
 
     Attributes:
         job: as it was at the beginning of the step.
-        tell, speed, calibration: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
         model: the job's model without the provider's prefix.
     """
 
-    store: SqlStore = field(repr=False)
+    runtime: JobRuntime = field(repr=False)
     api: BatchApi = field(repr=False)
     job: JobRow
     lease: JobLease
-    clock: Clock = field(repr=False)
-    rng: Random = field(repr=False)
-    limits: StepLimits
-    prices: PriceBook = field(repr=False)
-    tell: Callable[[Event], None] = field(repr=False)
-    speed: Callable[[JobRow], Speed] = field(default=assumed_speed, repr=False)
-    calibration: Callable[[JobRow], Calibration] = field(default=unlearned, repr=False)
 
     @property
-    def model(self) -> str:
-        return self.job.model.partition(":")[2]
+    def store(self) -> SqlStore:
+        return self.runtime.store
+
+    @property
+    def limits(self) -> StepLimits:
+        return self.runtime.limits
+
+    @property
+    def now(self) -> float:
+        """Monotonic seconds, for events and spans of time."""
+        return self.runtime.clock.now()
 
     @property
     def wall(self) -> float:
         """Unix seconds, now."""
-        return self.clock.wall()
+        return self.runtime.clock.wall()
+
+    @property
+    def model(self) -> str:
+        return self.job.model.partition(":")[2]
 
     @property
     def policy(self) -> JobPolicy:
@@ -146,9 +217,9 @@ class StepContext:
         return moved
 
     def tell_change(self, before: ShardRow, after: ShardRow, reason: str = "") -> None:
-        self.tell(
+        self.runtime.tell(
             ShardChanged(
-                at=self.clock.now(),
+                at=self.now,
                 job_id=self.job.id,
                 shard_id=after.id,
                 batch_id=after.batch_id,
@@ -172,7 +243,7 @@ class StepContext:
         Raises:
             OverJobBudget: the job's budget has no room for what it can cost.
         """
-        nonce = new_nonce(self.rng)
+        nonce = new_nonce(self.runtime.rng)
         new = NewShard(f"shard-{nonce}", nonce, tuple(ixs), bytes, tokens, self.wall, reserved)
         return self.store.plan(self.lease, new)
 
@@ -196,7 +267,7 @@ class StepContext:
         """End a shard that was refused for good: its items fail with ``error``."""
         dead = self.store.fail_shard(self.lease, shard, encode_error(error), note=note, at=self.wall)
         self.tell_change(shard, dead, note)
-        report(self.store, self.job, self.tell, self.clock)
+        self.runtime.tell_progress(self.job)
         return dead
 
     def retry_later(
@@ -204,7 +275,9 @@ class StepContext:
     ) -> ShardRow:
         """Commit that a remote call failed and is tried again after a growing pause."""
         tries = shard.tries + 1
-        wait = backoff(tries, self.rng, first=2.0, longest=self.limits.longest_pause, asked=error.retry_after)
+        wait = backoff(
+            tries, self.runtime.rng, first=2.0, longest=self.limits.longest_pause, asked=error.retry_after
+        )
         note = f"{error.kind.value}: {error.message}"
         return self.reschedule(shard, max(wait, at_least), tries=tries, note=note, **changes)
 
@@ -219,8 +292,8 @@ class StepContext:
         shard_id = None if shard is None else shard.id
         row = IncidentRow(kind, self.job.id, shard_id, detail, money, self.wall)
         if self.store.add_incident(self.lease, row):
-            at, job_id = self.clock.now(), self.job.id
-            self.tell(
+            at, job_id = self.now, self.job.id
+            self.runtime.tell(
                 JobIncident(at=at, job_id=job_id, shard_id=shard_id, kind=kind, detail=detail, money=money)
             )
 
@@ -307,42 +380,3 @@ def held_note(error: SmartbatchError) -> str:
     """Return the note of a job whose account cannot be used."""
     what = "the account has no credit" if error.kind is ErrorKind.NO_MONEY else "the key is refused"
     return f"held: {what} ({error.message}); fix it, then resume the job"
-
-
-def report(
-    store: SqlStore, before: JobRow, tell: Callable[[Event], None], clock: Clock, *, running: int = 0
-) -> JobRow:
-    """Tell the progress of a job after results were stored, and its end after the last one."""
-    job = store.job(before.id) or before
-    now = clock.now()
-    tell(
-        JobProgress(
-            at=now,
-            job_id=job.id,
-            model=job.model,
-            total=job.total,
-            succeeded=job.succeeded,
-            failed=job.failed,
-            cancelled=job.cancelled,
-            running=running,
-            remaining=None,
-            cost=job.cost,
-            realtime_cost=job.realtime_cost,
-        )
-    )
-    if job.state is JobState.DONE and before.state is not JobState.DONE:
-        tell(
-            JobFinished(
-                at=now,
-                job_id=job.id,
-                model=job.model,
-                succeeded=job.succeeded,
-                failed=job.failed,
-                cancelled=job.cancelled,
-                seconds=max(0.0, (job.finished_at or clock.wall()) - job.created_at),
-                cost=job.cost,
-                realtime_cost=job.realtime_cost,
-                unpriced=job.unpriced,
-            )
-        )
-    return job

@@ -126,7 +126,7 @@ def submit(step: StepContext, shard: ShardRow) -> ShardRow:
     except Exception as error:
         return _call_failed(step, shard, error)
     find_orphans(step, page.batches)
-    began = step.clock.now()
+    began = step.now
     now = step.wall
     intended = step.store.mark_submitting(
         step.lease,
@@ -140,7 +140,7 @@ def submit(step: StepContext, shard: ShardRow) -> ShardRow:
     if intended is None:
         return step.reschedule(shard, max(_turn(step, shard), 1.0), note=_TURN)
     step.tell_change(shard, intended)
-    if max(step.clock.now() - began, step.wall - now) > step.limits.send_within:
+    if max(step.now - began, step.wall - now) > step.limits.send_within:
         return step.advance(intended, ShardState.READY, "its intent was too old to be sent")
     creation = Creation(
         mark=shard.nonce,

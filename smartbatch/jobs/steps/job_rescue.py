@@ -53,7 +53,7 @@ def _decision(step: StepContext, deadline: float, pending: Sequence[ShardRow]) -
         margin,
         max(0, backlog),
         [_pending(shard, step.wall) for shard in pending],
-        step.speed(step.job),
+        step.runtime.speed(step.job),
         LATE_PENALTY if step.policy.late_penalty is None else step.policy.late_penalty,
     )
 
@@ -80,9 +80,9 @@ def _take_back(step: StepContext, shard: ShardRow, deadline: float, decision: Re
         step.discard(shard, reason, to=ItemState.REALTIME)
     elif not poll.cancel(step, shard, reason).cancelled:
         return
-    step.tell(
+    step.runtime.tell(
         JobRescued(
-            at=step.clock.now(),
+            at=step.now,
             job_id=step.job.id,
             shard_id=shard.id,
             model=step.job.model,

@@ -8,7 +8,7 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import enqueued_quota, turnaround_log
 from smartbatch.jobs.records import ItemState, RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps import collect, create, duplicates
-from smartbatch.jobs.steps.context import HOUR, StepContext, report
+from smartbatch.jobs.steps.context import HOUR, StepContext
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
 __all__ = ["cancel", "poll"]
@@ -47,7 +47,7 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
     note = _LATE.format(word=batch.word) if late else None
     moved = step.reschedule(shard, step.limits.poll_interval, tries=0, note=note, remote=remote)
     if remote != shard.remote:
-        report(step.store, step.job, step.tell, step.clock, running=_running(step))
+        step.runtime.tell_progress(step.job, running=_running(step))
     return moved
 
 

@@ -267,4 +267,4 @@ def _note_orphan(step: StepContext, nonce: str | None, batch_id: str) -> None:
 
 def _search_pause(step: StepContext, shard: ShardRow) -> float:
     """Return the seconds to the next search: few at first, when a batch is likely to appear, then more."""
-    return backoff(shard.tries + 1, step.rng, first=1.0, longest=max(1.0, step.limits.poll_interval))
+    return backoff(shard.tries + 1, step.runtime.rng, first=1.0, longest=max(1.0, step.limits.poll_interval))

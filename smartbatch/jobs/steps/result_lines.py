@@ -202,8 +202,8 @@ class ResultReader:
         self._check = check
         self._shared: Shared = decode_params(step.job.params)
         provider, _, model = step.job.model.partition(":")
-        self._batch = step.prices.rates(provider, model, step.wall, processing="batch")
-        self._realtime = step.prices.rates(provider, model, step.wall)
+        self._batch = step.runtime.prices.rates(provider, model, step.wall, processing="batch")
+        self._realtime = step.runtime.prices.rates(provider, model, step.wall)
         self.suspicious = 0
         self.dropped: dict[int, tuple[tuple[str, str], ...]] = {}
 

@@ -1,23 +1,18 @@
 """One step of one job: which shard is due, which function does its step, and when the next step is due.
 
-The runner has no thread and never waits. Each call of :meth:`StepRunner.run_step` does at most one step of
-one shard: a remote call or two, and the commits around them. After a crash at any point the next process
-reads the states and goes on; nothing is kept in memory.
+There is no thread here, and no waiting. Each call of :func:`run_step` does at most one step of one shard: a
+remote call or two, and the commits around them. After a crash at any point the next process reads the states
+and goes on; nothing is kept in memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from random import Random
 
-from attrs import field, frozen
+from attrs import frozen
 
-from smartbatch._clock import Clock
-from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.errors import RequestCancelled
-from smartbatch.events import Event
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
@@ -30,13 +25,10 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.steps import collect, create, job_rescue, orphans, poll, recover, settle
-from smartbatch.jobs.steps.context import StepContext, StepLimits, report, unlearned
+from smartbatch.jobs.steps.context import JobRuntime, StepContext
 from smartbatch.jobs.steps.shard import plan_shards
-from smartbatch.jobs.store import SqlStore
-from smartbatch.prices import PriceBook
-from smartbatch.providers.batch_api import BatchApi
 
-__all__ = ["StepLimits", "StepResult", "StepRunner"]
+__all__ = ["StepResult", "run_step"]
 
 _S = ShardState
 _STEPS: dict[ShardState, Callable[[StepContext, ShardRow], ShardRow]] = {
@@ -49,6 +41,7 @@ _STEPS: dict[ShardState, Callable[[StepContext, ShardRow], ShardRow]] = {
     _S.FENCED: recover.search,
     _S.SUBMITTED: poll.poll,
     _S.ENDED: collect.fetch,
+    _S.INGESTING: settle.settle,
     _S.DEAD: orphans.watch_dead_shard,
     _S.SETTLED: settle.clean_up,
 }
@@ -69,115 +62,76 @@ class StepResult:
     finished: bool = False
 
 
-@frozen
-class StepRunner:
-    """Runs the steps of jobs. One thread at a time may run a job's step; different jobs may run concurrently.
+def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
+    """Run the step of a job that is due first, if one is due. The cases, in order:
 
-    Args:
-        api_of: the Batch API for a job, of the very scope it was submitted in; ``None`` when it has none or
-            this process does not have its key: then only what needs no provider is done.
-        rng: for nonces and backoff.
-        tell, speed, calibration: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
+    1. The job was deleted: finished.
+    2. It is cancelled: items that were not sent end now.
+    3. This process lacks the key of its account: only what needs no provider is done.
+    4. It is held because of uncertain creates whose outcome is known by now: it goes on.
+    5. It has open items: they become shards.
+    6. It has a deadline and is late: a batch is taken back.
+    7. Otherwise the shard that is due first has its step, by its state.
+
+    One thread at a time may run a job's step; different jobs may run concurrently.
+
+    Raises:
+        LeaseLost: another process owns the job now.
+        StoreError: the store cannot be used at the moment.
     """
-
-    _store: SqlStore
-    _api_of: Callable[[JobRow], BatchApi | None] = field(kw_only=True)
-    _clock: Clock = field(kw_only=True)
-    _rng: Random = field(kw_only=True)
-    _tell: Callable[[Event], None] = field(kw_only=True)
-    _prices: PriceBook = field(kw_only=True)
-    _limits: StepLimits = field(kw_only=True)
-    _speed: Callable[[JobRow], Speed] = field(default=assumed_speed, kw_only=True)
-    _calibration: Callable[[JobRow], Calibration] = field(default=unlearned, kw_only=True)
-
-    def run_step(self, lease: JobLease) -> StepResult:
-        """Run the step of a job that is due first, if one is due. The cases, in order:
-
-        1. The job was deleted: finished.
-        2. It is cancelled: items that were not sent end now.
-        3. This process lacks the key of its account: only what needs no provider is done.
-        4. It is held because of uncertain creates whose outcome is known by now: it goes on.
-        5. It has open items: they become shards.
-        6. It has a deadline and is late: a batch is taken back.
-        7. Otherwise the shard that is due first has its step, by its state.
-
-        Raises:
-            LeaseLost: another process owns the job now.
-            StoreError: the store cannot be used at the moment.
-        """
-        job = self._store.job(lease.job_id)
-        if job is None:
-            return StepResult(None, finished=True)
-        if job.cancel_requested and job.state is not JobState.DONE:
-            job = self._drop_unsent(lease, job)
-        api = self._api_of(job)
-        if api is None:
-            return StepResult(None, realtime=self._has_realtime(job), finished=job.state is JobState.DONE)
-        step = StepContext(
-            store=self._store,
-            api=api,
-            job=job,
-            lease=lease,
-            clock=self._clock,
-            rng=self._rng,
-            limits=self._limits,
-            prices=self._prices,
-            tell=self._tell,
-            speed=self._speed,
-            calibration=self._calibration,
-        )
-        if recover.resume_if_known(step):
-            return StepResult(step.wall)
-        if job.state is JobState.ACTIVE and not job.cancel_requested and plan_shards(step):
-            return StepResult(step.wall, self._has_realtime(job))
-        return self._step(step)
-
-    def _step(self, step: StepContext) -> StepResult:
-        shards = [
-            shard
-            for shard in step.store.shards(step.job.id)
-            if shard.state in OPEN_SHARDS or not shard.cleaned_up
-        ]
-        check_at = job_rescue.rescue_late_job(step, shards)
-        if check_at <= step.wall:
-            return StepResult(step.wall, self._has_realtime(step.job))
-        # what was sent is followed to its end, also while the job is held
-        held = step.job.state is JobState.HELD and not step.job.cancel_requested
-        runnable = [shard for shard in shards if not (held and shard.state in UNSENT_SHARDS)]
-        due = min(runnable, key=lambda shard: shard.due_at, default=None)
-        direct = self._has_realtime(step.job)
-        if due is None:
-            finished = not shards and step.job.state is JobState.DONE
-            return StepResult(None if check_at == math.inf else check_at, direct, finished)
-        at = min(self._due_at(step, due), check_at)
-        if at > step.wall:
-            return StepResult(at, direct)
-        self._run(step, due)
-        return StepResult(step.wall, direct)
-
-    def _run(self, step: StepContext, shard: ShardRow) -> None:
-        if shard.state is _S.INGESTING:
-            if collect.ingest(step, shard):
-                settle.settle(step, shard)
-            return
-        if shard.state in UNSENT_SHARDS and step.job.cancel_requested:
-            step.discard(shard, "the job was cancelled")
-            return
-        _STEPS[shard.state](step, shard)
-
-    def _drop_unsent(self, lease: JobLease, job: JobRow) -> JobRow:
+    job = runtime.store.job(lease.job_id)
+    if job is None:
+        return StepResult(None, finished=True)
+    if job.cancel_requested and job.state is not JobState.DONE:
         body = encode_error(RequestCancelled("the job was cancelled before this request was sent"))
-        if self._store.drop_unsent(lease, body, at=self._clock.wall()):
-            return report(self._store, job, self._tell, self._clock)
-        return job
+        if runtime.store.drop_unsent(lease, body, at=runtime.clock.wall()):
+            job = runtime.tell_progress(job)
+    api = runtime.api_of(job)
+    if api is None:
+        return StepResult(None, _has_realtime(runtime, job), finished=job.state is JobState.DONE)
+    step = StepContext(runtime=runtime, api=api, job=job, lease=lease)
+    if recover.resume_if_known(step):
+        return StepResult(step.wall)
+    if job.state is JobState.ACTIVE and not job.cancel_requested and plan_shards(step):
+        return StepResult(step.wall, _has_realtime(runtime, job))
+    return _step(step)
 
-    def _due_at(self, step: StepContext, shard: ShardRow) -> float:
-        """Return when a shard is due. A wall clock that was set back must not turn a pause into hours."""
-        limits = step.limits
-        longest = max(limits.longest_pause, limits.poll_interval, limits.reread_pause, limits.visibility)
-        return -math.inf if shard.due_at > step.wall + 2 * longest else shard.due_at
 
-    def _has_realtime(self, job: JobRow) -> bool:
-        return job.state is JobState.ACTIVE and bool(
-            self._store.open_items(job.id, state=ItemState.REALTIME, limit=1)
-        )
+def _step(step: StepContext) -> StepResult:
+    shards = [
+        shard
+        for shard in step.store.shards(step.job.id)
+        if shard.state in OPEN_SHARDS or not shard.cleaned_up
+    ]
+    check_at = job_rescue.rescue_late_job(step, shards)
+    realtime = _has_realtime(step.runtime, step.job)
+    if check_at <= step.wall:
+        return StepResult(step.wall, realtime)
+    # what was sent is followed to its end, also while the job is held
+    held = step.job.state is JobState.HELD and not step.job.cancel_requested
+    runnable = [shard for shard in shards if not (held and shard.state in UNSENT_SHARDS)]
+    due = min(runnable, key=lambda shard: shard.due_at, default=None)
+    if due is None:
+        finished = not shards and step.job.state is JobState.DONE
+        return StepResult(None if check_at == math.inf else check_at, realtime, finished)
+    at = min(_due_at(step, due), check_at)
+    if at > step.wall:
+        return StepResult(at, realtime)
+    if due.state in UNSENT_SHARDS and step.job.cancel_requested:
+        step.discard(due, "the job was cancelled")
+    else:
+        _STEPS[due.state](step, due)
+    return StepResult(step.wall, realtime)
+
+
+def _due_at(step: StepContext, shard: ShardRow) -> float:
+    """Return when a shard is due. A wall clock that was set back must not turn a pause into hours."""
+    limits = step.limits
+    longest = max(limits.longest_pause, limits.poll_interval, limits.reread_pause, limits.visibility)
+    return -math.inf if shard.due_at > step.wall + 2 * longest else shard.due_at
+
+
+def _has_realtime(runtime: JobRuntime, job: JobRow) -> bool:
+    return job.state is JobState.ACTIVE and bool(
+        runtime.store.open_items(job.id, state=ItemState.REALTIME, limit=1)
+    )

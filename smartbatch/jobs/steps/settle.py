@@ -15,20 +15,23 @@ from smartbatch.jobs import job_budget
 from smartbatch.jobs.payload import decode_error, decode_result, encode_result
 from smartbatch.jobs.records import JobState, NewResult, ShardRow, UnsettledItem
 from smartbatch.jobs.steps import collect, duplicates
-from smartbatch.jobs.steps.context import StepContext, report
+from smartbatch.jobs.steps.context import StepContext
 from smartbatch.types import Result, Route
 
 __all__ = ["clean_up", "settle"]
 
 
 def settle(step: StepContext, shard: ShardRow) -> ShardRow:
-    """Settle a shard whose results are read. The cases of items without a result, in order:
+    """``INGESTING``: read the results that were fetched, and settle the shard unless they have to be fetched
+    again. The cases of items without a result, in order:
 
     1. The provider has deleted the results: an incident, and the items fail as lost.
     2. Items have no line although they may have been run: fetch the results once more, as the file may not
        have been complete. After the second time, an incident, since they may be paid twice.
     3. Each item is classified, see :func:`_classified`.
     """
+    if not collect.ingest(step, shard):
+        return shard
     rest = step.store.unsettled(shard.id)
     missing = [item for item in rest if item.verdict is None]
     if missing and shard.remote.results_gone:
@@ -77,7 +80,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     )
     step.tell_change(shard, settled)
     collect.clear(step, shard)
-    report(step.store, before, step.tell, step.clock)
+    step.runtime.tell_progress(before)
     return settled
 
 

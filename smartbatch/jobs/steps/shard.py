@@ -9,7 +9,7 @@ from smartbatch.errors import InvalidRequest
 from smartbatch.jobs import enqueued_quota, job_budget
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import OPEN_SHARDS, ItemState, OverJobBudget
-from smartbatch.jobs.steps.context import StepContext, report
+from smartbatch.jobs.steps.context import StepContext
 
 __all__ = ["most_key", "plan_shards"]
 
@@ -90,4 +90,4 @@ def _refuse_too_big(step: StepContext, ixs: tuple[int, ...]) -> None:
         step.discard(shard, "too big for a batch; asked in real time", to=ItemState.REALTIME)
         return
     step.store.fail_shard(step.lease, shard, encode_error(error), note="too big for a batch", at=step.wall)
-    report(step.store, step.job, step.tell, step.clock)
+    step.runtime.tell_progress(step.job)

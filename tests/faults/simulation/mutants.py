@@ -130,7 +130,12 @@ MUTANTS = (
     Mutant(
         6,
         "one nonce for the whole job",
-        ((StepContext.plan, (("new_nonce(self.rng)", "new_nonce(type(self.rng)(self.job.id))"),)),),
+        (
+            (
+                StepContext.plan,
+                (("new_nonce(self.runtime.rng)", "new_nonce(type(self.runtime.rng)(self.job.id))"),),
+            ),
+        ),
     ),
     Mutant(
         7,

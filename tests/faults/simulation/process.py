@@ -12,7 +12,8 @@ from smartbatch.events import Event
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error, encode_result
 from smartbatch.jobs.records import ClaimedItem, JobLease, JobState, LeaseLost, NewResult
-from smartbatch.jobs.steps.runner import StepLimits, StepRunner
+from smartbatch.jobs.steps.context import JobRuntime, StepLimits
+from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore
 from smartbatch.prices import Price, PriceBook
 from smartbatch.providers.base import Provider
@@ -77,14 +78,14 @@ class Process:
         self.store = cast(SqlStore, CrashingStore(self.plain, points))
         self.api = SimApi(network, key)
         self.serving = Serving([cast(Provider, _Account(self.api))], opened=lambda _: None, clock=clock)
-        self.engine = StepRunner(
-            self.store,
-            api_of=self.serving.api_of,
+        self.runtime = JobRuntime(
+            store=self.store,
             clock=clock,
             rng=rng,
-            tell=tell,
             prices=PRICES,
             limits=LIMITS,
+            api_of=self.serving.api_of,
+            tell=tell,
         )
 
     def die(self) -> None:
@@ -139,7 +140,7 @@ class Process:
         return False
 
     def _run_step(self, lease: JobLease) -> None:
-        step_result = self.engine.run_step(lease)
+        step_result = run_step(self.runtime, lease)
         if step_result.finished:
             self.store.release(lease)
             self.leases = []
