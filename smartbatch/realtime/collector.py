@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable
 
 from smartbatch.core.batching.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKENS, PackRoom
-from smartbatch.core.batching.window import Batch, BatchState
+from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderUnavailable, RequestTimeout, scrub
 from smartbatch.events import FlexChanged, PackingChanged
 from smartbatch.observe.text import duration
 from smartbatch.prices import dollars
+from smartbatch.realtime.call.layers import Outcome
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Demand, Ending, Gates, Permit
 from smartbatch.realtime.lane import Lane
@@ -149,7 +150,10 @@ class Collector:
             self._gates.end(permit, Ending.DROPPED, now)
             effects.freed.append(lane.quota)
             return now
-        batch: Batch[Ticket] = Batch(f"batch-{next(self._numbers)}", min(ticket.due for ticket in starting))
+        opened = min(ticket.due for ticket in starting)
+        batch: Batch[Ticket, Outcome] = Batch(
+            f"batch-{next(self._numbers)}", lane.label, opened, head.batch_key
+        )
         batch.fill(starting, int(demand.tokens))
         batch.move(BatchState.READY)
         lane.in_flight += len(batch)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from attrs import define
 
-from smartbatch.core.batching.window import BatchState
+from smartbatch.core.batching.request_batch import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CallFinished, CallStarted
 from smartbatch.observe import logs
@@ -226,18 +226,19 @@ class BatchDispatcher:
         An error of this library itself fails the requests of the call.
         """
         lane = call.permit.lane
-        outcomes: Sequence[Outcome]
         readings: Sequence[Reading]
         try:
-            outcomes = self._send(call)
+            self._send(call)
             effects.now = self._clock.now()
-            readings = self._router.prepare(call, outcomes, effects.now)
+            readings = self._router.prepare(call, effects.now)
         except BaseException as error:
             effects.now = self._clock.now()
-            outcomes = readings = _failed(call, error)
+            failure = _internal_error(call, error)
+            call.batch.fail(failure)
+            readings = [failure] * len(call.batch)
         with self._monitor:
             try:
-                self._router.route_locked(call, outcomes, readings, effects)
+                self._router.route_locked(call, readings, effects)
             except Exception as error:
                 self._router.give_up_locked(call, _internal_error(call, error), effects)
             following = self._next_locked(effects)
@@ -259,7 +260,8 @@ class BatchDispatcher:
         self._idle_since = self._clock.now()
         return None
 
-    def _send(self, call: InFlightCall) -> list[Outcome]:
+    def _send(self, call: InFlightCall) -> None:
+        """Make the call and complete the batch with what it brings."""
         batch, lane = call.batch, call.permit.lane
         batch.move(BatchState.SENDING)
         now = call.started = self._clock.now()
@@ -268,7 +270,7 @@ class BatchDispatcher:
         if None not in limits:  # the collector fails those whose time-out is over before
             deadline = min(deadline, max(limit for limit in limits if limit is not None))
         spec = CallSpec(
-            batch.id,
+            batch,
             tuple(ticket.request for ticket in batch.items),
             lane.label,
             batch.items[0].attempts,
@@ -284,16 +286,15 @@ class BatchDispatcher:
                 size=size,
                 attempt=spec.attempt,
                 in_flight=self._busy,
-                waited=now - batch.opened,
+                waited=batch.age(now),
             )
         )
         batch.move(BatchState.AWAITING_RESPONSE)
-        outcomes = list(lane.call(spec))
-        self._tell(self._finished(call, outcomes))
-        return outcomes
+        batch.complete_all(lane.call(spec))
+        self._tell(self._finished(call))
 
-    def _finished(self, call: InFlightCall, outcomes: list[Outcome]) -> CallFinished:
-        now, lane = self._clock.now(), call.permit.lane
+    def _finished(self, call: InFlightCall) -> CallFinished:
+        now, lane, outcomes = self._clock.now(), call.permit.lane, call.batch.outcomes
         errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
         answers = any(isinstance(outcome, Answer) for outcome in outcomes)
         error = errors[-1] if errors and not answers else None
@@ -317,14 +318,6 @@ def _route(call: InFlightCall, outcomes: list[Outcome]) -> Route | None:
         return None
     size, lane = len(call.batch), call.permit.lane
     return Route.PACKED if size > 1 and lane.packing_health is not None else route_of(lane, outcomes[0], size)
-
-
-def _failed(call: InFlightCall, error: BaseException) -> list[ProviderError]:
-    """Return the outcomes of a call that an error of this library broke off."""
-    batch = call.batch
-    if batch.state is BatchState.SENDING:
-        batch.move(BatchState.AWAITING_RESPONSE)
-    return [_internal_error(call, error)] * len(batch)
 
 
 def _internal_error(call: InFlightCall, cause: BaseException) -> ProviderError:

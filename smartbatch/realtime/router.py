@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from attrs import define, frozen
 
-from smartbatch.core.batching.window import Batch, BatchState
+from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.core.limits.breaker import BreakerState, Transition
 from smartbatch.core.limits.quota import Cooldown
 from smartbatch.core.limits.retry import RetryPolicy, decide
@@ -84,7 +84,7 @@ class InFlightCall:
         started: when the call began, monotonic seconds; until then when the permit was taken.
     """
 
-    batch: Batch[Ticket]
+    batch: Batch[Ticket, Outcome]
     permit: Permit
     started: float
 
@@ -121,12 +121,12 @@ class ResponseRouter:
         self._keep = keep
         self._rng = setup.rng
 
-    def prepare(self, call: InFlightCall, outcomes: Sequence[Outcome], now: float) -> list[Reading]:
+    def prepare(self, call: InFlightCall, now: float) -> list[Reading]:
         """Add up usage and cost and read the answers; the worker owns the tickets, so it needs no lock."""
         size = len(call.batch)
         seconds = now - call.started
         readings: list[Reading] = []
-        for ticket, outcome in zip(call.batch.items, outcomes, strict=True):
+        for ticket, outcome in zip(call.batch.items, call.batch.outcomes, strict=True):
             ticket.attempts += 1
             account(ticket, outcome)
             if isinstance(outcome, Answer):
@@ -149,13 +149,7 @@ class ResponseRouter:
         result = answered(ticket, answer, seconds=seconds, parsed=verdict.value, route=route)
         return result if ticket.submission.options.raw else self._hooks.process(result)
 
-    def route_locked(
-        self,
-        call: InFlightCall,
-        outcomes: Sequence[Outcome],
-        readings: Sequence[Reading],
-        effects: DeferredEffects,
-    ) -> None:
+    def route_locked(self, call: InFlightCall, readings: Sequence[Reading], effects: DeferredEffects) -> None:
         """Decide what becomes of every ticket of ``call``.
 
         First what concerns the call as a whole, in order: the permit ends (and with it what limits, breaker,
@@ -167,9 +161,8 @@ class ResponseRouter:
         3. It has a result that a hook or the schema made a failed one: fail.
         4. It has a result: done.
         """
-        batch = call.batch
-        batch.move(BatchState.PROCESSING_RESPONSE)
-        lane = call.permit.lane
+        batch, lane = call.batch, call.permit.lane
+        outcomes = batch.outcomes
         lane.finished(len(batch), effects.now - call.started, effects.now)
         self._end_permit(call, outcomes, effects)
         spoiled = _spoiled(outcomes)
@@ -189,8 +182,7 @@ class ResponseRouter:
             else:
                 waiters = self._queue.end_locked(ticket, ok=True)
                 effects.answer(ticket, waiters, reading)
-        answers = any(isinstance(outcome, Answer) for outcome in outcomes)
-        batch.move(BatchState.COMPLETED if answers else BatchState.FAILED)
+        batch.close(answered=any(isinstance(outcome, Answer) for outcome in outcomes))
 
     def _judge_packing(
         self,
@@ -210,7 +202,7 @@ class ResponseRouter:
                     PackingChanged(at=effects.now, model=lane.label, enabled=False, reason=reason)
                 )
 
-    def _bisect(self, batch: Batch[Ticket], error: ProviderError, effects: DeferredEffects) -> None:
+    def _bisect(self, batch: Batch[Ticket, Outcome], error: ProviderError, effects: DeferredEffects) -> None:
         """Send both halves of a shared call again, apart: one of its requests made it fail for all.
 
         A call of n with one bad request ends after at most 2 log2 n further calls, and no request is charged
@@ -235,10 +227,12 @@ class ResponseRouter:
         ticket.alone = ticket.lane.shares
         self._again(ticket, repair.error, "validation", effects)  # uncounted: the provider did nothing wrong
 
-    def give_up_locked(self, call: InFlightCall, error: SmartbatchError, effects: DeferredEffects) -> None:
+    def give_up_locked(self, call: InFlightCall, error: ProviderError, effects: DeferredEffects) -> None:
         """Fail what an error of this library left in flight, and end its permit."""
         if not call.permit.ended:
             self._gates.end(call.permit, Ending.IGNORED, effects.now)
+        if not call.batch.ended:
+            call.batch.fail(error)
         for ticket in call.batch.items:
             if ticket.state is TicketState.IN_FLIGHT:
                 self.fail_locked(ticket, error, effects)

@@ -73,6 +73,32 @@ def right(prompts: list[str], results: list[Result]) -> bool:
     return [result.text for result in results] == [answer_to(prompt) for prompt in prompts]
 
 
+def test_the_batch_travels_with_its_compiled_prompt_and_ends_with_one_outcome_each(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """A middleware meets the container that the window filled and the router closes."""
+    provider = Model(clock)
+    met: list[tuple[Any, str]] = []
+
+    def look(call: Any, proceed: Any) -> Any:
+        met.append((call.batch, call.batch.state.value))
+        return proceed(call)
+
+    client = client_of(provider, packing=True, middleware=[look])
+    assert right(plain(12), ask(clock, client, plain(12)))
+    client.stop()
+    packs = [batch for batch, _ in met if len(batch) > 1]
+    assert packs
+    assert {state for _, state in met} == {"awaiting_response"}
+    sent = [call.request.prompt for call in provider.calls]
+    for batch in packs:
+        assert batch.compiled.request.prompt in sent
+        assert len(batch.compiled.ids) == len(batch) == len(batch.outcomes)
+        assert all(isinstance(outcome, Answer) for outcome in batch.outcomes)
+        assert (batch.model, batch.state.value, batch.tokens > 0) == ("mock:default", "completed", True)
+    assert all(batch.compiled is None for batch, _ in met if len(batch) == 1)
+
+
 class TestTheJudge:
     def test_a_thousand_prompts_a_hundred_hostile_under_all_damages(
         self, clock: VirtualClock, client_of: ClientOf

@@ -1,93 +1,16 @@
-"""When the waiting requests of a lane are sent as one call, and which states that call goes through.
+"""When the waiting requests of a lane are sent as one call.
 
 :class:`BatchAccumulator` decides: given what waits in a lane, may a batch be sent now, and if not, when to
-ask again. :class:`Batch` is what is sent; its states follow one table.
+ask again.
 """
 
 from __future__ import annotations
 
-import enum
 import math
-from collections.abc import Sequence
-from typing import Generic, TypeVar
 
-from attrs import define, field, frozen
+from attrs import frozen
 
-from smartbatch.errors import SmartbatchError
-
-T = TypeVar("T")
-
-
-class BatchState(enum.Enum):
-    """The state of a batch; :data:`TRANSITIONS` says which may follow."""
-
-    ACCUMULATING = "accumulating"
-    READY = "ready"
-    SENDING = "sending"
-    AWAITING_RESPONSE = "awaiting_response"
-    PROCESSING_RESPONSE = "processing_response"
-    COMPLETED = "completed"
-    FAILED = "failed"
-
-
-class IllegalTransition(SmartbatchError):
-    """A batch was asked for a change of state that :data:`TRANSITIONS` does not allow."""
-
-
-_S = BatchState
-TRANSITIONS: dict[BatchState, frozenset[BatchState]] = {
-    # full, window over, max wait reached, urgent, idle lane or flushed; or all its requests were cancelled
-    _S.ACCUMULATING: frozenset({_S.READY, _S.FAILED}),
-    # permits were taken and a worker runs it; or the client stopped first
-    _S.READY: frozenset({_S.SENDING, _S.FAILED}),
-    # the call is being made; or every request was cancelled or timed out before it
-    _S.SENDING: frozenset({_S.AWAITING_RESPONSE, _S.FAILED}),
-    # an answer or an error came back
-    _S.AWAITING_RESPONSE: frozenset({_S.PROCESSING_RESPONSE, _S.FAILED}),
-    # every request has its verdict; at least one was answered, or none was
-    _S.PROCESSING_RESPONSE: frozenset({_S.COMPLETED, _S.FAILED}),
-    # final: a batch ends once
-    _S.COMPLETED: frozenset(),
-    _S.FAILED: frozenset(),
-}
-
-
-@define(eq=False)
-class Batch(Generic[T]):
-    """Requests that travel in one call.
-
-    Attributes:
-        id: names the batch in events and errors.
-        opened: when its first request was submitted, monotonic seconds.
-        items: what it carries, most urgent first.
-        tokens: estimated input and output tokens of all items.
-    """
-
-    id: str
-    opened: float
-    items: list[T] = field(factory=list)
-    tokens: int = 0
-    state: BatchState = BatchState.ACCUMULATING
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def move(self, after: BatchState) -> None:
-        """Change the state to ``after``."""
-        if after not in TRANSITIONS[self.state]:
-            raise self._illegal(f"cannot go from {self.state.value} to {after.value}")
-        self.state = after
-
-    def fill(self, items: Sequence[T], tokens: int) -> None:
-        """Add ``items``, while the batch is accumulating."""
-        if self.state is not BatchState.ACCUMULATING:
-            raise self._illegal(f"is {self.state.value}: it takes no more requests")
-        self.items.extend(items)
-        self.tokens += tokens
-
-    def _illegal(self, problem: str) -> IllegalTransition:
-        return IllegalTransition(f"batch {self.id} {problem}", batch_id=self.id)
-
+__all__ = ["BatchAccumulator", "Waiting", "Window"]
 
 PAIR = 2
 """Requests that make a call shared. A larger ``min_size`` is a wish for fuller calls."""

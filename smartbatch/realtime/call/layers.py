@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from attrs import evolve, frozen
 
-from smartbatch.core.batching.packing import BatchCompiler, split, split_usage, usage_weights
+from smartbatch.core.batching.packing import BatchCompiler, Packed, split, split_usage, usage_weights
+from smartbatch.core.batching.request_batch import Batch
 from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, scrub
 from smartbatch.observe import logs
@@ -43,7 +44,7 @@ class CallSpec:
     """One call to be made.
 
     Attributes:
-        batch_id: names it in events and errors.
+        batch: the container it is made for; its items may be others than ``requests`` below a middleware.
         requests: what it carries, one or several.
         model: ``provider:model``.
         attempt: 0 for the first call of these requests.
@@ -51,12 +52,17 @@ class CallSpec:
         feed: takes the pieces of a streamed answer; ``None`` for all others.
     """
 
-    batch_id: str
+    batch: Batch[Any, Outcome]
     requests: tuple[Request, ...]
     model: str
     attempt: int
     deadline: float
     feed: ChunkBox | None = None
+
+    @property
+    def batch_id(self) -> str:
+        """What names it in events and errors."""
+        return self.batch.id
 
 
 Call: TypeAlias = "Callable[[CallSpec], Sequence[Outcome]]"
@@ -101,7 +107,8 @@ def _deadlined(
             )
         generate = partial(provider.generate, model=model, attempt=spec.attempt, timeout=timeout)
         if len(spec.requests) > 1 and compiler is not None:
-            return _packed(generate, compiler, spec.requests)
+            spec.batch.compiled = compiler.compile(spec.requests)
+            return _packed(generate, spec.batch.compiled, spec.requests)
         if len(spec.requests) > 1:
             return provider.generate_many(  # type: ignore[return-value]  # classified above
                 spec.requests, model=model, attempt=spec.attempt, timeout=timeout
@@ -117,14 +124,13 @@ def _deadlined(
 
 
 def _packed(
-    generate: Callable[[Request], Answer], compiler: BatchCompiler, requests: Sequence[Request]
+    generate: Callable[[Request], Answer], packed: Packed, requests: Sequence[Request]
 ) -> Sequence[Outcome]:
     """Make one call for several requests of a provider that takes one prompt a call; return for each its part
     of the answer, or a ``MissingAnswer``.
 
     Usage and cost of the call are split over all of them, by the length of prompts and answers.
     """
-    packed = compiler.compile(requests)
     whole = generate(packed.request)
     if not isinstance(whole, Answer) or flaw(whole) is not None:
         raise invalid("the provider's answer to a pack is no answer")

@@ -1,23 +1,14 @@
-"""When a window closes, and what a batch may become (A1, A2, A3, A11, A12)."""
+"""When a window closes (A1, A2, A3, A12)."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.batching.window import (
-    TRANSITIONS,
-    Batch,
-    BatchAccumulator,
-    BatchState,
-    IllegalTransition,
-    Waiting,
-    Window,
-)
+from smartbatch.core.batching.window import BatchAccumulator, Waiting, Window
 
 WINDOW = Window(seconds=0.1, max_size=10, min_size=2, max_wait=5.0)
 
@@ -140,53 +131,3 @@ def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(
     at = ready(view, now, window)
     assert at <= now or at <= min(opened + max_wait, opened + own)
     assert not math.isnan(at)
-
-
-LEGAL = [(before, after) for before, afters in TRANSITIONS.items() for after in afters]
-
-
-@pytest.mark.parametrize(("before", "after"), list(itertools.product(BatchState, BatchState)))
-def test_a_batch_follows_the_table_and_nothing_else(before: BatchState, after: BatchState) -> None:
-    """Every pair of states is tried: the legal ones move, the others raise and change nothing."""
-    batch: Batch[int] = Batch("batch-1", 0.0, state=before)
-    if (before, after) in LEGAL:
-        batch.move(after)
-        assert batch.state is after
-        return
-    with pytest.raises(IllegalTransition) as caught:
-        batch.move(after)
-    assert batch.state is before
-    assert caught.value.batch_id == "batch-1"
-    assert before.value in str(caught.value)
-    assert after.value in str(caught.value)
-
-
-def test_the_table_is_the_life_of_a_batch() -> None:
-    """One way leads from gathering to its end; each state but the ends can fail; an end is for ever."""
-    life = [
-        BatchState.ACCUMULATING,
-        BatchState.READY,
-        BatchState.SENDING,
-        BatchState.AWAITING_RESPONSE,
-        BatchState.PROCESSING_RESPONSE,
-        BatchState.COMPLETED,
-    ]
-    steps = set(itertools.pairwise(life)) | {(state, BatchState.FAILED) for state in life[:-1]}
-    assert set(LEGAL) == steps
-
-
-def test_a_batch_knows_its_size_age_and_tokens() -> None:
-    """What it carries is counted when it is filled."""
-    batch: Batch[str] = Batch("batch-1", opened=10.0)
-    batch.fill(["a", "b"], tokens=7)
-    batch.fill(["c"], tokens=3)
-    assert (len(batch), batch.tokens) == (3, 10)
-
-
-@pytest.mark.parametrize("state", [state for state in BatchState if state is not BatchState.ACCUMULATING])
-def test_a_batch_on_its_way_takes_nobody_along(state: BatchState) -> None:
-    """Only an accumulating batch is filled."""
-    batch: Batch[int] = Batch("batch-1", 0.0, state=state)
-    with pytest.raises(IllegalTransition, match="takes no more requests"):
-        batch.fill([1], tokens=1)
-    assert len(batch) == 0

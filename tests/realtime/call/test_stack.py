@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from smartbatch.core.batching.request_batch import Batch
 from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import Capabilities, Provider
@@ -47,7 +48,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 def spec(count: int = 1, *, deadline: float = 60.0, call: Any = None) -> CallSpec:
     """A call with ``count`` requests."""
     requests = tuple(Request(f"prompt {i}", call=call) for i in range(count))
-    return CallSpec("batch-1", requests, "fake:m", 0, deadline)
+    return CallSpec(Batch("batch-1", "fake:m", 0.0), requests, "fake:m", 0, deadline)
 
 
 def outcomes(
