@@ -21,7 +21,6 @@ from smartbatch.providers.batch_api import (
     RemoteState,
     enqueued_limit,
 )
-from smartbatch.providers.gemini import batches as gemini_batches
 from smartbatch.providers.gemini.batches import file_id_of
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.types import Embedding, Kind, Request, Usage
@@ -241,9 +240,8 @@ def test_a_files_id_follows_from_its_name_and_keeps_every_bit_of_it():
     assert file_id_of("sb-AbC") == "files/sb-pqqq7s3cw3k43pkafxfintattcvu2j6mwt2a"
 
 
-def test_an_upload_meets_itself(tmp_path, monkeypatch):
-    """In pieces; a second upload under its name returns the first, and another name gets another file."""
-    monkeypatch.setattr(gemini_batches, "PIECE", 1000)
+def test_an_upload_meets_itself(tmp_path):
+    """A second upload under its name returns the first, and another name gets another file."""
     path = tmp_path / "in"
     path.write_bytes(b"x" * 2500)
     with world(GEMINI) as (_, api):
@@ -255,21 +253,16 @@ def test_an_upload_meets_itself(tmp_path, monkeypatch):
         assert api.upload("sb-y", path, PATIENCE).id != file.id
 
 
-@pytest.mark.parametrize(
-    ("size", "pieces"), [(0, [0]), (999, [999]), (1000, [1000]), (2500, [1000, 1000, 500])]
-)
-def test_an_upload_goes_in_pieces_to_where_the_service_says(api, tmp_path, monkeypatch, size, pieces):
-    """Announced with its length; the last piece says that it is last; the key goes with the start only."""
-    monkeypatch.setattr(gemini_batches, "PIECE", 1000)
+@pytest.mark.parametrize("size", [0, 999, 2500])
+def test_an_upload_goes_to_where_the_service_says(api, tmp_path, size):
+    """Announced with its length and sent whole; the key goes with the start only."""
     path = tmp_path / "in"
-    path.write_bytes(bytes(range(250)) * (size // 250) if size != 999 else b"x" * 999)
+    path.write_bytes(b"x" * size)
     done = {"file": {"name": file_id_of("sb-x"), "sizeBytes": str(size), "state": "PROCESSING"}}
 
     def answer(exchange):
         if exchange.target.startswith("/upload/v1/files?"):
-            last = "finalize" in exchange.headers["x-goog-upload-command"]
-            status = "final" if last else "active"
-            says(done if last else b"", x_goog_upload_status=status)(exchange)
+            says(done, x_goog_upload_status="final")(exchange)
         else:
             place = f"{url_of(exchange.server)}/upload/v1/files?upload_id=u1"
             says({}, x_goog_upload_url=place, x_goog_upload_status="active")(exchange)
@@ -277,7 +270,7 @@ def test_an_upload_goes_in_pieces_to_where_the_service_says(api, tmp_path, monke
     batches, server = api(answer, headers={"x-gateway": "letmein1"})
     file = batches.upload("sb-x", path, PATIENCE)
     assert (file.size, file.ready) == (size, False)
-    start, *rest = server.requests
+    start, sent = server.requests
     assert start.target == "/upload/v1/files"
     assert start.headers["x-goog-upload-header-content-length"] == str(size)
     assert start.json()["file"] == {
@@ -286,13 +279,11 @@ def test_an_upload_goes_in_pieces_to_where_the_service_says(api, tmp_path, monke
         "mime_type": "application/jsonl",
         "size_bytes": size,
     }
-    assert [len(request.body) for request in rest] == pieces
-    assert b"".join(request.body for request in rest) == path.read_bytes()
-    assert {request.target for request in rest} == {"/upload/v1/files?upload_id=u1"}
-    assert [request.headers["x-goog-upload-offset"] for request in rest] == [
-        str(sum(pieces[:n])) for n in range(len(pieces))
-    ]
-    assert all("x-goog-api-key" not in request.headers for request in rest)
+    assert sent.body == path.read_bytes()
+    assert sent.target == "/upload/v1/files?upload_id=u1"
+    assert sent.headers["x-goog-upload-command"] == "upload, finalize"
+    assert sent.headers["x-goog-upload-offset"] == "0"
+    assert "x-goog-api-key" not in sent.headers
     assert all(request.headers["x-gateway"] == "letmein1" for request in server.requests)
 
 
@@ -322,12 +313,11 @@ def test_an_upload_that_is_not_told_where_to_go_fails(api, tmp_path, place):
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("status", [None, "cancelled", "final", "active"])
-def test_an_upload_that_breaks_off_fails_and_is_not_repeated(api, tmp_path, monkeypatch, status):
-    """A piece whose answer is another than it should be ends it."""
-    monkeypatch.setattr(gemini_batches, "PIECE", 10)
+@pytest.mark.parametrize("status", [None, "cancelled", "active"])
+def test_an_upload_that_breaks_off_fails_and_is_not_repeated(api, tmp_path, status):
+    """Where the service does not say that it has all bytes, there is no file."""
     path = tmp_path / "in"
-    path.write_bytes(b"x" * (15 if status == "final" else 10))
+    path.write_bytes(b"x" * 10)
     extra = {} if status is None else {"x_goog_upload_status": status}
     batches, server = api(says({}, x_goog_upload_url="http://x/upload?id=1"), says({"file": {}}, **extra))
     assert fails(lambda: batches.upload("sb-x", path, PATIENCE)).kind is ErrorKind.INVALID_RESPONSE
@@ -335,7 +325,7 @@ def test_an_upload_that_breaks_off_fails_and_is_not_repeated(api, tmp_path, monk
 
 
 def test_an_upload_ends_at_its_total_deadline(api, tmp_path):
-    """Start and pieces together."""
+    """Both calls together."""
     path = tmp_path / "in"
     path.write_bytes(b"x" * 10)
     batches, _ = api(says({}, x_goog_upload_url="http://x/upload?id=1"), hangs)

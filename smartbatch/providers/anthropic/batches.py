@@ -138,7 +138,7 @@ class AnthropicBatches(BatchApi):
         """Yield the results as they come, from this API's own server only."""
         if not self._is_results(output):
             raise unusable("the address of the results is none of this server's", "id", status=200)
-        yield from self._calls.results(self._sdk().begin("get", output, timeout, "application/binary"))
+        yield from self._calls.results(self._sdk().begin(output, timeout, "application/binary"))
 
     def read_line(self, line: bytes, kind: Kind) -> Line:  # noqa: ARG002
         """Understand one line of results."""

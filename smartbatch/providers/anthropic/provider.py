@@ -18,7 +18,6 @@ from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.foreign_text import PLAIN_ID
-from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.endpoint import (
     checked_url,
     not_pickled,
@@ -27,8 +26,7 @@ from smartbatch.providers.http.endpoint import (
     secrets_of,
     setting,
 )
-from smartbatch.providers.http.event_stream import EventStream
-from smartbatch.providers.http.live_reply import LiveReply
+from smartbatch.providers.http.event_stream import EVENTS, EventStream
 from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
@@ -128,7 +126,7 @@ class AnthropicProvider(Provider):
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
         """See :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`."""
         body, dropped = self._message(request, model)
-        reply = self._sdk.get().ask("post", _PATH, timeout, content=encode_json(body))
+        reply = self._sdk.get().ask("post", _PATH, timeout, body=encode_json(body))
         return read_message(self._errors.answer(reply, (request,)), reply, dropped)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
@@ -136,11 +134,12 @@ class AnthropicProvider(Provider):
         body, dropped = self._message(request, model)
         content = encode_json({**body, "stream": True})
 
-        def begin(left: float, cutoff: Cutoff) -> LiveReply:
-            sdk = self._sdk.get()
-            return sdk.begin("post", _PATH, left, "text/event-stream", content=content, cutoff=cutoff)
-
-        return EventStream(begin, MessageReader(self._errors, dropped), request, timeout)
+        return EventStream(
+            lambda left, cutoff: self._sdk.get().begin(_PATH, left, EVENTS, cutoff=cutoff, body=content),
+            MessageReader(self._errors, dropped),
+            request,
+            timeout,
+        )
 
     def check(self, request: Request, *, model: str) -> None:
         """See :meth:`Provider.check <smartbatch.providers.base.Provider.check>`."""

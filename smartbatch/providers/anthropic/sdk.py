@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import anthropic
 import httpx2
 
-from smartbatch.providers.http.cutoff import Cutoff
-from smartbatch.providers.http.live_reply import LiveReply
-from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.http.sdk_bridge import ask_through, begin_through, http_client
-from smartbatch.providers.http.spooled_body import SpooledBody
+from smartbatch.providers.http.sdk_bridge import SdkCalls, http_client
 from smartbatch.providers.http.transport import Transport
 
 __all__ = ["AnthropicSdk"]
 
 
-class AnthropicSdk:
-    """One SDK client over one transport, for all threads of a process. Its retries are off.
+class AnthropicSdk(SdkCalls):
+    """Calls through ``anthropic``.
 
     Args:
         url: the base URL, without the version.
@@ -60,35 +55,11 @@ class AnthropicSdk:
             http_client=http_client(transport),
         )
 
-    def ask(
-        self, method: str, path: str, timeout: float, *, spooled: SpooledBody | None = None, **more: Any
-    ) -> Reply:
-        """Make one request within ``timeout`` seconds in all; return the whole answer, whatever its status.
-
-        ``spooled`` or ``content`` is the body of a post; ``more`` are its ``headers`` and ``params``.
-        """
-        return ask_through(self._request(method, path, timeout, **more), spooled)
-
-    def begin(
-        self,
-        method: str,
-        path: str,
-        timeout: float,
-        accept: str,
-        *,
-        cutoff: Cutoff | None = None,
-        **more: Any,
-    ) -> LiveReply:
-        """As :meth:`ask`, once the head of the answer is there; ``accept`` is its body's content type."""
-        send = self._request(method, path, timeout, headers={"Accept": accept}, **more)
-        return begin_through(send, cutoff)
-
-    def _request(
-        self, method: str, path: str, timeout: float, *, content: bytes = b"", **options: Any
-    ) -> Callable[[], object]:
-        more: dict[str, Any] = {"content": content} if method == "post" else {}
-        options["timeout"] = timeout
-        return partial(getattr(self.client, method), path, cast_to=httpx2.Response, options=options, **more)
+    def send(self, method: str, path: str, timeout: float, *, body: bytes = b"", **more: Any) -> object:
+        """Make one request; ``more`` are ``headers`` and ``params``."""
+        content: dict[str, Any] = {"content": body} if method == "post" else {}
+        options = {"timeout": timeout, **more}
+        return getattr(self.client, method)(path, cast_to=httpx2.Response, options=options, **content)
 
 
 def _not_a_body(record: logging.LogRecord) -> bool:

@@ -1,7 +1,7 @@
 """The Gemini API's batches and files, through the ``google-genai`` SDK, for the job engine.
 
-The input is always a file, sent in pieces under a name of ours: a second upload meets the first. The SDK's
-own method repeats pieces after a pause, and reads no answer but the last. Inline requests would have no
+The input is always a file, sent under a name of ours: a second upload meets the first. The SDK's own method
+repeats pieces of it after a pause, and reads no answer but the last. Inline requests would have no
 fence, their answers come in another order, and their keys are not always echoed. Batches are read raw: the
 SDK's typed models drop the counts, the reason of a failure and results that stand under ``response``, and
 cannot read error details at all.
@@ -40,12 +40,13 @@ from smartbatch.providers.gemini.bodies import embed_body, generate_body, resour
 from smartbatch.providers.gemini.errors import mark_over_quota, status_error
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
 from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
     from smartbatch.providers.gemini.sdk import GeminiSdk
 
-__all__ = ["PIECE", "GeminiBatches", "file_id_of"]
+__all__ = ["GeminiBatches", "file_id_of"]
 
 _PAGE = 100
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
@@ -62,12 +63,9 @@ _STATES = {
 word are a batch that runs."""
 _PREFIX = re.compile(r"^(?:BATCH|JOB)_STATE_")
 _MARK = re.compile(r"sb-[A-Za-z0-9_-]{1,64}")
-PIECE = 8 * 1024 * 1024
-"""Bytes of a piece of an upload, as the SDK sends them; the service takes multiples of 256 kB."""
-
 _TYPE = "application/jsonl"
 _FILE = re.compile(r"files/[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-_ADDRESS = re.compile(r"https?://[\x21-\x7e]{1,4096}")
+_ADDRESS = re.compile(r"https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?/[\x21-\x7e]{1,4096}", re.ASCII)
 _MISSING = re.compile(r"may not exist", re.I)
 _DISPLAY = 512  # most characters of a display name
 
@@ -106,35 +104,29 @@ class GeminiBatches(BatchApi):
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         """Upload ``source``; see :meth:`BatchApi.upload <smartbatch.providers.batch_api.BatchApi.upload>`.
 
-        Two calls and one for every 8 MiB, all within ``timeout``; none is repeated. In order:
+        Two calls within ``timeout``; none is repeated. In order:
 
         1. the upload is announced; where the name is taken, the file that has it is returned;
-        2. the pieces are sent; each answer must say that the service has all bytes so far;
-        3. the last answer is about the file.
+        2. the file is sent, read from the disk meanwhile; the answer must say that the service has it all.
 
         An error in between leaves a file that the service never shows: a second upload begins anew.
         """
         deadline = time.monotonic() + timeout
-        size = source.stat().st_size
+        content = SpooledBody(source)
         file_id = file_id_of(name)
         try:
-            address = self._start(file_id, name, size, timeout)
+            address = self._start(file_id, name, len(content), timeout)
         except ProviderError as error:
             taken = error.status == 409 or error.code == "ALREADY_EXISTS"
             if taken and (found := self._look(file_id, name, _left(deadline))) is not None:
                 return found
             raise
-        with open(source, "rb") as file:
-            offset = 0
-            while True:
-                piece = file.read(PIECE)
-                last = offset + len(piece) >= size
-                if not piece and not last:
-                    raise ProviderError("the spooled input became shorter while it was sent")
-                reply = self._send(address, piece, offset, last=last, timeout=_left(deadline))
-                offset += len(piece)
-                if last:
-                    return _read_file(self._calls.decoded(reply).get("file"), name)
+        headers = {"X-Goog-Upload-Command": "upload, finalize", "X-Goog-Upload-Offset": "0"}
+        reply = self._sdk().ask("post", address, _left(deadline), headers=headers, spooled=content)
+        if self._calls.checked(reply).headers.get("x-goog-upload-status") != "final":
+            text = "the upload broke off: the service does not say that it has all bytes"
+            raise unusable(text, status=200)
+        return _read_file(self._calls.decoded(reply).get("file"), name)
 
     def find_file(self, name: str, timeout: float) -> RemoteFile | None:
         """Return the file of that name; the id follows from the name, so this is one look."""
@@ -194,8 +186,7 @@ class GeminiBatches(BatchApi):
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         """Yield a file of results as it comes."""
         path = f"{_check_file(output)}:download?alt=media"
-        live = self._sdk().begin("get", path, timeout, "application/binary")
-        yield from self._calls.results(live)
+        yield from self._calls.results(self._sdk().begin(path, timeout, "application/binary"))
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
         """Understand one line of results."""
@@ -232,17 +223,6 @@ class GeminiBatches(BatchApi):
         if address is None or not _ADDRESS.fullmatch(address):
             raise unusable("the service did not say where to upload to", status=200)
         return address
-
-    def _send(self, address: str, piece: bytes, offset: int, *, last: bool, timeout: float) -> Reply:
-        headers = {
-            "X-Goog-Upload-Command": "upload, finalize" if last else "upload",
-            "X-Goog-Upload-Offset": str(offset),
-        }
-        reply = self._calls.checked(self._sdk().put(address, piece, headers, timeout))
-        if reply.headers.get("x-goog-upload-status") != ("final" if last else "active"):
-            text = "the upload broke off: the service does not say that it has all bytes so far"
-            raise unusable(text, status=200)
-        return reply
 
     def _read(self, data: Any) -> RemoteBatch:
         return _read_batch(data, self._errors)

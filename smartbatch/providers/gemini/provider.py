@@ -32,7 +32,6 @@ from smartbatch.providers.gemini.bodies import (
 )
 from smartbatch.providers.gemini.errors import ERRORS
 from smartbatch.providers.gemini.streams import ChunkReader
-from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.endpoint import (
     checked_url,
     not_pickled,
@@ -41,8 +40,7 @@ from smartbatch.providers.http.endpoint import (
     secrets_of,
     setting,
 )
-from smartbatch.providers.http.event_stream import EventStream
-from smartbatch.providers.http.live_reply import LiveReply
+from smartbatch.providers.http.event_stream import EVENTS, EventStream
 from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
@@ -148,11 +146,12 @@ class GeminiProvider(Provider):
         """Stream one answer; the reading sends the request, and raises what :meth:`generate` raises."""
         path = f"{resource(model)}:streamGenerateContent?alt=sse"
         body = generate_body(request)
-
-        def begin(left: float, cutoff: Cutoff) -> LiveReply:
-            return self._sdk.get().begin("post", path, left, "text/event-stream", body=body, cutoff=cutoff)
-
-        return EventStream(begin, ChunkReader(self._errors), request, timeout)
+        return EventStream(
+            lambda left, cutoff: self._sdk.get().begin(path, left, EVENTS, cutoff=cutoff, body=body),
+            ChunkReader(self._errors),
+            request,
+            timeout,
+        )
 
     def check(self, request: Request, *, model: str) -> None:
         """See :meth:`Provider.check <smartbatch.providers.base.Provider.check>`."""

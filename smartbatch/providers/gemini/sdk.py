@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx2
 from google import genai
 from google.genai import types
 
-from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.providers.http.cutoff import Cutoff
-from smartbatch.providers.http.live_reply import LiveReply
-from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.http.sdk_bridge import ask_through, begin_through, http_client
+from smartbatch.errors import ConfigError
+from smartbatch.providers.http.sdk_bridge import SdkCalls, http_client
 from smartbatch.providers.http.transport import Transport
 
 __all__ = ["GeminiSdk"]
@@ -32,8 +29,8 @@ _CLIENT, _BUILD, _ONCE = "_api_client", "_build_request", "_request_once"
 _LONGEST = 3600.0  # seconds; the time-out of a call that names none, which does not happen
 
 
-class GeminiSdk:
-    """One SDK client over one transport, for all threads of a process.
+class GeminiSdk(SdkCalls):
+    """Calls through ``google-genai``.
 
     An installed SDK that cannot be used is a ``ConfigError``. The base URL comes without the API's version.
     """
@@ -66,66 +63,25 @@ class GeminiSdk:
             ) from error
         self._client = client
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        timeout: float,
-        *,
-        body: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Reply:
-        """Make one request and return the whole answer, whatever its status.
+    def send(self, method: str, path: str, timeout: float, **more: Any) -> object:
+        """Make one request.
 
         Args:
             method: such as ``get``.
-            path: below the API's version; ``{api_version}`` in it puts the version elsewhere.
+            path: below the API's version; ``{api_version}`` in it puts the version elsewhere. An address the
+                service gave is asked as it is, of the base URL's server and of no other: behind a gateway the
+                address is that of the service itself. The key is not sent there.
             timeout: total seconds; the service is told as well, in ``X-Server-Timeout``.
-            body, headers: of this call.
+            more: the ``body`` as a mapping, and ``headers``, of this call.
         """
-        return ask_through(self._request(method, path, body, _options(timeout, headers)))
-
-    def begin(
-        self,
-        method: str,
-        path: str,
-        timeout: float,
-        accept: str,
-        *,
-        body: Mapping[str, Any] | None = None,
-        cutoff: Cutoff | None = None,
-    ) -> LiveReply:
-        """As :meth:`ask`, once the head of the answer is there; ``accept`` is its body's content type."""
-        options = _options(timeout, {"Accept": accept})
-        return begin_through(self._request(method, path, body, options), cutoff)
-
-    def put(self, address: str, piece: bytes, headers: Mapping[str, str], timeout: float) -> Reply:
-        """Post a piece of an upload to an address the service gave; the key is not sent along.
-
-        Prompts go to the base URL's server and to no other. Behind a gateway the address is that of the
-        service itself: then its path is asked of the gateway.
-        """
-        try:
-            url = httpx2.URL(address)
+        headers = more.get("headers", {})
+        if "://" in path:
+            url = httpx2.URL(path)
             if not self._leads_to(url.scheme, url.host, url.port):
                 url = httpx2.URL(self._base_url + url.raw_path.decode("ascii"))
-        except httpx2.InvalidURL:
-            raise ProviderError(
-                "the address to upload to is none", kind=ErrorKind.INVALID_RESPONSE, code="shape"
-            ) from None
-        sent = {**self._headers, **headers}
-        return ask_through(lambda: self._network.post(url, content=piece, headers=sent, timeout=timeout))
-
-    def _request(
-        self, method: str, path: str, body: Mapping[str, Any] | None, options: types.HttpOptions
-    ) -> Callable[[], object]:
-        return lambda: self._once(self._build(method, path, dict(body or {}), options))
-
-
-def _options(timeout: float, headers: Mapping[str, str] | None) -> types.HttpOptions:
-    return types.HttpOptions(
-        timeout=max(1, math.ceil(timeout * 1000)), headers=dict(headers) if headers else None
-    )
+            return self._network.post(url, headers={**self._headers, **headers}, timeout=timeout)
+        options = types.HttpOptions(timeout=max(1, math.ceil(timeout * 1000)), headers=headers or None)
+        return self._once(self._build(method, path, dict(more.get("body", {})), options))
 
 
 class _Nowhere(httpx2.AsyncBaseTransport):

@@ -21,7 +21,11 @@ from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer, Request, Usage
 
-__all__ = ["MAX_EVENT", "Event", "EventReader", "EventStream", "events"]
+__all__ = ["EVENTS", "MAX_EVENT", "Event", "EventReader", "EventStream", "events"]
+
+
+EVENTS = "text/event-stream"
+"""The content type of a stream."""
 
 
 class EventReader(ABC):

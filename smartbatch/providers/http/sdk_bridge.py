@@ -8,8 +8,10 @@ Importing this module imports ``httpx2``; adapters do so when their SDK is first
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, cast
 
 import httpx2
@@ -24,7 +26,7 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.providers.http.transport import Transport
 
-__all__ = ["ask_through", "begin_through", "http_client", "meaning_of"]
+__all__ = ["SdkCalls", "http_client", "meaning_of"]
 
 
 @define
@@ -48,21 +50,39 @@ def http_client(transport: Transport) -> httpx2.Client:
     return httpx2.Client(transport=_Bridge(transport), follow_redirects=False, trust_env=False)
 
 
-def ask_through(send: Callable[[], object], body: SpooledBody | None = None) -> Reply:
-    """Send one request through an SDK and return the whole answer, whatever its status.
+class SdkCalls(ABC):
+    """One SDK client over one transport, for all threads of a process. Its retries are off.
 
-    ``body`` is sent instead of the SDK's own.
+    ``more`` of each call are ``body``, as the SDK takes it, ``headers``, and what else the SDK knows.
 
     Raises:
         ProviderError: of the network. An SDK's own error holds the key and the prompt; it is not passed on,
             and not chained.
     """
-    return cast(Reply, _through(send, _Call(body=body)))
 
+    @abstractmethod
+    def send(self, method: str, path: str, timeout: float, **more: Any) -> object:
+        """Let the SDK make one request; what it returns is not looked at."""
 
-def begin_through(send: Callable[[], object], cutoff: Cutoff | None = None) -> LiveReply:
-    """As :func:`ask_through`, once the head of the answer is there, and up to then ended by ``cutoff``."""
-    return cast(LiveReply, _through(send, _Call(live=True, cutoff=cutoff)))
+    def ask(
+        self, method: str, path: str, timeout: float, *, spooled: SpooledBody | None = None, **more: Any
+    ) -> Reply:
+        """Make one request within ``timeout`` seconds in all; return the whole answer, whatever its status.
+
+        ``spooled`` is sent instead of the body that the SDK knows.
+        """
+        return cast(Reply, _through(partial(self.send, method, path, timeout, **more), _Call(body=spooled)))
+
+    def begin(
+        self, path: str, timeout: float, accept: str, *, cutoff: Cutoff | None = None, **more: Any
+    ) -> LiveReply:
+        """Return the answer once its head is there; ``accept`` is the content type of its body.
+
+        A request with a body is a post. Up to the head ``cutoff`` can end the call.
+        """
+        method = "post" if "body" in more else "get"
+        send = partial(self.send, method, path, timeout, headers={"Accept": accept}, **more)
+        return cast(LiveReply, _through(send, _Call(live=True, cutoff=cutoff)))
 
 
 def _through(send: Callable[[], object], call: _Call) -> Reply | LiveReply:
