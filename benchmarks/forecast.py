@@ -108,7 +108,7 @@ class Run:
         for _ in range(count):
             seen = self.draw()
             for q in QUANTILES:
-                within[q] += seen.seconds <= self.forecaster.quantile(q, seen.size, seen.at)
+                within[q] += seen.seconds <= self.forecaster.at(seen.at).quantile(q, seen.size)
             moved = self.forecaster.observe(seen)
             alarms += moved is not None and moved.sudden
         return HeldOut({q: number / count for q, number in within.items()}, alarms)
@@ -180,7 +180,7 @@ def report_cost(count: int = 5000) -> None:
     learning = (process_time() - began) / count
     began = process_time()
     for seen in things:
-        run.forecaster.quantile(0.95, seen.size, things[-1].at)
+        run.forecaster.at(things[-1].at).quantile(0.95, seen.size)
     asking = (process_time() - began) / count
     print(f"\nan observation {learning * 1e6:.0f} µs, a quantile {asking * 1e6:.1f} µs")
 

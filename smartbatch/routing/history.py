@@ -243,7 +243,8 @@ class ForecastHistory:
             store = self._store_to_read(topic)
         if store is not None:
             self._safely(lambda: self._load(store, topic, first=first))
-        return topic.forecaster.at(self._clock.wall(), self._lock)
+        with self._lock:
+            return topic.forecaster.at(self._clock.wall())
 
     def _store_to_read(self, known: _Topic | _Tokens) -> SqlStore | None:
         """Return the store where ``known`` was not read since the last look; called with the lock held."""

@@ -41,15 +41,15 @@ def test_forecasts_are_a_distribution_whatever_was_seen(
     for one in seen:
         moved = forecaster.observe(one)
         assert moved is None or (moved.before > 0 and moved.after > 0 and moved.seen > 0)
-    times = [forecaster.quantile(q, size, NOW) for q in LEVELS]
+    times = [forecaster.at(NOW).quantile(q, size) for q in LEVELS]
     assert times == sorted(times)
     assert all(0 < seconds < math.inf for seconds in times)
-    assert 0 < forecaster.expected(size, NOW) < math.inf
+    assert 0 < forecaster.at(NOW).expected(size) < math.inf
     for q, seconds in zip(LEVELS, times, strict=True):
-        chance = forecaster.chance(seconds, size, NOW)
+        chance = forecaster.at(NOW).chance(seconds, size)
         assert chance >= q - 1e-6
         if 0 < chance < 1:
-            assert forecaster.quantile(chance, size, NOW) == pytest.approx(seconds, rel=1e-3)
+            assert forecaster.at(NOW).quantile(chance, size) == pytest.approx(seconds, rel=1e-3)
     assert forecaster.observations == min(40, len(seen))
 
 
@@ -62,7 +62,7 @@ def test_what_it_kept_makes_the_same_forecaster(prior: Prior, seen: list[Observa
     second = Forecaster(prior)
     for one in first.seen:
         second.observe(one)
-    assert [second.quantile(q, 7, NOW) for q in LEVELS] == [first.quantile(q, 7, NOW) for q in LEVELS]
+    assert [second.at(NOW).quantile(q, 7) for q in LEVELS] == [first.at(NOW).quantile(q, 7) for q in LEVELS]
 
 
 @given(st.lists(st.floats(0, 1), max_size=300), st.floats(0.0001, 0.9999), st.floats(0.0001, 0.9999))

@@ -88,9 +88,9 @@ class TestCalls:
         assert median(history, Route.FLEX) == pytest.approx(6.0)
         assert history.latency(Route.SHARED, "openai:text-embedding-3-small").quantile(
             0.5, 1
-        ) == pytest.approx(Forecaster(VECTORS).quantile(0.5, 1, 0.0))
+        ) == pytest.approx(Forecaster(VECTORS).at(0.0).quantile(0.5, 1))
         assert history.turnaround(MODEL).quantile(0.5, 100) == pytest.approx(
-            Forecaster(BATCH).quantile(0.5, 100, 0.0)
+            Forecaster(BATCH).at(0.0).quantile(0.5, 100)
         )
         assert history.cancelling("openai").quantile(0.99, 1) == pytest.approx(600.0, rel=0.1)
 

@@ -65,7 +65,7 @@ class LevelCorrection:
     """The correction of levels: piecewise linear in log odds, through 5 %, 50 % and 95 %."""
 
     def __init__(self) -> None:
-        self._shifts = [0.0, 0.0, 0.0]
+        self._shifts = (0.0, 0.0, 0.0)  # replaced as a whole: forecasts are read on other threads
 
     def observe(self, level: float, moment: MomentCounts | None = None) -> None:
         """Learn from a time of which a share ``level`` should have been shorter. It and the others of its
@@ -73,13 +73,15 @@ class LevelCorrection:
         """
         odds = _odds(level)
         moment = moment or MomentCounts()
-        count = moment.count
+        count, shifts = moment.count, list(self._shifts)
         for at, (edge, share) in enumerate(_CORRECTED):
-            above = moment.above[at] + (odds > edge + self._shifts[at])
+            above = moment.above[at] + (odds > edge + shifts[at])
             before = moment.above[at] / count if count else 1 - share
-            moved = self._shifts[at] + _STEPS[at] * (above / (count + 1) - before)
-            self._shifts[at] = min(_MOST, max(-_MOST, moved))
+            moved = shifts[at] + _STEPS[at] * (above / (count + 1) - before)
+            shifts[at] = min(_MOST, max(-_MOST, moved))
             moment.above[at] = above
+        low, middle, high = shifts
+        self._shifts = low, middle, high
         moment.count = count + 1
 
     def corrected(self, q: float) -> float:

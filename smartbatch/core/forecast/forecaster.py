@@ -23,7 +23,6 @@ import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from statistics import NormalDist
 
@@ -64,7 +63,6 @@ STALE = 0.02
 TINY = 1e-300
 """Keeps a weight above 0, however old."""
 _HALF = -math.log(2)
-_UNGUARDED: AbstractContextManager[object] = nullcontext()
 _POINTS = 50
 """Points of a lognormal prior."""
 
@@ -219,9 +217,9 @@ class Forecaster:
         """What is kept, oldest first: observed again in that order, it makes an equal forecaster."""
         return tuple(kept.seen for kept in self._kept)
 
-    def at(self, now: float, guard: AbstractContextManager[object] = _UNGUARDED) -> ForecastAt:
-        """Return the forecasts as of ``now``, Unix seconds, each made with ``guard`` held."""
-        return ForecastAt(self, now, guard)
+    def at(self, now: float) -> ForecastAt:
+        """Return the forecasts as of ``now``, Unix seconds, from what was observed until this call."""
+        return ForecastAt(self._fitted(now), self._correction, len(self._kept))
 
     # -- learning --------------------------------------------------------------------------------------------
 
@@ -325,36 +323,6 @@ class Forecaster:
         why = f"the latest {seen} took about {shown} times as long as {than}"
         return ForecastChange(math.exp(before), math.exp(fit.curve.median), seen, why, sudden)
 
-    # -- asking ----------------------------------------------------------------------------------------------
-
-    def quantile(self, q: float, size: int, now: float) -> float:
-        """Return the seconds within which a share ``q`` (above 0, below 1) of those of ``size`` requests
-        ends.
-        """
-        if not 0 < q < 1:
-            raise ValueError(f"q must be above 0 and below 1, not {q!r}")
-        fit = self._fitted(now)
-        return math.exp(fit.curve.log(self._correction.corrected(q)) + fit.shift(size))
-
-    def expected(self, size: int, now: float) -> float:
-        """Return the mean seconds. Times beyond the 99 % quantile count as that one, so it is finite."""
-        fit = self._fitted(now)
-        return fit.curve.mean() * math.exp(fit.shift(size))
-
-    def chance(self, seconds: float, size: int, now: float) -> float:
-        """Return the share of those of ``size`` that end within ``seconds``: the inverse of the quantile."""
-        if seconds <= 0:
-            return 0.0
-        if seconds == math.inf:
-            return 1.0
-        fit = self._fitted(now)
-        return self._correction.original(fit.curve.level(math.log(seconds) - fit.shift(size)))
-
-    def doubt(self, now: float) -> float:
-        """Return the standard error of the mean's logarithm. The prior counts as one observation."""
-        fit = self._fitted(now)
-        return fit.deviation / math.sqrt(1 + fit.learned)
-
     # -- fitting ---------------------------------------------------------------------------------------------
 
     def _fitted(self, now: float) -> _Fit:
@@ -435,31 +403,39 @@ class Forecaster:
 
 @frozen(eq=False)
 class ForecastAt:
-    """The forecasts of a :class:`Forecaster` as of one moment, with the lock that guards it held."""
+    """The forecasts of a :class:`Forecaster` as of one moment; for any thread.
 
-    _forecaster: Forecaster
-    _now: float
-    _guard: AbstractContextManager[object]
+    Attributes:
+        observations: how many it rests on.
+    """
+
+    _fit: _Fit
+    _correction: LevelCorrection
+    observations: int
 
     def quantile(self, q: float, size: int) -> float:
-        with self._guard:
-            return self._forecaster.quantile(q, size, self._now)
+        """Return the seconds within which a share ``q`` (above 0, below 1) of those of ``size`` requests
+        ends.
+        """
+        if not 0 < q < 1:
+            raise ValueError(f"q must be above 0 and below 1, not {q!r}")
+        return math.exp(self._fit.curve.log(self._correction.corrected(q)) + self._fit.shift(size))
 
     def expected(self, size: int) -> float:
-        with self._guard:
-            return self._forecaster.expected(size, self._now)
+        """Return the mean seconds. Times beyond the 99 % quantile count as that one, so it is finite."""
+        return self._fit.curve.mean() * math.exp(self._fit.shift(size))
 
     def chance(self, seconds: float, size: int) -> float:
-        with self._guard:
-            return self._forecaster.chance(seconds, size, self._now)
+        """Return the share of those of ``size`` that end within ``seconds``: the inverse of the quantile."""
+        if seconds <= 0:
+            return 0.0
+        if seconds == math.inf:
+            return 1.0
+        return self._correction.original(self._fit.curve.level(math.log(seconds) - self._fit.shift(size)))
 
     def doubt(self) -> float:
-        with self._guard:
-            return self._forecaster.doubt(self._now)
-
-    @property
-    def observations(self) -> int:
-        return self._forecaster.observations
+        """Return the standard error of the mean's logarithm. The prior counts as one observation."""
+        return self._fit.deviation / math.sqrt(1 + self._fit.learned)
 
 
 def _median(ordered: Sequence[tuple[float, float]], whole: float) -> float:

@@ -34,36 +34,36 @@ class TestBeforeAnythingWasSeen:
     def test_it_says_what_the_prior_says(self) -> None:
         cold = Forecaster(PRIOR)
         assert cold.observations == 0
-        assert cold.quantile(0.5, 1, NOW) == pytest.approx(2.0)
-        assert cold.quantile(0.95, 1, NOW) == pytest.approx(10.0)
-        assert cold.quantile(0.05, 1, NOW) == pytest.approx(0.4)
-        assert cold.chance(10.0, 1, NOW) == pytest.approx(0.95)
+        assert cold.at(NOW).quantile(0.5, 1) == pytest.approx(2.0)
+        assert cold.at(NOW).quantile(0.95, 1) == pytest.approx(10.0)
+        assert cold.at(NOW).quantile(0.05, 1) == pytest.approx(0.4)
+        assert cold.at(NOW).chance(10.0, 1) == pytest.approx(0.95)
 
     def test_the_mean_is_that_of_the_lognormal_but_for_its_last_hundredth(self) -> None:
         sigma = math.log(5) / 1.645
-        assert Forecaster(PRIOR).expected(1, NOW) == pytest.approx(2 * math.exp(sigma**2 / 2), rel=0.05)
+        assert Forecaster(PRIOR).at(NOW).expected(1) == pytest.approx(2 * math.exp(sigma**2 / 2), rel=0.05)
 
     def test_points_stand_in_the_middle_of_their_weight(self) -> None:
         """Two equal points: one at 25 %, one at 75 %, and straight between them in logarithms."""
         cold = Forecaster(Prior(((10.0, 1.0), (1000.0, 1.0))))
-        assert cold.quantile(0.25, 1, NOW) == pytest.approx(10.0)
-        assert cold.quantile(0.5, 1, NOW) == pytest.approx(100.0)
-        assert cold.quantile(0.75, 1, NOW) == pytest.approx(1000.0)
+        assert cold.at(NOW).quantile(0.25, 1) == pytest.approx(10.0)
+        assert cold.at(NOW).quantile(0.5, 1) == pytest.approx(100.0)
+        assert cold.at(NOW).quantile(0.75, 1) == pytest.approx(1000.0)
 
     def test_a_prior_may_grow_with_size(self) -> None:
         cold = Forecaster(Prior.of(2.0, 10.0, growth=0.5))
-        assert cold.quantile(0.5, 100, NOW) == pytest.approx(20.0)
-        assert cold.chance(20.0, 100, NOW) == pytest.approx(0.5)
+        assert cold.at(NOW).quantile(0.5, 100) == pytest.approx(20.0)
+        assert cold.at(NOW).chance(20.0, 100) == pytest.approx(0.5)
 
     def test_batches_begin_with_what_providers_promise(self) -> None:
         cold = Forecaster(Prior(PROMISE, fade=DAY))
-        assert 900 < cold.quantile(0.5, 1000, NOW) < 3600
-        assert 6 * 3600 < cold.quantile(0.95, 1000, NOW) < DAY
-        assert math.isfinite(cold.expected(1000, NOW))
+        assert 900 < cold.at(NOW).quantile(0.5, 1000) < 3600
+        assert 6 * 3600 < cold.at(NOW).quantile(0.95, 1000) < DAY
+        assert math.isfinite(cold.at(NOW).expected(1000))
 
     def test_what_makes_no_sense_is_refused(self) -> None:
         with pytest.raises(ValueError, match="q must be"):
-            Forecaster(PRIOR).quantile(1.0, 1, NOW)
+            Forecaster(PRIOR).at(NOW).quantile(1.0, 1)
         with pytest.raises(ValueError, match="seconds must be"):
             Forecaster(PRIOR).observe(Observation(1, math.nan, NOW))
         with pytest.raises(ValueError, match="weight must be"):
@@ -73,14 +73,14 @@ class TestBeforeAnythingWasSeen:
 class TestFewObservations:
     def test_a_dozen_outweigh_the_prior(self) -> None:
         seen = after(*[40.0, 50.0, 60.0] * 4)
-        assert seen.quantile(0.5, 1, NOW) == pytest.approx(50.0, rel=0.1)
-        assert seen.quantile(0.95, 1, NOW) < 250.0
+        assert seen.at(NOW).quantile(0.5, 1) == pytest.approx(50.0, rel=0.1)
+        assert seen.at(NOW).quantile(0.95, 1) < 250.0
 
     def test_one_already_counts_more_than_the_prior(self) -> None:
-        assert after(100.0).quantile(0.5, 1, NOW) > 20.0
+        assert after(100.0).at(NOW).quantile(0.5, 1) > 20.0
 
     def test_few_leave_room_for_longer_ones_than_the_longest(self) -> None:
-        assert after(4.0, 5.0, 6.0).quantile(0.95, 1, NOW) > 8.0
+        assert after(4.0, 5.0, 6.0).at(NOW).quantile(0.95, 1) > 8.0
 
     def test_from_a_dozen_on_19_of_20_stay_within_the_95_percent_quantile(self) -> None:
         """And 8 of 10 after the first few, of times fifteen times as long as was believed."""
@@ -91,7 +91,7 @@ class TestFewObservations:
             for count in range(31):
                 seconds = 30 * math.exp(rng.gauss(0, 0.7))
                 if count in within:
-                    within[count].append(seconds <= forecaster.quantile(0.95, 1, NOW))
+                    within[count].append(seconds <= forecaster.at(NOW).quantile(0.95, 1))
                 forecaster.observe(Observation(1, seconds, NOW))
         assert mean(within[3]) > 0.8
         assert mean(within[12]) > 0.9
@@ -99,26 +99,26 @@ class TestFewObservations:
 
     def test_old_ones_fade_until_only_the_prior_is_left(self) -> None:
         seen = after(100.0, 100.0, 100.0)
-        medians = [seen.quantile(0.5, 1, NOW + days * DAY) for days in (0, 1, 2, 4, 8, 20)]
+        medians = [seen.at(NOW + days * DAY).quantile(0.5, 1) for days in (0, 1, 2, 4, 8, 20)]
         assert medians == sorted(medians, reverse=True)
         assert medians[0] == pytest.approx(100.0, rel=0.05)
         assert medians[-1] == pytest.approx(2.0, rel=0.01)
 
     def test_those_of_late_count_most(self) -> None:
         seen = after(*[10.0] * 10, *[20.0] * 10, apart=DAY / 4)
-        assert seen.quantile(0.5, 1, NOW) == pytest.approx(20.0, rel=0.1)
+        assert seen.at(NOW).quantile(0.5, 1) == pytest.approx(20.0, rel=0.1)
 
     def test_times_that_are_all_the_same_are_forecast_as_the_same(self) -> None:
         seen = after(*[0.5] * 100)
-        assert seen.quantile(0.5, 1, NOW) == pytest.approx(0.5)
-        assert seen.quantile(0.95, 1, NOW) == pytest.approx(0.5, rel=0.05)
-        assert seen.expected(1, NOW) == pytest.approx(0.5, rel=0.05)
+        assert seen.at(NOW).quantile(0.5, 1) == pytest.approx(0.5)
+        assert seen.at(NOW).quantile(0.95, 1) == pytest.approx(0.5, rel=0.05)
+        assert seen.at(NOW).expected(1) == pytest.approx(0.5, rel=0.05)
 
     def test_no_time_at_all_is_a_time(self) -> None:
         seen = after(*[0.0] * 50)
-        assert 0 < seen.quantile(0.5, 1, NOW) < 0.001
-        assert seen.chance(0.0, 1, NOW) == 0.0
-        assert seen.chance(math.inf, 1, NOW) == 1.0
+        assert 0 < seen.at(NOW).quantile(0.5, 1) < 0.001
+        assert seen.at(NOW).chance(0.0, 1) == 0.0
+        assert seen.at(NOW).chance(math.inf, 1) == 1.0
 
 
 class TestSizes:
@@ -128,19 +128,19 @@ class TestSizes:
         for n in range(150):
             size = rng.choice((1, 10, 100))
             forecaster.observe(Observation(size, 2 * size**0.8 * math.exp(rng.gauss(0, 0.3)), NOW + n))
-        assert forecaster.quantile(0.5, 1, NOW + 150) == pytest.approx(2.0, rel=0.15)
-        assert forecaster.quantile(0.5, 100, NOW + 150) == pytest.approx(2 * 100**0.8, rel=0.15)
-        assert forecaster.quantile(0.5, 1000, NOW + 150) == pytest.approx(2 * 1000**0.8, rel=0.3)
+        assert forecaster.at(NOW + 150).quantile(0.5, 1) == pytest.approx(2.0, rel=0.15)
+        assert forecaster.at(NOW + 150).quantile(0.5, 100) == pytest.approx(2 * 100**0.8, rel=0.15)
+        assert forecaster.at(NOW + 150).quantile(0.5, 1000) == pytest.approx(2 * 1000**0.8, rel=0.3)
 
     def test_larger_things_never_take_less(self) -> None:
         seen = Forecaster(PRIOR)
         for n in range(50):
             seen.observe(Observation(1 + n, 100.0 / (1 + n), NOW + n))
-        assert seen.quantile(0.5, 1, NOW) == pytest.approx(seen.quantile(0.5, 1000, NOW))
+        assert seen.at(NOW).quantile(0.5, 1) == pytest.approx(seen.at(NOW).quantile(0.5, 1000))
 
     def test_one_size_teaches_nothing_of_others_but_what_was_believed(self) -> None:
         seen = after(*[8.0] * 50, size=16, prior=Prior.of(2.0, 10.0, growth=0.5))
-        assert seen.quantile(0.5, 64, NOW) == pytest.approx(16.0, rel=0.02)
+        assert seen.at(NOW).quantile(0.5, 64) == pytest.approx(16.0, rel=0.02)
 
 
 class TestHowWellItHolds:
@@ -211,8 +211,8 @@ class TestAChange:
     def test_what_was_before_counts_no_more(self, changes: ForecastChange) -> None:
         self.run.learn(0)
         now = NOW + 300
-        assert self.run.forecaster.quantile(0.5, 1, now) > 6.0
-        assert self.run.forecaster.chance(4.0, 1, now) < 0.2
+        assert self.run.forecaster.at(now).quantile(0.5, 1) > 6.0
+        assert self.run.forecaster.at(now).chance(4.0, 1) < 0.2
 
     def test_a_slow_drift_is_told_as_what_it_is(self) -> None:
         forecaster, rng, changes = Forecaster(PRIOR), random.Random(3), []
@@ -234,8 +234,8 @@ class TestAChange:
         forecaster = Forecaster(PRIOR)
         for n in range(1200):
             forecaster.observe(Observation(1, 1 + n / 1000, NOW + n))
-        assert 1.9 < forecaster.quantile(0.5, 1, NOW + 1200) < 2.25
-        assert 2.15 < forecaster.quantile(0.95, 1, NOW + 1200) < 2.4
+        assert 1.9 < forecaster.at(NOW + 1200).quantile(0.5, 1) < 2.25
+        assert 2.15 < forecaster.at(NOW + 1200).quantile(0.95, 1) < 2.4
 
     def test_twice_a_little_is_no_change(self) -> None:
         """A call of exactly a second that then takes 1.1 is not noticed."""
@@ -262,9 +262,9 @@ class TestOneMoment:
         for n in range(12):
             twelve.observe(Observation(100, 3000.0, now + n))
             apart.observe(Observation(100, 3000.0, now + 3600 * n))
-        usual = one.quantile(0.5, 100, now)
-        assert twelve.quantile(0.5, 100, now) == pytest.approx(usual, rel=0.1)
-        assert apart.quantile(0.5, 100, now + 12 * 3600) > 2 * usual
+        usual = one.at(now).quantile(0.5, 100)
+        assert twelve.at(now).quantile(0.5, 100) == pytest.approx(usual, rel=0.1)
+        assert apart.at(now + 12 * 3600).quantile(0.5, 100) > 2 * usual
 
     def test_one_slow_list_is_no_change_however_many_batches_it_has(self) -> None:
         forecaster, now = self.usual(60), NOW + 60 * 3600 + 3000
@@ -278,11 +278,11 @@ class TestOneMoment:
         forecaster, now = self.usual(60), NOW + 60 * 3600
         for n in range(15):
             forecaster.observe(Observation(100, 6000.0, now + 7200 * (n + 1)))
-        before = forecaster.quantile(0.5, 100, now + 16 * 7200)
+        before = forecaster.at(now + 16 * 7200).quantile(0.5, 100)
         first = forecaster.seen[0]
         for _ in range(30):
             forecaster.observe(Observation(100, first.seconds, first.at))
-        assert forecaster.quantile(0.5, 100, now + 16 * 7200) == pytest.approx(before, rel=0.05)
+        assert forecaster.at(now + 16 * 7200).quantile(0.5, 100) == pytest.approx(before, rel=0.05)
 
 
 class TestWhatWasGivenUp:
@@ -291,12 +291,12 @@ class TestWhatWasGivenUp:
         forecaster, rng = Forecaster(Prior(PROMISE, fade=DAY)), random.Random(7)
         for n in range(30):
             forecaster.observe(Observation(100, 600 * math.exp(rng.gauss(0, 0.5)), NOW + 600 * n))
-        before = forecaster.chance(1800.0, 100, NOW + 18_000)
+        before = forecaster.at(NOW + 18_000).chance(1800.0, 100)
         changes = [
             forecaster.observe(Observation(100, 1800.0, NOW + 18_000 + 600 * n, ended=False))
             for n in range(15)
         ]
-        after = forecaster.chance(1800.0, 100, NOW + 27_000)
+        after = forecaster.at(NOW + 27_000).chance(1800.0, 100)
         assert before > 0.9
         assert after < 0.3
         assert any(moved is not None and moved.sudden for moved in changes)
@@ -312,16 +312,16 @@ class TestWhatWasGivenUp:
                 forecaster.observe(Observation(100, min(takes, patience), now, ended=takes <= patience))
             for level, errors in off.items():
                 right = math.log(2700.0) + 0.8 * NormalDist().inv_cdf(level)
-                errors.append(math.log(forecaster.quantile(level, 100, now)) - right)
+                errors.append(math.log(forecaster.at(now).quantile(level, 100)) - right)
         for errors in off.values():
             assert abs(mean(errors)) < 0.15
             assert max(map(abs, errors)) < 0.8
 
     def test_one_that_was_given_up_early_says_little(self) -> None:
         seen = after(*[60.0, 70.0, 80.0] * 10)
-        before = seen.quantile(0.5, 1, NOW)
+        before = seen.at(NOW).quantile(0.5, 1)
         seen.observe(Observation(1, 1.0, NOW, ended=False))
-        assert seen.quantile(0.5, 1, NOW) == pytest.approx(before, rel=0.05)
+        assert seen.at(NOW).quantile(0.5, 1) == pytest.approx(before, rel=0.05)
 
 
 class TestBatchesOfOneMoment:
