@@ -303,8 +303,8 @@ class BatchingClient:
             Exception: as :meth:`map`.
         """
         began = self._settings.clock.now()
-        results = self.map(prompts, on_error=on_error, on_progress=on_progress, **params)
-        return self._running.routing.collected(results, began)
+        results = ResultList(self.map(prompts, on_error=on_error, on_progress=on_progress, **params))
+        return results.ended(self._settings.clock.now() - began)
 
     def embed(
         self,
@@ -356,11 +356,11 @@ class BatchingClient:
 
     def announce_plan(self, plan: Plan) -> str:
         """Tell observers of a plan that :meth:`submit_run` carries out; return its id."""
-        return self._running.routing.announce(plan)
+        return self._running.advisor.tell(plan.decision)
 
     def actual_cost(self) -> ActualCost:
         """Return what adds up the cost of results, and what their tokens cost in real time and by batch."""
-        return self._running.routing.actual_cost()
+        return self._running.advisor.actual_cost()
 
     def score_plan(self, decision_id: str, plan: Plan, *, seconds: float, actual: ActualCost) -> None:
         """Tell observers what a plan really took, so that its forecast is scored.
@@ -371,7 +371,7 @@ class BatchingClient:
             seconds: from the submission to the last answer.
             actual: an :meth:`actual_cost` to which all results were added.
         """
-        self._running.routing.score(decision_id, plan, seconds, actual)
+        self._running.advisor.score(decision_id, plan.decision, seconds, actual)
 
     # -- jobs ------------------------------------------------------------------------------------------------
 

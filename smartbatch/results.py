@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from smartbatch.errors import AllRequestsFailed
 from smartbatch.types import Result, Route, T, Usage, Vector
@@ -98,6 +98,12 @@ class ResultList(list[Result[T]]):
         if self.wall <= 0 or any(result.route is Route.BATCH for result in self):
             return None
         return self.total_latency / self.wall
+
+    def ended(self, wall: float) -> Self:
+        """Note the seconds that the list took; return it. Raises as :meth:`raise_if_all_failed`."""
+        self.wall = wall
+        self.raise_if_all_failed()
+        return self
 
     def raise_if_all_failed(self) -> None:
         """Raise ``AllRequestsFailed`` when there are requests and not one was answered."""

@@ -78,6 +78,7 @@ class RunningState:
     Attributes:
         jobs: stores jobs.
         service: carries jobs on.
+        advisor: chooses routes, and scores the choices.
         routing: finds lists their routes.
     """
 
@@ -102,7 +103,7 @@ class RunningState:
         self._budget = budget = ClientBudget(
             JobReservations(realtime.budget, realtime.money_guard, secrets.token_hex(8)), store.get
         )
-        advisor = _advisor(settings, realtime, history, bus)
+        self.advisor = advisor = _advisor(settings, realtime, history, bus)
         self._callbacks = CallbackThread(clock, callback_raised)
         dropped = DroppedParameters()
         self.service = JobService(

@@ -185,9 +185,8 @@ def _run(
         for result in client.map(prompts, **more, **constraints):
             results.append(result)
             display.advance(result)
-        results.wall = RealClock.now() - began
-    results.raise_if_all_failed()
-    return results
+        wall = RealClock.now() - began
+    return results.ended(wall)
 
 
 @final

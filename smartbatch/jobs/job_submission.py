@@ -180,9 +180,7 @@ class JobSubmission:
             if options.progress or options.on_progress is not None:
                 self._service.finish_listening(job.id, LAST_CALLBACKS)
             bar.show(job.status())
-        results.wall = self._clock.now() - began
-        results.raise_if_all_failed()
-        return results
+        return results.ended(self._clock.now() - began)
 
     # -- what is possible ------------------------------------------------------------------------------------
 

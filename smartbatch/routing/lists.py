@@ -196,17 +196,6 @@ class ListRouter:
         (future,) = job.futures()
         return stored_stream(self._clock, future, job.cancel)
 
-    def collected(self, results: Iterable[Result], began: float) -> ResultList:
-        """Return all results as a list with its sums; ``began`` is when the caller began, monotonic seconds.
-
-        Raises:
-            AllRequestsFailed: when not one request was answered.
-        """
-        collected = ResultList(results)
-        collected.wall = self._clock.now() - began
-        collected.raise_if_all_failed()
-        return collected
-
     def plan(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Plan:
         """Return what a list would take; nothing is sent.
 
@@ -256,18 +245,6 @@ class ListRouter:
             workload, constraints, kind, batchable=batchable, room=self._realtime.budget.left
         )
         return Plan(decision)
-
-    def announce(self, plan: Plan) -> str:
-        """Tell the decision of a plan that is carried out elsewhere; return the id it was told under."""
-        return self._advisor.tell(plan.decision)
-
-    def actual_cost(self) -> ActualCost:
-        """Return what adds up the cost of results; see :class:`ActualCost`."""
-        return self._advisor.actual_cost()
-
-    def score(self, decision_id: str, plan: Plan, seconds: float, actual: ActualCost) -> None:
-        """Tell what a plan that was announced really took."""
-        self._advisor.score(decision_id, plan.decision, seconds, actual)
 
     def job_finished(self, event: Event) -> None:
         """Score the decision of a job of this process when its last result was stored."""
@@ -449,7 +426,8 @@ class ListRouter:
         budget = self._constraints({"budget": decision.constraints.budget}).budget
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
         began = self._clock.now()
-        return self.collected(self._take(asked, decision, ListOptions()), began)
+        results = ResultList(self._take(asked, decision, ListOptions()))
+        return results.ended(self._clock.now() - began)
 
     def _in_real_time(self, asked: _List, decision: Decision, options: ListOptions) -> BoundedMap:
         constraints = decision.constraints
