@@ -1,0 +1,419 @@
+"""Simulated services for ``benchmarks.mixtures``: what one allows, how it fails, and how fast it is.
+
+A mixture is drawn from its seed: limits of requests, tokens and calls at once, a share of failing calls that
+changes with time, outages, and latencies that grow with the load. Everything a service decides depends on the
+mixture, the row, the row's try and the time alone, so that any client meets the same one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from random import Random
+from typing import Final
+
+from attrs import define, field, frozen
+
+__all__ = ["Fixed", "Limit", "Mixture", "Service", "Verdict", "best_fixed", "draw", "tokens_of"]
+
+ROWS: Final = 300
+_DRAWS = 8191
+_STRIDE = 131
+
+
+@frozen
+class Limit:
+    """An enforced limit: a bucket of ``rate`` a second that holds ``burst`` at most, and starts full."""
+
+    rate: float
+    burst: float
+
+
+@frozen(kw_only=True)
+class Mixture:
+    """What one simulated service does.
+
+    Attributes:
+        parallelism: of the client.
+        latency: median seconds of an answer, ``sigma`` its lognormal spread.
+        knee: calls at once beyond which latency grows in proportion; infinity for never.
+        slow: share of answers that take ten times as long.
+        requests, tokens: limits.
+        most_at_once: calls in flight; further ones are refused.
+        names_wait: whether a refusal says when to come again.
+        names_limits: whether answers report the limits.
+        configured: whether the client was told the limit of requests.
+        counts_refused: whether a refused call uses up the limit of requests.
+        shares: from when on which share of the calls fails, and how; a 429 of them is rare, and no limit
+            is its cause.
+        outage: from when to when every call fails.
+        outage_kind: and how.
+    """
+
+    seed: int
+    rows: int
+    parallelism: int
+    latency: float
+    sigma: float
+    knee: float = math.inf
+    slow: float = 0.0
+    requests: Limit | None = None
+    tokens: Limit | None = None
+    most_at_once: int | None = None
+    names_wait: bool = True
+    names_limits: bool = False
+    configured: bool = False
+    counts_refused: bool = False
+    shares: tuple[tuple[float, float, str], ...] = ()
+    outage: tuple[float, float] | None = None
+    outage_kind: str = "503"
+
+    @property
+    def has_limit(self) -> bool:
+        return self.requests is not None or self.tokens is not None or self.most_at_once is not None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What the mixture consists of, in words."""
+        found = {
+            "requests a minute": self.requests is not None,
+            "tokens a minute": self.tokens is not None,
+            "calls at once": self.most_at_once is not None,
+            "partial failures": any(share for _, share, _ in self.shares),
+            "outage": self.outage is not None,
+            "latency by load": self.knee < math.inf,
+        }
+        return tuple(name for name, there in found.items() if there) or ("nothing",)
+
+    def __str__(self) -> str:
+        told = [f"{self.parallelism} wide, {self.latency:.2f} s"]
+        if self.knee < math.inf:
+            told.append(f"slower above {self.knee:.0f} at once")
+        if self.slow:
+            told.append(f"{self.slow:.0%} slow")
+        if self.requests is not None:
+            told.append(f"{self.requests.rate:.2f} requests/s, burst {self.requests.burst:.0f}")
+        if self.tokens is not None:
+            told.append(f"{self.tokens.rate:.0f} tokens/s, burst {self.tokens.burst:.0f}")
+        if self.most_at_once is not None:
+            told.append(f"at most {self.most_at_once} at once")
+        if self.has_limit:
+            flags = ("names_wait", "names_limits", "configured", "counts_refused")
+            told.append("/".join(name for name in flags if getattr(self, name)) or "no word of it")
+        told += [f"{share:.0%} {kind} from {at:.1f} s" for at, share, kind in self.shares if share]
+        if self.outage is not None:
+            told.append(f"{self.outage_kind} from {self.outage[0]:.1f} to {self.outage[1]:.1f} s")
+        return ", ".join(told)
+
+
+def draw(seed: int, rows: int = ROWS) -> Mixture:
+    """Return the mixture of a seed."""
+    rng = Random(seed)
+
+    def between(low: float, high: float) -> float:
+        return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+    parallelism = rng.choice((16, 32, 64))
+    latency = between(0.1, 4.0)
+    knee = float(rng.randint(4, 48)) if rng.random() < 0.35 else math.inf
+    fastest = min(parallelism, knee) / latency
+    at_once = rng.randint(3, parallelism - 1) if rng.random() < 0.2 else None
+    if at_once is not None:
+        fastest = min(fastest, at_once / latency)
+    requests = tokens = None
+    if rng.random() < 0.35:
+        rate = max(0.5, fastest * between(0.15, 1.2))
+        requests = Limit(rate, max(1.0, rate * rng.choice((1, 5, 15))))
+        fastest = min(fastest, rate)
+    if rng.random() < 0.2:
+        rate = max(0.5, fastest * between(0.2, 1.2)) * MEAN_TOKENS
+        tokens = Limit(rate, max(2.0 * MOST_TOKENS, rate * rng.choice((1, 5, 15))))
+        fastest = min(fastest, rate / MEAN_TOKENS)
+    whole = rows / fastest
+    shares: list[tuple[float, float, str]] = []
+    if rng.random() < 0.6:
+        kind, at = rng.choice(("503", "503", "529", "500", "429", "reset")), 0.0
+        some = (0.0, 0.01, 0.02, 0.05) if kind == "429" else (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+        while at < 3 * whole:
+            shares.append((at, rng.choice(some), kind))
+            at += whole * rng.uniform(0.1, 0.7)
+        shares.append((at, 0.0, kind))
+    outage = None
+    if rng.random() < 0.25:
+        start = rng.uniform(0.1, 0.8) * whole
+        outage = start, start + between(2.0, 30.0)
+    return Mixture(
+        seed=seed,
+        rows=rows,
+        parallelism=parallelism,
+        latency=latency,
+        sigma=rng.choice((0.1, 0.3, 0.5)),
+        knee=knee,
+        slow=0.02 if rng.random() < 0.15 else 0.0,
+        requests=requests,
+        tokens=tokens,
+        most_at_once=at_once,
+        names_wait=rng.random() < 0.6,
+        names_limits=rng.random() < 0.5,
+        configured=rng.random() < 0.25,
+        counts_refused=rng.random() < 0.25,
+        shares=tuple(shares),
+        outage=outage,
+        outage_kind=rng.choice(("503", "503", "refused")),
+    )
+
+
+MOST_TOKENS = 120
+MEAN_TOKENS = 70
+
+
+def tokens_of(row: int) -> int:
+    """Return the tokens of a row's prompt and answer."""
+    return 20 + row * 37 % 101
+
+
+@frozen
+class Verdict:
+    """What a call meets.
+
+    Attributes:
+        kind: ``good``, ``limit``, ``outage``, or the failure of :attr:`Mixture.shares`.
+        seconds: until the client knows.
+        status: of the answer; 0 for none.
+        retry_after: seconds that a refusal names.
+    """
+
+    kind: str
+    seconds: float
+    status: int
+    retry_after: float | None = None
+
+
+@define
+class _Bucket:
+    limit: Limit
+    level: float
+    at: float = 0.0
+
+    def wait(self, now: float, cost: float) -> float:
+        self.level = min(self.limit.burst, self.level + (now - self.at) * self.limit.rate)
+        self.at = now
+        return max(0.0, cost - self.level) / self.limit.rate
+
+
+@define
+class Service:
+    """A mixture as it runs. Time is an argument and does not go back; every arrival is followed by one
+    :meth:`leave`.
+
+    Attributes:
+        met: what calls met, by the name of the verdict.
+        log: when calls arrived and what they met, if it is kept.
+    """
+
+    mixture: Mixture
+    met: dict[str, int] = field(factory=dict)
+    log: list[tuple[float, str]] | None = None
+    in_flight: int = 0
+    _tries: list[int] = field(init=False)
+    _uniform: list[float] = field(init=False)
+    _normal: list[float] = field(init=False)
+    _requests: _Bucket | None = field(init=False)
+    _tokens: _Bucket | None = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        mixture = self.mixture
+        self._tries = [0] * mixture.rows
+        self._uniform, self._normal = _drawn(mixture.seed)
+        self._requests = (
+            None if mixture.requests is None else _Bucket(mixture.requests, mixture.requests.burst)
+        )
+        self._tokens = None if mixture.tokens is None else _Bucket(mixture.tokens, mixture.tokens.burst)
+
+    def arrive(self, now: float, row: int) -> Verdict:
+        """Decide what a call of ``row`` meets."""
+        self.in_flight += 1
+        number = self._tries[row]
+        self._tries[row] += 1
+        verdict = self._verdict(now, row, (row * _STRIDE + number * 1009) % _DRAWS)
+        self.met[verdict.kind] = self.met.get(verdict.kind, 0) + 1
+        if self.log is not None:
+            self.log.append((now, verdict.kind))
+        return verdict
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+
+    def levels(self, now: float) -> tuple[tuple[Limit, float] | None, tuple[Limit, float] | None]:
+        """Return the limits of requests and tokens, each with what is left now."""
+        for bucket in (self._requests, self._tokens):
+            if bucket is not None:
+                bucket.wait(now, 0.0)
+        return _level(self._requests), _level(self._tokens)
+
+    def _verdict(self, now: float, row: int, draw: int) -> Verdict:
+        mixture = self.mixture
+        soon = 0.05 * mixture.latency
+        if mixture.outage is not None and mixture.outage[0] <= now < mixture.outage[1]:
+            return Verdict("outage", soon, 0 if mixture.outage_kind == "refused" else 503)
+        if mixture.most_at_once is not None and self.in_flight > mixture.most_at_once:
+            return Verdict("limit", soon, 429, 1.0 if mixture.names_wait else None)
+        refused = self._limited(now, row)
+        if refused is not None:
+            return Verdict("limit", soon, 429, refused if mixture.names_wait else None)
+        seconds = self._latency(draw)
+        share, kind = _share_at(mixture, now)
+        if self._uniform[draw] < share:
+            if kind == "reset":
+                return Verdict(kind, seconds, 0)
+            asked = 1.0 if kind == "429" and mixture.names_wait else None
+            return Verdict(kind, seconds if kind == "500" else soon, int(kind), asked)
+        return Verdict("good", seconds, 200)
+
+    def _limited(self, now: float, row: int) -> float | None:
+        """Charge a call to the limits; return the seconds until it would be admitted when it is not."""
+        cost = float(tokens_of(row))
+        waits = [0.0]
+        if self._requests is not None:
+            waits.append(self._requests.wait(now, 1.0))
+        if self._tokens is not None:
+            waits.append(self._tokens.wait(now, cost))
+        wait = max(waits)
+        if wait > 1e-9:
+            if self.mixture.counts_refused and self._requests is not None:
+                self._requests.level = max(self._requests.level - 1.0, -self._requests.limit.burst)
+            return wait
+        if self._requests is not None:
+            self._requests.level -= 1.0
+        if self._tokens is not None:
+            self._tokens.level -= cost
+        return None
+
+    def _latency(self, draw: int) -> float:
+        mixture = self.mixture
+        seconds = mixture.latency * math.exp(mixture.sigma * self._normal[draw])
+        if self._uniform[(draw + 17) % _DRAWS] < mixture.slow:
+            seconds *= 10.0
+        return seconds * max(1.0, self.in_flight / mixture.knee)
+
+
+def _level(bucket: _Bucket | None) -> tuple[Limit, float] | None:
+    return None if bucket is None else (bucket.limit, bucket.level)
+
+
+def _share_at(mixture: Mixture, now: float) -> tuple[float, str]:
+    found = (0.0, "503")
+    for at, share, kind in mixture.shares:
+        if at > now:
+            break
+        found = (share, kind)
+    return found
+
+
+_CACHED: dict[int, tuple[list[float], list[float]]] = {}
+
+
+def _drawn(seed: int) -> tuple[list[float], list[float]]:
+    """Return the uniform and the normal numbers of a seed, which all runs of a mixture share."""
+    if seed not in _CACHED:
+        _CACHED.clear()
+        rng = Random(f"draws of {seed}")
+        uniform = [rng.random() for _ in range(_DRAWS)]
+        _CACHED[seed] = uniform, [rng.gauss(0.0, 1.0) for _ in range(_DRAWS)]
+    return _CACHED[seed]
+
+
+# -- the best fixed width and rate ---------------------------------------------------------------------------
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 2.0
+GIVEN_UP = 40
+"""Failed calls of a row, on average, at which a fixed run is given up."""
+REFUSED = 0.05
+"""A fixed rate whose calls are refused more often is a storm and does not count."""
+
+
+@frozen
+class Fixed:
+    """What so many calls at once and so many calls a second, or no limit of them, came to.
+
+    Attributes:
+        seconds: until every row was answered.
+        refused: share of calls refused for a limit.
+    """
+
+    width: int
+    rate: float
+    seconds: float
+    refused: float
+
+
+def run_fixed(mixture: Mixture, width: int, rate: float) -> Fixed:
+    """Send all rows at a fixed width and rate; a row that fails comes again, after a pause that doubles.
+
+    A run of which almost nothing is admitted is given up; its time is infinite.
+    """
+    service, rng = Service(mixture), Random(mixture.seed)
+    fresh, later = deque(range(mixture.rows)), list[tuple[float, int]]()
+    ends: list[tuple[float, int, bool]] = []
+    failures = [0] * mixture.rows
+    now = opens = last = 0.0
+    left, free = mixture.rows, width
+    while left:
+        if sum(failures) > GIVEN_UP * mixture.rows:
+            last = math.inf
+            break
+        while later and later[0][0] <= now:
+            fresh.append(heapq.heappop(later)[1])
+        while free and fresh and opens <= now:
+            row = fresh.popleft()
+            verdict = service.arrive(now, row)
+            heapq.heappush(ends, (now + verdict.seconds, row, verdict.kind == "good"))
+            free -= 1
+            opens = max(opens, now) + 1.0 / rate
+        moments = [ends[0][0]] if ends else []
+        if later:
+            moments.append(later[0][0])
+        if free and fresh:
+            moments.append(opens)
+        now = max(now, min(moments))
+        while ends and ends[0][0] <= now:
+            _, row, good = heapq.heappop(ends)
+            service.leave()
+            free += 1
+            if good:
+                left, last = left - 1, now
+            else:
+                pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(8, failures[row]))
+                failures[row] += 1
+                heapq.heappush(later, (now + pause * rng.uniform(0.5, 1.0), row))
+    calls = sum(service.met.values())
+    return Fixed(width, rate, last, service.met.get("limit", 0) / calls)
+
+
+def best_fixed(mixture: Mixture) -> Fixed:
+    """Return the fixed width and rate that turn out to be the fastest, of those that make no storm.
+
+    First widths without a rate, then rates around the limits with the widths that did best.
+    """
+    most = mixture.parallelism
+    widths = {width for width in (2, 4, 8, 16, 32, 64) if width < most} | {most}
+    if mixture.most_at_once is not None:
+        widths |= {mixture.most_at_once, max(1, mixture.most_at_once - 1)}
+    if mixture.knee < math.inf:
+        widths.add(min(most, int(mixture.knee)))
+    runs = [run_fixed(mixture, width, math.inf) for width in sorted(widths)]
+    named = [mixture.requests.rate] if mixture.requests is not None else []
+    if mixture.tokens is not None:
+        named.append(mixture.tokens.rate / MEAN_TOKENS)
+    if named:
+        wide = {most} if mixture.most_at_once is None else {mixture.most_at_once}
+        wide |= {min(runs, key=_order).width}
+        for share in (0.9, 0.95, 0.98, 1.0, 1.05, 1.2):
+            runs += [run_fixed(mixture, width, share * min(named)) for width in sorted(wide)]
+    return min(runs, key=_order)
+
+
+def _order(run: Fixed) -> tuple[float, float]:
+    """Those without a storm first, by their time; then the others, by their storm."""
+    return (0.0, run.seconds) if run.refused <= REFUSED else (run.refused, run.seconds)

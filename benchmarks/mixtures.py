@@ -1,0 +1,356 @@
+"""1,000 simulated mixtures of limits, failures, outages and latencies, in virtual time.
+
+    python -m benchmarks.mixtures
+    python -m benchmarks.mixtures --first 17 --seeds 1 --timeline
+    python -m benchmarks.mixtures --seeds 200 --with "calls at once" --save before.json
+    python -m benchmarks.mixtures --seeds 200 --with "calls at once" --against before.json
+
+The real client sends 300 rows to the simulated service of each seed, and so do clients of a fixed width and
+rate, of which the best is known afterwards. *Goodput* is the time of that one over the client's. The same
+seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from operator import itemgetter
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from attrs import field, frozen
+
+from benchmarks.mixture_world import Fixed, Mixture, Service, Verdict, best_fixed, draw, tokens_of
+from benchmarks.serial_clock import SerialClock
+from smartbatch import BatchingClient
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.base import Capabilities, Provider
+from smartbatch.types import Answer, LimitReport, Request, Usage
+
+MEDIAN, WORST, REFUSED = 0.85, 0.60, 0.05
+"""Wanted: goodput in the median and in the worst hundredth at least; calls refused for a limit at most."""
+PATIENCE = 50.0
+"""A run that takes so many times as long as the best fixed one, and an hour more, is given up."""
+
+
+class SimulatedProvider(Provider):
+    """The service of a mixture as a provider. All threads run one after the other, so there is no lock."""
+
+    def __init__(self, service: Service, clock: SerialClock) -> None:
+        self.name = "mixture"
+        self.scope = f"mixture:{service.mixture.seed}:{id(self):x}"
+        self.capabilities = Capabilities(priced=False)
+        self._service = service
+        self._clock = clock
+
+    def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
+        row = int(str(request.prompt).split(maxsplit=1)[0])
+        service = self._service
+        verdict = service.arrive(self._clock.now(), row)
+        self._clock.sleep(verdict.seconds)
+        service.leave()
+        limits = _report(service, self._clock.now())
+        if verdict.kind == "good":
+            used = Usage(tokens_of(row) - 10, 10)
+            return Answer(text=f"answer {row}", usage=used, finish_reason="stop", limits=limits)
+        raise _error(verdict, limits)
+
+
+def _error(verdict: Verdict, limits: LimitReport | None) -> ProviderError:
+    kind = ErrorKind.RATE_LIMIT if verdict.status == 429 else ErrorKind.SERVER_ERROR
+    if verdict.status == 0:
+        kind = ErrorKind.NETWORK_ERROR
+    return ProviderError(
+        f"simulated: {verdict.kind}",
+        kind=kind,
+        status=verdict.status or None,
+        retry_after=verdict.retry_after,
+        maybe_billed=verdict.kind == "reset",
+        limits=limits if verdict.status == 429 else None,
+    )
+
+
+def _report(service: Service, now: float) -> LimitReport | None:
+    """Return what the headers of an answer say about the limits, a minute."""
+    if not service.mixture.names_limits:
+        return None
+    requests, tokens = service.levels(now)
+    said: dict[str, Any] = {}
+    for name, level in (("requests", requests), ("tokens", tokens)):
+        if level is not None:
+            limit, left = level
+            said[f"{name}_limit"] = round(60 * limit.rate)
+            said[f"{name}_remaining"] = max(0, math.floor(left))
+            said[f"{name}_reset"] = (limit.burst - left) / limit.rate
+    return LimitReport(**said) if said else None
+
+
+@frozen
+class Outcome:
+    """What came of a mixture.
+
+    Attributes:
+        seconds: virtual, until the last answer.
+        answered: rows with their answer.
+        lost: rows that failed or had no answer when the run was given up.
+        met: what the calls met.
+        best: of fixed width and rate.
+        log: when calls arrived and what they met.
+    """
+
+    mixture: Mixture
+    seconds: float
+    answered: int
+    lost: int
+    met: dict[str, int]
+    best: Fixed
+    log: list[tuple[float, str]] = field(factory=list, repr=False)
+
+    @property
+    def calls(self) -> int:
+        return sum(self.met.values())
+
+    @property
+    def goodput(self) -> float:
+        """Rows a second over those of the best fixed run."""
+        rows = self.mixture.rows
+        return (self.answered / self.seconds) / (rows / self.best.seconds) if self.answered else 0.0
+
+    @property
+    def refused(self) -> float:
+        """The share of calls refused for a limit."""
+        return self.met.get("limit", 0) / self.calls
+
+    @property
+    def extra(self) -> float:
+        """Calls over those that the rows and the partial failures need."""
+        outside = self.met.get("limit", 0) + self.met.get("outage", 0)
+        return self.calls / max(1, self.calls - outside)
+
+
+def run(seed: int, rows: int, *, keep_log: bool = False) -> Outcome:
+    """Run the client on the mixture of a seed, and look for the best fixed width and rate."""
+    mixture = draw(seed, rows)
+    best = best_fixed(mixture)
+    clock = SerialClock()
+    service = Service(mixture, log=[] if keep_log else None)
+    done = clock.monitor()
+    ended: list[float] = []
+    told = mixture.requests if mixture.configured else None
+    clock.spawned()
+    clock.began()
+    client = BatchingClient(
+        "mixture",
+        provider=SimulatedProvider(service, clock),
+        parallelism=mixture.parallelism,
+        queue_capacity=max(1000, rows),
+        max_rpm=None if told is None else max(1, math.floor(60 * told.rate)),
+        clock=clock,
+        rng=Random(seed),
+    )
+
+    def note(future: Future[Any]) -> None:
+        with done:
+            if future.exception() is None:
+                ended.append(clock.now())
+            counts[0] += 1
+            if counts[0] == rows:
+                done.notify()
+
+    counts = [0]
+    futures = [client.submit(prompt(row)) for row in range(rows)]
+    for future in futures:
+        future.add_done_callback(note)
+    with done:
+        done.wait_for(lambda: counts[0] == rows, 3600.0 + PATIENCE * best.seconds)
+        answered, seconds = len(ended), max(ended, default=clock.now())
+        if counts[0] < rows:
+            seconds = clock.now()
+    clock.ended()
+    client.stop(timeout=0, cancel_waiting=True)
+    return Outcome(mixture, seconds, answered, rows - answered, dict(service.met), best, service.log or [])
+
+
+def prompt(row: int) -> str:
+    """Return a prompt of about as many tokens as the service counts."""
+    return f"{row} " + "word " * (tokens_of(row) - 10)
+
+
+# -- the table -----------------------------------------------------------------------------------------------
+
+
+def run_all(seeds: Iterable[int], rows: int, processes: int) -> Iterable[Outcome]:
+    """Yield the outcome of each seed."""
+    if processes == 1:
+        for seed in seeds:
+            yield run(seed, rows)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes) as pool:
+        yield from pool.imap(_Job(rows), seeds, chunksize=4)
+
+
+@frozen
+class _Job:
+    rows: int
+
+    def __call__(self, seed: int) -> Outcome:
+        return run(seed, self.rows)
+
+
+def share(values: Sequence[float], at: float) -> float:
+    """Return the value below which the share ``at`` of them lies."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(at * len(ordered)))]
+
+
+def report(outcomes: Sequence[Outcome]) -> bool:
+    """Print what was found beside what is wanted; return whether all of it is met."""
+    goodput = [each.goodput for each in outcomes]
+    limited = [each for each in outcomes if each.mixture.has_limit]
+    calls = sum(each.calls for each in limited)
+    refused = sum(each.met.get("limit", 0) for each in limited) / max(1, calls)
+    lost = sum(each.lost for each in outcomes)
+    judged = [
+        ("goodput, median", f"{median(goodput):.3f}", f"≥ {MEDIAN}", median(goodput) >= MEDIAN),
+        (
+            "goodput, worst hundredth",
+            f"{share(goodput, 0.01):.3f}",
+            f"≥ {WORST}",
+            share(goodput, 0.01) >= WORST,
+        ),
+        ("rows lost", f"{lost}", "0", lost == 0),
+        (
+            "refused, of all calls where there is a limit",
+            f"{refused:.1%}",
+            f"≤ {REFUSED:.0%}",
+            refused <= REFUSED,
+        ),
+    ]
+    print(f"{len(outcomes):,} mixtures of {outcomes[0].mixture.rows} rows\n")
+    print("| | measured | wanted | |")
+    print("|---|---|---|---|")
+    for what, measured, wanted, met in judged:
+        print(f"| {what} | {measured} | {wanted} | {'met' if met else 'MISSED'} |")
+    if limited:
+        shares = [each.refused for each in limited]
+        print(f"| the same of one mixture, median | {median(shares):.1%} | | |")
+        print(f"| the same, worst hundredth | {share(shares, 0.99):.1%} | | |")
+    extra = [each.extra for each in outcomes]
+    print(f"| calls over those needed, median | {median(extra):.3f} | | |")
+    print(f"| the same, worst hundredth | {share(extra, 0.99):.3f} | | |")
+    print("\n| mixtures with | number | goodput, median | worst tenth | worst hundredth | refused | lost |")
+    print("|" + "---|" * 7)
+    parts = Counter(part for each in outcomes for part in each.mixture.parts)
+    for part in sorted(parts):
+        print(_row(part, [each for each in outcomes if part in each.mixture.parts]))
+    alone = [part for part in sorted(parts) if part != "nothing"]
+    for part in alone:
+        some = [each for each in outcomes if each.mixture.parts == (part,)]
+        if some:
+            print(_row(f"{part} alone", some))
+    return all(met for *_, met in judged)
+
+
+def _row(name: str, some: Sequence[Outcome]) -> str:
+    goodput = [each.goodput for each in some]
+    refused = sum(each.met.get("limit", 0) for each in some) / sum(each.calls for each in some)
+    figures = [f"{median(goodput):.2f}", *(f"{share(goodput, at):.2f}" for at in (0.1, 0.01))]
+    lost = sum(each.lost for each in some)
+    return f"| {name} | {len(some)} | {' | '.join(figures)} | {refused:.1%} | {lost} |"
+
+
+def describe(outcome: Outcome) -> str:
+    best = outcome.best
+    rate = "" if best.rate == math.inf else f" at {best.rate:.2f}/s"
+    met = ", ".join(f"{name} {count}" for name, count in sorted(outcome.met.items()))
+    return (
+        f"seed {outcome.mixture.seed}: goodput {outcome.goodput:.3f}, {outcome.seconds:.1f} s; best fixed "
+        f"{best.seconds:.1f} s, {best.width} wide{rate}, {best.refused:.0%} refused\n"
+        f"    {outcome.mixture}\n    calls: {met}" + (f"; LOST {outcome.lost}" if outcome.lost else "")
+    )
+
+
+def timeline(outcome: Outcome, slots: int = 40) -> Iterable[str]:
+    """Yield what the calls of each slice of the run met."""
+    width = max(outcome.seconds, outcome.log[-1][0]) / slots or 1.0
+    found: dict[int, Counter[str]] = {}
+    for at, kind in outcome.log:
+        found.setdefault(int(at / width), Counter())[kind] += 1
+    for slot in range(slots + 1):
+        met = found.get(slot, Counter())
+        told = ", ".join(f"{kind} {count}" for kind, count in sorted(met.items()))
+        yield f"    {slot * width:8.1f} s  {told}"
+
+
+def save(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Keep the goodput of each seed, for :func:`compare`."""
+    path.write_text(json.dumps({each.mixture.seed: each.goodput for each in outcomes}))
+
+
+def compare(outcomes: Sequence[Outcome], path: Path, most: int) -> None:
+    """Print which seeds became slower and which faster since a run that was kept."""
+    before = {int(seed): goodput for seed, goodput in json.loads(path.read_text()).items()}
+    both = [
+        (each.goodput / before[each.mixture.seed], each) for each in outcomes if each.mixture.seed in before
+    ]
+    both.sort(key=itemgetter(0))
+    slower = sum(ratio < 0.98 for ratio, _ in both)
+    faster = sum(ratio > 1.02 for ratio, _ in both)
+    print(
+        f"\nOf {len(both)} seeds {slower} became slower and {faster} faster. The slowest over what it was:\n"
+    )
+    for ratio, each in both[:most]:
+        print(f"× {ratio:.2f} {describe(each)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many mixtures")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--rows", type=int, default=300, help="rows of a mixture")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--worst", type=int, default=5, help="how many of the worst to describe")
+    parser.add_argument(
+        "--timeline", action="store_true", help="of one mixture: what its calls met, and when"
+    )
+    parser.add_argument("--with", dest="part", help="only mixtures with this part, as the table names them")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="keep the goodput of each seed")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="compare with a run that was kept")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    if options.seeds == 1:
+        outcome = run(options.first, options.rows, keep_log=options.timeline)
+        print(describe(outcome))
+        if options.timeline:
+            print("\n".join(timeline(outcome)))
+        return
+    seeds: Sequence[int] = range(options.first, options.first + options.seeds)
+    if options.part is not None:
+        seeds = [seed for seed in seeds if options.part in draw(seed, options.rows).parts]
+    outcomes = list(run_all(seeds, options.rows, options.processes))
+    met = report(outcomes)
+    lossy = [each for each in outcomes if each.lost]
+    worst = sorted(outcomes, key=lambda each: each.goodput)[: options.worst]
+    print("\nThe worst, and those that lost rows; repeat one with --first SEED --seeds 1 --timeline\n")
+    for each in [*worst, *(each for each in lossy[: options.worst] if each not in worst)]:
+        print(describe(each))
+    if options.save is not None:
+        save(outcomes, options.save)
+    if options.against is not None:
+        compare(outcomes, options.against, options.worst)
+    print(f"\n{time.perf_counter() - began:.0f} s")
+    raise SystemExit(0 if met else 1)
+
+
+if __name__ == "__main__":
+    main()

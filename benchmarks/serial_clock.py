@@ -1,0 +1,190 @@
+"""Virtual time in which one thread runs at a time, so that a run of the real engine can be repeated exactly.
+
+``VirtualClock`` steps when everybody waits, but threads that wake at one moment run side by side, in an order
+that the system chooses. Here they run one after the other, in the order in which they were woken: a thread
+that waits hands on to the next, and time steps when none is left.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+__all__ = ["SerialClock"]
+
+
+class _Waiter:
+    __slots__ = ("counted", "gate", "notified", "woken")
+
+    def __init__(self, counted: bool) -> None:
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.counted = counted
+        self.woken = False
+        self.notified = False
+
+
+class SerialClock:
+    """A :class:`smartbatch._clock.Clock` for a run that can be repeated.
+
+    The thread that drives the run registers itself with :meth:`spawned` and :meth:`began`, and waits on
+    monitors of this clock only; after :meth:`ended` it may wait for anything.
+    """
+
+    def __init__(self, wall: float = 1_795_000_000.0) -> None:
+        self._guard = threading.Lock()
+        self._begun = threading.Condition(self._guard)
+        self._now = 0.0
+        self._wall = wall
+        self._running = False
+        self._starting = 0
+        self._ready: deque[_Waiter] = deque()
+        self._deadlines: list[tuple[float, int, _Waiter]] = []
+        self._idle: dict[_Waiter, float] = {}
+        self._sequence = itertools.count()
+        self._mine = threading.local()
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._wall + self._now
+
+    def monitor(self, lock: threading.Lock | None = None) -> SerialMonitor:
+        return SerialMonitor(self, lock or threading.Lock())
+
+    def sleep(self, seconds: float) -> None:
+        if seconds > 0:
+            with (monitor := self.monitor()):
+                monitor.wait(seconds)
+
+    def spawned(self) -> None:
+        """Wait until the thread that was started before has begun: else they would race for the next turn."""
+        with self._guard:
+            while self._starting:
+                self._begun.wait()
+            self._starting = 1
+
+    def began(self) -> None:
+        waiter = _Waiter(counted=True)
+        self._mine.counted = True
+        with self._guard:
+            self._starting = 0
+            self._begun.notify_all()
+            self._ready.append(waiter)
+            self._next_locked()
+        waiter.gate.acquire()
+
+    def ended(self) -> None:
+        self._mine.counted = False
+        with self._guard:
+            self._running = False
+            self._next_locked()
+
+    def unspawned(self) -> None:
+        with self._guard:
+            self._starting = 0
+            self._begun.notify_all()
+            self._next_locked()
+
+    def counted(self) -> bool:
+        """Whether the calling thread is registered."""
+        return getattr(self._mine, "counted", False)
+
+    def park(self, waiter: _Waiter, timeout: float | None, *, idle: bool) -> None:
+        """Let ``waiter`` wait, and the next thread run."""
+        with self._guard:
+            deadline = math.inf if timeout is None else self._now + max(0.0, timeout)
+            if idle:
+                self._idle[waiter] = deadline
+            elif timeout is not None:
+                heapq.heappush(self._deadlines, (deadline, next(self._sequence), waiter))
+            if waiter.counted:
+                self._running = False
+            self._next_locked()
+
+    def wake(self, waiter: _Waiter) -> bool:
+        """Have ``waiter`` run when its turn comes; False when it does already."""
+        with self._guard:
+            woken = self._wake_locked(waiter, notified=True)
+            self._next_locked()
+        return woken
+
+    def _wake_locked(self, waiter: _Waiter, *, notified: bool) -> bool:
+        if waiter.woken:
+            return False
+        waiter.woken, waiter.notified = True, notified
+        self._idle.pop(waiter, None)
+        if waiter.counted:
+            self._ready.append(waiter)
+        else:
+            waiter.gate.release()
+        return True
+
+    def _next_locked(self) -> None:
+        """Let the next thread run, if none does; time steps when none is ready."""
+        while not self._running and not self._starting:
+            if self._ready:
+                self._running = True
+                self._ready.popleft().gate.release()
+                return
+            if not self._deadlines:
+                return
+            deadline, _, waiter = heapq.heappop(self._deadlines)
+            if waiter.woken:
+                continue
+            self._now = max(self._now, deadline)
+            self._wake_locked(waiter, notified=False)
+            for late in [late for late, until in self._idle.items() if until <= self._now]:
+                self._wake_locked(late, notified=False)
+
+
+class SerialMonitor:
+    """A lock and a condition on it, in the time of a :class:`SerialClock`."""
+
+    def __init__(self, clock: SerialClock, lock: threading.Lock) -> None:
+        self.lock = lock
+        self._clock = clock
+        self._waiters: deque[_Waiter] = deque()
+
+    def __enter__(self) -> SerialMonitor:
+        self.lock.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lock.release()
+
+    def wait(self, timeout: float | None = None, *, idle: bool = False) -> bool:
+        waiter = _Waiter(self._clock.counted())
+        self._waiters.append(waiter)
+        self._clock.park(waiter, timeout, idle=idle)
+        self.lock.release()
+        waiter.gate.acquire()
+        self.lock.acquire()
+        if not waiter.notified and waiter in self._waiters:
+            self._waiters.remove(waiter)
+        return waiter.notified
+
+    def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> object:
+        end = None if timeout is None else self._clock.now() + timeout
+        while not (result := predicate()):
+            left = None if end is None else end - self._clock.now()
+            if left is not None and left <= 0:
+                break
+            self.wait(left)
+        return result
+
+    def notify(self, n: int = 1) -> None:
+        while n > 0 and self._waiters:
+            if self._clock.wake(self._waiters.popleft()):
+                n -= 1
+
+    def notify_all(self) -> None:
+        self.notify(len(self._waiters))
