@@ -39,7 +39,8 @@ from smartbatch.jobs.payload import (
 from smartbatch.jobs.records import OPEN_SHARDS, ClaimedItem, JobLease, JobRow, JobState, LeaseLost, NewResult
 from smartbatch.jobs.steps.context import JobRuntime, held_note
 from smartbatch.jobs.threads import OwnThreads, wait_while
-from smartbatch.types import Request, Result
+from smartbatch.prices import RateCard
+from smartbatch.types import Request, Result, Route
 
 __all__ = ["Ask", "RealtimeRunner"]
 
@@ -80,11 +81,15 @@ class Verdict:
     hold: bool = False
     asked: bool = True
 
-    def result(self, ix: int) -> NewResult:
-        """Return the row that is stored for the item at ``ix``."""
+    def result(self, ix: int, standard: RateCard | None) -> NewResult:
+        """Return the row that is stored for the item at ``ix``.
+
+        Args:
+            standard: the prices of real time, which an answer of the slower tier is compared with.
+        """
         result = self.ended_with
         tokens = result.usage.input_tokens, result.usage.output_tokens
-        unrun = self.outcome == "unrun"
+        unrun, flex = self.outcome == "unrun", result.route is Route.FLEX
         body = encode_error(result.error) if unrun and result.error else encode_result(result)
         return NewResult(
             ix,
@@ -93,7 +98,7 @@ class Verdict:
             b"",
             *tokens,
             cost=result.cost,
-            realtime_cost=result.cost,  # it ran in real time
+            realtime_cost=standard.cost(result.usage) if flex and standard else result.cost,
             usage=result.usage,
             route=result.route,
             in_realtime=self.asked,
@@ -472,7 +477,9 @@ class RealtimeRunner:
             return True
 
     def _store_group(self, job: RealtimeItems, group: Sequence[tuple[int, Verdict]]) -> None:
-        results = [verdict.result(ix) for ix, verdict in group]
+        provider, _, model = job.row.model.partition(":")
+        standard = self._runtime.prices.rates(provider, model, self._clock.wall())
+        results = [verdict.result(ix, standard) for ix, verdict in group]
         verdicts = [verdict for _, verdict in group]
         final = [result.final for result in results]
         try:

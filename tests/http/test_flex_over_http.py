@@ -90,6 +90,17 @@ def test_a_list_with_some_time_goes_by_flex_at_half_the_price(emu: Emulator, api
     assert emu.ledger.summary()["billed_flex_tokens"] == results.usage.total_tokens
 
 
+def test_a_job_in_the_slower_tier_says_what_it_saved(emu: Emulator) -> None:
+    """Half the price: as much was saved as was paid."""
+    with client_of(openai(emu)) as client:
+        job = client.submit_batch(PROBLEMS, strategy="auto", **SOON)
+        status = job.wait()
+        assert {result.route for result in job.results()} == {Route.FLEX}
+        assert client.metrics.snapshot().jobs_saved == pytest.approx(status.saved)
+    assert status.cost > 0
+    assert status.saved == pytest.approx(status.cost)
+
+
 def test_its_times_are_learned_apart_from_those_of_other_calls(emu: Emulator) -> None:
     """Quick answers there teach what the tier takes, and nothing about calls at the standard price."""
     calls: list[Route | None] = []
