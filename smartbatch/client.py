@@ -25,17 +25,15 @@ from smartbatch.core.preparation.preparer import (
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.events import Observer
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.job_submission import Fallback, JobOptions, WaitOptions
+from smartbatch.jobs.job_submission import Fallback, JobOptions, WaitOptions, check_priced
 from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.reporters import status_summary
 from smartbatch.plan import Plan
-from smartbatch.prices import PriceBook
 from smartbatch.providers.base import Provider
-from smartbatch.providers.registry import ModelChoice, OpenedModel, open_model
+from smartbatch.providers.registry import ModelChoice, open_model
 from smartbatch.realtime.call.layers import Middleware
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import PostProcess, UserHooks
@@ -145,7 +143,8 @@ class BatchingClient:
         fallback = None
         if config.fallback_model is not None:
             fallback = open_model(config.fallback_model, None, None, clock)
-        _check_prices(config, clock, opened, fallback)
+        if config.budget is not None:
+            check_priced(config, clock, opened, fallback)
         preparer = RequestPreparer(
             checked_generation(Generation(), given),
             tuple(preprocess),
@@ -617,10 +616,7 @@ class BatchingClient:
 
     def _handle(self, row: JobRow) -> Job:
         """Return a job's handle, which keeps this client alive: whoever waits needs its threads."""
-        return Job(self._job_service, row)
-
-    def _job_service(self) -> JobService:
-        return self._running.service
+        return Job(lambda: self._running.service, row)
 
 
 _OWN: Final = frozenset(BatchingClient.__init__.__kwdefaults__ or ())
@@ -643,17 +639,3 @@ class _ClientResults(Iterator[Result[T]]):
         close = getattr(self._results, "close", None)
         if close is not None:
             close()
-
-
-def _check_prices(
-    config: BatchingConfig, clock: Clock, model: OpenedModel, fallback: OpenedModel | None
-) -> None:
-    """Check that the client's budget, if it has one, can be kept.
-
-    Raises:
-        ConfigError: a price is unknown.
-    """
-    if config.budget is None or config.allow_unknown_price:
-        return
-    models = [each for each in (model, fallback) if each is not None and each.provider.capabilities.priced]
-    PriceBook(config.prices).check_known([(each.label, "standard") for each in models], clock.wall())

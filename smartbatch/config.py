@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-from attrs import Attribute, field, fields_dict, frozen
+from attrs import Attribute, fields_dict, frozen
 
-from smartbatch._settings import Setting, Spec, choice, seconds, setting, spec_of
+from smartbatch._settings import Setting, choice, seconds, setting, spec_of
 from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.prices import Price
 from smartbatch.types import Duration, GenerationParams, Prefer, StrategyName, T
@@ -23,19 +23,6 @@ RESERVED = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
 
 LARGE_QUEUE = 10_000
 DAY = 86_400
-BUDGET = Spec(
-    kind="usd",
-    low=0,
-    high=10**9,
-    unit="USD",
-    help="Most to spend; a text like '5 USD' will do.",
-    optional=True,
-)
-
-
-def _budget(value: float | str | None) -> float | None:
-    checked: float | None = BUDGET.check("budget", value)
-    return checked
 
 
 @frozen(kw_only=True, init=False)
@@ -107,7 +94,9 @@ class BatchingConfig:
 
     max_rpm: int | None = setting(None, "int", "Requests a minute.", 1, 10**9)
     max_tpm: int | None = setting(None, "int", "Tokens a minute, input and output.", 1, 10**12)
-    budget: float | None = field(default=None, converter=_budget, metadata={"spec": BUDGET})
+    budget: float | None = setting(
+        None, "usd", "Most to spend; a text like '5 USD' will do.", 0, 10**9, unit="USD"
+    )
     prices: Mapping[str, Price] = setting(
         {}, "prices", "Own prices by provider:model or model, in USD per million tokens."
     )

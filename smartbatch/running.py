@@ -6,7 +6,6 @@ import random
 import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from attrs import asdict, field, frozen
 
@@ -20,7 +19,7 @@ from smartbatch.events import ClientStarted, Event, JobResultsStored, Observer
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.job_submission import JobSubmission, batches_of
-from smartbatch.jobs.records import JobRow, StoredCounts
+from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.service import JobService, OpenedStore
 from smartbatch.observe import logs
 from smartbatch.observe.dropped import DroppedParameters
@@ -98,12 +97,31 @@ class RunningState:
             counted=lambda job_id, counts: bus.tell(_results_stored(clock.now(), job_id, counts)),
         )
         self.history = history = ForecastHistory(clock, bus.tell, store=store.get)
-        setup = _setup(settings, history, bus)
+        setup = RealtimeSetup(
+            config,
+            clock,
+            settings.rng or random.Random(),
+            tell=bus.tell,
+            report=callback_raised,
+            hooks=settings.hooks,
+            calibration=history.calibration,
+            fallback=settings.fallback,
+        )
         self.realtime = realtime = Realtime(setup, settings.model, settings.preparer)
         self._budget = budget = ClientBudget(
             JobReservations(realtime.budget, realtime.money_guard, secrets.token_hex(8)), store.get
         )
-        self.advisor = advisor = _advisor(settings, realtime, history, bus)
+        self.advisor = advisor = Advisor(
+            settings.model,
+            config,
+            clock=clock,
+            prices=PriceBook(config.prices),
+            history=history,
+            batches=lambda kind: batches_of(config, settings.model, kind)[0],
+            waiting=lambda: realtime.waiting,
+            room=lambda: realtime.budget.left,
+            tell=bus.tell,
+        )
         self._callbacks = CallbackThread(clock, callback_raised)
         dropped = DroppedParameters()
         self.service = JobService(
@@ -203,38 +221,6 @@ class RunningState:
             logs.job_error(None, error)
 
 
-def _setup(settings: ClientSettings, history: ForecastHistory, bus: EventBus) -> RealtimeSetup:
-    """Return what all of real time needs."""
-    return RealtimeSetup(
-        settings.config,
-        settings.clock,
-        settings.rng or random.Random(),
-        tell=bus.tell,
-        report=callback_raised,
-        hooks=settings.hooks,
-        calibration=history.calibration,
-        fallback=settings.fallback,
-    )
-
-
-def _advisor(
-    settings: ClientSettings, realtime: Realtime, history: ForecastHistory, bus: EventBus
-) -> Advisor:
-    """Return what says how long a list takes by each route, and which one to choose."""
-    config, model = settings.config, settings.model
-    return Advisor(
-        model.provider,
-        model.name,
-        config,
-        clock=settings.clock,
-        prices=PriceBook(config.prices),
-        history=history,
-        batches=lambda kind: batches_of(config, model, kind)[0],
-        waiting=lambda: realtime.waiting,
-        tell=bus.tell,
-    )
-
-
 def ask_item(realtime: Realtime, item: RealtimeItem) -> ResultFuture:
     """Ask an item of a job in real time; it is post-processed when it is read."""
     options = CallOptions(
@@ -259,11 +245,6 @@ def _dependencies(
     tell_dropped: Callable[[str, str], None],
 ) -> JobDependencies:
     """Return what jobs need of the other parts."""
-
-    def speed(row: JobRow) -> Any:
-        history.refresh()
-        return advisor.speed(Kind(row.kind), row)
-
     return JobDependencies(
         providers=(settings.model.provider,),
         serve=realtime.serve,
@@ -273,7 +254,7 @@ def _dependencies(
         new_future=lambda: stored_future(callbacks),
         tell=bus.tell,
         report=logs.job_error,
-        speed=speed,
+        speed=advisor.speed,
         calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
         outer_budget=budget.next_to,
         tell_dropped=tell_dropped,

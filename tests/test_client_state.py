@@ -153,7 +153,7 @@ def test_finished_jobs_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(service, "WATCHERS", 10)
     client = BatchingClient("sim:demo?latency=0", store=str(tmp_path / "jobs.db"))
     for number in range(40):
-        job = client.submit_batch([f"prompt {number}"], fallback="individual", strategy="individual")
+        job = client.submit_batch([f"prompt {number}"], batch_fallback="individual", strategy="individual")
         (future,) = job.futures()
         assert future.result(60).ok
         del job, future

@@ -28,7 +28,7 @@ from smartbatch.providers.registry import OpenedModel
 from smartbatch.results import ResultList
 from smartbatch.types import Kind, Prompt, Request, Result, Route
 
-__all__ = ["Fallback", "JobOptions", "JobSubmission", "WaitOptions", "batches_of"]
+__all__ = ["Fallback", "JobOptions", "JobSubmission", "WaitOptions", "batches_of", "check_priced"]
 
 
 @frozen
@@ -204,15 +204,7 @@ class JobSubmission:
         Raises:
             ConfigError: a price is unknown.
         """
-        if self._config.allow_unknown_price:
-            return
-        asked: list[tuple[OpenedModel, Processing]] = [(self._model, "standard")]
-        asked += [(self._model, "batch")] if by_batch else []
-        asked += [] if self._fallback_model is None else [(self._fallback_model, "standard")]
-        priced = [
-            (model.label, processing) for model, processing in asked if model.provider.capabilities.priced
-        ]
-        PriceBook(self._config.prices).check_known(priced, self._clock.wall())
+        check_priced(self._config, self._clock, self._model, self._fallback_model, by_batch=by_batch)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -336,6 +328,32 @@ def batches_of(config: BatchingConfig, model: OpenedModel, kind: Kind) -> tuple[
         what = "vectors" if kind is Kind.EMBED else "texts"
         return None, f"{name} has no Batch API for {what}: choose another provider"
     return api, None
+
+
+def check_priced(
+    config: BatchingConfig,
+    clock: Clock,
+    model: OpenedModel,
+    fallback: OpenedModel | None,
+    *,
+    by_batch: bool = False,
+) -> None:
+    """Check that a budget can be kept, also by the model that takes over.
+
+    Raises:
+        ConfigError: a price is unknown.
+    """
+    if config.allow_unknown_price:
+        return
+    asked: list[tuple[OpenedModel | None, Processing]] = [(model, "standard")]
+    asked += [(model, "batch")] if by_batch else []
+    asked += [(fallback, "standard")]
+    priced = [
+        (one.label, processing)
+        for one, processing in asked
+        if one is not None and one.provider.capabilities.priced
+    ]
+    PriceBook(config.prices).check_known(priced, clock.wall())
 
 
 def _all_of(job: Job, timeout: float) -> Iterator[Result]:

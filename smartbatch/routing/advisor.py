@@ -26,8 +26,8 @@ from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, Th
 from smartbatch.jobs.records import JobRow
 from smartbatch.observe.text import duration
 from smartbatch.prices import PriceBook, Processing, RateCard
-from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.routing.budget_rounds import Rounds, rounds_of
 from smartbatch.routing.history import ForecastHistory
@@ -41,29 +41,26 @@ class Advisor:
     """Chooses routes for one provider and model.
 
     Args:
-        provider, model: who answers.
+        model: that answers.
         history: what was seen of it.
         batches: returns the Batch API for a kind of request; ``None`` where there is none.
         waiting: counts the requests that are ahead of any new one.
+        room: returns the USD that the client's own budget leaves for a list; ``None`` for any.
         tell: takes events.
     """
 
-    _provider: Provider
-    _model: str
+    _model: OpenedModel
     _config: BatchingConfig
     _clock: Clock
     _prices: PriceBook
     _history: ForecastHistory
     _batches: Callable[[Kind], BatchApi | None]
     _waiting: Callable[[], int]
+    _room: Callable[[], float | None]
     _tell: Callable[[Event], None]
     _numbers: Iterator[int] = field(factory=partial(itertools.count, 1), init=False)
     _moved: ForecastMoved | None = field(default=None, init=False)
     _threshold: tuple[int | None] | None = field(default=None, init=False)
-
-    @property
-    def _label(self) -> str:
-        return f"{self._provider.name}:{self._model}"
 
     def workload(
         self, kind: Kind, requests: int, constraints: Constraints, *, batchable: bool, flexible: bool = False
@@ -81,7 +78,7 @@ class Advisor:
             "batch": self._rates("batch"),
             "flex": self._flex_rates() if flexible and kind is Kind.GENERATE else None,
         }
-        return Workload(self._history.calibration(self._label, kind), rates)
+        return Workload(self._history.calibration(self._model.label, kind), rates)
 
     def consider(
         self,
@@ -90,14 +87,12 @@ class Advisor:
         kind: Kind,
         *,
         batchable: bool,
-        room: float | None = None,
     ) -> Decision:
         """Return the decision for a list, and tell nobody.
 
         Args:
             constraints: what it has to meet; a budget only where it can be kept.
             batchable: whether its requests may go in a batch.
-            room: USD that the client's own budget leaves for it; ``None`` for any.
 
         Raises:
             ConfigError: no route meets the constraints; the text names the nearest that would be met.
@@ -110,7 +105,7 @@ class Advisor:
         batch = None if api is None else self._batch(workload, load, api)
         if batch is not None and load.requests:
             self._watch_threshold(load, offers, batch, constraints)
-        rounds = None if batch is None else self._rounds(workload, constraints.budget, room)
+        rounds = None if batch is None else self._rounds(workload, constraints.budget)
         if batch is not None and rounds is not None:
             batch = rounds.cut(batch, load.requests)
         try:
@@ -129,7 +124,7 @@ class Advisor:
             RouteChosen(
                 at=self._clock.now(),
                 decision_id=number,
-                model=self._label,
+                model=self._model.label,
                 purpose=purpose,
                 requests=decision.load.requests,
                 route=chosen.route,
@@ -158,7 +153,7 @@ class Advisor:
             RouteScored(
                 at=self._clock.now(),
                 decision_id=number,
-                model=self._label,
+                model=self._model.label,
                 requests=decision.load.requests,
                 route=chosen.route,
                 seconds=seconds,
@@ -174,13 +169,14 @@ class Advisor:
             )
         )
 
-    def speed(self, kind: Kind, row: JobRow) -> Speed:
+    def speed(self, row: JobRow) -> Speed:
         """Return how fast requests of a job can be taken out of batches and answered in real time."""
-        texts = self._provider.capabilities.max_texts if kind is Kind.EMBED else 1
+        self._history.refresh()
+        texts = self._model.provider.capabilities.max_texts if Kind(row.kind) is Kind.EMBED else 1
         route = Route.SHARED if texts > 1 else Route.INDIVIDUAL
         used = (row.input_tokens + row.output_tokens) / row.finished if row.finished else 0.0
         throughput = self._throughput(route, used, per_call=max(1, texts))
-        cancelling = self._history.cancelling(self._provider.name)
+        cancelling = self._history.cancelling(self._model.provider.name)
         return Speed(throughput, cancelling, self._history.turnaround(row.model))
 
     def learned(self, event: Event) -> None:
@@ -206,7 +202,7 @@ class Advisor:
         self._tell(
             ThresholdMoved(
                 at=self._clock.now(),
-                model=self._label,
+                model=self._model.label,
                 before=before[0],
                 after=self._threshold[0],
                 reason=reason,
@@ -220,7 +216,7 @@ class Advisor:
 
     def _offers(self, workload: Workload, load: Load, kind: Kind, constraints: Constraints) -> list[Offer]:
         """Return the routes in real time; the first is what requests take that nobody chose a route for."""
-        config, abilities = self._config, self._provider.capabilities
+        config, abilities = self._config, self._model.provider.capabilities
         tokens = (load.tokens_in + load.tokens_out) / max(1, load.requests)
         standard = workload.cost("standard")
         most = abilities.max_texts if kind is Kind.EMBED else min(abilities.max_shared, config.max_batch_size)
@@ -246,7 +242,7 @@ class Advisor:
     def _throughput(self, route: Route, tokens: float, *, per_call: int = 1) -> Throughput:
         limits = self._limits()
         return Throughput(
-            call=self._history.latency(route, self._label),
+            call=self._history.latency(route, self._model.label),
             parallelism=self._config.parallelism,
             per_call=per_call,
             ahead=self._waiting(),
@@ -264,20 +260,20 @@ class Advisor:
         if enqueued is not None and load.tokens_in:
             at_a_time = max(1, math.floor(enqueued / (load.tokens_in / batches)))
         standard, cost = workload.cost("standard"), workload.cost("batch")
-        times = self._history.turnaround(self._label)
+        times = self._history.turnaround(self._model.label)
         return BatchOffer(
             times=times,
             cost=cost,
-            cancelling=self._history.cancelling(self._provider.name),
+            cancelling=self._history.cancelling(self._model.provider.name),
             most=most,
             at_a_time=at_a_time,
             share=_share(cost, standard, unknown=0.5),
             seen=times.observations > 0,
         )
 
-    def _rounds(self, workload: Workload, budget: float | None, room: float | None) -> Rounds | None:
+    def _rounds(self, workload: Workload, budget: float | None) -> Rounds | None:
         """Return how a list goes by batch within the budgets; ``None`` where nothing limits it."""
-        limits = [usd for usd in (budget, room) if usd is not None]
+        limits = [usd for usd in (budget, self._room()) if usd is not None]
         card, cost = self._rates("batch"), workload.cost("batch")
         if not limits or card is None or cost is None or not workload.requests:
             return None
@@ -290,7 +286,7 @@ class Advisor:
 
     def _limits(self) -> dict[str, float]:
         """Return the limits a minute that were told or learned; the tighter one of each."""
-        shared = shared_quota(self._provider.scope, self._model)
+        shared = shared_quota(self._model.provider.scope, self._model.name)
         with shared.lock:
             known = dict(shared.quota.reported_limits)
             throughput = shared.quota.spaced_rate
@@ -302,15 +298,15 @@ class Advisor:
         return known
 
     def _rates(self, processing: Processing) -> RateCard | None:
-        if not self._provider.capabilities.priced:
+        if not self._model.provider.capabilities.priced:
             return None
-        return self._prices.rates(self._provider.name, self._model, self._clock.wall(), processing)
+        return self._prices.rates(self._model.provider.name, self._model.name, self._clock.wall(), processing)
 
     def _flex_rates(self) -> RateCard | None:
         """Return the prices of the slower tier; ``None`` where there is none, or it is left alone now."""
-        if not self._config.flex or self._provider.flex(self._model) is None:
+        if not self._config.flex or self._model.provider.flex(self._model.name) is None:
             return None
-        is_open = shared_quota(self._provider.scope, self._model).flex.is_open(self._clock.now())
+        is_open = shared_quota(self._model.provider.scope, self._model.name).flex.is_open(self._clock.now())
         return self._rates("flex") if is_open else None
 
 

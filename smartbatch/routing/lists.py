@@ -17,7 +17,6 @@ from smartbatch.core.preparation.validation import check_params
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.constraints import Constraints, seconds_until
-from smartbatch.core.routing.workload import Workload
 from smartbatch.events import Event, JobFinished
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_submission import JobOptions, JobSubmission
@@ -241,10 +240,7 @@ class ListRouter:
                 workload.cached += 1
             else:
                 workload.add(request)
-        decision = self._advisor.consider(
-            workload, constraints, kind, batchable=batchable, room=self._realtime.budget.left
-        )
-        return Plan(decision)
+        return Plan(self._advisor.consider(workload, constraints, kind, batchable=batchable))
 
     def job_finished(self, event: Event) -> None:
         """Score the decision of a job of this process when its last result was stored."""
@@ -368,15 +364,6 @@ class ListRouter:
         """
         if asked.constraints.budget is not None:
             self._jobs.check_priced()
-        return self._advisor.consider(
-            self._workload(asked),
-            asked.constraints,
-            asked.kind,
-            batchable=asked.batchable,
-            room=self._realtime.budget.left,
-        )
-
-    def _workload(self, asked: _List) -> Workload:
         requests = [request for request in asked.requests if not self._is_cached(request)]
         workload = self._advisor.workload(
             asked.kind,
@@ -388,7 +375,7 @@ class ListRouter:
         workload.cached = len(asked.requests) - len(requests)
         for request in requests:
             workload.add(request)
-        return workload
+        return self._advisor.consider(workload, asked.constraints, asked.kind, batchable=asked.batchable)
 
     def _is_cached(self, request: Request) -> bool:
         admission = self._realtime.admission
