@@ -114,7 +114,7 @@ def test_an_inline_create_of_a_hundred_megabytes_is_read_from_disk_as_it_goes(la
 
 
 def test_an_upload_of_a_hundred_megabytes_is_read_as_it_is_sent(large):
-    """Gemini's, 8 MiB each."""
+    """Gemini's, in one step after its announcement."""
 
     def answer(head, _size):
         if "command: start" in head.lower():

@@ -16,8 +16,8 @@ from raw_server import Exchange, RawServer, Script, chat, error, hangs, says
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
 from smartbatch.providers.foreign_text import SoundText
-from smartbatch.providers.http.connections import Connection
 from smartbatch.providers.http.event_stream import EventStream, events
+from smartbatch.providers.http.pool import Connection
 from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader

@@ -260,7 +260,7 @@ def test_a_tunnelling_proxy_never_sees_the_key(serve, monkeypatch):
     proxy = serve(tunnel)
     monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.port}")
     # The name must not be loopback for a proxy to be asked; the certificate must name it: bend the check.
-    monkeypatch.setattr("smartbatch.providers.http.connections.is_loopback", lambda host: False)
+    monkeypatch.setattr("smartbatch.providers.http.endpoint._is_loopback", lambda host: False)
     provider = OpenAIProvider(KEY, server.base_url)
     assert ask(provider).text == "Lima"
     provider.close()
@@ -320,7 +320,7 @@ def test_a_forked_child_exits_although_the_pools_lock_was_held(serve, connect):
     """urllib3 empties its queue at exit; the child's copy has a lock that no thread of its own holds."""
     provider = connect(serve(says(chat())))
     ask(provider)
-    queue = provider.network.realtime._pool.get()._pool.pool
+    queue = provider.network.realtime._pool.get().pool
     with queue.mutex:
         child = os.fork()
     if child == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from smartbatch.providers.http.connections import Connection
+from smartbatch.providers.http.pool import Connection
 
 __all__ = ["Cutoff"]
 

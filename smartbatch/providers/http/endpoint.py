@@ -1,4 +1,4 @@
-"""The endpoint of a provider: base URL, headers, secrets and scope, checked before anything is sent."""
+"""The endpoint of a provider: base URL, proxy, headers, secrets, scope; checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import ipaddress
 import json
 import os
 import re
+import urllib.parse
+import urllib.request
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from urllib3.exceptions import LocationParseError
-from urllib3.util import Url, parse_url
+from urllib3.util import Url, make_headers, parse_url
 
 from smartbatch.errors import ConfigError
-from smartbatch.providers.http.connections import is_loopback
 
-__all__ = ["checked_url", "not_pickled", "own_headers", "scope_of", "secrets_of", "setting"]
+__all__ = ["checked_url", "find_proxy", "not_pickled", "own_headers", "scope_of", "secrets_of", "setting"]
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\xa0-\xff]*")
@@ -51,7 +52,7 @@ def checked_url(
     host = url.host.strip("[]")
     if _is_link_local(host):
         raise ConfigError(f"the base URL points at {host}, a link-local address where no provider lives")
-    if url.scheme == "http" and carries_secret and not allow_http and not is_loopback(host):
+    if url.scheme == "http" and carries_secret and not allow_http and not _is_loopback(host):
         raise ConfigError(
             f"the key would go to {host} in the clear; use https, or allow_http=True in a private network"
         )
@@ -92,6 +93,39 @@ def not_pickled(provider: object) -> NoReturn:  # noqa: ARG001
     raise TypeError(
         "a provider holds connections and a key and cannot be pickled; create it where it is used"
     )
+
+
+def find_proxy(url: Url) -> tuple[str | None, dict[str, str]]:
+    """Return the proxy the environment names for ``url``, without credentials, and the headers it wants.
+
+    ``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` count; loopback never goes through one.
+
+    Raises:
+        ConfigError: for a proxy that is not reached over plain HTTP.
+    """
+    host = (url.host or "").strip("[]")
+    proxies = urllib.request.getproxies()
+    named = proxies.get(url.scheme or "") or proxies.get("all")
+    if not named or _is_loopback(host) or urllib.request.proxy_bypass(host):
+        return None, {}
+    proxy = parse_url(named if "://" in named else f"http://{named}")
+    if proxy.scheme != "http" or not proxy.host:
+        raise ConfigError("the proxy in the environment must be an http:// URL (it may carry https traffic)")
+    headers: dict[str, str] = {}
+    if proxy.auth:
+        headers = dict(make_headers(proxy_basic_auth=urllib.parse.unquote(proxy.auth)))
+        headers = {"Proxy-Authorization": headers["proxy-authorization"]}
+    return f"http://{proxy.netloc}", headers
+
+
+def _is_loopback(host: str) -> bool:
+    """True for ``localhost`` and this machine's own addresses."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_link_local(host: str) -> bool:

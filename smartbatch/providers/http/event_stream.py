@@ -15,9 +15,9 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import SoundText, unusable
-from smartbatch.providers.http.connections import seconds_left
 from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.live_reply import LiveReply
+from smartbatch.providers.http.pool import seconds_left
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer, Request, Usage
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPResponse, IncompleteRead
 from typing import Any
 
 from smartbatch.errors import ProviderError
-from smartbatch.providers.http.pool import Lease
+from smartbatch.providers.http.pool import Connection
 from smartbatch.providers.http.replies import Reply, decoded, encoded_otherwise, is_plain
 
 __all__ = ["LiveReply", "read_whole"]
@@ -25,16 +25,16 @@ class LiveReply:
     It holds a connection until it is read to its end or closed.
 
     Args:
-        lease: the connection.
+        connection: given back at the end.
         response: its head is read.
         reusable: the connection can serve another call once the body is read.
         cap: most bytes of the decoded body.
     """
 
-    def __init__(self, lease: Lease, response: http.client.HTTPResponse, *, reusable: bool, cap: int) -> None:
+    def __init__(self, connection: Connection, response: HTTPResponse, *, reusable: bool, cap: int) -> None:
         self.status = response.status
         self.headers = _headers_of(response)
-        self._lease = lease
+        self._connection = connection
         self._response = response
         self._reusable = reusable
         self._cap = cap
@@ -84,7 +84,7 @@ class LiveReply:
             self._closed = True
             if self._reading:
                 # The reader sees the end of its connection and gives it back itself.
-                sock = self._lease.connection.sock
+                sock = self._connection.sock
                 if sock is not None:
                     with contextlib.suppress(OSError):
                         socket.socket.shutdown(sock, socket.SHUT_RDWR)
@@ -95,7 +95,7 @@ class LiveReply:
         """Read what should be the last bytes, for ``within`` seconds at most, so that the connection can be
         used again; where that fails it is closed instead.
         """
-        sock: Any = self._lease.connection.sock
+        sock: Any = self._connection.sock
         if sock is not None:
             sock.deadline = min(sock.deadline, time.monotonic() + within)
         with contextlib.suppress(ProviderError):
@@ -119,7 +119,7 @@ class LiveReply:
         try:
             piece = self._response.read1(_PIECE)
             if not piece and self._response.length:
-                raise http.client.IncompleteRead(b"", self._response.length)
+                raise IncompleteRead(b"", self._response.length)
         except Exception as error:
             problem = self._meaning_of(error)
         with self._lock:
@@ -141,7 +141,7 @@ class LiveReply:
             return self._reading
 
     def _meaning_of(self, error: Exception) -> ProviderError:
-        return self._lease.meaning_of(error, ended=self._closed)
+        return self._connection.meaning_of(error, ended=self._closed)
 
     def _release(self, *, reusable: bool) -> None:
         with self._lock:
@@ -150,10 +150,10 @@ class LiveReply:
             self._released = True
         with contextlib.suppress(OSError):
             self._response.close()
-        self._lease.give_back(reusable=reusable)
+        self._connection.give_back(reusable=reusable)
 
 
-def read_whole(lease: Lease, response: http.client.HTTPResponse, *, reusable: bool, cap: int) -> Reply:
+def read_whole(connection: Connection, response: HTTPResponse, *, reusable: bool, cap: int) -> Reply:
     """Return an answer with its body, and give its connection back. The quick way for what nobody else holds.
 
     The body of a refusal may be cut, and is empty then.
@@ -166,26 +166,26 @@ def read_whole(lease: Lease, response: http.client.HTTPResponse, *, reusable: bo
         else:
             body = b"".join(decoded(_pieces_of(response), headers, cap))
         whole = True
-    except http.client.IncompleteRead as error:
+    except IncompleteRead as error:
         if response.status < 400:
-            raise lease.meaning_of(error) from None
+            raise connection.meaning_of(error) from None
         body = b""
     except ProviderError:
         raise
     except Exception as error:
-        raise lease.meaning_of(error) from (error if isinstance(error, OSError) else None)
+        raise connection.meaning_of(error) from (error if isinstance(error, OSError) else None)
     finally:
         response.close()
-        lease.give_back(reusable=whole and reusable)
+        connection.give_back(reusable=whole and reusable)
     return Reply(response.status, headers, body)
 
 
-def _pieces_of(response: http.client.HTTPResponse) -> Iterator[bytes]:
+def _pieces_of(response: HTTPResponse) -> Iterator[bytes]:
     while piece := response.read1(_PIECE):
         yield piece
     if response.length:
-        raise http.client.IncompleteRead(b"", response.length)
+        raise IncompleteRead(b"", response.length)
 
 
-def _headers_of(response: http.client.HTTPResponse) -> dict[str, str]:
+def _headers_of(response: HTTPResponse) -> dict[str, str]:
     return {name.lower(): value for name, value in response.headers.items()}

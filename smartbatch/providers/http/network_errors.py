@@ -5,13 +5,16 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
+from typing import Literal, TypeAlias
 
 from urllib3.exceptions import ClosedPoolError, EmptyPoolError, HTTPError, SSLError
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.connections import Step
 
-__all__ = ["failure"]
+__all__ = ["Step", "failure"]
+
+Step: TypeAlias = Literal["connect", "send", "receive"]
+"""How far a call came; from ``receive`` on the provider has the whole request."""
 
 
 def failure(error: Exception, step: Step, place: str, *, late: bool, closed: bool = False) -> ProviderError:

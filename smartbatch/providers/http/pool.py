@@ -1,109 +1,217 @@
-"""The connections of one transport in one process: how many, how long they are kept, who holds which."""
+"""Connections whose every read and write ends at one deadline, and the pool of them that a transport has."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import socket
 import ssl
 import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from attrs import define
 from urllib3 import PoolManager, ProxyManager
+from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ClosedPoolError, EmptyPoolError
 from urllib3.util import Url
 
 from smartbatch.errors import ProviderError
-from smartbatch.providers.http.connections import (
-    KEEP_ALIVE,
-    Connection,
-    TlsConnection,
-    TlsSocket,
-    seconds_left,
-)
-from smartbatch.providers.http.network_errors import failure
+from smartbatch.providers.http.network_errors import Step, failure
 
-__all__ = ["IDLE_SECONDS", "ConnectionPool", "Lease"]
+__all__ = ["IDLE_SECONDS", "Connection", "ConnectionPool", "PlainSocket", "open_pool", "seconds_left"]
 
 IDLE_SECONDS = 60.0
 """A connection that was idle for so long is closed by us: servers, gateways and address translation drop it
 about then, some without a word, and only a failed call would find that out."""
 
+_PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
-class ConnectionPool:
-    """Connections to one server, at most ``workers`` at once; ``urllib3`` owns queue, TLS and proxies.
+_KEEP_ALIVE = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *((socket.IPPROTO_TCP, getattr(socket, name), n) for name, n in _PROBES if hasattr(socket, name)),
+]
+"""Socket options: no delay, and probes that find a silently dropped connection in about 60 s."""
 
-    Args:
-        proxy: from :func:`find_proxy <smartbatch.providers.http.connections.find_proxy>`.
+
+def seconds_left(deadline: float) -> float:
+    """Return the seconds until ``deadline``, in monotonic time.
+
+    Raises:
+        TimeoutError: when it is over.
+    """
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise TimeoutError("the call's deadline is over")
+    return remaining
+
+
+class PlainSocket(socket.socket):
+    """A socket whose every read and write ends at one common deadline (monotonic seconds)."""
+
+    deadline = 0.0
+
+    def recv_into(self, *args: Any) -> int:
+        self.settimeout(seconds_left(self.deadline))
+        return super().recv_into(*args)
+
+    def sendall(self, *args: Any) -> None:
+        self.settimeout(seconds_left(self.deadline))
+        return super().sendall(*args)
+
+
+class _TlsSocket(ssl.SSLSocket):
+    """The same over TLS, where everything ends in ``read`` and ``send``."""
+
+    deadline = 0.0
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:
+        self.settimeout(seconds_left(self.deadline))
+        return super().read(len, buffer)
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        self.settimeout(seconds_left(self.deadline))
+        return super().send(data, flags)
+
+
+class Connection(HTTPConnection):
+    """A connection that dials within the deadline of the call that holds it.
+
+    Attributes:
+        pool: where it is given back to.
+        deadline: when the call has to be over, monotonic seconds.
+        step: how far the call is.
+        dialling: the socket of the address that is being tried.
+        is_cut: True once another thread ended the call.
+        idle_since: when it was put back into the pool, by the pool's clock.
+    """
+
+    pool: ConnectionPool
+    deadline = 0.0
+    idle_since = 0.0
+    step: Step = "connect"
+    dialling: socket.socket | None = None
+    is_cut = False
+
+    def cut(self) -> None:
+        """End what another thread does with this connection: it fails soon."""
+        self.is_cut = True
+        for sock in (self.sock, self.dialling):
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    # Not SSLSocket.shutdown, which takes the TLS object from under the reader.
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def dial(self) -> None:
+        """Connect, by the proxy's tunnel where there is one, within the deadline of the call."""
+        self.timeout = min(self.pool.connect_timeout, seconds_left(self.deadline))
+        self.pool.dial(self)
+        if self.pool.closed or self.is_cut:
+            raise ConnectionAbortedError("closed while connecting")
+
+    def give_back(self, *, reusable: bool) -> None:
+        """Others may use it next; one that is not ``reusable`` is closed."""
+        self.pool.put(self, reusable=reusable)
+
+    def meaning_of(self, error: Exception, *, ended: bool = False) -> ProviderError:
+        """Return the meaning of an exception of the network; ``ended`` says that the caller itself cut the
+        call.
+        """
+        late = time.monotonic() >= self.deadline
+        found = failure(error, self.step, self.pool.place, late=late, closed=ended or self.pool.closed)
+        if not self.pool.reuse:  # from the first byte on the outcome counts as unknown
+            found.maybe_billed = self.step != "connect"
+        return found
+
+    def _new_conn(self) -> socket.socket:
+        error: OSError = OSError("the name has no address")
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            self._dns_host, self.port, type=socket.SOCK_STREAM
+        ):
+            sock = self.dialling = PlainSocket(family, kind, protocol)
+            sock.deadline = self.deadline
+            try:
+                for option in self.socket_options or ():
+                    sock.setsockopt(*option)
+                sock.settimeout(min(self.pool.connect_timeout, seconds_left(self.deadline)))
+                sock.connect(address)
+                return sock
+            except OSError as refused:
+                error = refused
+                sock.close()
+        raise error
+
+
+class _TlsConnection(Connection, HTTPSConnection):
+    """The same, with TLS on top."""
+
+
+class ConnectionPool(HTTPConnectionPool):
+    """Connections to one server, a limited number at once; ``urllib3`` owns queue, TLS and proxies.
+
+    ``close`` closes idle connections only; those in use are closed when they come back.
+
+    Attributes:
+        place: host and port, for texts.
         connect_timeout: most seconds for one address to answer.
         reuse: keep a connection for the next call, see :class:`Transport`.
         now: monotonic seconds, for the age of idle connections.
+        closed: calls under way were cut.
     """
 
-    def __init__(
-        self,
-        url: Url,
-        workers: int,
-        *,
-        proxy: tuple[str | None, dict[str, str]],
-        connect_timeout: float,
-        reuse: bool,
-        now: Callable[[], float],
-    ) -> None:
-        self.closed = False
-        self.reuse = reuse
-        self.place = url.netloc or ""
-        self._connect_timeout = connect_timeout
-        self._now = now
-        self._next_sweep = now() + IDLE_SECONDS
-        self._pool = _urllib3_pool(url, workers, *proxy)
-        self._used: set[Connection] = set()
+    ConnectionCls = Connection
+    place: str
+    connect_timeout: float
+    reuse: bool
+    now: Callable[[], float]
+    closed = False
 
-    def lease(self, timeout: float) -> Lease:
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._used: set[Connection] = set()
+        self._next_sweep = 0.0
+
+    def take(self, timeout: float) -> Connection:
         """Return a connection for a call that may take ``timeout`` seconds in all; none in time is an
         error.
         """
         deadline = time.monotonic() + timeout
         self._sweep()
         try:
-            connection = self._pool.take(max(0.0, timeout))
+            connection = cast(Connection, self._get_conn(timeout=max(0.0, timeout)))
         except (EmptyPoolError, ClosedPoolError) as error:
             raise failure(error, "connect", self.place, late=timeout <= 0) from None
         if connection.sock is not None and self._is_stale(connection):
             connection.close()
+        connection.pool = self
         connection.deadline = deadline
         connection.step = "connect"
         self._used.add(connection)
-        return Lease(connection, self)
+        return connection
 
     def put(self, connection: Connection, *, reusable: bool) -> None:
         """Take a connection back; one that is not ``reusable`` is closed."""
         if reusable and self.reuse:
-            connection.idle_since = self._now()
+            connection.idle_since = self.now()
         else:
             connection.close()
-        self._pool.put_back(connection)
+        self._put_conn(connection)
 
-    def connect(self, connection: Connection) -> None:
-        """Dial, by the proxy's tunnel where there is one, within the deadline of the call."""
-        connection.connect_timeout = self._connect_timeout
-        connection.timeout = min(self._connect_timeout, seconds_left(connection.deadline))
-        self._pool.dial(connection)
-        if self.closed or connection.is_cut:
-            raise ConnectionAbortedError("closed while connecting")
+    def dial(self, connection: Connection) -> None:
+        """Connect, by the proxy's tunnel where there is one."""
+        if self.proxy is not None and self.scheme == "https":
+            self._prepare_proxy(connection)
+        else:
+            connection.connect()
 
-    def retire(self) -> None:
-        """Close idle connections; those in use are closed when they come back."""
-        self._pool.close()
-
-    def close(self) -> None:
+    def cut(self) -> None:
         """Close idle connections and cut those in use, so that their calls end at once."""
         self.closed = True
         for connection in list(self._used):  # a call may just be adding itself
             connection.cut()
-        self._pool.close()
+        self.close()
 
     def forget(self) -> None:
         """In a forked child: close our copies of the parent's descriptors, and say nothing on the wire."""
@@ -112,87 +220,59 @@ class ConnectionPool:
                 descriptor = sock.detach() if sock is not None else -1
                 if descriptor >= 0:
                     os.close(descriptor)
-        if self._pool.pool is not None:
+        if self.pool is not None:
             # The pool's finaliser empties this queue at exit; a thread of the parent may hold its lock.
-            queue.LifoQueue.__init__(self._pool.pool)
+            queue.LifoQueue.__init__(self.pool)
 
     def _is_stale(self, connection: Connection) -> bool:
-        return self._now() - connection.idle_since >= IDLE_SECONDS
+        return self.now() - connection.idle_since >= IDLE_SECONDS
 
     def _sweep(self) -> None:
         """Close what nobody uses any more, about once a minute: the last one back is the first one taken, so
         others may never be looked at."""
-        if self._now() < self._next_sweep or self._pool.pool is None:
+        if self.now() < self._next_sweep or self.pool is None:
             return
-        self._next_sweep = self._now() + IDLE_SECONDS
-        idle = self._pool.pool
-        with idle.mutex:  # nobody takes a connection meanwhile
-            for connection in idle.queue:
+        self._next_sweep = self.now() + IDLE_SECONDS
+        with self.pool.mutex:  # nobody takes a connection meanwhile
+            for connection in self.pool.queue:
                 if connection is not None and connection.sock is not None and self._is_stale(connection):
                     connection.close()
 
 
-@define(eq=False)
-class Lease:
-    """A connection that one call holds until it gives it back; it knows the call's deadline, and how far
-    it is.
+class _TlsPool(ConnectionPool, HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
+
+
+def open_pool(
+    url: Url,
+    workers: int,
+    proxy: tuple[str | None, dict[str, str]],
+    *,
+    connect_timeout: float,
+    reuse: bool,
+    now: Callable[[], float],
+) -> ConnectionPool:
+    """Return a pool of at most ``workers`` connections; reading the certificates for TLS takes some 30 ms.
+
+    ``proxy`` is from :func:`find_proxy <smartbatch.providers.http.endpoint.find_proxy>`.
     """
-
-    connection: Connection
-    pool: ConnectionPool
-
-    def give_back(self, *, reusable: bool) -> None:
-        """Others may use the connection next; one that is not ``reusable`` is closed."""
-        self.pool.put(self.connection, reusable=reusable)
-
-    def meaning_of(self, error: Exception, *, ended: bool = False) -> ProviderError:
-        """Return the meaning of an exception of the network; ``ended`` says that the caller itself cut the
-        call.
-        """
-        connection = self.connection
-        late = time.monotonic() >= connection.deadline
-        found = failure(error, connection.step, self.pool.place, late=late, closed=ended or self.pool.closed)
-        if not self.pool.reuse:  # from the first byte on the outcome counts as unknown
-            found.maybe_billed = connection.step != "connect"
-        return found
-
-
-class _PlainPool(HTTPConnectionPool):
-    ConnectionCls = Connection
-
-    def take(self, timeout: float) -> Connection:
-        return cast(Connection, self._get_conn(timeout=timeout))
-
-    def put_back(self, connection: Connection) -> None:
-        self._put_conn(connection)
-
-    def dial(self, connection: Connection) -> None:
-        if self.proxy is not None and self.scheme == "https":
-            self._prepare_proxy(connection)
-        else:
-            connection.connect()
-
-
-class _TlsPool(_PlainPool, HTTPSConnectionPool):
-    ConnectionCls = TlsConnection
-
-
-def _urllib3_pool(url: Url, workers: int, proxy: str | None, proxy_headers: dict[str, str]) -> _PlainPool:
-    """The pool of ``workers`` connections; reading the certificates for TLS takes some 30 ms."""
     settings: dict[str, Any] = {
         "maxsize": workers,
         "block": True,
         "retries": False,
-        "socket_options": KEEP_ALIVE,
+        "socket_options": _KEEP_ALIVE,
     }
     if url.scheme == "https":
         # The system's certificates, or those that SSL_CERT_FILE or SSL_CERT_DIR name.
         settings["ssl_context"] = context = ssl.create_default_context()
-        context.sslsocket_class = TlsSocket
+        context.sslsocket_class = _TlsSocket
+    address, headers = proxy
     manager = (
-        ProxyManager(proxy, proxy_headers=proxy_headers, num_pools=1, **settings)
-        if proxy
+        ProxyManager(address, proxy_headers=headers, num_pools=1, **settings)
+        if address
         else PoolManager(num_pools=1, **settings)
     )
-    manager.pool_classes_by_scheme = {"http": _PlainPool, "https": _TlsPool}
-    return cast(_PlainPool, manager.connection_from_host(url.host, url.port, url.scheme))
+    manager.pool_classes_by_scheme = {"http": ConnectionPool, "https": _TlsPool}
+    pool = cast(ConnectionPool, manager.connection_from_host(url.host, url.port, url.scheme))
+    pool.place, pool.connect_timeout, pool.reuse, pool.now = url.netloc or "", connect_timeout, reuse, now
+    return pool

@@ -18,11 +18,11 @@ from urllib3.util import Url
 
 from smartbatch._fork import on_fork
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.providers.http.connections import Connection, PlainSocket, find_proxy
 from smartbatch.providers.http.cutoff import Cutoff
+from smartbatch.providers.http.endpoint import find_proxy
 from smartbatch.providers.http.live_reply import LiveReply, read_whole
 from smartbatch.providers.http.network_errors import failure
-from smartbatch.providers.http.pool import ConnectionPool, Lease
+from smartbatch.providers.http.pool import Connection, ConnectionPool, PlainSocket, open_pool
 from smartbatch.providers.http.replies import MAX_BODY, Reply
 from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.providers.per_process import PerProcess
@@ -95,14 +95,14 @@ class Transport:
                 self._workers = max(1, workers)
                 outgrown = self._pool.take()
                 if outgrown is not None:
-                    outgrown.retire()
+                    outgrown.close()
 
     def close(self) -> None:
         """Close idle connections and cut those in use, so that their calls end at once. Idempotent."""
         self._closed = True
         pool = self._pool.take()
         if pool is not None:
-            pool.close()
+            pool.cut()
 
     def after_fork(self) -> None:
         """In a forked child: forget the parent's connections; :mod:`smartbatch._fork` calls it."""
@@ -137,36 +137,36 @@ class Transport:
             timeout: total seconds.
             cutoff: lets another thread end the wait.
         """
-        lease, response, reusable = self._answered(head, body, timeout, cutoff)
-        return LiveReply(lease, response, reusable=reusable, cap=self._max_body)
+        connection, response, reusable = self._answered(head, body, timeout, cutoff)
+        return LiveReply(connection, response, reusable=reusable, cap=self._max_body)
 
     def send(self, head: bytes, body: Body, timeout: float) -> Reply:
         """As :meth:`begin`, with the whole answer."""
-        lease, response, reusable = self._answered(head, body, timeout, None)
-        return read_whole(lease, response, reusable=reusable, cap=self._max_body)
+        connection, response, reusable = self._answered(head, body, timeout, None)
+        return read_whole(connection, response, reusable=reusable, cap=self._max_body)
 
     def _answered(
         self, head: bytes, body: Body, timeout: float, cutoff: Cutoff | None
-    ) -> tuple[Lease, http.client.HTTPResponse, bool]:
+    ) -> tuple[Connection, http.client.HTTPResponse, bool]:
         """Send a request and read the head of its answer; the last value: keep the connection."""
-        lease = self._lease(timeout)
+        connection = self._connection(timeout)
         try:
             if cutoff is not None:
-                cutoff.watch(lease.connection)
-            response, whole = _exchange(lease, head, body)
+                cutoff.watch(connection)
+            response, whole = _exchange(connection, head, body)
         except BaseException as error:
             if cutoff is not None:
                 cutoff.let_go()
             ended = cutoff is not None and cutoff.used
-            meaning = lease.meaning_of(error, ended=ended) if _is_foreign(error) else None
-            lease.give_back(reusable=False)
+            meaning = connection.meaning_of(error, ended=ended) if _is_foreign(error) else None
+            connection.give_back(reusable=False)
             if meaning is None:
                 raise
             # Only the system's own errors are chained: the others hold pieces of what the server sent.
             raise meaning from (error if isinstance(error, OSError) else None)
         if cutoff is not None:
             cutoff.let_go()
-        return lease, response, whole and not response.will_close
+        return connection, response, whole and not response.will_close
 
     def head(self, path: str) -> bytes:
         """Return the head of a POST of JSON to ``path``; made once for each path."""
@@ -211,34 +211,33 @@ class Transport:
         mine = (own.scheme, (own.host or "").strip("[]"), own.port or usual.get(own.scheme or ""))
         return mine == (scheme, host.strip("[]"), port or usual.get(scheme))
 
-    def _lease(self, timeout: float) -> Lease:
+    def _connection(self, timeout: float) -> Connection:
         try:
             pool = self._pool.get()
         except ClosedPoolError as error:
             raise failure(error, "connect", self.place, late=False) from None
-        return pool.lease(timeout)
+        return pool.take(timeout)
 
     def _make_pool(self) -> ConnectionPool:
         if self._closed:
             raise ClosedPoolError(None, "closed")  # type: ignore[arg-type]
         on_fork(self)
-        return ConnectionPool(
+        return open_pool(
             self._url,
             self._workers or DEFAULT_WORKERS,
-            proxy=self._proxy,
+            self._proxy,
             connect_timeout=self._connect_timeout,
             reuse=self._reuse,
             now=self._now,
         )
 
 
-def _exchange(lease: Lease, head: bytes, body: Body) -> tuple[http.client.HTTPResponse, bool]:
+def _exchange(connection: Connection, head: bytes, body: Body) -> tuple[http.client.HTTPResponse, bool]:
     """Send a request and read the head of its answer; False when not all of it could be sent."""
-    connection, pool = lease.connection, lease.pool
-    if pool.closed:
+    if connection.pool.closed:
         raise ConnectionAbortedError("closed before the call began")
     if connection.sock is None:
-        pool.connect(connection)
+        connection.dial()
     sock = cast(PlainSocket, connection.sock)
     sock.deadline = connection.deadline
     unsent = _send(connection, sock, head, body)
