@@ -291,6 +291,7 @@ class _VirtualMonitor:
         try:
             waiter.gate.acquire()
         finally:
+            self._clock._wake(waiter, notified=False)  # a Ctrl-C ended the wait
             self.lock.acquire()
             if not waiter.notified and waiter in self._waiters:
                 self._waiters.remove(waiter)

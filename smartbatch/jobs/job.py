@@ -40,6 +40,19 @@ class StoredResult:
     result: Result
 
 
+@frozen
+class _Look:
+    """What was known before the store was read: a change, or the end of the time, may come while it is read.
+
+    Attributes:
+        seen: the changes the notifier had counted.
+        last: the time to wait was over.
+    """
+
+    seen: int
+    last: bool
+
+
 class Job:
     """A job in the store. It outlives this object, its client and the process.
 
@@ -119,12 +132,12 @@ class Job:
         self._service.carry_on(self.id)
         until = self._until(timeout)
         while True:
-            seen = self._service.notifier.changes
+            look = self._look(until)
             row = self._row()
             if row.state is JobState.DONE:
                 self._service.finish_listening(self.id, LAST_CALLBACKS)
                 return self._service.status_of(row)
-            self._await(seen, row, until)
+            self._await(look, row, until)
 
     def results(
         self, *, ordered: bool = True, wait: bool = True, timeout: Duration | None = None, after: int = -1
@@ -245,7 +258,10 @@ class Job:
         seconds = seconds_of("timeout", timeout)
         return math.inf if seconds is None else self._service.clock.now() + seconds
 
-    def _await(self, seen: int, row: JobRow, until: float) -> None:
+    def _look(self, until: float) -> _Look:
+        return _Look(self._service.notifier.changes, last=self._service.clock.now() >= until)
+
+    def _await(self, look: _Look, row: JobRow, until: float) -> None:
         """Wait for news, once.
 
         Raises:
@@ -253,8 +269,7 @@ class Job:
         """
         self._service.check_carried(row)
         self._service.tell_held(row)
-        remaining = until - self._service.clock.now()
-        if remaining <= 0:
+        if look.last:
             note = self._service.status_of(row).note
             raise JobTimeout(
                 f"job {self.id} has not ended in time: {row.finished:,} of {row.total:,} requests have "
@@ -263,7 +278,9 @@ class Job:
                 + (f". It says: {note}" if note else ""),
                 job_id=self.id,
             )
-        self._service.notifier.wait_for_change(seen, min(remaining, self._service.refresh_interval(self.id)))
+        remaining = until - self._service.clock.now()
+        interval = self._service.refresh_interval(self.id)
+        self._service.notifier.wait_for_change(look.seen, min(remaining, interval))
 
     def _read(
         self,
@@ -281,7 +298,7 @@ class Job:
         last = after if ordered else 0
         missing, limit = self.total - (after + 1 if ordered else 0), PAGE
         while missing > 0:
-            seen = self._service.notifier.changes
+            look = self._look(math.inf if until is None else until)
             job = None if until is None else self._row()
             page = self._page(ordered, last, limit)
             before = missing
@@ -296,16 +313,16 @@ class Job:
             if missing == before:
                 if job is None or until is None:
                     return
-                self._pause(seen, job, until)
+                self._pause(look, job, until)
 
     def _page(self, ordered: bool, after: int, limit: int) -> list[ResultRow]:
         store = self._service.store
         return (store.results if ordered else store.fresh)(self.id, after=after, limit=limit)
 
-    def _pause(self, seen: int, job: JobRow, until: float) -> None:
+    def _pause(self, look: _Look, job: JobRow, until: float) -> None:
         if job.state is JobState.DONE:
             raise StoreError(
                 f"job {self.id} is done, and the store {self._service.store.place} lacks some of its "
                 "results: it was changed by something else; restore it from a copy"
             )
-        self._await(seen, job, until)
+        self._await(look, job, until)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from hosts.run_script import run_script
+from inside import inside
 from jobs.remote import Remote
 
 import smartbatch
@@ -29,6 +31,7 @@ from smartbatch.errors import (
     StoreError,
 )
 from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress, RouteScored
+from smartbatch.jobs.job import Job
 from smartbatch.providers.batch_api import RemoteBatch
 from smartbatch.routing import lists
 from smartbatch.types import Answer, Embedding, Kind, Request, Route, evolve
@@ -316,6 +319,38 @@ def test_constraints_of_a_job_that_is_waited_for_are_checked_before_it_is_stored
     assert client.jobs() == []
 
 
+@pytest.mark.parametrize(
+    ("look", "wait"),
+    [
+        ("job", lambda job: job.wait(1000.0).finished),
+        ("results", lambda job: len(list(job.results(timeout=1000.0)))),
+    ],
+)
+def test_a_job_that_ends_in_time_while_the_store_is_read_is_looked_at_again(
+    look: str,
+    wait: Callable[[Job], int],
+    client_of: ClientOf,
+    clock: VirtualClock,
+    remote: Remote,
+    store: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when the machine sleeps in between: the time is over, and all is there."""
+    client = client_of(remote, store=store)
+    job = client.submit_batch(["a", "b"])
+    opened, waiting = inside(client).service.store, threading.current_thread()
+    read = getattr(opened, look)
+
+    def slow(*args: Any, **options: Any) -> Any:
+        rows = read(*args, **options)
+        if threading.current_thread() is waiting and clock.now() < 1000.0:
+            clock.sleep(1000.0)
+        return rows
+
+    monkeypatch.setattr(opened, look, slow)
+    assert wait(job) == 2
+
+
 def test_a_job_is_waited_for_until_its_deadline_or_longer(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
@@ -440,6 +475,7 @@ def test_events_tell_of_a_job_from_its_beginning_to_its_end(
     client = client_of(remote, store=store, observers=[events.append])
     client.submit_and_wait([f"p{n}" for n in range(20)], timeout=LONG)
     client.submit_and_wait(["a", "b"], timeout=LONG)
+    client.stop()  # what it stored it has told by then
     counts = {kind: sum(isinstance(event, kind) for event in events) for kind in (JobAccepted, JobFinished)}
     assert counts == {JobAccepted: 2, JobFinished: 2}
     assert any(isinstance(event, JobProgress) for event in events)
