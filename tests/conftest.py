@@ -20,6 +20,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.providers.base import Provider
 from smartbatch.realtime import shared_quota
+from tests.taking_part import taking_part
 
 HANGS_AFTER = 120.0
 """Real seconds after which a test is taken for hung: all stacks are printed and the run ends."""
@@ -121,9 +122,11 @@ def fresh_quotas() -> Iterator[None]:
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    """Time that runs only while all threads wait."""
-    return VirtualClock()
+def clock() -> Iterator[VirtualClock]:
+    """Time that runs only while all threads wait, the test's own among them."""
+    clock = VirtualClock()
+    with taking_part(clock):
+        yield clock
 
 
 @pytest.fixture

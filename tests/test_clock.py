@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
 
@@ -204,8 +206,9 @@ def test_two_monitors_on_one_lock_do_not_wake_each_other(clock: VirtualClock) ->
     assert sorted(heard) == [("first", True), ("second", False)]
 
 
-def test_a_waiter_that_nobody_registered_does_not_hold_time_up(clock: VirtualClock) -> None:
-    """A test's own thread may wait on a monitor; time runs on without it."""
+def test_a_waiter_that_nobody_registered_does_not_hold_time_up() -> None:
+    """Any thread may wait on a monitor; time runs on without it."""
+    clock = VirtualClock()
     monitor = clock.monitor()
     with monitor:
         assert monitor.wait(7) is False
@@ -257,6 +260,47 @@ def test_an_idle_wait_ends_when_time_has_passed_it_and_moves_no_time(clock: Virt
     run(clock, sleep)
     run_later.join(30)
     assert ended == [(True, 2.0), (False, 6.0)]
+
+
+def test_time_stands_from_the_moment_on_at_which_a_future_of_the_test_ends(clock: VirtualClock) -> None:
+    """The test's own thread goes on at that moment, however long it takes to wake up."""
+    settled: Future[float] = Future()
+
+    def work() -> None:
+        clock.sleep(2)
+        settled.set_result(clock.now())
+        clock.sleep(1000)
+
+    aside = threading.Thread(target=run, args=(clock, work), daemon=True)
+    aside.start()
+    assert settled.result(30) == clock.now() == 2.0
+    clock.sleep(1)
+    assert clock.now() == 3.0
+    aside.join(30)
+    assert clock.now() == 1002.0
+
+
+def test_an_interrupted_wait_leaves_the_thread_known(clock: VirtualClock) -> None:
+    """Time goes on afterwards, as far as it should."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        monitor = clock.monitor()
+        with monitor:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            monitor.wait()
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    run(clock, lambda: clock.sleep(1))
+    clock.sleep(1)
+    assert clock.now() == 2.0
 
 
 def test_wall_time_moves_with_virtual_time() -> None:

@@ -34,6 +34,7 @@ from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.wire_ids import parse_wire_id
 from smartbatch.types import Result
+from tests.taking_part import taking_part
 
 __all__ = [
     "DAY",
@@ -115,9 +116,8 @@ class TimedService(RequestHandler):
 class World:
     """One provider, one store, and the processes on it.
 
-    The thread that makes a world is registered with its clock, as those of a client are: time stands while
-    the test works, and moves only while it waits on the clock, as jobs and lists do. What waits for anything
-    else, such as ``Future.result``, needs :meth:`flowing`.
+    The thread of the test takes part in its time: it stands while the test works, and moves only while it
+    waits.
 
     Attributes:
         emu: the emulator; its ledger is the judge.
@@ -129,7 +129,6 @@ class World:
         self.model = MODELS[provider]
         self.store = str(folder / "jobs.db")
         self.clock = VirtualClock()
-        self._take_part()
         self.emu = Emulator(seed=7, hang_seconds=0.05, **settings)
         self.service = TimedService(self.emu.settings, self.emu.ledger, self.clock)
         self.emu.handler = self.service
@@ -162,25 +161,11 @@ class World:
         client.stop()
 
     def close(self) -> None:
-        self.clock.ended()
         for client in self._clients:
             client.stop(timeout=0)
         self.emu.stop()
 
     # -- time ------------------------------------------------------------------------------------------------
-
-    def _take_part(self) -> None:
-        self.clock.spawned()
-        self.clock.began()
-
-    @contextmanager
-    def flowing(self) -> Iterator[None]:
-        """Let time run without regard to the test's own thread: how far it gets meanwhile is not defined."""
-        self.clock.ended()
-        try:
-            yield
-        finally:
-            self._take_part()
 
     def pass_time(self, seconds: float) -> None:
         """Let exactly ``seconds`` pass."""
@@ -330,7 +315,8 @@ def world(provider: str, folder: Path, *, rare: float = 12.0, **settings: Any) -
         setattr(module, name, seconds * rare)
     made = World(provider, folder, **settings)
     try:
-        yield made
+        with taking_part(made.clock):
+            yield made
     finally:
         made.close()
         for module, name, seconds in usual:

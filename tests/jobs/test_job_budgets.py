@@ -207,14 +207,13 @@ def test_a_client_and_its_jobs_spend_one_budget(tmp_path: Path) -> None:
     with market("openai", tmp_path) as w:
         client = buyer(w, budget=0.4)
         job = client.submit_batch(texts(40), budget="0.35 USD")
-        with w.flowing(), pytest.raises(BudgetExceeded):
+        with pytest.raises(BudgetExceeded):
             client.submit(texts(1, "direct")[0], max_tokens=100).result().raise_for_error()
         assert answered(w.results(job)) == 40
         w.pass_time(10 * MINUTE)
         assert client.spent == pytest.approx(paid(w))
-        with w.flowing():
-            assert client.submit(texts(1, "direct")[0], max_tokens=100).result().ok
-            rest = list(client.map(iter(texts(60, "after"))))
+        assert client.submit(texts(1, "direct")[0], max_tokens=100).result().ok
+        rest = list(client.map(iter(texts(60, "after"))))
         assert 0 < answered(rest) < 60
         assert client.spent == pytest.approx(paid(w))
         assert paid(w) <= 0.4
@@ -226,8 +225,7 @@ def test_each_list_by_batch_leaves_room_for_the_next_one(tmp_path: Path) -> None
     with market("gemini", tmp_path) as w:
         client = buyer(w, budget=100 * MOST)
         for mark in ("first", "second", "third", "fourth"):
-            with w.flowing():
-                results = client.generate(texts(20, mark), strategy="batch")
+            results = client.generate(texts(20, mark), strategy="batch")
             assert [result.text for result in results] == w.right(texts(20, mark))
         assert len(w.creates) == 4
         w.pass_time(10 * MINUTE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,8 @@ def start(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     events: list[Event],
-) -> Iterator[Callable[[float | None], tuple[Job, Lost]]]:
-    """Submit three batches: the second is lost for ``lag`` seconds, or for ever; the third waits for room.
-
-    Time stands while the test works, and moves only while it waits.
-    """
+) -> Callable[[float | None], tuple[Job, Lost]]:
+    """Submit three batches: the second is lost for ``lag`` seconds, or for ever; the third waits for room."""
 
     monkeypatch.setattr(service, "StepLimits", partial(StepLimits, orphan_watch=WATCH))
 
@@ -100,10 +97,7 @@ def start(
             ["a", "b", "c"]
         ), lost
 
-    clock.spawned()
-    clock.began()
-    yield begin
-    clock.ended()
+    return begin
 
 
 def test_a_job_that_waits_says_what_for_and_sends_nothing(

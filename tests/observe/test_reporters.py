@@ -65,11 +65,8 @@ def test_a_periodic_reporter_reports_on_time_and_at_the_end(
             told.append(clock.now())
             raise OSError("no terminal")
 
-    clock.spawned()
-    clock.began()  # so that time stands while this thread works
     with PeriodicReporter(Failing(), "1min", clock):
         clock.sleep(150)
-    clock.ended()
     assert told == [60.0, 120.0, 150.0]
     assert "a reporter" in caplog.text
 
