@@ -14,7 +14,7 @@ from smartbatch import BatchingClient, BatchingConfig, ConfigError, InvalidReque
 from smartbatch.cli.emulator_command import settings_of
 from smartbatch.cli.main import build_parser, main
 from smartbatch.errors import JobTimeout, SmartbatchError
-from smartbatch.testing import emulator
+from smartbatch.testing import Emulator, emulator
 from smartbatch.types import Request
 
 FORMS = ["5400", 5400, 5400.0, "90m", "90 min", "1h30min", "1.5h", "1h 30m", "5400s", timedelta(hours=1.5)]
@@ -85,8 +85,9 @@ def test_texts_are_taken_from_variables_files_and_the_command_line(form: str) ->
     config = BatchingConfig.load(environ=environ)
     assert (config.call_timeout, config.batch_retention) == (5400, 5400)
     assert of_a_file(form) == 5400
-    args = build_parser().parse_args(["emulator", "--latency", form, "--batch-window", form])
-    assert (settings_of(args)["latency"], settings_of(args)["batch_window"]) == (5400, 5400)
+    args = build_parser().parse_args(["emulator", "--port", "0", "--latency", form, "--batch-window", form])
+    with Emulator(**settings_of(args)) as emu:
+        assert (emu.settings.latency, emu.settings.batch_window) == (5400, 5400)
 
 
 def test_none_stays_none() -> None:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from smartbatch._version import __version__
 from smartbatch.cli import emulator_command
+from smartbatch.cli.options import add_options, number, whole
 
 __all__ = ["ACTIONS", "build_parser", "main"]
 
@@ -70,6 +71,65 @@ _JOBS_EPILOG = (
     "exit codes: 0 fine, 1 no such job, or requests failed or are missing, 2 bad usage or store, "
     "130 interrupted"
 )
+
+_INPUT = """
+--id-field F           the row's own id (default: "id", else the index)
+--format txt|jsonl|csv  of INPUT, where its name does not say it
+--limit N              ask the first N rows only
+"""
+_REQUESTS = {
+    "model": """
+--model PROVIDER:MODEL  such as openai:gpt-5-mini, or sim:echo
+--system S             instruction before every prompt
+--max-tokens N         most tokens of an answer
+--temperature X        0 to 2
+--seed N               asks for repeatable sampling
+""",
+    "speed, limits and money": """
+--parallelism N        most calls at once
+--max-rpm N            most requests a minute
+--max-tpm N            most tokens a minute
+--budget USD           stop before more than this is spent, by any route
+--call-timeout D       total time of one call, such as 90s
+--retries N            tries of a failed request beyond the first
+--strategy auto|individual|batch|hybrid|threshold  how the route is chosen: auto forecasts and compares,
+                       threshold counts, the others force
+--deadline D           from now until all is done, such as 2h or 6h30min; the cheapest route that keeps it is
+                       taken
+--prefer balanced|speed|cost  what counts where there is no deadline
+--time-value USD       what an hour of waiting is worth
+--provider-option K=V  argument of the provider, such as api=responses; may be given again
+--config FILE          TOML or YAML file of settings; options win over it
+""",
+    "batches": """
+--batch-poll-interval D  time between looks at a batch, such as 2min
+--batch-fallback individual|batch  where rows go that a batch has not run: real time, or a new batch
+--batch-timeout D      with --batch-fallback individual: time, such as 6h, until rows that have not run go in
+                       real time
+--batch-max-requests N  most rows of one batch
+""",
+}
+_RUN_OUTPUT = """
+-o --output OUT.jsonl  where the results go, as .jsonl or .ndjson; resumes when there
+--store PLACE          where rows are kept until they are answered: a file, or postgresql://… (default: your
+                       own)
+--quiet                no progress and no summary, errors only
+-v --verbose           a line for every failed row, retry and limit
+"""
+_PLAN_OUTPUT = """
+-o --output OUT.jsonl  of the run: what it has is not planned
+--store PLACE          of the run: it knows what was seen before
+--json                 as JSON
+"""
+_JOBS_OPTIONS = """
+--store PLACE          where jobs are kept: a file, or postgresql://… (default: your own)
+--json                 JSON lines instead of text for people
+-o --output FILE       results: a new file for them
+--wait                 results: wait for those that are still to come
+--batch-poll-interval D  time between looks at a batch, such as 2min
+--config FILE          TOML or YAML file of settings; options win over it
+--quiet                no progress
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -150,32 +210,9 @@ def build_parser() -> _Parser:
 
 
 def _add_run(add: _AddParser) -> None:
-    parser = add(
-        "run",
-        help="ask a model every row of a file",
-        description=_RUN_HELP,
-        epilog=_RUN_EPILOG,
-    )
-    _add_input(parser)
-    _add_generation(parser)
-    _add_limits(parser)
-    _add_batches(parser)
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT.jsonl",
-        help="where the results go, as .jsonl or .ndjson; resumes when there",
-    )
-    output.add_argument(
-        "--store",
-        metavar="PLACE",
-        help="where rows are kept until they are answered: a file, or postgresql://… (default: your own)",
-    )
-    output.add_argument("--quiet", action="store_true", help="no progress and no summary, errors only")
-    output.add_argument(
-        "-v", "--verbose", action="store_true", help="a line for every failed row, retry and limit"
-    )
+    parser = add("run", help="ask a model every row of a file", description=_RUN_HELP, epilog=_RUN_EPILOG)
+    _add_request_options(parser)
+    add_options(parser.add_argument_group("output"), _RUN_OUTPUT)
 
 
 def _add_plan(add: _AddParser) -> None:
@@ -185,14 +222,8 @@ def _add_plan(add: _AddParser) -> None:
         description=_PLAN_HELP,
         epilog="exit codes: 0 a plan, 2 bad usage or input, or constraints that no route meets",
     )
-    _add_input(parser)
-    _add_generation(parser)
-    _add_limits(parser)
-    _add_batches(parser)
-    output = parser.add_argument_group("output")
-    output.add_argument("-o", "--output", metavar="OUT.jsonl", help="of the run: what it has is not planned")
-    output.add_argument("--store", metavar="PLACE", help="of the run: it knows what was seen before")
-    output.add_argument("--json", action="store_true", help="as JSON")
+    _add_request_options(parser)
+    add_options(parser.add_argument_group("output"), _PLAN_OUTPUT)
     parser.set_defaults(quiet=True, verbose=False)
 
 
@@ -206,113 +237,33 @@ def _add_jobs(add: _AddParser) -> None:
     )
     parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="list", help="what to do")
     parser.add_argument("ids", nargs="*", metavar="ID_OR_KEY", help="jobs, by id or key")
-    group = parser.add_argument_group("options")
-    group.add_argument(
-        "--store", metavar="PLACE", help="where jobs are kept: a file, or postgresql://… (default: your own)"
-    )
-    group.add_argument("--json", action="store_true", help="JSON lines instead of text for people")
-    group.add_argument("-o", "--output", metavar="FILE", help="results: a new file for them")
-    group.add_argument("--wait", action="store_true", help="results: wait for those that are still to come")
-    group.add_argument(
-        "--batch-poll-interval", metavar="D", help="time between looks at a batch, such as 2min"
-    )
-    group.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings; options win over it")
-    group.add_argument("--quiet", action="store_true", help="no progress")
+    add_options(parser.add_argument_group("options"), _JOBS_OPTIONS)
 
 
-def _add_input(parser: argparse.ArgumentParser) -> None:
+def _add_request_options(parser: argparse.ArgumentParser) -> None:
+    """Add what a run and its plan share."""
     parser.add_argument("input", metavar="INPUT", help="file of prompts, or - for standard input")
     group = parser.add_argument_group("input")
     prompt = group.add_mutually_exclusive_group()
     prompt.add_argument("--template", metavar="T", help="prompt with {field} placeholders, {{ }} for braces")
     prompt.add_argument("--prompt-field", metavar="F", help="the field that is the prompt, text or chat")
-    group.add_argument("--id-field", metavar="F", help='the row\'s own id (default: "id", else the index)')
-    group.add_argument(
-        "--format", choices=("txt", "jsonl", "csv"), help="of INPUT, where its name does not say it"
-    )
-    group.add_argument("--limit", type=_positive, metavar="N", help="ask the first N rows only")
-
-
-def _add_generation(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model", required=True, metavar="PROVIDER:MODEL", help="such as openai:gpt-5-mini, or sim:echo"
-    )
-    group.add_argument("--system", metavar="S", help="instruction before every prompt")
-    group.add_argument("--max-tokens", type=_whole, metavar="N", help="most tokens of an answer")
-    group.add_argument("--temperature", type=_number, metavar="X", help="0 to 2")
-    group.add_argument("--seed", type=_whole, metavar="N", help="asks for repeatable sampling")
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("speed, limits and money")
-    group.add_argument("--parallelism", type=_whole, metavar="N", help="most calls at once")
-    group.add_argument("--max-rpm", type=_whole, metavar="N", help="most requests a minute")
-    group.add_argument("--max-tpm", type=_whole, metavar="N", help="most tokens a minute")
-    group.add_argument("--budget", metavar="USD", help="stop before more than this is spent, by any route")
-    group.add_argument("--call-timeout", metavar="D", help="total time of one call, such as 90s")
-    group.add_argument(
-        "--retries", type=_whole, metavar="N", help="tries of a failed request beyond the first"
-    )
-    group.add_argument(
-        "--strategy",
-        choices=("auto", "individual", "batch", "hybrid", "threshold"),
-        help="how the route is chosen: auto forecasts and compares, threshold counts, the others force",
-    )
-    group.add_argument(
-        "--deadline",
-        metavar="D",
-        help="from now until all is done, such as 2h or 6h30min; the cheapest route that keeps it is taken",
-    )
-    group.add_argument(
-        "--prefer", choices=("balanced", "speed", "cost"), help="what counts where there is no deadline"
-    )
-    group.add_argument("--time-value", type=_number, metavar="USD", help="what an hour of waiting is worth")
-    group.add_argument(
-        "--provider-option",
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="argument of the provider, such as api=responses; may be given again",
-    )
-    group.add_argument("--config", metavar="FILE", help="TOML or YAML file of settings; options win over it")
-
-
-def _add_batches(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("batches")
-    group.add_argument(
-        "--batch-poll-interval", metavar="D", help="time between looks at a batch, such as 2min"
-    )
-    group.add_argument(
-        "--batch-fallback",
-        choices=("individual", "batch"),
-        help="where rows go that a batch has not run: real time, or a new batch",
-    )
-    group.add_argument(
-        "--batch-timeout",
-        metavar="D",
-        help="with --batch-fallback individual: time, such as 6h, until rows that have not run go in real "
-        "time",
-    )
-    group.add_argument("--batch-max-requests", type=_whole, metavar="N", help="most rows of one batch")
+    add_options(group, _INPUT, _SPECIAL)
+    for title, table in _REQUESTS.items():
+        add_options(parser.add_argument_group(title), table, _SPECIAL)
 
 
 def _positive(text: str) -> int:
-    value = _whole(text)
+    value = whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
     return value
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+_SPECIAL = {
+    "N": {"type": whole},
+    "X": {"type": number},
+    "--limit": {"type": _positive},
+    "--model": {"required": True},
+    "--time-value": {"type": number},
+    "--provider-option": {"action": "append", "default": []},
+}

@@ -15,7 +15,7 @@ import pytest
 from raw_client import RawClient, chat, request_bytes
 
 from smartbatch.cli import emulator_command
-from smartbatch.emulator import Ledger
+from smartbatch.emulator import Emulator, Ledger
 
 _ROOT = Path(__file__).parents[2]
 
@@ -99,36 +99,36 @@ def test_batches_run_in_a_process_of_their_own(tmp_path):
 
 def test_options_become_settings():
     """Every option reaches the setting of its name."""
-    made = emulator_command.settings_of(
-        parsed(
-            "--faults",
-            "500=0.1,reset=0.2",
-            "--outage",
-            "5:10",
-            "--outage-between",
-            "1:2.5",
-            "--rpm",
-            "60",
-            "--enforce",
-            "second",
-            "--no-retry-after",
-            "--seed",
-            "7",
-            "--batch-cancel-seconds",
-            "2.5",
-            "--batch-enqueued-tokens",
-            "1000",
-            "--batch-faults",
-            "lost_create=0.1,missing_lines=0.2",
-            "--batch-no-input-file",
-        )
+    options = (
+        "--faults",
+        "500=0.1,reset=0.2",
+        "--outage",
+        "5:10",
+        "--outage-between",
+        "1:2.5",
+        "--rpm",
+        "60",
+        "--enforce",
+        "second",
+        "--no-retry-after",
+        "--seed",
+        "7",
+        "--batch-cancel-seconds",
+        "2.5",
+        "--batch-enqueued-tokens",
+        "1000",
+        "--batch-faults",
+        "lost_create=0.1,missing_lines=0.2",
+        "--batch-no-input-file",
     )
-    assert made["batch_faults"] == {"lost_create": 0.1, "missing_lines": 0.2}
-    assert (made["batch_cancel_seconds"], made["batch_enqueued_tokens"]) == (2.5, 1000)
-    assert (made["batch_echo_input_file"], made["batch_echo_metadata"]) == (False, True)
-    assert made["faults"] == {"500": 0.1, "reset": 0.2}
-    assert (made["outage"], made["outage_between"]) == ((5, 10), (1.0, 2.5))
-    assert (made["rpm"], made["enforce"], made["retry_after"], made["seed"]) == (60, "second", False, 7)
+    with Emulator(**emulator_command.settings_of(parsed("--port", "0", *options))) as emu:
+        made = emu.settings
+    assert made.batch_faults == {"lost_create": 0.1, "missing_lines": 0.2}
+    assert (made.batch_cancel_seconds, made.batch_enqueued_tokens) == (2.5, 1000)
+    assert (made.batch_echo_input_file, made.batch_echo_metadata) == (False, True)
+    assert made.faults == {"500": 0.1, "reset": 0.2}
+    assert (made.outage, made.outage_between) == ((5, 10), (1.0, 2.5))
+    assert (made.rpm, made.enforce, made.retry_after, made.seed) == (60, "second", False, 7)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""Options of a command, from a table such as its help prints."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["add_options", "number", "whole"]
+
+
+def add_options(
+    group: argparse._ActionsContainer, table: str, special: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Add the options of a table to a group.
+
+    Args:
+        table: for each option a line with its names, its metavar or its choices as ``a|b`` (a switch has
+            neither), two spaces and its help, which goes on in lines that are indented.
+        special: arguments of ``add_argument``, by the metavar or the last name of the options that need them.
+    """
+    for entry in re.split(r"\n(?=-)", table.strip()):
+        head, _, text = entry.partition("  ")
+        names = [word for word in head.split() if word.startswith("-")]
+        value = "".join(word for word in head.split() if not word.startswith("-"))
+        kind: dict[str, Any] = {"metavar": value} if value else {"action": "store_true"}
+        if "|" in value:
+            kind = {"choices": value.split("|")}
+        for key in (value, names[-1]):
+            kind |= (special or {}).get(key, {})
+        group.add_argument(*names, help=" ".join(text.split()), **kind)
+
+
+def whole(text: str) -> int:
+    """Return a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
+def number(text: str) -> float:
+    """Return a number, whole where it is written so."""
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
