@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from smartbatch.cli.options import add_options, number, whole
@@ -126,7 +126,7 @@ def _range(text: str) -> tuple[int, int]:
     return whole(first), whole(second)
 
 
-_SPECIAL = {
+_SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "N": {"type": number},
     "X": {"type": number},
     "PORT": {"type": whole},

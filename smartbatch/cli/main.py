@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from smartbatch._version import __version__
 from smartbatch.cli import emulator_command
@@ -259,7 +259,7 @@ def _positive(text: str) -> int:
     return value
 
 
-_SPECIAL = {
+_SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "N": {"type": whole},
     "X": {"type": number},
     "--limit": {"type": _positive},

@@ -114,26 +114,6 @@ class BatchMetrics:
         self._now = now
         # re-entrant, so that a signal handler or finaliser that reads figures cannot block its own thread
         self._lock = threading.RLock()
-        self._handlers: dict[type[Event], Callable[[Any], None]] = {
-            RequestSubmitted: self._request_submitted,
-            CallStarted: self._call_started,
-            CallFinished: self._call_finished,
-            RetryScheduled: self._retry_scheduled,
-            RequestFinished: self._request_finished,
-            CooldownStarted: self._cooldown_started,
-            BreakerChanged: self._breaker_changed,
-            ParameterDropped: self._parameter_dropped,
-            ClientStarted: self._client_started,
-            ClientStopped: self._client_stopped,
-            JobAccepted: self._job_accepted,
-            ShardChanged: self._shard_changed,
-            JobIncident: self._job_incident,
-            JobResultsStored: self._job_results_stored,
-            JobFinished: self._job_finished,
-            JobRescued: self._job_rescued,
-            RouteChosen: self._route_chosen,
-            RouteScored: self._route_scored,
-        }
         self._clear()
         on_fork(self)
 
@@ -153,10 +133,8 @@ class BatchMetrics:
 
     def __call__(self, event: Event) -> None:
         """Count one event. Events of unknown classes are ignored."""
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            with self._lock:
-                handler(event)
+        with self._lock:
+            self._count(event)
 
     def snapshot(self) -> MetricsSnapshot:
         """Return all figures of this moment."""
@@ -171,7 +149,11 @@ class BatchMetrics:
             if totals.stored:
                 by_priority["job"] = totals.stored
             submitted = sum(by_priority.values())
-            pending = submitted - counts.succeeded - counts.failed - counts.cancelled
+            ended = {
+                how: sum(getattr(figures, how) for figures in counts.by_route.values())
+                for how in ("succeeded", "failed", "cancelled")
+            }
+            pending = submitted - sum(ended.values())
             in_flight = min(self._open_requests, pending)
             mean = counts.sent / counts.batches if counts.batches else 0.0
             share = counts.batched / counts.sent if counts.sent else 0.0
@@ -191,6 +173,7 @@ class BatchMetrics:
                 efficiency=min(1.0, mean / self._max_batch_size) * share,
                 utilisation=min(1.0, busy / capacity) if capacity > 0 else 0.0,
                 queue_utilisation=_share(pending - in_flight, self._queue_capacity),
+                **ended,
                 **_copied(counts),
             )
 
@@ -204,31 +187,65 @@ class BatchMetrics:
             self._totals.busy = -self._open_calls * now
             self._since = now
 
-    def _request_submitted(self, event: RequestSubmitted) -> None:
-        totals = self._totals
-        totals.submitted[event.priority] += 1
-        if event.joined:
-            totals.counts.deduplicated += 1
+    def _count(self, event: Event) -> None:
+        """Count one event; the frequent ones first."""
+        totals, counts = self._totals, self._totals.counts
+        match event:
+            case RequestSubmitted():
+                totals.submitted[event.priority] += 1
+                counts.deduplicated += event.joined
+            case CallStarted():
+                self._call_started(event)
+            case CallFinished():
+                self._call_finished(event)
+            case RequestFinished():
+                self._request_finished(event)
+            case RetryScheduled():
+                counts.retries_counted += event.counted
+                counts.retries_uncounted += not event.counted
+                counts.possible_double_bills += event.maybe_billed
+            case CooldownStarted():
+                self._cooldown_started(event)
+            case BreakerChanged():
+                _add(counts.breaker_changes, event.after if event.after in _STATES else "other")
+            case ParameterDropped():
+                counts.parameters_dropped += 1
+            case ClientStarted():
+                self._end_period(event.at)
+                self._state, self._since, self._workers = "running", event.at, event.workers
+            case ClientStopped():
+                counts.failed_at_stop += event.failed
+                self._end_period(event.at)
+                self._state, self._since = "stopped", event.at
+            case JobAccepted():
+                counts.jobs_accepted += 1
+            case ShardChanged(before=before, after=after) if before != after:
+                _add(counts.shard_changes, after if after in _SHARDS else "other")
+            case JobIncident():
+                counts.job_incidents += 1
+            case JobFinished():
+                counts.jobs_finished += 1
+            case JobResultsStored():
+                self._job_results_stored(event)
+            case JobRescued():
+                counts.decisions.rescued += 1
+            case RouteChosen():
+                _add(counts.decisions.chosen, event.route.value)
+            case RouteScored():
+                _score(counts.decisions, event)
 
     def _request_finished(self, event: RequestFinished) -> None:
         totals, counts = self._totals, self._totals.counts
         totals.ended[event.priority] += 1
-        if event.cancelled:
-            counts.cancelled += 1
-        else:
-            totals.response_time.record(event.seconds)
-            if event.ok:
-                counts.succeeded += 1
-            else:
-                counts.failed += 1
-                _add(counts.request_failures, _NAMES.get(event.error or "unknown", "other"))
         figures = self._route_locked(event.route, event.usage, event.cost or 0.0)
         if event.cancelled:
             figures.cancelled += 1
-        elif event.ok:
-            figures.succeeded += 1
         else:
-            figures.failed += 1
+            totals.response_time.record(event.seconds)
+            figures.succeeded += event.ok
+            figures.failed += not event.ok
+            if not event.ok:
+                _add(counts.request_failures, _NAMES.get(event.error or "unknown", "other"))
         if event.route is Route.LOCAL:
             counts.local += 1
         elif event.attempts and not event.deduplicated:
@@ -238,10 +255,9 @@ class BatchMetrics:
 
     def _route_locked(self, route: Route | None, usage: Usage, cost: float) -> RouteFigures:
         """Add tokens and USD to the figures of a route, and return these."""
-        name = "none" if route is None else route.value
-        figures = self._totals.counts.by_route.get(name)
-        if figures is None:
-            figures = self._totals.counts.by_route[name] = RouteFigures()
+        figures = self._totals.counts.by_route.setdefault(
+            "none" if route is None else route.value, RouteFigures()
+        )
         figures.input_tokens += usage.input_tokens
         figures.output_tokens += usage.output_tokens
         figures.cost += cost
@@ -255,8 +271,7 @@ class BatchMetrics:
         if size > 1:
             counts.shared_batches += 1
             counts.batched += size
-        if size > counts.largest_batch:
-            counts.largest_batch = size
+        counts.largest_batch = max(counts.largest_batch, size)
         self._open_calls += 1
         self._open_requests += size
         self._totals.busy -= event.at
@@ -274,20 +289,9 @@ class BatchMetrics:
             counts.failed_batches += 1
             kind = _NAMES.get(event.error, "other")
             _add(counts.call_failures, kind)
-            if kind == _RATE_LIMIT:
-                counts.rate_limits += 1
+            counts.rate_limits += kind == _RATE_LIMIT
         counts.usage += event.usage
-        if event.cost is not None:
-            counts.cost += event.cost
-
-    def _retry_scheduled(self, event: RetryScheduled) -> None:
-        counts = self._totals.counts
-        if event.counted:
-            counts.retries_counted += 1
-        else:
-            counts.retries_uncounted += 1
-        if event.maybe_billed:
-            counts.possible_double_bills += 1
+        counts.cost += event.cost or 0.0
 
     def _cooldown_started(self, event: CooldownStarted) -> None:
         self._totals.counts.cooldowns += 1
@@ -297,36 +301,6 @@ class BatchMetrics:
         if scope in self._pauses or len(self._pauses) < _SCOPES:
             self._pauses[scope] = max(begin, end)
 
-    def _breaker_changed(self, event: BreakerChanged) -> None:
-        _add(self._totals.counts.breaker_changes, event.after if event.after in _STATES else "other")
-
-    def _parameter_dropped(self, _: ParameterDropped) -> None:
-        self._totals.counts.parameters_dropped += 1
-
-    def _client_started(self, event: ClientStarted) -> None:
-        if self._state == "running":
-            self._end_period(event.at)
-        self._state, self._since, self._workers = "running", event.at, event.workers
-
-    def _client_stopped(self, event: ClientStopped) -> None:
-        self._totals.counts.failed_at_stop += event.failed
-        if self._state == "running":
-            self._end_period(event.at)
-        self._state, self._since = "stopped", event.at
-
-    def _job_accepted(self, _: JobAccepted) -> None:
-        self._totals.counts.jobs_accepted += 1
-
-    def _shard_changed(self, event: ShardChanged) -> None:
-        if event.before != event.after:
-            _add(self._totals.counts.shard_changes, event.after if event.after in _SHARDS else "other")
-
-    def _job_incident(self, _: JobIncident) -> None:
-        self._totals.counts.job_incidents += 1
-
-    def _job_finished(self, _: JobFinished) -> None:
-        self._totals.counts.jobs_finished += 1
-
     def _job_results_stored(self, event: JobResultsStored) -> None:
         totals, counts = self._totals, self._totals.counts
         counts.jobs_cost += event.cost
@@ -335,9 +309,6 @@ class BatchMetrics:
         if event.in_realtime:  # its requests told of themselves
             return
         totals.stored += event.succeeded + event.failed + event.cancelled
-        counts.succeeded += event.succeeded
-        counts.failed += event.failed
-        counts.cancelled += event.cancelled
         counts.unpriced += event.unpriced
         counts.usage += event.usage
         counts.cost += event.cost
@@ -346,18 +317,9 @@ class BatchMetrics:
         figures.failed += event.failed
         figures.cancelled += event.cancelled
 
-    def _job_rescued(self, _: JobRescued) -> None:
-        decisions = self._totals.counts.decisions
-        self._totals.counts.decisions = evolve(decisions, rescued=decisions.rescued + 1)
-
-    def _route_chosen(self, event: RouteChosen) -> None:
-        _add(self._totals.counts.decisions.chosen, event.route.value)
-
-    def _route_scored(self, event: RouteScored) -> None:
-        self._totals.counts.decisions = _with_score(self._totals.counts.decisions, event)
-
     def _end_period(self, at: float) -> None:
-        period = max(0.0, at - self._since)
+        """End the running period, if there is one."""
+        period = max(0.0, at - self._since) if self._state == "running" else 0.0
         self._totals.running += period
         self._totals.capacity += period * self._workers
 
@@ -378,25 +340,16 @@ def _copied(counts: EventCounts) -> dict[str, Any]:
     return {name: value.copy() if isinstance(value, dict) else value for name, value in copied.items()}
 
 
-def _with_score(before: DecisionFigures, event: RouteScored) -> DecisionFigures:
-    """Return the figures with what a decision brought; a difference that is not known counts as 0."""
-    saved_usd = extra_usd = saved_seconds = 0.0
+def _score(figures: DecisionFigures, event: RouteScored) -> None:
+    """Add what a decision brought; a difference that is not known counts as 0."""
+    figures.scored += 1
     if event.cost is not None:
-        if event.individual_cost is not None:
-            saved_usd = event.individual_cost - event.cost
-        if event.batch_cost is not None:
-            extra_usd = event.cost - event.batch_cost
+        figures.saved_usd += 0.0 if event.individual_cost is None else event.individual_cost - event.cost
+        figures.extra_usd += 0.0 if event.batch_cost is None else event.cost - event.batch_cost
     if event.batch_seconds is not None:
-        saved_seconds = event.batch_seconds - event.seconds
-    return evolve(
-        before,
-        scored=before.scored + 1,
-        saved_usd=before.saved_usd + saved_usd,
-        extra_usd=before.extra_usd + extra_usd,
-        saved_seconds=before.saved_seconds + saved_seconds,
-        lost_seconds=before.lost_seconds + event.seconds - event.individual_seconds,
-        within_p50=before.within_p50 + (event.seconds <= event.forecast_p50),
-        within_p95=before.within_p95 + (event.seconds <= event.forecast_p95),
-        deadlines_met=before.deadlines_met + (event.met is True),
-        deadlines_missed=before.deadlines_missed + (event.met is False),
-    )
+        figures.saved_seconds += event.batch_seconds - event.seconds
+    figures.lost_seconds += event.seconds - event.individual_seconds
+    figures.within_p50 += event.seconds <= event.forecast_p50
+    figures.within_p95 += event.seconds <= event.forecast_p95
+    figures.deadlines_met += event.met is True
+    figures.deadlines_missed += event.met is False

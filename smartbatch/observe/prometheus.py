@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from attrs import fields
+
 from smartbatch.errors import ConfigError
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.observe.metrics import BatchMetrics
@@ -82,12 +84,6 @@ def _families(s: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter("requests_ended", "Requests that ended, by outcome.", "outcome", outcomes)
     pending = {"waiting": s.waiting, "in_flight": s.in_flight}
     yield _gauge("requests_pending", "Requests not ended yet, by state.", "state", pending)
-    yield _counter("request_failures", "Requests that failed for good, by kind.", "kind", s.request_failures)
-    yield _counter("call_failures", "Calls that failed, by kind.", "kind", s.call_failures)
-    yield _counter(
-        "breaker_changes", "Circuit breaker changes, by state entered.", "state", s.breaker_changes
-    )
-    yield _counter("shard_changes", "Changes of jobs' batches, by state entered.", "state", s.shard_changes)
     routes = s.by_route
     requests = {name: figures.requests for name, figures in routes.items()}
     yield _counter("route_requests", "Requests that ended, by route.", "route", requests)
@@ -99,62 +95,29 @@ def _families(s: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter("retries", "Retries, by whether they cost a try.", "tries", retries)
     tokens = {"input": s.usage.input_tokens, "output": s.usage.output_tokens}
     yield _counter("tokens", "Tokens of all calls and batches.", "type", tokens)
-    for name, help_text in _TOTALS.items():
-        yield _counter(name, help_text, "", {"": getattr(s, name)})
     yield _counter("cost_usd", "USD of calls and batches whose price is known.", "", {"": s.cost})
-    for name, help_text in _LEVELS.items():
-        yield _gauge(name, help_text, "", {"": getattr(s, name)})
-    yield from _decisions(s.decisions)
-    yield _times("queue_seconds", "Submission to the start of the call that answered.", s.queue_time)
-    yield _times("call_seconds", "Time of one call.", s.batch_time)
-    yield _times("response_seconds", "Submission to the end.", s.response_time)
-
-
-def _decisions(d: DecisionFigures) -> Iterator[Metric]:
+    d = s.decisions
     yield _counter("routes", "Lists and jobs, by the route that was chosen.", "route", d.chosen)
     deadlines = {"met": d.deadlines_met, "missed": d.deadlines_missed}
     yield _counter("deadlines", "Lists with a deadline, by whether it was met.", "outcome", deadlines)
     within = {"p50": d.within_p50, "p95": d.within_p95, "all": d.scored}
     yield _counter("forecasts", "Lists that ended, by what was forecast.", "within", within)
     yield _counter("batches_rescued", "Batches taken back for a deadline.", "", {"": d.rescued})
-    for name, help_text in _SAVED.items():  # may fall, so they are no counters
-        yield _gauge(f"routes_{name}", help_text, "", {"": getattr(d, name)})
+    yield from _of_their_names(s)
+    yield from _of_their_names(d, "routes_")
+    yield _times("queue_seconds", "Submission to the start of the call that answered.", s.queue_time)
+    yield _times("call_seconds", "Time of one call.", s.batch_time)
+    yield _times("response_seconds", "Submission to the end.", s.response_time)
 
 
-_SAVED = {
-    "saved_usd": "USD less than the same tokens individually.",
-    "extra_usd": "USD more than the same tokens by batch.",
-    "saved_seconds": "Seconds sooner than always by batch, by the forecast.",
-    "lost_seconds": "Seconds later than always individually, by the forecast.",
-}
-_TOTALS = {
-    "deduplicated": "Requests that joined an identical one in flight.",
-    "local": "Requests answered without a call.",
-    "batches": "Calls started; each carries one batch.",
-    "shared_batches": "Batches of two requests or more.",
-    "failed_batches": "Calls that failed.",
-    "retried_batches": "Calls whose most urgent request had been in a call before.",
-    "sent": "Requests in calls, once for each call.",
-    "batched": "Requests in calls that were shared, once for each call.",
-    "rate_limits": "Calls refused for a limit.",
-    "cooldowns": "Pauses begun after a limit.",
-    "cooldown_seconds": "Announced length of the pauses, overlaps counted once.",
-    "busy_seconds": "Time workers spent in calls.",
-    "parameters_dropped": "Parameters left out because the provider does not take them.",
-    "unpriced": "Ended requests of unknown price.",
-    "possible_double_bills": "Retries after a call that may have been carried out.",
-    "jobs_accepted": "Jobs stored.",
-    "jobs_finished": "Jobs whose last result was stored.",
-    "job_incidents": "Things that should not have happened to jobs.",
-    "jobs_cost": "The part of the cost that is of jobs, USD.",
-}
-_LEVELS = {
-    "queue_utilisation": "Requests that wait, as a share of the queue's capacity.",
-    "jobs_saved": "USD that jobs cost less than the same tokens in real time.",
-    "workers": "Threads that make calls.",
-    "efficiency": "Mean batch size by its maximum, times the share of requests that shared a call.",
-    "utilisation": "Share of the workers' time spent in calls.",
-}
+def _of_their_names(figures: MetricsSnapshot | DecisionFigures, prefix: str = "") -> Iterator[Metric]:
+    """Yield the figures that are declared as families of their own."""
+    for one in fields(type(figures)):
+        family, label = one.metadata["family"], one.metadata["label"]
+        if family:
+            value = getattr(figures, one.name)
+            values = value if label else {"": value}
+            yield _family(family, prefix + one.name, one.metadata["help"], label, values)
 
 
 def _family(kind: str, name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
