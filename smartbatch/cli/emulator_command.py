@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smartbatch.cli.options import add_options, number, whole
+from smartbatch.cli.option_tables import add_options, number, whole
 from smartbatch.errors import ConfigError
 
 __all__ = ["add_parser", "run", "settings_of"]
@@ -93,9 +93,9 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser = add("emulator", help="serve the providers' APIs offline", description=_HELP)
     parser.set_defaults(host="127.0.0.1", port=8100, prompt_field="prompt", answer_field="answer")
     parser.set_defaults(latency=0.05, batch_turnaround=1.0)
-    add_options(parser, _SERVER, _SPECIAL)
+    add_options(parser.add_argument, _SERVER, _SPECIAL)
     for title, table in _GROUPS.items():
-        add_options(parser.add_argument_group(title), table, _SPECIAL)
+        add_options(parser.add_argument_group(title).add_argument, table, _SPECIAL)
 
 
 def _rates(text: str) -> dict[str, float]:

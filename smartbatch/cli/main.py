@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from smartbatch._version import __version__
 from smartbatch.cli import emulator_command
-from smartbatch.cli.options import add_options, number, whole
+from smartbatch.cli.option_tables import add_options, number, whole
 
 __all__ = ["ACTIONS", "build_parser", "main"]
 
@@ -212,7 +212,7 @@ def build_parser() -> _Parser:
 def _add_run(add: _AddParser) -> None:
     parser = add("run", help="ask a model every row of a file", description=_RUN_HELP, epilog=_RUN_EPILOG)
     _add_request_options(parser)
-    add_options(parser.add_argument_group("output"), _RUN_OUTPUT)
+    add_options(parser.add_argument_group("output").add_argument, _RUN_OUTPUT)
 
 
 def _add_plan(add: _AddParser) -> None:
@@ -223,7 +223,7 @@ def _add_plan(add: _AddParser) -> None:
         epilog="exit codes: 0 a plan, 2 bad usage or input, or constraints that no route meets",
     )
     _add_request_options(parser)
-    add_options(parser.add_argument_group("output"), _PLAN_OUTPUT)
+    add_options(parser.add_argument_group("output").add_argument, _PLAN_OUTPUT)
     parser.set_defaults(quiet=True, verbose=False)
 
 
@@ -237,7 +237,7 @@ def _add_jobs(add: _AddParser) -> None:
     )
     parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="list", help="what to do")
     parser.add_argument("ids", nargs="*", metavar="ID_OR_KEY", help="jobs, by id or key")
-    add_options(parser.add_argument_group("options"), _JOBS_OPTIONS)
+    add_options(parser.add_argument_group("options").add_argument, _JOBS_OPTIONS)
 
 
 def _add_request_options(parser: argparse.ArgumentParser) -> None:
@@ -247,9 +247,9 @@ def _add_request_options(parser: argparse.ArgumentParser) -> None:
     prompt = group.add_mutually_exclusive_group()
     prompt.add_argument("--template", metavar="T", help="prompt with {field} placeholders, {{ }} for braces")
     prompt.add_argument("--prompt-field", metavar="F", help="the field that is the prompt, text or chat")
-    add_options(group, _INPUT, _SPECIAL)
+    add_options(group.add_argument, _INPUT, _SPECIAL)
     for title, table in _REQUESTS.items():
-        add_options(parser.add_argument_group(title), table, _SPECIAL)
+        add_options(parser.add_argument_group(title).add_argument, table, _SPECIAL)
 
 
 def _positive(text: str) -> int:

@@ -40,8 +40,8 @@ _gauge = partial(_figure, family="Gauge")
 
 def _documented(kind: _T) -> _T:
     """Add the meanings of the figures to a class's docstring."""
-    lines = [f"    {one.name}: {one.metadata['help']}" for one in fields(kind) if not one.inherited]
-    kind.__doc__ = "\n".join([kind.__doc__ or "", "", "Attributes:", *lines])
+    lines = [f"        {one.name}: {one.metadata['help']}" for one in fields(kind) if not one.inherited]
+    kind.__doc__ = "\n".join([(kind.__doc__ or "").rstrip(), "", "    Attributes:", *lines])
     return kind
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = ["add_options", "number", "whole"]
 
 
 def add_options(
-    group: argparse._ActionsContainer, table: str, special: Mapping[str, Mapping[str, Any]] | None = None
+    add: Callable[..., object], table: str, special: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """Add the options of a table to a group.
+    """Add the options of a table to a parser.
 
     Args:
+        add: ``add_argument`` of the parser, or of a group of it.
         table: for each option a line with its names, its metavar or its choices as ``a|b`` (a switch has
             neither), two spaces and its help, which goes on in lines that are indented.
         special: arguments of ``add_argument``, by the metavar or the last name of the options that need them.
@@ -29,7 +30,7 @@ def add_options(
             kind = {"choices": value.split("|")}
         for key in (value, names[-1]):
             kind |= (special or {}).get(key, {})
-        group.add_argument(*names, help=" ".join(text.split()), **kind)
+        add(*names, help=" ".join(text.split()), **kind)
 
 
 def whole(text: str) -> int:
