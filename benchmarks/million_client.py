@@ -13,8 +13,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from attrs import asdict, define, frozen
@@ -23,7 +22,7 @@ from smartbatch import BatchingClient, Job, Request, Result
 from smartbatch.emulator import answer_for
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.events import Event, JobProgress, ShardChanged
-from smartbatch.jobs.store.sqlite import SqliteDatabase, SqliteTransaction
+from smartbatch.jobs.store.sqlite import SqliteDatabase
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider
 from smartbatch.providers.gemini.provider import GeminiProvider
@@ -109,16 +108,17 @@ class Operations:
 
 def counted(told: Operations) -> None:
     """Count into ``told`` from now on, for every SQLite store of this process."""
-    writing, rows = SqliteDatabase.writing, SqliteDatabase.rows
+    write, rows = SqliteDatabase.write, SqliteDatabase.rows
 
-    @contextmanager
-    def counting(self: SqliteDatabase) -> Iterator[SqliteTransaction]:
-        with writing(self) as tx:
+    def counting(self: SqliteDatabase, work: Callable[[Any], Any]) -> Any:
+        def counted(tx: Any) -> tuple[Any, int]:
             before = tx.connection.total_changes
-            yield tx
-            written = tx.connection.total_changes - before
+            return work(tx), tx.connection.total_changes - before
+
+        done, written = write(self, counted)
         told.transactions += 1
         told.written += written
+        return done
 
     def reading(self: SqliteDatabase, statement: str, *values: object) -> list[tuple[Any, ...]]:
         found = rows(self, statement, *values)
@@ -126,7 +126,7 @@ def counted(told: Operations) -> None:
         told.rows += len(found)
         return found
 
-    SqliteDatabase.writing = counting  # type: ignore[method-assign]
+    SqliteDatabase.write = counting  # type: ignore[method-assign]
     SqliteDatabase.rows = reading  # type: ignore[method-assign]
 
 

@@ -481,7 +481,7 @@ class BatchingClient:
         Raises:
             StoreError: the store cannot be used.
         """
-        return [self._handle(row) for row in self._running.service.store.jobs(limit=limit)]
+        return [self._handle(row) for row in self._running.service.store.jobs.latest(limit=limit)]
 
     def job(self, id_or_key: str) -> Job:
         """Return a job by its id or its key.

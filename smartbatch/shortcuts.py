@@ -227,7 +227,7 @@ class StoredJobs:
             unfinished: only those that have not ended.
             limit: at most so many.
         """
-        rows = self._state.service.store.jobs(limit=limit, unfinished=unfinished)
+        rows = self._state.service.store.jobs.latest(limit=limit, unfinished=unfinished)
         return [self._handle(row) for row in rows]
 
     def statuses(self, limit: int = 1000) -> list[JobStatus]:
@@ -243,7 +243,7 @@ class StoredJobs:
         wall = service.clock.wall()
         return [
             status_of(row, (), asking=0, incidents=(), remaining=None, note=None, wall=wall)
-            for row in service.store.jobs(limit=limit)
+            for row in service.store.jobs.latest(limit=limit)
         ]
 
     def close(self, timeout: Duration | None = None) -> None:

@@ -107,7 +107,7 @@ def _ours(step: StepContext, shard: ShardRow) -> list[int]:
     """Return the tokens of each other shard of the model that is enqueued."""
     return [
         other.tokens
-        for other in step.store.shards_in_scope(shard.scope, states=ENQUEUED)
+        for other in step.store.shards.in_scope(shard.scope, states=ENQUEUED)
         if other.model == shard.model and other.id != shard.id
     ]
 
@@ -130,12 +130,12 @@ class _Known:
 
 
 def _known(step: StepContext) -> _Known:
-    learned = step.store.recall(_key(step))
+    learned = step.store.facts.recall(_key(step))
     return _Known(**learned) if isinstance(learned, dict) else _Known()
 
 
 def _remember(step: StepContext, known: _Known) -> None:
-    step.store.remember(_key(step), asdict(known))
+    step.store.facts.remember(_key(step), asdict(known))
 
 
 def _key(step: StepContext) -> str:

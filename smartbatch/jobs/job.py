@@ -99,7 +99,7 @@ class Job:
 
     def incidents(self) -> list[IncidentRow]:
         """Return what should not have happened, oldest first, with what it may have cost."""
-        return self._service.store.incidents(self.id)
+        return self._service.store.facts.incidents(self.id)
 
     def has_account(self) -> bool:
         """Whether this process has the account the job was submitted with, which going on needs."""
@@ -217,13 +217,13 @@ class Job:
         Nothing more is sent, batches under way are cancelled at the provider, and what they have done by
         then, and is paid for, is kept.
         """
-        self._service.store.request_cancel(self.id)
+        self._service.store.jobs.request_cancel(self.id)
         self._service.carry_on(self.id)
         self._service.recall(self.id)
 
     def resume(self) -> None:
         """Go on with a job that is held, or waits for a budget; and look at any other one now."""
-        self._service.store.unhold(self.id)
+        self._service.store.jobs.unhold(self.id)
         self._service.carry_on(self.id)
         self._service.resume(self.id)
 
@@ -233,7 +233,7 @@ class Job:
         Raises:
             StoreError: it is not finished, so that answers that are paid for could be lost.
         """
-        self._service.store.forget(self.id)
+        self._service.store.jobs.forget(self.id)
 
     def withdraw(self) -> bool:
         """End the requests of an attended job that were not sent, with no need of its account.
@@ -316,8 +316,8 @@ class Job:
                 self._pause(look, job, until)
 
     def _page(self, ordered: bool, after: int, limit: int) -> list[ResultRow]:
-        store = self._service.store
-        return (store.results if ordered else store.fresh)(self.id, after=after, limit=limit)
+        items = self._service.store.items
+        return (items.results if ordered else items.fresh)(self.id, after=after, limit=limit)
 
     def _pause(self, look: _Look, job: JobRow, until: float) -> None:
         if job.state is JobState.DONE:

@@ -1,7 +1,7 @@
 """The budget of a job: what its requests can cost at most, and which of them it has room for.
 
 What is charged and what is reserved never exceed the budget together (see
-:meth:`smartbatch.jobs.store.SqlStore.reserve`). The most a shard can cost is reserved when it is planned;
+store's :meth:`.JobTable.reserve`). The most a shard can cost is reserved when it is planned;
 the most an item can cost in real time is reserved before its call. Where an answer that may have been billed
 is lost, its reservation stays for good.
 """
@@ -134,13 +134,13 @@ def bill(store: SqlStore, job_id: str) -> Bill:
     A job that is done opens no further batch. So when none of its batches is open after it was seen done, the
     row that is read after that has all costs.
     """
-    row = store.job(job_id)
+    row = store.jobs.get(job_id)
     if row is None:
         return Bill(0.0, True, None)
     if row.state is not JobState.DONE:
         return Bill(row.cost, False, None)
-    ended = not store.shards(job_id, states=OPEN_SHARDS)
-    row = store.job(job_id) or row
+    ended = not store.shards.of_job(job_id, states=OPEN_SHARDS)
+    row = store.jobs.get(job_id) or row
     reserved = max(0.0, row.reserved)
     return Bill(row.cost + (reserved if ended else 0.0), ended, reserved)
 
@@ -169,9 +169,9 @@ def affordable(step: StepContext, items: Sequence[OpenItem]) -> dict[int, float]
     None while batches are under way: when they have ended below their reservations there is room for more,
     and few large batches are done sooner than many small ones.
     """
-    if step.store.shards(step.job.id, states=_SENT):
+    if step.store.shards.of_job(step.job.id, states=_SENT):
         return {}
-    left = remaining_budget(step.store.job(step.job.id) or step.job)
+    left = remaining_budget(step.store.jobs.get(step.job.id) or step.job)
     chosen: dict[int, float] = {}
     for item, most in _priced(step, items):
         if most <= left + _TINY:
@@ -185,7 +185,7 @@ def end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
 
     Room comes when something under way costs less than its reservation, so everything else has to end first.
     """
-    row = step.store.job(step.job.id)
+    row = step.store.jobs.get(step.job.id)
     if row is None or _under_way(step.store, row):
         return False
     least = min(most for _, most in _priced(step, items))
@@ -193,7 +193,7 @@ def end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
         return True  # there is room since just now
     error = exceeded(row, len(items), least)
     shard = step.plan(item.ix for item in items)
-    step.store.fail_shard(step.lease, shard, encode_error(error), note="beyond the budget", at=step.wall)
+    step.store.shards.fail(step.lease, shard, encode_error(error), note="beyond the budget", at=step.wall)
     step.runtime.tell_progress(step.job)
     return True
 
@@ -204,21 +204,22 @@ def lost_cost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
         return 0.0
     ceiling, most = CostCeiling(step.runtime, step.job), 0.0
     for page in _pages(ixs):
-        most += sum(ceiling.in_batch(body) for body in step.store.bodies(step.job.id, page).values())
+        most += sum(ceiling.in_batch(body) for body in step.store.items.bodies(step.job.id, page).values())
     return min(shard.reserved, most)
 
 
 def _under_way(store: SqlStore, row: JobRow) -> bool:
     """Whether anything of a job may still cost less than was reserved for it."""
-    if store.shards(row.id, states=OPEN_SHARDS):
+    if store.shards.of_job(row.id, states=OPEN_SHARDS):
         return True
-    return any(store.open_items(row.id, state=s, limit=1) for s in (ItemState.REALTIME, ItemState.IN_FLIGHT))
+    states = (ItemState.REALTIME, ItemState.IN_FLIGHT)
+    return any(store.items.in_state(row.id, state=state, limit=1) for state in states)
 
 
 def _priced(step: StepContext, items: Sequence[OpenItem]) -> Iterator[tuple[OpenItem, float]]:
     ceiling = CostCeiling(step.runtime, step.job)
     for page in _pages(items):
-        bodies = step.store.bodies(step.job.id, [item.ix for item in page])
+        bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
         for item in page:
             yield item, ceiling.in_batch(bodies[item.ix], item.tokens)
 
@@ -276,7 +277,7 @@ class JobBudget:
 
     def store(self, results: Sequence[NewResult], *, at: float) -> StoredResults:
         """Store results, charge their cost, and release what is left when no item is under way; see
-        :meth:`.SqlStore.answer`.
+        :meth:`.ItemTable.answer`.
 
         Raises:
             LeaseLost, StoreError: nothing was stored.
@@ -284,7 +285,7 @@ class JobBudget:
         with self._lock:
             cost = sum(result.cost or 0.0 for result in results)
             freed = max(0.0, min(cost, self._reserved - self._charged))
-            stored = self._store.answer(self._lease, results, at=at, freed=freed)
+            stored = self._store.items.answer(self._lease, results, at=at, freed=freed)
             self._charged += freed
             for result in results:
                 self._under_way.pop(result.ix, None)
@@ -299,7 +300,7 @@ class JobBudget:
         if left <= 0:
             return
         try:
-            self._store.reserve(self._lease, -left)
+            self._store.jobs.reserve(self._lease, -left)
         except SmartbatchError as error:  # it stays reserved here, and is spent by the next items
             logs.warn("reservation_kept", job_id=self._lease.job_id, error=type(error).__name__)
             return
@@ -314,7 +315,7 @@ class JobBudget:
         more = self._committed_locked() + sum(mosts.values()) - self._reserved
         if more > 0:
             try:
-                self._store.reserve(self._lease, more)
+                self._store.jobs.reserve(self._lease, more)
             except OverJobBudget:
                 return False
             self._reserved += more
@@ -323,7 +324,7 @@ class JobBudget:
         return True
 
     def _fitting_locked(self, mosts: dict[int, float]) -> dict[int, float]:
-        row = self._store.job(self._lease.job_id)
+        row = self._store.jobs.get(self._lease.job_id)
         left = 0.0 if row is None else remaining_budget(row) + self._reserved - self._committed_locked()
         fitting: dict[int, float] = {}
         for ix, most in mosts.items():

@@ -219,7 +219,7 @@ class JobSubmission:
         if self._config.budget is None or draft.policy.attended:
             return self._stored(draft)
         self._budget.refresh()
-        earlier = None if key is None else self._service.store.job(key)
+        earlier = None if key is None else self._service.store.jobs.get(key)
         if earlier is not None:
             self._budget.adopt(earlier)
             return self._stored(draft)
@@ -310,7 +310,7 @@ class JobSubmission:
 
     def _longest_wait(self, job: Job) -> float:
         """Return the seconds that waiting for a job lasts by default."""
-        row = self._service.store.job(job.id)
+        row = self._service.store.jobs.get(job.id)
         deadline = None if row is None else row.policy.deadline
         left = 0.0 if deadline is None else deadline - self._clock.wall()
         return max(self._config.batch_timeout, left)

@@ -88,15 +88,12 @@ class Verdict:
             standard: the prices of real time, which an answer of the slower tier is compared with.
         """
         result = self.ended_with
-        tokens = result.usage.input_tokens, result.usage.output_tokens
         unrun, flex = self.outcome == "unrun", result.route is Route.FLEX
         body = encode_error(result.error) if unrun and result.error else encode_result(result)
         return NewResult(
             ix,
             self.outcome,
             body,
-            b"",
-            *tokens,
             cost=result.cost,
             realtime_cost=standard.cost(result.usage) if flex and standard else result.cost,
             usage=result.usage,
@@ -209,7 +206,7 @@ class RealtimeRunner:
                 known.wanting = True
                 self._monitor.notify()
                 return
-        row = self._store.job(lease.job_id)
+        row = self._store.jobs.get(lease.job_id)
         if row is None:
             return
         job = RealtimeItems(lease, row, decode_params(row.params))
@@ -338,7 +335,7 @@ class RealtimeRunner:
         """
         with self._monitor:
             job.wanting = False  # before the claim: an offer that comes after it is a new one
-        row = self._store.job(job.lease.job_id)
+        row = self._store.jobs.get(job.lease.job_id)
         if row is None or row.state is not JobState.ACTIVE or row.cancel_requested:
             with self._monitor:
                 settled = not job.under_way
@@ -347,7 +344,7 @@ class RealtimeRunner:
             return
         if job.budget is None and row.policy.budget is not None:
             job.budget = JobBudget(self._runtime, job.lease, row)
-        items = self._store.claim_realtime(job.lease, room)
+        items = self._store.items.claim_realtime(job.lease, room)
         with self._monitor:
             job.failures = 0
             job.wanting = job.wanting or len(items) == room
@@ -389,12 +386,12 @@ class RealtimeRunner:
             refused: the items, with the most each can cost.
             others: other items of the job are under way.
         """
-        if others or self._store.shards(row.id, states=OPEN_SHARDS):
+        if others or self._store.shards.of_job(row.id, states=OPEN_SHARDS):
             error = BudgetExceeded("what is left of the job's budget is held for requests under way")
             return Verdict(
                 "unrun", Result("", error=error, cost=0.0), wait=LATER, note=f"waits: {error.message}"
             )
-        fresh = self._store.job(row.id) or row
+        fresh = self._store.jobs.get(row.id) or row
         error = exceeded(fresh, len(refused), min(refused.values()))
         return Verdict("failed", Result("", error=error, cost=0.0), asked=False)
 
@@ -484,14 +481,14 @@ class RealtimeRunner:
         final = [result.final for result in results]
         try:
             if job.budget is None:
-                stored = self._store.answer(job.lease, results, at=self._clock.wall())
+                stored = self._store.items.answer(job.lease, results, at=self._clock.wall())
             else:
                 stored = job.budget.store(results, at=self._clock.wall())
         except LeaseLost:
             self._lost(job)
         else:
             try:
-                self._store.tell_counts(job.lease.job_id, stored.counts)
+                self._store.leases.tell_counts(job.lease.job_id, stored.counts)
                 self._note(job, verdicts)
                 if any(final):
                     job.row = self._runtime.tell_progress(job.row)
@@ -518,11 +515,11 @@ class RealtimeRunner:
         """Write into the store what the job waits for, or that it waits no more."""
         for verdict in verdicts:
             if verdict.note is not None:
-                self._store.note(job.lease, verdict.note, hold=verdict.hold)
+                self._store.jobs.note(job.lease, verdict.note, hold=verdict.hold)
                 job.noted = not verdict.hold
                 return
         if job.noted:
-            self._store.note(job.lease, None)
+            self._store.jobs.note(job.lease, None)
             job.noted = False
 
 

@@ -425,8 +425,8 @@ class NewResult:
             or ``unrun`` (never executed).
         body: the result as bytes, see :mod:`smartbatch.jobs.payload`; for ``again`` and ``unrun`` the error.
         digest: of the line it came in, so that a second, different one is noticed; 16 bytes.
-        cost, realtime_cost: USD; ``None`` where the price is unknown.
         usage: all of its tokens, as far as they are known.
+        cost, realtime_cost: USD; ``None`` where the price is unknown.
         route: how it came; ``None`` where it was not sent.
         in_realtime: whether it was a request in real time, which is counted there.
     """
@@ -435,11 +435,9 @@ class NewResult:
     outcome: str
     body: bytes = field(repr=False)
     digest: bytes = b""
-    input_tokens: int = 0
-    output_tokens: int = 0
+    usage: Usage = field(factory=Usage)
     cost: float | None = None
     realtime_cost: float | None = None
-    usage: Usage | None = None
     route: Route | None = None
     in_realtime: bool = False
 

@@ -106,9 +106,7 @@ class OpenedStore:
             return store
         with self._opening:
             if self._store is None:
-                store = open_store(self._place, wall=self._wall, rng=self._rng)
-                store.counted = self._counted or store.counted
-                self._store = store
+                self._store = open_store(self._place, wall=self._wall, rng=self._rng, counted=self._counted)
             return self._store
 
     def close(self) -> None:
@@ -185,12 +183,12 @@ class JobService:
         """
         if self._closed:
             raise ClientClosed("the client was stopped; call start() to use it again")
-        row, new = self.store.accept(job, items, digest=items.digest)
+        row, new = self.store.jobs.accept(job, items, digest=items.digest)
         for _ in range(DRAWS):
             if new or (job.key is not None and row.key == job.key):
                 break
             job = evolve(job, id=self.new_id())  # a seeded generator, used a second time on one store
-            row, new = self.store.accept(job, items, digest=items.digest)
+            row, new = self.store.jobs.accept(job, items, digest=items.digest)
         if not new:
             for _ in items:
                 """Reading them makes their digest."""
@@ -211,7 +209,7 @@ class JobService:
         Raises:
             JobNotFound: there is none.
         """
-        row = self.store.job(id_or_key)
+        row = self.store.jobs.get(id_or_key)
         if row is None:
             raise JobNotFound(
                 f"the store {self.store.place} has no job of the id or key {id_or_key!r:.80}; "
@@ -255,7 +253,7 @@ class JobService:
 
     def is_free(self, job_id: str) -> bool:
         """Whether an unfinished job is carried on by nobody alive."""
-        return any(row.id == job_id for row in self.store.claimable(limit=ALL))
+        return any(row.id == job_id for row in self.store.leases.claimable(limit=ALL))
 
     def withdraw(self, job_id: str) -> bool:
         """End the requests of a job that were not sent, with no need of its account.
@@ -266,14 +264,14 @@ class JobService:
             False while another process carries it on, or this one does.
         """
         store = self.store
-        lease = store.claim(job_id, LEASE)
+        lease = store.leases.claim(job_id, LEASE)
         if lease is None:
             return False
         try:
             error = RequestCancelled("the job was withdrawn before this request was sent")
-            store.drop_unsent(lease, encode_error(error), at=self.clock.wall())
+            store.items.drop_unsent(lease, encode_error(error), at=self.clock.wall())
         finally:
-            store.release(lease)
+            store.leases.release(lease)
         return True
 
     def notify(self, job_id: str) -> None:
@@ -382,16 +380,16 @@ class JobService:
         is seen, and not in neither.
         """
         store, wall = self.store, self.clock.wall()
-        shards = store.shards(row.id)
-        row = store.job(row.id) or row
+        shards = store.shards.of_job(row.id)
+        row = store.jobs.get(row.id) or row
         asking = 0
         if row.state is not JobState.DONE:
-            asking = len(store.open_items(row.id, state=ItemState.IN_FLIGHT, limit=ASKING))
+            asking = len(store.items.in_state(row.id, state=ItemState.IN_FLIGHT, limit=ASKING))
         return status_of(
             row,
             shards,
             asking=asking,
-            incidents=store.incidents(row.id),
+            incidents=store.facts.incidents(row.id),
             remaining=time_left(store, row, shards, asking=asking, speed=self._dependencies.speed, wall=wall),
             note=self._note(row),
             wall=wall,

@@ -306,7 +306,7 @@ def time_left(
 
 
 def _has_items(store: SqlStore, job: JobRow, state: ItemState) -> bool:
-    return bool(store.open_items(job.id, state=state, limit=1))
+    return bool(store.items.in_state(job.id, state=state, limit=1))
 
 
 def _batch_seconds(

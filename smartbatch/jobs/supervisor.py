@@ -217,7 +217,7 @@ class JobSupervisor:
     def _renew(self) -> None:
         with self._monitor:
             leases = [owned.lease for owned in self._owned.values()]
-        kept = set(self._store.renew(leases, LEASE))
+        kept = set(self._store.leases.renew(leases, LEASE))
         self._error = None
         for lease in leases:
             if lease not in kept:
@@ -231,12 +231,12 @@ class JobSupervisor:
                 self._claim_at = self._clock.now() + 2 * RENEW_EVERY
             return
         claims = 0
-        for row in self._store.claimable(limit=100_000):
+        for row in self._store.leases.claimable(limit=100_000):
             if self._halted:
                 return
             if not self._serves(row):
                 continue
-            lease = self._store.claim(row.id, LEASE, unknown=_unknown_outcome(row))
+            lease = self._store.leases.claim(row.id, LEASE, unknown=_unknown_outcome(row))
             if lease is None:
                 continue
             if not self._add(OwnedJob(lease, row)):
@@ -270,7 +270,7 @@ class JobSupervisor:
         with self._monitor:
             all_owned = list(self._owned.values())
         for owned in all_owned:
-            row = self._store.job(owned.lease.job_id)
+            row = self._store.jobs.get(owned.lease.job_id)
             before, owned.row = owned.row, row or owned.row
             cancelled = row is not None and row.cancel_requested and not before.cancel_requested
             if cancelled:
@@ -359,7 +359,7 @@ class JobSupervisor:
 
     def _release(self, lease: JobLease) -> None:
         try:
-            self._store.release(lease)
+            self._store.leases.release(lease)
         except SmartbatchError as error:  # the lease expires by itself
             self._report(lease.job_id, error)
 

@@ -31,11 +31,11 @@ def learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
     cancelled_at = shard.remote.cancel_sent_at
     if cancelled_at is not None and cancelled_at <= now:
         provider = model.partition(":")[0]
-        store.observe_turnarounds(cancelling(provider), [(shard.size, now - cancelled_at, now)])
+        store.facts.observe_turnarounds(cancelling(provider), [(shard.size, now - cancelled_at, now)])
         ran = max(0.0, cancelled_at - shard.submitted_at)
         # its time tells when the batch began, too
-        store.observe_turnarounds(late(model), [(shard.size, ran, cancelled_at)])
+        store.facts.observe_turnarounds(late(model), [(shard.size, ran, cancelled_at)])
     elif batch.state is RemoteState.EXPIRED:
-        store.observe_turnarounds(late(model), [(shard.size, max(0.0, now - shard.submitted_at), now)])
+        store.facts.observe_turnarounds(late(model), [(shard.size, max(0.0, now - shard.submitted_at), now)])
     elif batch.state is RemoteState.COMPLETED and not shard.cancelled:
-        store.observe_turnarounds(model, [(shard.size, max(0.0, now - shard.submitted_at), now)])
+        store.facts.observe_turnarounds(model, [(shard.size, max(0.0, now - shard.submitted_at), now)])

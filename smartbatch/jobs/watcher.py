@@ -32,7 +32,7 @@ def stored_job(store: SqlStore, job_id: str) -> JobRow:
     Raises:
         JobNotFound: it was deleted from the store.
     """
-    row = store.job(job_id)
+    row = store.jobs.get(job_id)
     if row is None:
         raise JobNotFound(f"job {job_id} is no longer in the store {store.place}")
     return row
@@ -206,7 +206,7 @@ class Watcher:
 
     def _settle(self, group: _FutureGroup) -> None:
         while True:
-            page = self._service.store.fresh(self._job_id, after=group.after, limit=PAGE)
+            page = self._service.store.items.fresh(self._job_id, after=group.after, limit=PAGE)
             for row in page:
                 group.after = row.seq
                 future = group.waiting.pop(row.ix, None)

@@ -217,7 +217,7 @@ class ForecastHistory:
                 self._tokens[model, kind] = known
             store = self._store_to_read(known)
         if store is not None:
-            self._safely(lambda: known.calibration.restore(store.recall(known.name)))
+            self._safely(lambda: known.calibration.restore(store.facts.recall(known.name)))
         return known.calibration
 
     def _latency(self, route: Route, model: str) -> _Topic | None:
@@ -310,12 +310,12 @@ class ForecastHistory:
             for name, ended in ((topic.name, True), (topic.late, False)):
                 rows = [(seen.size, seen.seconds, seen.at) for seen in sample if seen.ended is ended]
                 if rows:
-                    store.observe_turnarounds(name, rows)
+                    store.facts.observe_turnarounds(name, rows)
         for known in tokens:
             if known.calibration.unsaved:  # after those that other processes have added
-                known.calibration.restore(store.recall(known.name))
+                known.calibration.restore(store.facts.recall(known.name))
                 state = known.calibration.state()
-                store.remember(known.name, state)
+                store.facts.remember(known.name, state)
                 known.calibration.saved(state)
 
     def _safely(self, act: Callable[[], object]) -> None:
@@ -327,6 +327,6 @@ class ForecastHistory:
 
 
 def _rows(store: SqlStore, name: str, *, ended: bool) -> Iterable[Observation]:
-    for size, seconds, at in store.turnarounds(name, limit=LOADED):
+    for size, seconds, at in store.facts.turnarounds(name, limit=LOADED):
         if 0 <= seconds < math.inf and math.isfinite(at):
             yield Observation(size, seconds, at, ended)

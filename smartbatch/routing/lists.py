@@ -279,7 +279,7 @@ class ListRouter:
         self._decided[row.id] = number, decision
         for earliest in list(self._decided)[:-DECIDED]:
             self._decided.pop(earliest, None)
-        if (stored := self._service.store.job(row.id)) is None or stored.state is JobState.DONE:
+        if (stored := self._service.store.jobs.get(row.id)) is None or stored.state is JobState.DONE:
             self._decided.pop(row.id, None)  # it is an earlier job, or ended within this moment
         return row
 

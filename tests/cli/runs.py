@@ -134,7 +134,7 @@ def stored_jobs() -> list[JobRow]:
     """The jobs of the store without a key of their own, oldest first."""
     store = open_store()
     try:
-        return sorted(store.jobs(), key=lambda row: row.created_at)
+        return sorted(store.jobs.latest(), key=lambda row: row.created_at)
     finally:
         store.close()
 
@@ -145,8 +145,8 @@ def stored_prompts() -> set[str]:
     try:
         return {
             str(decode_request(row.payload, decode_params(job.params), id=None).prompt)
-            for job in store.jobs()
-            for row in store.results(job.id)
+            for job in store.jobs.latest()
+            for row in store.items.results(job.id)
             if row.outcome == "succeeded"
         }
     finally:

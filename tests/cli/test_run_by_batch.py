@@ -55,7 +55,7 @@ def jobs() -> list[JobRow]:
     """The jobs of the store, oldest first."""
     store = open_store("jobs.db")
     try:
-        return sorted(store.jobs(), key=lambda row: row.created_at)
+        return sorted(store.jobs.latest(), key=lambda row: row.created_at)
     finally:
         store.close()
 

@@ -148,9 +148,9 @@ def result(ix: int, outcome: str = "succeeded", text: bytes = b"", **changes: An
 
 def started(store: SqlStore, bench: Bench, count: int = 3, **changes: Any) -> tuple[JobRow, JobLease]:
     """A job of ``count`` open items that this store owns."""
-    job, new = store.accept(bench.job(**changes), new_items(count))
+    job, new = store.jobs.accept(bench.job(**changes), new_items(count))
     assert new
-    lease = store.claim(job.id, 60.0)
+    lease = store.leases.claim(job.id, 60.0)
     assert lease is not None
     return job, lease
 
@@ -185,11 +185,11 @@ def led(store: SqlStore, lease: JobLease, shard: ShardRow, to: ShardState) -> Sh
     """Lead a planned shard to a state, step by step."""
     for step in ROADS[to]:
         if step is ShardState.SUBMITTING:
-            intended = store.mark_submitting(lease, shard, exclusive=False)
+            intended = store.shards.mark_submitting(lease, shard, exclusive=False)
             assert intended is not None
             shard = intended
         else:
-            shard = store.advance(lease, shard, step)
+            shard = store.shards.advance(lease, shard, step)
     return shard
 
 

@@ -64,8 +64,8 @@ class Bench:
         )
         requests = [Request(f"question {number}", params) for number in range(6)]
         items = Items(requests, job, Shared(params), api=api)
-        store.accept(job, items, digest=items.digest)
-        lease = store.claim("job-1", 60)
+        store.jobs.accept(job, items, digest=items.digest)
+        lease = store.leases.claim("job-1", 60)
         assert lease is not None
         self.lease: JobLease = lease
         self.runtime = JobRuntime(
@@ -80,7 +80,7 @@ class Bench:
     def until(self, state: ShardState) -> None:
         """Run steps of the job until its newest shard is in ``state``."""
         for _ in range(1000):
-            shards = self.store.shards("job-1")
+            shards = self.store.shards.of_job("job-1")
             if shards and shards[-1].state is state:
                 return
             run_step(self.runtime, self.lease)
@@ -89,7 +89,7 @@ class Bench:
     def finish(self) -> JobRow:
         """Run steps of the job until it is done."""
         for _ in range(20_000):
-            job = self.store.job("job-1")
+            job = self.store.jobs.get("job-1")
             assert job is not None
             if job.state is JobState.DONE:
                 return job
@@ -97,7 +97,7 @@ class Bench:
         raise AssertionError("the job did not end")
 
     def results(self) -> list[Result]:
-        return [decode_result(row.body, request_id=str(row.ix)) for row in self.store.results("job-1")]
+        return [decode_result(row.body, request_id=str(row.ix)) for row in self.store.items.results("job-1")]
 
 
 @pytest.mark.parametrize("model", ["openai:gpt-4o-mini", "gemini:gemini-2.5-flash"])
@@ -106,13 +106,13 @@ def test_an_input_file_that_vanished_before_the_create_is_sent_again_under_a_nam
 ) -> None:
     bench = Bench(store, service, model, Generation(max_tokens=20))
     bench.until(ShardState.READY)
-    first = store.shards("job-1")[0]
+    first = store.shards.of_job("job-1")[0]
     assert first.file_id is not None
     bench.api.delete_file(first.file_id, 10)
 
     assert bench.finish().succeeded == 6
 
-    dead, second = store.shards("job-1")
+    dead, second = store.shards.of_job("job-1")
     assert dead.state is ShardState.DEAD
     assert second.nonce != dead.nonce
     assert not service.ledger.paid_twice(excluding_lost=False)

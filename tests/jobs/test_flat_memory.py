@@ -87,13 +87,13 @@ class Process:
                 payload = encode_request(request, shared)
                 items.append(NewItem(None, payload, 99, estimate_request(request), number == 0))
             job = new_job(f"job-{self._submitted:0>16}", params=encode_params(shared.params))
-            self.store.accept(job, items)
+            self.store.jobs.accept(job, items)
         self.supervisor.notify()
         with self.changed:
             assert self.changed.wait_for(self._all_ended, PATIENCE), self.errors
 
     def _all_ended(self) -> bool:
-        rows = self.store.jobs()
+        rows = self.store.jobs.latest()
         return len(rows) == self._submitted and all(
             row.state is JobState.DONE and not self.supervisor.owns(row.id) for row in rows
         )
@@ -136,8 +136,8 @@ def test_jobs_that_have_ended_leave_nothing_behind(process: Process) -> None:
 def test_a_job_that_is_lost_and_offered_again_has_one_turn(process: Process) -> None:
     """Also where the thread that claims items has no time to notice in between."""
     job = new_job("job-1", params=encode_params(Generation()))
-    process.store.accept(job, [NewItem(None, b"", 1, 1, False)])
-    lease = process.store.claim("job-1", 60.0)
+    process.store.jobs.accept(job, [NewItem(None, b"", 1, 1, False)])
+    lease = process.store.leases.claim("job-1", 60.0)
     assert lease is not None
     with process.clock.held():
         for _ in range(20):
@@ -185,7 +185,7 @@ def test_a_watcher_keeps_no_future_that_is_settled(process: Process) -> None:
     service = WatchedJobs(process.store, process.clock)
     process.supervisor.start()
     process.run_jobs(1)
-    job = process.store.jobs()[0]
+    job = process.store.jobs.latest()[0]
     watcher = Watcher(job.id, service)
     for _ in range(50):
         assert [future.result(PATIENCE).request_id for future in watcher.futures(2)] == [job.id] * 2

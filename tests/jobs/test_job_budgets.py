@@ -57,7 +57,7 @@ def paid(w: World) -> float:
 
 
 def row_of(client: BatchingClient, job_id: str) -> JobRow:
-    row = inside(client).service.store.job(job_id)
+    row = inside(client).service.store.jobs.get(job_id)
     assert row is not None
     return row
 
@@ -155,10 +155,10 @@ def test_a_request_whose_asking_nobody_saw_the_end_of_stays_paid_for(tmp_path: P
         assert job.status().state == "held"
         w.stop(first)
         dead = open_store(w.store, wall=w.clock.wall, rng=random.Random(1))
-        lease = dead.claim(job.id, 15.0)
+        lease = dead.leases.claim(job.id, 15.0)
         assert lease is not None
-        assert len(dead.claim_realtime(lease, 10)) == 10
-        dead.reserve(lease, 10 * alone)
+        assert len(dead.items.claim_realtime(lease, 10)) == 10
+        dead.jobs.reserve(lease, 10 * alone)
         w.pass_time(MINUTE)
         w.service.meet = lambda seen: None
         second = buyer(w, batch_enabled=False)

@@ -23,6 +23,7 @@ from smartbatch.jobs.records import ItemState, JobPolicy, NewItem
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.store.item_table import ItemTable
 from smartbatch.jobs.supervisor import LEASE
 from smartbatch.observe import logs
 from smartbatch.prices import Price
@@ -55,8 +56,8 @@ def test_an_item_is_marked_on_disk_before_it_is_asked(
     looking = another_store(place, clock)
 
     def reply(prompt: str) -> str:
-        job = looking.jobs()[0]
-        seen.append((prompt, {item.ix for item in looking.open_items(job.id, state=ItemState.IN_FLIGHT)}))
+        job = looking.jobs.latest()[0]
+        seen.append((prompt, {item.ix for item in looking.items.in_state(job.id, state=ItemState.IN_FLIGHT)}))
         return prompt
 
     client = client_of(Remote(clock, batches=False, reply=reply, latency=1.0), store=place, parallelism=3)
@@ -77,7 +78,7 @@ def test_nobody_hears_of_an_answer_before_it_is_stored(
     ended = threading.Event()
 
     def look(ix: int) -> None:
-        found.append(any(row.ix == ix for row in looking.results(job.id)))
+        found.append(any(row.ix == ix for row in looking.items.results(job.id)))
         if len(found) == 20:
             ended.set()
 
@@ -92,14 +93,14 @@ def test_answers_that_come_together_are_stored_together(
 ) -> None:
     """A commit costs milliseconds; while one is under way the next group gathers."""
     groups: list[int] = []
-    real = SqlStore.answer
+    real = ItemTable.answer
 
-    def counted(self: SqlStore, lease: Any, results: Any, *, at: float) -> Any:
+    def counted(self: ItemTable, lease: Any, results: Any, *, at: float) -> Any:
         groups.append(len(results))
         clock.sleep(0.5)  # a slow disk
         return real(self, lease, results, at=at)
 
-    monkeypatch.setattr(SqlStore, "answer", counted)
+    monkeypatch.setattr(ItemTable, "answer", counted)
     client = client_of(Remote(clock, batches=False, latency=0.1), store=place, parallelism=20)
     assert submitted(client, 200).wait(LONG).completed == 200
     assert sum(groups) == 200
@@ -117,10 +118,10 @@ def test_a_stop_gives_back_what_has_not_started_and_keeps_what_came(
     first.stop()
     asked = len(remote.asked)
     looking = another_store(place, clock)
-    row = looking.job(job.id)
+    row = looking.jobs.get(job.id)
     assert row is not None
     assert (row.succeeded, row.owner) == (asked, None)
-    waiting = looking.open_items(job.id, state=ItemState.REALTIME)
+    waiting = looking.items.in_state(job.id, state=ItemState.REALTIME)
     assert (len(waiting), {item.tries for item in waiting}) == (30 - asked, {0})
     second = client_of(remote, store=place, seed_of_rng=2)
     assert second.job(job.id).wait(LONG).completed == 30
@@ -197,14 +198,14 @@ def test_answers_are_kept_while_the_store_is_full(
     """They are paid for: nothing is asked again, and all are stored once there is room. It is logged once."""
     failures = iter(range(5))
     warnings: list[str] = []
-    real = SqlStore.answer
+    real = ItemTable.answer
 
-    def full(self: SqlStore, lease: Any, results: Any, *, at: float) -> Any:
+    def full(self: ItemTable, lease: Any, results: Any, *, at: float) -> Any:
         if next(failures, None) is not None:
             raise StoreError("the disk is full")
         return real(self, lease, results, at=at)
 
-    monkeypatch.setattr(SqlStore, "answer", full)
+    monkeypatch.setattr(ItemTable, "answer", full)
     monkeypatch.setattr(logs, "warn", lambda what, **fields: warnings.append(f"{what} {fields['message']}"))
     remote = Remote(clock, batches=False)
     job = submitted(client_of(remote, store=place), 30)
@@ -224,9 +225,9 @@ def test_items_that_were_being_asked_when_their_process_died(
         patch.setattr(JobService, "carry_on", lambda *_: None)  # it submits, and no more
         job = submitted(client, 6)
     dead = another_store(place, clock)
-    lease = dead.claim(job.id, LEASE)
+    lease = dead.leases.claim(job.id, LEASE)
     assert lease is not None
-    dead.claim_realtime(lease, 2)
+    dead.items.claim_realtime(lease, 2)
     dead.abandon()  # as its death would
     second = client_of(remote, store=place, seed_of_rng=2)
     results = list(second.job(job.id).results(timeout=LONG))
@@ -279,10 +280,10 @@ def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: s
     items = [
         NewItem(f"row-{ix}", encode_request(Request(f"p{ix}"), Shared()), 10, 10, True) for ix in range(50)
     ]
-    job, _ = store.accept(
+    job, _ = store.jobs.accept(
         bench.job(policy=JobPolicy(attended=True), params=encode_params(Generation())), items
     )
-    lease = store.claim(job.id, LONG)
+    lease = store.leases.claim(job.id, LONG)
     assert lease is not None
     asked: list[str] = []
     halted = threading.Event()
@@ -312,5 +313,5 @@ def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: s
     assert halted.wait(PATIENCE)
     assert runner.finish(LONG) == 0
     assert asked == ["p0", "p1"]
-    assert len(store.open_items(job.id, state=ItemState.REALTIME)) == 48
+    assert len(store.items.in_state(job.id, state=ItemState.REALTIME)) == 48
     bench.close()

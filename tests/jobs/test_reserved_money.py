@@ -24,8 +24,9 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store.shard_table import ShardTable
 from smartbatch.prices import Price, PriceBook
-from smartbatch.types import Generation, Request
+from smartbatch.types import Generation, Request, Usage
 
 __all__ = ["bench", "postgres_address"]  # fixtures
 
@@ -36,7 +37,7 @@ def store(bench: Bench) -> SqlStore:
 
 
 def seen(store: SqlStore, job: JobRow) -> tuple[float, float]:
-    row = store.job(job.id)
+    row = store.jobs.get(job.id)
     assert row is not None
     return round(row.cost, 9), round(row.reserved, 9)
 
@@ -47,25 +48,25 @@ def bounded(store: SqlStore, bench: Bench, budget: float, count: int = 4) -> tup
 
 def test_a_shard_is_planned_only_where_its_most_fits(store: SqlStore, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0)
-    shard = store.plan(lease, bench.shard(0, 1, reserved=6.0))
+    shard = store.shards.plan(lease, bench.shard(0, 1, reserved=6.0))
     assert shard.reserved == 6.0
     with pytest.raises(OverJobBudget, match=r"4.000000 USD are left of the job's budget of 10 USD"):
-        store.plan(lease, bench.shard(2, reserved=4.1))
-    assert [item.ix for item in store.open_items(job.id)] == [2, 3]
-    assert len(store.shards(job.id)) == 1
-    store.plan(lease, bench.shard(2, 3, reserved=4.0))
+        store.shards.plan(lease, bench.shard(2, reserved=4.1))
+    assert [item.ix for item in store.items.in_state(job.id)] == [2, 3]
+    assert len(store.shards.of_job(job.id)) == 1
+    store.shards.plan(lease, bench.shard(2, 3, reserved=4.0))
     assert seen(store, job) == (0.0, 10.0)
 
 
 def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store: SqlStore, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0, count=1)
-    shard = led(store, lease, store.plan(lease, bench.shard(0, reserved=6.0)), ShardState.INGESTING)
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(0, reserved=6.0)), ShardState.INGESTING)
     assert bill(store, job.id) == Bill(0.0, False, None)
-    store.ingest(lease, shard, [result(0)], at=1.0)
+    store.shards.ingest(lease, shard, [result(0)], at=1.0)
     assert bill(store, job.id) == Bill(0.5, False, 6.0)
-    store.settle(lease, shard, at=2.0, reserved=2.0)  # something else was billed, too, and is lost
+    store.shards.settle(lease, shard, at=2.0, reserved=2.0)  # something else was billed, too, and is lost
     assert bill(store, job.id) == Bill(2.5, True, 2.0)
-    store.forget(job.id)
+    store.jobs.forget(job.id)
     assert bill(store, job.id) == Bill(0.0, True, None)
 
 
@@ -73,72 +74,74 @@ def test_a_batch_that_is_settled_while_its_bill_is_made_is_not_counted_twice(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, lease = bounded(store, bench, 10.0, count=1)
-    shard = led(store, lease, store.plan(lease, bench.shard(0, reserved=6.0)), ShardState.INGESTING)
-    store.ingest(lease, shard, [result(0)], at=1.0)
-    look = store.shards
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(0, reserved=6.0)), ShardState.INGESTING)
+    store.shards.ingest(lease, shard, [result(0)], at=1.0)
+    look = ShardTable.of_job
 
     def settled_meanwhile(*args: Any, **words: Any) -> Any:
         monkeypatch.undo()
-        store.settle(lease, shard, at=2.0)
+        store.shards.settle(lease, shard, at=2.0)
         return look(*args, **words)
 
-    monkeypatch.setattr(store, "shards", settled_meanwhile)
+    monkeypatch.setattr(ShardTable, "of_job", settled_meanwhile)
     assert bill(store, job.id) == Bill(0.5, True, 0.0)
 
 
 def test_the_reservation_of_a_shard_ends_with_it(store: SqlStore, bench: Bench) -> None:
     """What is certainly not created costs nothing; what may be stays; results say what they cost."""
     job, lease = bounded(store, bench, 10.0)
-    shard = store.plan(lease, bench.shard(0, 1, reserved=6.0))
-    store.discard(lease, shard, items=ItemState.OPEN, tried=False, note="", at=1.0)
+    shard = store.shards.plan(lease, bench.shard(0, 1, reserved=6.0))
+    store.shards.discard(lease, shard, items=ItemState.OPEN, tried=False, note="", at=1.0)
     assert seen(store, job) == (0.0, 0.0)
-    shard = store.plan(lease, bench.shard(0, reserved=3.0))
-    dead = store.discard(lease, shard, items=ItemState.OPEN, tried=False, note="", at=1.0, maybe_billed=True)
+    shard = store.shards.plan(lease, bench.shard(0, reserved=3.0))
+    dead = store.shards.discard(
+        lease, shard, items=ItemState.OPEN, tried=False, note="", at=1.0, maybe_billed=True
+    )
     assert (dead.reserved, seen(store, job)) == (3.0, (0.0, 3.0))
-    store.advance(lease, dead, ShardState.DEAD, reserved=1.0)  # the orphan came, and cost less
+    store.shards.advance(lease, dead, ShardState.DEAD, reserved=1.0)  # the orphan came, and cost less
     assert seen(store, job) == (0.0, 1.0)
-    shard = led(store, lease, store.plan(lease, bench.shard(0, 1, reserved=4.0)), ShardState.INGESTING)
-    store.ingest(lease, shard, [result(0)], at=2.0)
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(0, 1, reserved=4.0)), ShardState.INGESTING)
+    store.shards.ingest(lease, shard, [result(0)], at=2.0)
     assert seen(store, job) == (0.5, 5.0)
-    store.settle(lease, shard, opened=[1], at=3.0, reserved=2.0)  # the other one is lost
+    store.shards.settle(lease, shard, opened=[1], at=3.0, reserved=2.0)  # the other one is lost
     assert seen(store, job) == (0.5, 3.0)
-    shard = store.plan(lease, bench.shard(1, reserved=4.0))
-    store.fail_shard(lease, shard, b"refused", note="", at=4.0)
+    shard = store.shards.plan(lease, bench.shard(1, reserved=4.0))
+    store.shards.fail(lease, shard, b"refused", note="", at=4.0)
     assert seen(store, job) == (0.5, 3.0)
 
 
 def test_only_the_owner_reserves_and_the_reservation_outlives_it(store: SqlStore, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0)
-    store.reserve(lease, 4.0)
+    store.jobs.reserve(lease, 4.0)
     bench.let_leases_run_out()
     other = bench.open()
-    taken = other.claim(job.id, 60)
+    taken = other.leases.claim(job.id, 60)
     assert taken is not None
     with pytest.raises(LeaseLost):
-        store.reserve(lease, 1.0)
+        store.jobs.reserve(lease, 1.0)
     with pytest.raises(OverJobBudget):
-        other.reserve(taken, 6.1)
-    other.reserve(taken, 6.0)
-    other.reserve(taken, -2.0)
+        other.jobs.reserve(taken, 6.1)
+    other.jobs.reserve(taken, 6.0)
+    other.jobs.reserve(taken, -2.0)
     assert seen(other, job) == (0.0, 8.0)
 
 
 def test_an_answer_counts_and_frees_at_once(store: SqlStore, bench: Bench) -> None:
-    job, _ = store.accept(bench.job(policy=JobPolicy(budget=10.0)), new_items(3, realtime=True))
-    lease = store.claim(job.id, 60.0)
+    job, _ = store.jobs.accept(bench.job(policy=JobPolicy(budget=10.0)), new_items(3, realtime=True))
+    lease = store.leases.claim(job.id, 60.0)
     assert lease is not None
-    store.claim_realtime(lease, 3)
-    store.reserve(lease, 9.0)
-    wasted = result(1, "unrun", input_tokens=3, output_tokens=1, cost=0.25)
-    store.answer(lease, [result(0), wasted, result(2, "unrun")], at=1.0, freed=0.75)
+    store.items.claim_realtime(lease, 3)
+    store.jobs.reserve(lease, 9.0)
+    wasted = result(1, "unrun", usage=Usage(3, 1), cost=0.25)
+    store.items.answer(lease, [result(0), wasted, result(2, "unrun")], at=1.0, freed=0.75)
     assert seen(store, job) == (0.75, 8.25)
-    assert [item.ix for item in store.open_items(job.id, state=ItemState.REALTIME)] == [1, 2]
+    assert [item.ix for item in store.items.in_state(job.id, state=ItemState.REALTIME)] == [1, 2]
 
 
 def test_a_job_without_a_budget_has_no_bounds(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 2)
-    store.plan(lease, bench.shard(0, reserved=1e9))
-    store.reserve(lease, 1e9)
+    store.shards.plan(lease, bench.shard(0, reserved=1e9))
+    store.jobs.reserve(lease, 1e9)
     assert seen(store, job) == (0.0, 2e9)
 
 
@@ -147,7 +150,7 @@ def test_concurrent_reservations_stay_within_the_budget(store: SqlStore, bench: 
 
     def reserve(_: int) -> bool:
         try:
-            store.reserve(lease, 0.7)
+            store.jobs.reserve(lease, 0.7)
         except OverJobBudget:
             return False
         return True
@@ -172,17 +175,17 @@ def realtime_budget(bench: Bench, budget: float, count: int) -> tuple[SqlStore, 
     payload = encode_request(Request("p", shared.params), shared)
     items = [NewItem(None, payload, 1, 1, realtime=True) for _ in range(count)]
     store = bench.open()
-    job, _ = store.accept(
+    job, _ = store.jobs.accept(
         bench.job(params=encode_params(shared.params), policy=JobPolicy(budget=budget)), items
     )
-    lease = store.claim(job.id, 60.0)
+    lease = store.leases.claim(job.id, 60.0)
     assert lease is not None
     return store, job, lease, JobBudget(runtime(bench, store), lease, job)
 
 
 def test_a_budget_reserves_before_it_pays_and_releases_what_is_left(bench: Bench) -> None:
     store, job, lease, budget = realtime_budget(bench, 10.0, 5)
-    items = store.claim_realtime(lease, 5)
+    items = store.items.claim_realtime(lease, 5)
     refused = budget.reserve(items)
     assert refused == {3: 3.0, 4: 3.0}
     assert seen(store, job) == (0.0, 9.0)
@@ -199,20 +202,20 @@ def test_a_budget_reserves_before_it_pays_and_releases_what_is_left(bench: Bench
 
 def test_a_try_that_was_billed_and_whose_answer_is_of_no_use_stays_paid(bench: Bench) -> None:
     store, job, lease, budget = realtime_budget(bench, 10.0, 1)
-    items = store.claim_realtime(lease, 1)
+    items = store.items.claim_realtime(lease, 1)
     assert budget.reserve(items) == {}
     budget.calls.settle(budget.calls.reserve(3.0), 2.0)
     assert budget.calls.short(3.0) is not None
     assert budget.fell_short(0)
     budget.store([result(0, "unrun", cost=None)], at=1.0)  # its cost is unknown
     assert seen(store, job) == (0.0, 2.0)
-    assert budget.reserve(store.claim_realtime(lease, 1)) == {}
+    assert budget.reserve(store.items.claim_realtime(lease, 1)) == {}
     assert seen(store, job) == (0.0, 6.5)  # more is reserved for it than the first time
 
 
 def test_a_call_still_under_way_when_its_request_is_given_up_stays_reserved(bench: Bench) -> None:
     store, job, lease, budget = realtime_budget(bench, 10.0, 1)
-    assert budget.reserve(store.claim_realtime(lease, 1)) == {}
+    assert budget.reserve(store.items.claim_realtime(lease, 1)) == {}
     budget.calls.reserve(3.0)
     budget.store([result(0, "unrun", cost=None)], at=1.0)
     assert seen(store, job) == (0.0, 3.0)
@@ -220,15 +223,15 @@ def test_a_call_still_under_way_when_its_request_is_given_up_stays_reserved(benc
 
 def test_a_budget_within_a_client_s_budget_knows_whose_money_is_short(bench: Bench) -> None:
     store, _, lease, _ = realtime_budget(bench, 10.0, 1)
-    row = store.jobs()[0]
+    row = store.jobs.latest()[0]
     budget = JobBudget(runtime(bench, store, outer_budget=lambda _: Budget(2.0)), lease, row)
-    assert budget.reserve(store.claim_realtime(lease, 1)) == {}
+    assert budget.reserve(store.items.claim_realtime(lease, 1)) == {}
     assert not budget.fell_short(0)
 
 
 def test_what_remains_is_neither_charged_nor_reserved(store: SqlStore, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0)
-    store.reserve(lease, 4.0)
-    row = store.job(job.id)
+    store.jobs.reserve(lease, 4.0)
+    row = store.jobs.get(job.id)
     assert row is not None
     assert remaining_budget(row) == 6.0

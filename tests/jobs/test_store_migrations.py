@@ -43,39 +43,44 @@ def test_a_store_of_any_release_opens_with_all_it_has(form: Path, tmp_path: Path
         old.execute(f"PRAGMA application_id = {APPLICATION}")
     old.close()
     store = open_store(path)
-    job = store.job("the key")
+    job = store.jobs.get("the key")
     assert job is not None
     assert (job.id, job.total, job.succeeded, job.failed, job.state) == ("job-old", 6, 1, 1, JobState.ACTIVE)
     assert (job.metadata, job.policy, job.params) == ({"team": "é"}, JobPolicy(fallback="individual"), b"{}")
-    assert [(r.ix, r.user_id, r.body, r.payload) for r in store.results(job.id)] == [
+    assert [(r.ix, r.user_id, r.body, r.payload) for r in store.items.results(job.id)] == [
         (0, "row-0", b"answer 0", b"ask 0"),
         (2, "row-2", b"no", b"ask 2"),
     ]
-    assert [shard.state for shard in store.shards(job.id)] == [ShardState.SETTLED, ShardState.UNCERTAIN]
-    assert [(i.ix, i.tries) for i in store.open_items(job.id)] == [(1, 1), (5, 0)]
-    assert [i.ix for i in store.open_items(job.id, state=ItemState.SHARDED)] == [3, 4]
-    assert [incident.kind for incident in store.incidents(job.id)] == ["doubled_line"]
-    assert store.recall("limit") == 5
-    assert store.turnarounds("openai:m") == [(3, 60.0, 1.0)]
-    lease = store.claim(job.id, 60)
+    assert [shard.state for shard in store.shards.of_job(job.id)] == [
+        ShardState.SETTLED,
+        ShardState.UNCERTAIN,
+    ]
+    assert [(i.ix, i.tries) for i in store.items.in_state(job.id)] == [(1, 1), (5, 0)]
+    assert [i.ix for i in store.items.in_state(job.id, state=ItemState.SHARDED)] == [3, 4]
+    assert [incident.kind for incident in store.facts.incidents(job.id)] == ["doubled_line"]
+    assert store.facts.recall("limit") == 5
+    assert store.facts.turnarounds("openai:m") == [(3, 60.0, 1.0)]
+    lease = store.leases.claim(job.id, 60)
     assert lease is not None
-    shard = store.discard(lease, store.shards(job.id)[1], items=ItemState.OPEN, tried=True, note="", at=9.0)
+    shard = store.shards.discard(
+        lease, store.shards.of_job(job.id)[1], items=ItemState.OPEN, tried=True, note="", at=9.0
+    )
     assert shard.state is ShardState.DEAD
-    assert store.drop_unsent(lease, b"", at=9.0) == 4
+    assert store.items.drop_unsent(lease, b"", at=9.0) == 4
     store.close()
 
 
 def test_a_migration_leads_an_older_store_forward_and_keeps_what_it_has(bench: Bench) -> None:
     store = bench.open()
-    job, _ = store.accept(bench.job(), new_items(2))
+    job, _ = store.jobs.accept(bench.job(), new_items(2))
     store.close()
     later = bench.open(steps=NEXT)
     assert version(bench) == len(NEXT)
-    assert later.job(job.id) == job
+    assert later.jobs.get(job.id) == job
     assert bench.behind("SELECT colour FROM job") == [("red",)]
     assert bench.behind("SELECT count(*) FROM extra") == [(0,)]
     later.close()
-    assert bench.open(steps=NEXT).job(job.id) == job
+    assert bench.open(steps=NEXT).jobs.get(job.id) == job
 
 
 def test_a_migration_that_fails_half_way_changes_nothing(bench: Bench) -> None:
@@ -86,10 +91,10 @@ def test_a_migration_that_fails_half_way_changes_nothing(bench: Bench) -> None:
     assert version(bench) == len(MIGRATIONS)
     with pytest.raises((StoreError, Exception), match="colour"):
         bench.behind("SELECT colour FROM job")
-    assert store.job(job.id) is not None
-    store.note(lease, "goes on")
+    assert store.jobs.get(job.id) is not None
+    store.jobs.note(lease, "goes on")
     again = bench.open()
-    assert again.job(job.id).note == "goes on"  # type: ignore[union-attr]
+    assert again.jobs.get(job.id).note == "goes on"  # type: ignore[union-attr]
 
 
 def test_a_newer_store_is_refused_with_advice_and_left_as_it_is(bench: Bench) -> None:
@@ -103,7 +108,7 @@ def test_a_store_of_the_present_form_is_opened_without_a_write(bench: Bench) -> 
     """So that looking at jobs works on a full disk and next to any writer."""
     bench.open()
     with bench.writing("UPDATE schema_version SET version = version"):
-        assert bench.open(busy_timeout=0.2).jobs() == []
+        assert bench.open(busy_timeout=0.2).jobs.latest() == []
 
 
 def sample(store_path: str) -> None:
@@ -115,16 +120,16 @@ def sample(store_path: str) -> None:
 
     from smartbatch.jobs.records import IncidentRow
 
-    job, _ = store.accept(new_job("job-old", key="the key", metadata={"team": "é"}), new_items(6))
-    lease = store.claim(job.id, 60)
+    job, _ = store.jobs.accept(new_job("job-old", key="the key", metadata={"team": "é"}), new_items(6))
+    lease = store.leases.claim(job.id, 60)
     assert lease is not None
-    shard = led(store, lease, store.plan(lease, made.shard(0, 1, 2)), ShardState.INGESTING)
-    store.ingest(lease, shard, [result(0), result(1, "again", b"busy")], at=1.0)
-    store.settle(lease, shard, opened=[1], finals=[result(2, "failed", b"no")], at=2.0)
-    led(store, lease, store.plan(lease, made.shard(3, 4)), ShardState.UNCERTAIN)
-    store.add_incident(lease, IncidentRow("doubled_line", job.id, shard.id, "row 0", 0.5, 1.0))
-    store.remember("limit", 5)
-    store.observe_turnarounds("openai:m", [(3, 60.0, 1.0)])
+    shard = led(store, lease, store.shards.plan(lease, made.shard(0, 1, 2)), ShardState.INGESTING)
+    store.shards.ingest(lease, shard, [result(0), result(1, "again", b"busy")], at=1.0)
+    store.shards.settle(lease, shard, opened=[1], finals=[result(2, "failed", b"no")], at=2.0)
+    led(store, lease, store.shards.plan(lease, made.shard(3, 4)), ShardState.UNCERTAIN)
+    store.facts.add_incident(lease, IncidentRow("doubled_line", job.id, shard.id, "row 0", 0.5, 1.0))
+    store.facts.remember("limit", 5)
+    store.facts.observe_turnarounds("openai:m", [(3, 60.0, 1.0)])
     store.close()
     with sqlite3.connect(store_path) as connection:
         lines = [line for line in connection.iterdump() if "sqlite_sequence" not in line]

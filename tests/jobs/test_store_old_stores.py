@@ -134,13 +134,13 @@ def provider_of(bench: Bench, clock: VirtualClock) -> Remote:
         "late",
         "done",
     }
-    for job in store.jobs():
+    for job in store.jobs.latest():
         name = str(job.key)
         shared = decode_params(job.params)
-        for shard in store.shards(job.id):
+        for shard in store.shards.of_job(job.id):
             if name not in known | {"ingesting"}:
                 continue
-            payloads = store.payloads(shard.id)
+            payloads = store.shards.payloads(shard.id)
             lines = [
                 {
                     "id": wire_id(shard.nonce, p.position),
@@ -165,38 +165,38 @@ def by_key(jobs: list[JobRow]) -> dict[str, JobRow]:
 
 def test_dictionaries_of_the_old_store_become_records(old: Bench) -> None:
     store = old.open()
-    jobs = by_key(store.jobs())
+    jobs = by_key(store.jobs.latest())
     assert jobs.keys() == OUTCOMES.keys()
     for name, job in jobs.items():
         assert job.policy == JobPolicy(**{**asdict(COMMON), **POLICIES.get(name, {})}), name
-        progress = [shard.remote for shard in store.shards(job.id)]
+        progress = [shard.remote for shard in store.shards.of_job(job.id)]
         expected = PROGRESS.get(name, [{} for _ in progress])
         assert progress == [RemoteProgress(**fields) for fields in expected], name
 
 
 def test_what_has_another_name_keeps_its_value(old: Bench) -> None:
     store = old.open()
-    jobs = by_key(store.jobs())
+    jobs = by_key(store.jobs.latest())
     assert jobs["submitted"].reserved == 1.75
-    assert store.shards(jobs["submitted"].id)[0].reserved == 1.5
-    assert store.shards(jobs["provisional"].id)[0].foreign_batches == ("batch-else",)
-    assert [shard.cleaned_up for shard in store.shards(jobs["done"].id)] == [False]
-    (shard,) = store.shards(jobs["ingesting"].id)
-    assert [(item.ix, item.verdict) for item in store.unsettled(shard.id)] == [
+    assert store.shards.of_job(jobs["submitted"].id)[0].reserved == 1.5
+    assert store.shards.of_job(jobs["provisional"].id)[0].foreign_batches == ("batch-else",)
+    assert [shard.cleaned_up for shard in store.shards.of_job(jobs["done"].id)] == [False]
+    (shard,) = store.shards.of_job(jobs["ingesting"].id)
+    assert [(item.ix, item.verdict) for item in store.shards.unsettled(shard.id)] == [
         (2, "again"),
         (3, "unrun"),
         (4, None),
     ]
     attended = jobs["attended"].id
-    assert [item.ix for item in store.open_items(attended, state=ItemState.IN_FLIGHT)] == [1]
-    assert [item.ix for item in store.open_items(attended, state=ItemState.REALTIME)] == [2, 3]
-    assert [incident.kind for incident in store.incidents(jobs["done"].id)] == [
+    assert [item.ix for item in store.items.in_state(attended, state=ItemState.IN_FLIGHT)] == [1]
+    assert [item.ix for item in store.items.in_state(attended, state=ItemState.REALTIME)] == [2, 3]
+    assert [incident.kind for incident in store.facts.incidents(jobs["done"].id)] == [
         "double_submission",
         "missing_items",
         "maybe_billed",
     ]
-    assert store.recall("shared:limit") == 5
-    assert store.turnarounds("late remote:m") == [(3, 4000.0, NOW - 100.0)]
+    assert store.facts.recall("shared:limit") == 5
+    assert store.facts.turnarounds("late remote:m") == [(3, 4000.0, NOW - 100.0)]
 
 
 def test_every_job_of_the_old_store_is_carried_on_to_its_end(
@@ -210,15 +210,15 @@ def test_every_job_of_the_old_store_is_carried_on_to_its_end(
         client.job(name).resume() if name != "held" else client.job(name)
     clock.sleep(2 * HOUR)
     store = old.open()
-    jobs = by_key(store.jobs())
+    jobs = by_key(store.jobs.latest())
     assert {name: job.state for name, job in jobs.items()} == dict.fromkeys(OUTCOMES, JobState.DONE)
     assert {name: (job.succeeded, job.failed, job.cancelled) for name, job in jobs.items()} == OUTCOMES
     assert sorted(remote.asked) == sorted(SENT_IN_REAL_TIME)
     new = [batch for batch_id, batch in remote.api.made.items() if batch_id not in before]
     assert sorted(line["prompt"] for batch in new for line in batch.lines) == sorted(SENT_BY_BATCH)
-    assert [shard.cleaned_up for shard in store.shards(jobs["done"].id)] == [True]
+    assert [shard.cleaned_up for shard in store.shards.of_job(jobs["done"].id)] == [True]
     for name, job in jobs.items():
-        results = store.results(job.id)
+        results = store.items.results(job.id)
         assert [result.ix for result in results] == list(range(job.total)), name
         assert [result.user_id for result in results] == [f"{name}-{ix}" for ix in range(job.total)]
     assert old.behind("SELECT count(*) FROM incomplete_job") == [(0,)]
@@ -232,7 +232,7 @@ def test_a_migration_of_the_old_store_that_fails_at_its_end_leaves_it_as_it_was(
         old.open(steps=broken)
     assert old.behind("SELECT version FROM schema_version") == [(2,)]
     assert [old.behind(statement) for statement in tables] == before
-    assert len(old.open().jobs()) == len(OUTCOMES)
+    assert len(old.open().jobs.latest()) == len(OUTCOMES)
 
 
 @pytest.mark.parametrize("change", [{"version": 2}, {"version": 2, "colour": "red"}])
@@ -242,12 +242,12 @@ def test_a_record_of_a_newer_release_is_refused_and_left_as_it_is(
 ) -> None:
     column, kind = {"job": ("policy", "JobPolicy"), "shard": ("remote", "RemoteProgress")}[table]
     store = old.open()
-    job = store.job("submitted")
+    job = store.jobs.get("submitted")
     assert job is not None
     newer = json.dumps(change)
     old.behind(f"UPDATE {table} SET {column} = ?", newer)
     with pytest.raises(StoreError, match=rf"a {kind} of the store has version 2.*update smartbatch"):
-        store.shards(job.id) if table == "shard" else store.job(job.id)
+        store.shards.of_job(job.id) if table == "shard" else store.jobs.get(job.id)
     assert set(old.behind(f"SELECT {column} FROM {table}")) == {(newer,)}
 
 
@@ -256,4 +256,4 @@ def test_a_record_with_an_unknown_field_or_without_a_version_is_refused(old: Ben
     store = old.open()
     old.behind("UPDATE job SET policy = ?", damage)
     with pytest.raises(StoreError, match="a JobPolicy of the store is damaged"):
-        store.job("submitted")
+        store.jobs.get("submitted")

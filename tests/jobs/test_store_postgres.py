@@ -64,39 +64,39 @@ def test_a_commit_that_happened_although_its_answer_was_lost_counts_once(relay: 
         relay.cut_at(b"COMMIT", pass_on=True)
 
     cut()
-    assert store.accept(bench.job(key="k"), new_items(3))[1]
-    assert store.job("k") is not None
+    assert store.jobs.accept(bench.job(key="k"), new_items(3))[1]
+    assert store.jobs.get("k") is not None
     cut()
-    shard = store.plan(lease, bench.shard(0, 1, 2))
+    shard = store.shards.plan(lease, bench.shard(0, 1, 2))
     cut()
-    shard = store.advance(lease, shard, ShardState.READY)
+    shard = store.shards.advance(lease, shard, ShardState.READY)
     cut()
-    intended = store.mark_submitting(lease, shard, exclusive=True)
+    intended = store.shards.mark_submitting(lease, shard, exclusive=True)
     assert intended is not None
-    assert store.shard(shard.id) == intended
+    assert store.shards.get(shard.id) == intended
     shard = led_on(store, lease, intended)
     cut()
-    assert store.ingest(lease, shard, [result(0), result(1)], at=1.0).final == (0, 1)
+    assert store.shards.ingest(lease, shard, [result(0), result(1)], at=1.0).final == (0, 1)
     cut()
-    assert store.settle(lease, shard, realtime=[2], at=2.0).state is ShardState.SETTLED
+    assert store.shards.settle(lease, shard, realtime=[2], at=2.0).state is ShardState.SETTLED
     cut()
-    assert [item.ix for item in store.claim_realtime(lease, 5)] == [2]
+    assert [item.ix for item in store.items.claim_realtime(lease, 5)] == [2]
     cut()
-    assert store.add_incident(lease, IncidentRow("kind", job.id, None, "x", None, 1.0))
+    assert store.facts.add_incident(lease, IncidentRow("kind", job.id, None, "x", None, 1.0))
     cut()
-    assert store.drop_unsent(lease, b"", at=3.0) == 3
+    assert store.items.drop_unsent(lease, b"", at=3.0) == 3
     cut()
-    store.release(lease)
-    found = bench.open().job(job.id)
+    store.leases.release(lease)
+    found = bench.open().jobs.get(job.id)
     assert found is not None
     assert (found.succeeded, found.cancelled, found.owner) == (2, 3, None)
-    assert [row.ix for row in store.results(job.id)] == [0, 1, 3, 4, 5]
+    assert [row.ix for row in store.items.results(job.id)] == [0, 1, 3, 4, 5]
     assert relay.cuts == cuts == 10
 
 
 def led_on(store: SqlStore, lease: Any, shard: Any) -> Any:
     for state in (ShardState.SUBMITTED, ShardState.ENDED, ShardState.INGESTING):
-        shard = store.advance(lease, shard, state)
+        shard = store.shards.advance(lease, shard, state)
     return shard
 
 
@@ -108,15 +108,15 @@ def test_a_commit_that_never_reached_the_server_is_told_and_may_be_tried_again(
     new = bench.shard(0, 1)
     relay.cut_at(b"COMMIT", pass_on=False)
     with pytest.raises(StoreError, match="nothing of this write counts; try again"):
-        store.plan(lease, new)
+        store.shards.plan(lease, new)
     assert relay.cuts == 1
-    assert store.shards(job.id) == []
-    assert store.plan(lease, new).no == 1
+    assert store.shards.of_job(job.id) == []
+    assert store.shards.plan(lease, new).no == 1
     relay.cut_at(b"COMMIT", pass_on=False)
     with pytest.raises(StoreError, match="nothing of this write counts"):
-        store.accept(bench.job(key="k"), new_items(3))
-    assert store.job("k") is None
-    assert store.accept(bench.job(key="k"), new_items(3))[1]
+        store.jobs.accept(bench.job(key="k"), new_items(3))
+    assert store.jobs.get("k") is None
+    assert store.jobs.accept(bench.job(key="k"), new_items(3))[1]
 
 
 def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay: Relay, bench: Bench) -> None:
@@ -134,12 +134,12 @@ def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay: Relay, bench
         return b"digest"
 
     with pytest.raises(StoreError, match="whether this write counts cannot be told yet: read before"):
-        store.accept(bench.job(key="k"), new_items(3), digest=vanish)
+        store.jobs.accept(bench.job(key="k"), new_items(3), digest=vanish)
     os.rename(f"{relay.folder}/away", f"{relay.folder}/.s.PGSQL.5432")
-    found = store.job("k")
+    found = store.jobs.get("k")
     assert found is not None
     assert (found.total, found.digest) == (3, b"digest")
-    assert store.renew([lease], 60) == [lease]
+    assert store.leases.renew([lease], 60) == [lease]
 
 
 @pytest.mark.parametrize("word", [b"INSERT INTO shard_items", b"UPDATE item", b"FOR UPDATE"])
@@ -150,11 +150,11 @@ def test_a_wire_cut_in_the_middle_of_a_write_leaves_nothing_of_it(
     job, lease = started(store, bench, 6)
     relay.cut_at(word, pass_on=True)
     with pytest.raises(StoreError, match="lost the connection: nothing of this write counts"):
-        store.plan(lease, bench.shard(0, 1))
+        store.shards.plan(lease, bench.shard(0, 1))
     assert relay.cuts == 1
-    assert store.shards(job.id) == []
-    assert len(store.open_items(job.id)) == 6
-    assert store.plan(lease, bench.shard(0, 1)).no == 1
+    assert store.shards.of_job(job.id) == []
+    assert len(store.items.in_state(job.id)) == 6
+    assert store.shards.plan(lease, bench.shard(0, 1)).no == 1
 
 
 def test_sessions_lost_while_idle_are_replaced_without_a_word(relay: Relay, bench: Bench) -> None:
@@ -162,12 +162,12 @@ def test_sessions_lost_while_idle_are_replaced_without_a_word(relay: Relay, benc
     store, other = through(relay, bench), bench.open()
     job, lease = started(store, bench)
     relay.cut_all()
-    assert store.job(job.id) is not None
-    assert store.plan(lease, bench.shard(0)).no == 1
+    assert store.jobs.get(job.id) is not None
+    assert store.shards.plan(lease, bench.shard(0)).no == 1
     relay.cut_all()
-    assert store.renew([lease], 60) == [lease]
-    assert other.claim(job.id, 60) is None  # the lock that says that it lives is held again
-    assert [row.id for row in other.claimable()] == []
+    assert store.leases.renew([lease], 60) == [lease]
+    assert other.leases.claim(job.id, 60) is None  # the lock that says that it lives is held again
+    assert [row.id for row in other.leases.claimable()] == []
 
 
 def test_an_owner_whose_wire_is_cut_may_be_replaced_and_then_writes_nothing(
@@ -178,12 +178,12 @@ def test_an_owner_whose_wire_is_cut_may_be_replaced_and_then_writes_nothing(
     relay.cut_all()
     taken = None
     for _ in range(200):  # the server needs a moment to see it
-        taken = taken or other.claim(job.id, 60)
+        taken = taken or other.leases.claim(job.id, 60)
     assert taken is not None
     with pytest.raises(LeaseLost):
-        store.plan(lease, bench.shard(0))
-    assert store.renew([lease], 60) == []
-    assert other.renew([taken], 60) == [taken]
+        store.shards.plan(lease, bench.shard(0))
+    assert store.leases.renew([lease], 60) == []
+    assert other.leases.renew([taken], 60) == [taken]
 
 
 def test_a_server_that_is_away_is_an_error_that_names_it(bench: Bench, tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ def test_a_server_that_goes_away_and_comes_back_is_used_again(relay: Relay, benc
     os.rename(f"{relay.folder}/.s.PGSQL.5432", f"{relay.folder}/away")
     relay.cut_all()
     with pytest.raises(StoreError, match="cannot be reached"):
-        store.job(job.id)
+        store.jobs.get(job.id)
     with pytest.raises(StoreError, match="cannot be reached"):
-        store.plan(lease, bench.shard(0))
+        store.shards.plan(lease, bench.shard(0))
     os.rename(f"{relay.folder}/away", f"{relay.folder}/.s.PGSQL.5432")
-    assert store.job(job.id) is not None
-    assert store.plan(lease, bench.shard(0)).no == 1
+    assert store.jobs.get(job.id) is not None
+    assert store.shards.plan(lease, bench.shard(0)).no == 1
 
 
 # -- other sessions ------------------------------------------------------------------------------------------
@@ -215,33 +215,33 @@ def test_a_row_that_another_session_locks_is_an_error_after_a_bounded_wait(bench
     job, lease = started(store, bench)
     with bench.writing("SELECT no FROM job WHERE id = ? FOR UPDATE", job.id):
         with pytest.raises(StoreError, match=r"locked: another process .* 0\.1 s"):
-            store.plan(lease, bench.shard(0))
-        assert bench.open().claim(job.id, 60) is None  # who claims does not wait at all
-        assert store.job(job.id) is not None
-    assert store.plan(lease, bench.shard(0)).no == 1
+            store.shards.plan(lease, bench.shard(0))
+        assert bench.open().leases.claim(job.id, 60) is None  # who claims does not wait at all
+        assert store.jobs.get(job.id) is not None
+    assert store.shards.plan(lease, bench.shard(0)).no == 1
 
 
 def test_a_process_frozen_in_the_middle_of_a_write_does_not_hold_its_locks(bench: Bench) -> None:
     frozen, store = bench.open(busy_timeout=0.2), bench.open()
 
     def freeze() -> bytes:
-        store.accept(bench.job(key="other"), [])  # waits until the server has ended the frozen session
+        store.jobs.accept(bench.job(key="other"), [])  # waits until the server has ended the frozen session
         return b""
 
     with pytest.raises(StoreError, match="nothing of this write counts"):
-        frozen.accept(bench.job(key="frozen"), new_items(1), digest=freeze)
-    assert store.job("other") is not None
-    assert store.job("frozen") is None
-    frozen.remember("k", 1)  # with a new session
+        frozen.jobs.accept(bench.job(key="frozen"), new_items(1), digest=freeze)
+    assert store.jobs.get("other") is not None
+    assert store.jobs.get("frozen") is None
+    frozen.facts.remember("k", 1)  # with a new session
 
 
 def test_reads_leave_no_transaction_open(bench: Bench) -> None:
     store = bench.open()
-    job, _ = started(store, bench)
-    store.results(job.id)
-    store.claimable()
+    job, lease = started(store, bench)
+    store.items.results(job.id)
+    store.leases.claimable()
     with pytest.raises(ValueError, match="at least one item"):
-        store.plan(store.claim(job.id, 60) or None, bench.shard())  # type: ignore[arg-type]
+        store.shards.plan(lease, bench.shard())
     states = bench.behind("SELECT state FROM pg_stat_activity WHERE application_name = 'smartbatch'")
     assert states
     assert {state for (state,) in states} == {"idle"}
@@ -250,14 +250,14 @@ def test_reads_leave_no_transaction_open(bench: Bench) -> None:
 def test_leases_run_by_the_servers_clock_whatever_the_machines_say(bench: Bench) -> None:
     """Two machines whose clocks are years apart agree on who owns what (E15, I8)."""
     past, future = bench.open(wall=lambda: 0.0), bench.open(wall=lambda: 4e9)
-    job, _ = past.accept(bench.job(), new_items(1))
-    lease = past.claim(job.id, 60)
+    job, _ = past.jobs.accept(bench.job(), new_items(1))
+    lease = past.leases.claim(job.id, 60)
     assert lease is not None
-    assert future.claimable() == []
-    assert future.claim(job.id, 60) is None
-    past.release(lease)
-    assert future.claim(job.id, 60) is not None
-    assert past.claim(job.id, 60) is None
+    assert future.leases.claimable() == []
+    assert future.leases.claim(job.id, 60) is None
+    past.leases.release(lease)
+    assert future.leases.claim(job.id, 60) is not None
+    assert past.leases.claim(job.id, 60) is None
     (left,) = bench.behind("SELECT lease_until - extract(epoch FROM clock_timestamp()) FROM job")
     assert 50 < left[0] <= 60
 
@@ -268,10 +268,10 @@ def test_stores_in_two_schemas_of_a_server_know_nothing_of_each_other(
     other = Bench("postgres", postgres_address, tmp_path)
     one, two = bench.open(), other.open()
     job, lease = started(one, bench, key="k")
-    assert two.jobs() == []
-    assert two.accept(evolve(other.job(key="k"), id=job.id), new_items(1))[1]
-    assert two.claim(job.id, 60) is not None
-    assert one.renew([lease], 60) == [lease]
+    assert two.jobs.latest() == []
+    assert two.jobs.accept(evolve(other.job(key="k"), id=job.id), new_items(1))[1]
+    assert two.leases.claim(job.id, 60) is not None
+    assert one.leases.renew([lease], 60) == [lease]
     assert one.spool != two.spool
     other.close()
 
@@ -287,11 +287,11 @@ def test_commits_are_durable_even_where_the_servers_default_is_not(
         return sessions[-1]
 
     monkeypatch.setattr(psycopg, "connect", watched)
-    bench.open().remember("k", 1)
+    bench.open().facts.remember("k", 1)
     (dbname,) = bench.behind("SELECT current_database()")
     bench.behind(f'ALTER DATABASE "{dbname[0]}" SET synchronous_commit TO off')
     try:
-        bench.open().remember("k", 2)
+        bench.open().facts.remember("k", 2)
         used = [session for session in sessions if not session.closed]
         assert len(used) == 4  # one that reads and one that writes, of each store
         assert {session.execute("SHOW synchronous_commit").fetchone() for session in used} == {("on",)}
@@ -386,11 +386,11 @@ def test_an_sqlite_store_needs_no_package_of_the_server(tmp_path: Path) -> None:
 def test_errors_of_the_server_show_no_values_of_rows(bench: Bench) -> None:
     store = bench.open()
     _, lease = started(store, bench)
-    store.plan(lease, bench.shard(0, nonce="the-secret-nonce"))
+    store.shards.plan(lease, bench.shard(0, nonce="the-secret-nonce"))
     with pytest.raises(StoreError, match="refused a statement") as told:
-        store.plan(lease, bench.shard(1, nonce="the-secret-nonce"))
+        store.shards.plan(lease, bench.shard(1, nonce="the-secret-nonce"))
     assert "secret" not in str(told.value)
-    assert led(store, lease, store.plan(lease, bench.shard(1)), ShardState.READY).no == 2
+    assert led(store, lease, store.shards.plan(lease, bench.shard(1)), ShardState.READY).no == 2
 
 
 def test_psycopg_is_the_third() -> None:

@@ -86,11 +86,11 @@ def start(bench: Bench, tmp_path: Path) -> Iterator[Start]:
 
 OWNER = """
 store = open_store(place)
-lease = store.claim(rest[0], 3600)
+lease = store.leases.claim(rest[0], 3600)
 say(lease.epoch)
 hear()
 try:
-    store.note(lease, "awake")
+    store.jobs.note(lease, "awake")
     say("written")
 except LeaseLost:
     say("lost")
@@ -100,44 +100,44 @@ hear()
 
 def test_a_killed_owner_is_replaced_at_once_whatever_its_lease(bench: Bench, start: Start) -> None:
     store = bench.open()
-    job, _ = store.accept(bench.job(), new_items(1))
+    job, _ = store.jobs.accept(bench.job(), new_items(1))
     owner = start(OWNER, job.id)
     assert owner.hear() == "1"
-    assert store.claimable() == []
-    assert store.claim(job.id, 60) is None
+    assert store.leases.claimable() == []
+    assert store.leases.claim(job.id, 60) is None
     owner.kill()
     until = time.monotonic() + 10
-    while not store.claimable() and time.monotonic() < until:
+    while not store.leases.claimable() and time.monotonic() < until:
         pass  # a server needs a moment to see that a client has gone
-    assert [row.id for row in store.claimable()] == [job.id]
-    assert store.claim(job.id, 60) == JobLease(job.id, 2)
+    assert [row.id for row in store.leases.claimable()] == [job.id]
+    assert store.leases.claim(job.id, 60) == JobLease(job.id, 2)
 
 
 def test_a_frozen_owner_is_replaced_after_its_lease_and_writes_nothing_when_it_wakes(
     bench: Bench, start: Start
 ) -> None:
     store = bench.open()
-    job, _ = store.accept(bench.job(), new_items(1))
+    job, _ = store.jobs.accept(bench.job(), new_items(1))
     frozen = start(OWNER, job.id)
     assert frozen.hear() == "1"
     frozen.process.send_signal(signal.SIGSTOP)
-    assert store.claim(job.id, 60) is None
+    assert store.leases.claim(job.id, 60) is None
     bench.let_leases_run_out()
-    lease = store.claim(job.id, 60)
+    lease = store.leases.claim(job.id, 60)
     assert lease == JobLease(job.id, 2)
-    store.note(lease, "mine")
+    store.jobs.note(lease, "mine")
     frozen.process.send_signal(signal.SIGCONT)
     frozen.say()
     assert frozen.hear() == "lost"
-    found = store.job(job.id)
+    found = store.jobs.get(job.id)
     assert found is not None
     assert found.note == "mine"
 
 
 FORKER = """
 store = open_store(place)
-lease = store.claim(rest[0], 3600)
-store.remember("before", 1)
+lease = store.leases.claim(rest[0], 3600)
+store.facts.remember("before", 1)
 child = os.fork()
 if child == 0:
     say("child", os.getpid())
@@ -150,17 +150,17 @@ hear()
 def test_a_forked_child_does_not_keep_its_dead_parents_jobs(bench: Bench, start: Start) -> None:
     """The lock is free although the child goes on (M5)."""
     store = bench.open()
-    job, _ = store.accept(bench.job(), new_items(1))
+    job, _ = store.jobs.accept(bench.job(), new_items(1))
     parent = start(FORKER, job.id)
     word, child = parent.hear().split()
     assert word == "child"
-    assert store.claim(job.id, 60) is None
+    assert store.leases.claim(job.id, 60) is None
     parent.kill()
     os.kill(int(child), 0)  # it lives
     try:
         lease = None
         for _ in range(200):  # a server needs a moment to see that a client has gone
-            lease = store.claim(job.id, 60)
+            lease = store.leases.claim(job.id, 60)
             if lease is not None:
                 break
         assert lease == JobLease(job.id, 2)
@@ -170,29 +170,29 @@ def test_a_forked_child_does_not_keep_its_dead_parents_jobs(bench: Bench, start:
 
 FAMILY = """
 store = open_store(place)
-lease = store.claim(rest[0], 3600)
-store.remember("before", 1)
+lease = store.leases.claim(rest[0], 3600)
+store.facts.remember("before", 1)
 reading, writing = os.pipe()
 child = os.fork()
 if child == 0:
     told = []
     try:
-        store.note(lease, "child")
+        store.jobs.note(lease, "child")
     except LeaseLost:
         told.append("lost")
-    told.append(str(store.recall("before")))
-    job, made = store.accept(new("job-child"), items(2))
-    told.append(str(store.claim(rest[0], 60)))
-    told.append(str(store.claim("job-child", 60).epoch))
+    told.append(str(store.facts.recall("before")))
+    job, made = store.jobs.accept(new("job-child"), items(2))
+    told.append(str(store.leases.claim(rest[0], 60)))
+    told.append(str(store.leases.claim("job-child", 60).epoch))
     store.close()
     os.write(writing, " ".join(told).encode())
     os._exit(0)
 os.close(writing)  # else nobody would hear of a child that fails
 os.waitpid(child, 0)
 say(os.read(reading, 1000).decode())
-store.note(lease, "parent")
-say(len(store.jobs()), store.job(rest[0]).note, store.renew([lease], 60) == [lease])
-say(store.job("job-child").owner)
+store.jobs.note(lease, "parent")
+say(len(store.jobs.latest()), store.jobs.get(rest[0]).note, store.leases.renew([lease], 60) == [lease])
+say(store.jobs.get("job-child").owner)
 hear()
 """
 
@@ -201,12 +201,12 @@ def test_a_forked_child_has_a_store_of_its_own_and_its_parent_keeps_what_it_has(
     bench: Bench, start: Start
 ) -> None:
     store = bench.open()
-    job, _ = store.accept(bench.job(), new_items(1))
+    job, _ = store.jobs.accept(bench.job(), new_items(1))
     family = start(FAMILY, job.id)
     assert family.hear() == "lost 1 None 1"
     assert family.hear() == "2 parent True"
     assert family.hear() == "None"
-    assert store.claim(job.id, 60) is None  # the child's end did not free the parent's lock
+    assert store.leases.claim(job.id, 60) is None  # the child's end did not free the parent's lock
 
 
 BUSY = """
@@ -217,8 +217,8 @@ def write():
     for n in range(1_000_000):
         if ended.is_set():
             return
-        store.remember(f"fact {n % 10}", n)
-        store.jobs()
+        store.facts.remember(f"fact {n % 10}", n)
+        store.jobs.latest()
 threads = [threading.Thread(target=write) for _ in range(2)]
 for thread in threads:
     thread.start()
@@ -229,8 +229,8 @@ for n in range(int(rest[0])):
         code = 1
         try:
             own = store if n % 2 else open_store(place)
-            own.remember(f"child {n}", n)
-            code = 0 if own.recall(f"child {n}") == n else 2
+            own.facts.remember(f"child {n}", n)
+            code = 0 if own.facts.recall(f"child {n}") == n else 2
         finally:
             os._exit(code)
     until = time.monotonic() + 8
@@ -246,7 +246,7 @@ ended.set()
 for thread in threads:
     thread.join()
 say({str(code) for code in codes})
-say(sum(store.recall(f"child {n}") == n for n in range(int(rest[0]))))
+say(sum(store.facts.recall(f"child {n}") == n for n in range(int(rest[0]))))
 hear()
 """
 
@@ -257,7 +257,7 @@ def test_children_forked_in_the_middle_of_writes_can_use_the_store(bench: Bench,
     parent = start(BUSY, 15)
     assert parent.hear() == "{'0'}"
     assert parent.hear() == "15"
-    assert store.recall("child 14") == 14
+    assert store.facts.recall("child 14") == 14
 
 
 ROWS = """
@@ -269,7 +269,7 @@ def rows():
         os._exit(0)
     os.waitpid(child, 0)
     yield from items(2)
-job, made = store.accept(new("job-1"), rows())
+job, made = store.jobs.accept(new("job-1"), rows())
 say(job.total, made)
 hear()
 """
@@ -286,16 +286,16 @@ store = open_store(place)
 say("open")
 hear()
 for n in range(10):
-    store.accept(new(f"job-{rest[0]}-{n}"), items(3))
+    store.jobs.accept(new(f"job-{rest[0]}-{n}"), items(3))
 mine = 0
-for row in store.claimable():
-    lease = store.claim(row.id, 3600)
+for row in store.leases.claimable():
+    lease = store.leases.claim(row.id, 3600)
     if lease is not None:
         assert lease.epoch == 1
         mine += 1
         for n in range(3):
-            shard = store.plan(lease, NewShard(f"{row.id}-{n}", f"{row.id}-{n}", (n,), 1, 1, 0.0))
-            store.fail_shard(lease, shard, b"no", note="no", at=2.0)
+            shard = store.shards.plan(lease, NewShard(f"{row.id}-{n}", f"{row.id}-{n}", (n,), 1, 1, 0.0))
+            store.shards.fail(lease, shard, b"no", note="no", at=2.0)
 say(mine)
 hear()
 store.close()
@@ -311,7 +311,7 @@ def test_processes_that_open_a_new_place_at_once_share_it_and_own_each_job_once(
         other.say()
     owned = [int(other.hear()) for other in crowd]
     store = bench.open()
-    jobs = store.jobs()
+    jobs = store.jobs.latest()
     assert len(jobs) == 40
     assert all(job.epoch <= 1 for job in jobs)
     assert sum(owned) == sum(job.epoch for job in jobs)
@@ -319,7 +319,7 @@ def test_processes_that_open_a_new_place_at_once_share_it_and_own_each_job_once(
     for other in crowd:
         other.say()
         assert other.process.wait(30) == 0
-    assert all(job.owner is None for job in store.jobs())
+    assert all(job.owner is None for job in store.jobs.latest())
 
 
 ACCEPTING = """
@@ -328,7 +328,7 @@ job_table.PAGE_ITEMS = 7
 store = open_store(place)
 say("open")
 for n in range(100_000):
-    store.accept(new(f"job-{rest[0]}-{n}"), items(n % 40))
+    store.jobs.accept(new(f"job-{rest[0]}-{n}"), items(n % 40))
     say(n)
 """
 
@@ -342,16 +342,16 @@ def test_killed_at_any_moment_every_acknowledged_job_is_there_and_whole(bench: B
             acknowledged.add(f"job-{cycle}-{other.hear()}")
         other.kill()
     store = bench.open()
-    jobs = {job.id: job for job in store.jobs(limit=10_000)}
+    jobs = {job.id: job for job in store.jobs.latest(limit=10_000)}
     assert acknowledged <= jobs.keys()
     assert len(jobs) <= len(acknowledged) + 6 * 60  # those whose acknowledgement was still in the pipe
     for job in jobs.values():
         assert job.total == int(job.id.split("-")[2]) % 40
-        assert [item.ix for item in store.open_items(job.id)] == list(range(job.total))
+        assert [item.ix for item in store.items.in_state(job.id)] == list(range(job.total))
     job, lease = started(store, bench, 1)  # sweeps what never became a job
     assert bench.behind("SELECT count(*) FROM incomplete_job") == [(0,)]
     assert bench.behind("SELECT count(*) FROM item") == [(sum(job.total for job in jobs.values()) + 1,)]
     assert len(bench.behind("SELECT id FROM owner")) == 1
-    store.release(lease)
+    store.leases.release(lease)
     with pytest.raises(LeaseLost):
-        store.note(lease, "x")
+        store.jobs.note(lease, "x")

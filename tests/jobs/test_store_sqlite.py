@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +22,7 @@ import pytest
 from jobs.stores import Bench, led, new_items, result, started
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import ItemState, NewItem, ShardState
+from smartbatch.jobs.records import ItemState, JobLease, NewItem, ShardState
 from smartbatch.jobs.store import SqlStore, checks, job_table, open_store
 from smartbatch.jobs.store import sqlite as sqlite_module
 
@@ -84,25 +84,36 @@ class Interrupted:
                 raise KeyboardInterrupt
 
 
-def test_a_read_interrupted_at_any_moment_leaves_the_store_to_other_threads(bench: Bench) -> None:
-    """The traceback keeps all frames, as a notebook does; the lock may not be kept with them."""
-    store = bench.open()
-    store.remember("k", 1)
+Act = Callable[[SqlStore, JobLease], object]
+ACTS: dict[str, Act] = {
+    "a read": lambda store, _: store.facts.recall("k"),
+    "a write": lambda store, _: store.facts.remember("k", 2),
+    "a write under a lease": lambda store, lease: store.jobs.note(lease, "waits"),
+}
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_what_is_interrupted_at_any_moment_leaves_the_store_to_others(bench: Bench, act: Act) -> None:
+    """The traceback keeps all frames, as a notebook does: no lock and no transaction may stay with them."""
+    store, other = bench.open(), bench.open(busy_timeout=0.5)
+    _, lease = started(store, bench)
+    store.facts.remember("k", 1)
     kept: list[BaseException] = []
     for at in range(1, 2000):
         try:
             sys.setprofile(Interrupted(at))
-            store.recall("k")
+            act(store, lease)
         except KeyboardInterrupt as error:
             kept.append(error)
         else:
             break
         finally:
             sys.setprofile(None)
-        reading = threading.Thread(target=store.recall, args=("k",), daemon=True)
-        reading.start()
-        reading.join(10)
-        assert not reading.is_alive(), f"blocked after an interrupt at moment {at}"
+        going_on = threading.Thread(target=store.jobs.note, args=(lease, None), daemon=True)
+        going_on.start()
+        going_on.join(10)
+        assert not going_on.is_alive(), f"blocked after an interrupt at moment {at}"
+        other.facts.remember("of another process", at)
     assert len(kept) > 10
 
 
@@ -119,9 +130,9 @@ def filled(bench: Bench, count: int = 500) -> str:
     """Make a file with a job in it, close it, and return its path."""
     store = bench.open()
     _, lease = started(store, bench, count)
-    shard = led(store, lease, store.plan(lease, bench.shard(*range(count // 2))), ShardState.INGESTING)
-    store.ingest(lease, shard, [result(ix) for ix in range(count // 4)], at=1.0)
-    store.release(lease)
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(*range(count // 2))), ShardState.INGESTING)
+    store.shards.ingest(lease, shard, [result(ix) for ix in range(count // 4)], at=1.0)
+    store.leases.release(lease)
     store.close()
     return bench.place
 
@@ -190,19 +201,19 @@ def test_every_commit_is_synced_and_every_write_begins_as_one(
 ) -> None:
     """No statement changes anything outside of BEGIN IMMEDIATE … COMMIT (E2)."""
     store = bench.open()
-    store.remember("k", 1)
+    store.facts.remember("k", 1)
     writing = writer(connections)
     assert writing.execute("PRAGMA synchronous").fetchone() == (2,)
     assert writing.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     told: list[str] = []
     writing.set_trace_callback(told.append)
     _, lease = started(store, bench, 20)
-    shard = led(store, lease, store.plan(lease, bench.shard(*range(10))), ShardState.INGESTING)
-    store.ingest(lease, shard, [result(ix) for ix in range(9)], at=1.0)
-    store.settle(lease, shard, realtime=[9], at=2.0)
-    store.answer(lease, [result(d.ix) for d in store.claim_realtime(lease, 5)], at=3.0)
-    store.drop_unsent(lease, b"", at=4.0)
-    store.forget(lease.job_id)
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(*range(10))), ShardState.INGESTING)
+    store.shards.ingest(lease, shard, [result(ix) for ix in range(9)], at=1.0)
+    store.shards.settle(lease, shard, realtime=[9], at=2.0)
+    store.items.answer(lease, [result(d.ix) for d in store.items.claim_realtime(lease, 5)], at=3.0)
+    store.items.drop_unsent(lease, b"", at=4.0)
+    store.jobs.forget(lease.job_id)
     inside = False
     changes = 0
     for statement in told:
@@ -225,15 +236,15 @@ def test_a_file_that_another_process_keeps_locked_is_an_error_after_a_bounded_wa
     with sqlite3.connect(bench.place, isolation_level=None) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StoreError, match=r"locked: another process .* 0\.05 s"):
-            store.accept(bench.job(), new_items(1))
+            store.jobs.accept(bench.job(), new_items(1))
         with pytest.raises(StoreError, match="locked"):
-            store.plan(lease, bench.shard(0))
-        assert store.job(job.id) is not None  # reading goes on
-        assert len(store.open_items(job.id)) == 3
+            store.shards.plan(lease, bench.shard(0))
+        assert store.jobs.get(job.id) is not None  # reading goes on
+        assert len(store.items.in_state(job.id)) == 3
         other.execute("ROLLBACK")
     other.close()
-    assert store.plan(lease, bench.shard(0)).no == 1
-    assert len(store.jobs()) == 1
+    assert store.shards.plan(lease, bench.shard(0)).no == 1
+    assert len(store.jobs.latest()) == 1
 
 
 def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench: Bench) -> None:
@@ -241,7 +252,7 @@ def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench: Bench) 
     filled(bench)
     with sqlite3.connect(bench.place, isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")
-        assert len(bench.open(busy_timeout=0.05).jobs()) == 1
+        assert len(bench.open(busy_timeout=0.05).jobs.latest()) == 1
         more = (*sqlite_module.MIGRATIONS, ("ALTER TABLE job ADD COLUMN colour TEXT",))
         with pytest.raises(StoreError, match="locked"):
             bench.open(busy_timeout=0.05, steps=more)
@@ -257,20 +268,20 @@ def test_a_full_disk_stops_writes_only_and_they_go_on_when_there_is_room(
 ) -> None:
     store = bench.open()
     job, lease = started(store, bench, 50)
-    shard = led(store, lease, store.plan(lease, bench.shard(*range(50))), ShardState.INGESTING)
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(*range(50))), ShardState.INGESTING)
     writing = writer(connections)
     writing.execute("PRAGMA max_page_count = 1")  # as many as there are
     large = [result(ix, text=bytes(9_000)) for ix in range(50)]
     with pytest.raises(StoreError, match="the disk is full"):
-        store.ingest(lease, shard, large, at=1.0)
+        store.shards.ingest(lease, shard, large, at=1.0)
     with pytest.raises(StoreError, match="the disk is full"):
-        store.accept(bench.job(key="k"), [NewItem(None, bytes(9_000), 1, 1) for _ in range(50)])
-    assert store.job("k") is None
-    assert store.results(job.id) == []
-    assert store.shard(shard.id) == shard
-    assert len(store.payloads(shard.id)) == 50
+        store.jobs.accept(bench.job(key="k"), [NewItem(None, bytes(9_000), 1, 1) for _ in range(50)])
+    assert store.jobs.get("k") is None
+    assert store.items.results(job.id) == []
+    assert store.shards.get(shard.id) == shard
+    assert len(store.shards.payloads(shard.id)) == 50
     writing.execute("PRAGMA max_page_count = 1000000")
-    assert len(store.ingest(lease, shard, large, at=1.0).final) == 50
+    assert len(store.shards.ingest(lease, shard, large, at=1.0).final) == 50
     assert bench.behind("PRAGMA integrity_check") == [("ok",)]
 
 
@@ -298,16 +309,16 @@ def test_a_disk_that_is_really_full_costs_no_job(small_disk: Path) -> None:
     failures = 0
     for _ in range(20):
         try:
-            store.accept(bench.job(), [NewItem(None, bytes(3_000), 1, 1) for _ in range(20)])
+            store.jobs.accept(bench.job(), [NewItem(None, bytes(3_000), 1, 1) for _ in range(20)])
         except StoreError as error:
             assert "full" in str(error)
             failures += 1
     assert failures >= 19
-    assert store.job(job.id) is not None
+    assert store.jobs.get(job.id) is not None
     other = bench.open()
-    assert len(other.open_items(job.id)) == 3
+    assert len(other.items.in_state(job.id)) == 3
     ballast.unlink()
-    assert store.plan(lease, bench.shard(0, 1, 2)).size == 3
+    assert store.shards.plan(lease, bench.shard(0, 1, 2)).size == 3
     assert bench.behind("PRAGMA integrity_check") == [("ok",)]
     bench.close()
 
@@ -321,20 +332,20 @@ from smartbatch.jobs.store import open_store
 store = open_store(sys.argv[1])
 new = lambda n: JobRow(f"job-{n}", None, "s", "m", "generate", b"", {}, JobPolicy(), 1.0)
 items = lambda n: [NewItem(None, bytes(3000), 1, 1) for _ in range(n)]
-store.accept(new(0), items(3))
+store.jobs.accept(new(0), items(3))
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
 told = []
 for n in range(1, 30):
     try:
-        store.accept(new(n), items(20))
+        store.jobs.accept(new(n), items(20))
     except StoreError as error:
         told.append(n)
         assert "a limit of file sizes" in str(error) or "full" in str(error), error
-kept = {job.id for job in store.jobs()}
+kept = {job.id for job in store.jobs.latest()}
 assert told and kept == {f"job-{n}" for n in range(30) if n not in told}, (told, kept)
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-assert store.accept(new(30), items(20))[1]
+assert store.jobs.accept(new(30), items(20))[1]
 store.close()
 print("fine", len(told))
 """
@@ -346,8 +357,8 @@ def test_a_limit_of_file_sizes_is_told_and_what_was_accepted_stays(bench: Bench)
     )
     assert run.stdout.startswith("fine"), run.stderr
     store = bench.open()
-    for job in store.jobs():
-        assert len(store.open_items(job.id)) == job.total
+    for job in store.jobs.latest():
+        assert len(store.items.in_state(job.id)) == job.total
     assert bench.behind("PRAGMA integrity_check") == [("ok",)]
 
 
@@ -361,11 +372,11 @@ def test_a_commit_the_disk_refused_is_never_reported_as_stored(
     broken = writer(connections)
     broken.failing = {"COMMIT"} if rollback_works else {"COMMIT", "ROLLBACK"}
     with pytest.raises(StoreError, match="nothing of this write counts"):
-        store.plan(lease, bench.shard(0, 1))
+        store.shards.plan(lease, bench.shard(0, 1))
     broken.failing = set()
-    assert store.shards(job.id) == []
-    assert len(store.open_items(job.id)) == 3
-    assert store.plan(lease, bench.shard(0, 1)).no == 1
+    assert store.shards.of_job(job.id) == []
+    assert len(store.items.in_state(job.id)) == 3
+    assert store.shards.plan(lease, bench.shard(0, 1)).no == 1
     assert (len(connections) == before) == rollback_works  # one that cannot roll back is given up
 
 
@@ -383,11 +394,11 @@ def test_a_job_whose_commit_was_told_as_failed_and_is_there_keeps_its_items(
         return b""
 
     with pytest.raises(StoreError, match="nothing of this write counts"):
-        store.accept(bench.job(key="k"), new_items(5), digest=break_disk)
+        store.jobs.accept(bench.job(key="k"), new_items(5), digest=break_disk)
     writer(connections).failing = set()
-    job = bench.open().job("k")
+    job = bench.open().jobs.get("k")
     assert job is not None
-    assert len(store.open_items(job.id)) == len(store.bodies(job.id, range(5))) == job.total == 5
+    assert len(store.items.in_state(job.id)) == len(store.items.bodies(job.id, range(5))) == job.total == 5
 
 
 READ_ONLY = """
@@ -399,8 +410,8 @@ if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)
 try:
     store = open_store(sys.argv[1])
-    print("opened", len(store.jobs()))
-    store.accept(JobRow("job-1", None, "s", "m", "generate", b"", {}, JobPolicy(), 1.0), [])
+    print("opened", len(store.jobs.latest()))
+    store.jobs.accept(JobRow("job-1", None, "s", "m", "generate", b"", {}, JobPolicy(), 1.0), [])
     print("written")
 except StoreError as error:
     print("refused:", error)
@@ -437,7 +448,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_accepted(sho
 def test_a_file_that_cannot_be_written_is_told_before_anything_is_accepted(shown: Path) -> None:
     bench = Bench("sqlite", str(shown / "jobs.db"), shown)
     store = bench.open()
-    store.accept(bench.job(), new_items(1))
+    store.jobs.accept(bench.job(), new_items(1))
     bench.close()
     (shown / "jobs.db").chmod(0o444)
     shown.chmod(0o777)
@@ -537,13 +548,13 @@ def test_a_file_whose_maker_died_at_once_is_made_all_the_same(tmp_path: Path, st
     theirs.close()
     assert path.stat().st_size > 0
     store = open_store(str(path))
-    store.remember("k", 1)
+    store.facts.remember("k", 1)
     store.close()
     with contextlib.closing(sqlite3.connect(path)) as look:
         assert look.execute("PRAGMA auto_vacuum").fetchone() == (2,)  # incremental
         assert look.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert look.execute("SELECT count(*) FROM sqlite_master WHERE name = 't'").fetchone() == (0,)
-    assert open_store(str(path)).recall("k") == 1
+    assert open_store(str(path)).facts.recall("k") == 1
 
 
 def test_an_empty_database_with_a_mark_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
@@ -571,7 +582,7 @@ def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     path.touch()
     store = open_store(str(path))
-    assert store.jobs() == []
+    assert store.jobs.latest() == []
     store.close()
 
 
@@ -599,11 +610,11 @@ def test_a_large_file_shows_its_damage_at_the_first_error_and_is_not_written_aft
         spoil(path, page * 4096 + 8)
     before = digest(path)
     store = bench.open()
-    (job,) = store.jobs()
+    (job,) = store.jobs.latest()
     with pytest.raises(StoreError, match=r"damaged .* keep a copy"):
-        store.results(job.id, limit=100_000)
+        store.items.results(job.id, limit=100_000)
     with pytest.raises(StoreError, match="damaged"):
-        store.remember("k", 1)
+        store.facts.remember("k", 1)
     assert digest(path) == before
 
 
@@ -612,9 +623,9 @@ def test_a_log_cut_anywhere_leaves_a_whole_store_of_an_earlier_moment(bench: Ben
     store = bench.open()
     job, lease = started(store, bench, 40)
     moments = {0}
-    shard = led(store, lease, store.plan(lease, bench.shard(*range(40))), ShardState.INGESTING)
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(*range(40))), ShardState.INGESTING)
     for at in range(0, 40, 4):
-        store.ingest(lease, shard, [result(ix) for ix in range(at, at + 4)], at=1.0)
+        store.shards.ingest(lease, shard, [result(ix) for ix in range(at, at + 4)], at=1.0)
         moments.add(at + 4)
     log = Path(f"{bench.place}-wal").read_bytes()
     whole = Path(bench.place).read_bytes()
@@ -630,10 +641,10 @@ def test_a_log_cut_anywhere_leaves_a_whole_store_of_an_earlier_moment(bench: Ben
             # nothing was in the file itself yet: without its log it is an empty or unmarked one
             assert "no store of jobs" in str(error)
             continue
-        row = cut.job(job.id)
+        row = cut.jobs.get(job.id)
         if row is not None:
-            assert row.finished == len(cut.results(job.id)) == len(cut.fresh(job.id))
-            assert len(cut.open_items(job.id, state=ItemState.FINAL)) == row.finished
+            assert row.finished == len(cut.items.results(job.id)) == len(cut.items.fresh(job.id))
+            assert len(cut.items.in_state(job.id, state=ItemState.FINAL)) == row.finished
             seen.add(row.finished)
         cut.close()
     assert seen <= moments
@@ -672,12 +683,12 @@ def test_a_file_that_goes_away_under_us_is_never_written_to(tmp_path: Path, away
     _, lease = started(store, bench)
     away(Path(bench.place))
     with pytest.raises(StoreError, match="deleted or replaced"):
-        store.accept(bench.job(), new_items(1))
+        store.jobs.accept(bench.job(), new_items(1))
     with pytest.raises(StoreError, match="deleted or replaced"):
-        store.plan(lease, bench.shard(0))
+        store.shards.plan(lease, bench.shard(0))
     if away is not log_removed:
         with pytest.raises(StoreError, match="deleted or replaced"):
-            store.jobs()
+            store.jobs.latest()
     store.close()
 
 
@@ -689,7 +700,7 @@ def test_a_file_that_goes_away_during_a_write_is_not_reported_as_written(bench: 
         os.unlink(bench.place)
 
     with pytest.raises(StoreError, match="deleted or replaced"):
-        store.accept(bench.job(), items())
+        store.jobs.accept(bench.job(), items())
 
 
 def test_a_file_that_comes_back_is_used_again(bench: Bench) -> None:
@@ -698,9 +709,9 @@ def test_a_file_that_comes_back_is_used_again(bench: Bench) -> None:
     aside = f"{bench.place}.aside"
     os.rename(bench.place, aside)
     with pytest.raises(StoreError, match="deleted or replaced"):
-        store.plan(lease, bench.shard(0))
+        store.shards.plan(lease, bench.shard(0))
     os.rename(aside, bench.place)
-    assert store.plan(lease, bench.shard(0)).no == 1
+    assert store.shards.plan(lease, bench.shard(0)).no == 1
 
 
 # -- growth --------------------------------------------------------------------------------------------------
@@ -708,14 +719,14 @@ def test_a_file_that_comes_back_is_used_again(bench: Bench) -> None:
 
 def test_forgetting_gives_the_room_back(bench: Bench) -> None:
     store: SqlStore = bench.open()
-    job, _ = store.accept(bench.job(), [NewItem(f"r{ix}", bytes(400), 1, 1) for ix in range(8_000)])
-    lease = store.claim(job.id, 60)
+    job, _ = store.jobs.accept(bench.job(), [NewItem(f"r{ix}", bytes(400), 1, 1) for ix in range(8_000)])
+    lease = store.leases.claim(job.id, 60)
     assert lease is not None
-    store.drop_unsent(lease, b"cancelled", at=1.0)
-    store.release(lease)
+    store.items.drop_unsent(lease, b"cancelled", at=1.0)
+    store.leases.release(lease)
     before = os.path.getsize(bench.place) + os.path.getsize(f"{bench.place}-wal")
     assert before > 3_000_000
-    store.forget(job.id)
+    store.jobs.forget(job.id)
     after = os.path.getsize(bench.place) + os.path.getsize(f"{bench.place}-wal")
     assert after < before / 10
 
@@ -729,9 +740,9 @@ def test_many_stores_of_one_process_do_not_break_each_others_locks(bench: Bench)
         for _ in range(5):
             bench.open().close()
         with pytest.raises(StoreError, match="locked"):
-            bench.open(busy_timeout=0.02).remember("k", 1)
+            bench.open(busy_timeout=0.02).facts.remember("k", 1)
         return b""
 
-    first.accept(bench.job(), new_items(1), digest=others)
-    bench.open().remember("k", 2)
-    assert first.recall("k") == 2
+    first.jobs.accept(bench.job(), new_items(1), digest=others)
+    bench.open().facts.remember("k", 2)
+    assert first.facts.recall("k") == 2

@@ -1,4 +1,4 @@
-"""The store is one class, and its statements name states by their enums."""
+"""The statements of the store name states by their enums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from smartbatch.jobs.records import JobState, ShardState
-from smartbatch.jobs.store import SqlStore, statements
+from smartbatch.jobs.store import statements
 
 FOLDER = Path(statements.__file__).parent
 NUMBERED = re.compile(r"\bstate (=|<|<>|IN) *\(?\d")
@@ -39,7 +39,3 @@ def test_no_statement_has_a_number_or_a_text_of_its_own_for_a_state(file: Path) 
 @pytest.mark.parametrize("statement", ["UPDATE item SET state = 3", "WHERE j.state <> 'done'"])
 def test_a_state_that_is_spelled_out_would_be_found(statement: str) -> None:
     assert magic(f"TEXT = {statement!r}") == [statement]
-
-
-def test_the_store_is_one_class_without_bases() -> None:
-    assert SqlStore.__mro__ == (SqlStore, object)

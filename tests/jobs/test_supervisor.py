@@ -79,7 +79,7 @@ class Scene:
         )
 
     def accept(self, name: str, *, scope: str = "scope-1") -> str:
-        row, _ = self.store.accept(new_job(f"job-{name:0>16}", scope=scope), new_items(2))
+        row, _ = self.store.jobs.accept(new_job(f"job-{name:0>16}", scope=scope), new_items(2))
         return row.id
 
     def _run_step(self, lease: JobLease) -> StepResult:
@@ -151,7 +151,7 @@ def test_a_job_of_another_account_is_left_alone(scene: Scene) -> None:
     assert not supervisor.owns(other)
     supervisor.stop(1.0)
     assert {job_id for _, job_id in scene.steps} == {mine}
-    row = scene.store.job(other)
+    row = scene.store.jobs.get(other)
     assert row is not None
     assert row.epoch == 0
 
@@ -166,7 +166,7 @@ def test_a_lease_is_renewed_while_a_step_takes_long(scene: Scene) -> None:
         if count == 1:
             for _second in range(int(20 * LEASE)):
                 scene.clock.sleep(1.0)
-                taken.append(rival.claim(job_id, LEASE))
+                taken.append(rival.leases.claim(job_id, LEASE))
         return StepResult()
 
     scene.script = slow
@@ -191,7 +191,7 @@ def test_a_wall_clock_that_leaps_takes_no_job_from_a_living_owner(scene: Scene) 
     scene.in_step(lambda: scene.clock.sleep(5 * CLAIM_EVERY))
     assert owner.owns(job_id)
     assert not rival.owns(job_id)
-    row = scene.store.job(job_id)
+    row = scene.store.jobs.get(job_id)
     assert row is not None
     assert row.epoch == 1
     owner.stop(1.0)
@@ -268,7 +268,7 @@ def test_a_job_whose_lease_is_lost_is_dropped(scene: Scene) -> None:
     scene.until(lambda: len(scene.steps) == 2)  # it was given back, so it could be claimed anew
     supervisor.stop(1.0)
     assert ("forget", job_id) in scene.realtime.told
-    row = scene.store.job(job_id)
+    row = scene.store.jobs.get(job_id)
     assert row is not None
     assert row.epoch == 2
 
@@ -290,10 +290,10 @@ def test_a_stop_lets_a_step_end_and_gives_the_job_back(scene: Scene) -> None:
     stopping = threading.Thread(target=supervisor.stop, args=(1000.0,))
     stopping.start()
     rival = scene.another_store()
-    assert rival.claim(job_id, LEASE) is None
+    assert rival.leases.claim(job_id, LEASE) is None
     leave.set()
     stopping.join(PATIENCE)
-    lease = rival.claim(job_id, LEASE)
+    lease = rival.leases.claim(job_id, LEASE)
     assert lease is not None
     assert lease.epoch == 2
 
@@ -308,7 +308,7 @@ def test_a_step_that_outlives_the_grace_cannot_write(scene: Scene) -> None:
         entered.set()
         leave.wait(PATIENCE)
         try:
-            scene.store.note(lease, "too late")
+            scene.store.jobs.note(lease, "too late")
         except LeaseLost:
             fates.append("lost")
             raise
@@ -333,7 +333,7 @@ def test_a_finished_job_is_released(scene: Scene) -> None:
         scene.until(lambda: len(scene.steps) == 1)
         supervisor.stop(5.0)
     assert not supervisor.owns(job_id)
-    row = scene.store.job(job_id)
+    row = scene.store.jobs.get(job_id)
     assert row is not None
     assert row.owner is None
 
@@ -368,7 +368,7 @@ def test_what_another_process_asks_of_a_job_is_noticed(scene: Scene) -> None:
     supervisor = scene.supervisor()
     supervisor.start()
     scene.until(lambda: len(scene.steps) == 1)
-    scene.another_store().request_cancel(job_id)
+    scene.another_store().jobs.request_cancel(job_id)
     scene.until(lambda: len(scene.steps) == 2)
     supervisor.stop(1.0)
     assert ("recall", job_id) in scene.realtime.told
@@ -378,14 +378,14 @@ def test_the_jobs_of_a_dead_process_are_taken_over(scene: Scene) -> None:
     """Its lock is free, so its lease need not expire first; the epoch says that there was another owner."""
     job_id = scene.accept("a")
     dead = scene.another_store()
-    assert dead.claim(job_id, 1e9) is not None
+    assert dead.leases.claim(job_id, 1e9) is not None
     supervisor = scene.supervisor()
     scene.script = lambda *_: StepResult()
     supervisor.start()
     dead.abandon()  # as its death would
     scene.until(lambda: len(scene.steps) == 1)
     supervisor.stop(1.0)
-    row = scene.store.job(job_id)
+    row = scene.store.jobs.get(job_id)
     assert row is not None
     assert row.epoch == 2
 
@@ -419,9 +419,9 @@ def test_halting_keeps_the_leases_and_begins_nothing(scene: Scene) -> None:
     assert taken == [None] * 60
     assert len(scene.steps) <= begun + 1
     supervisor.stop(1.0)
-    assert rival.claim(job_id, LEASE) is not None
+    assert rival.leases.claim(job_id, LEASE) is not None
 
 
 def _a_second_later(scene: Scene, rival: SqlStore, job_id: str) -> JobLease | None:
     scene.clock.sleep(1.0)
-    return rival.claim(job_id, LEASE)
+    return rival.leases.claim(job_id, LEASE)

@@ -44,6 +44,7 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import job_table as jobs_module
+from smartbatch.types import Usage
 from tests.levels import sampled
 
 __all__ = ["postgres_address"]  # a fixture
@@ -179,7 +180,7 @@ class StoreMachine(RuleBasedStateMachine):
         for who in (0, 1):
             self.accept(who, 7 + who, direct=who == 1, key=None, scope="scope-1")
             job = list(self.jobs.values())[-1]
-            assert self.stores[who].claim(job.id, 1e6) == JobLease(job.id, 1)
+            assert self.stores[who].leases.claim(job.id, 1e6) == JobLease(job.id, 1)
             job.owner, job.epoch = who, 1
 
     def teardown(self) -> None:
@@ -222,9 +223,9 @@ class StoreMachine(RuleBasedStateMachine):
         word = self.rng.choice(words)
         body = b"%s %d" % (word.encode(), self.rng.randrange(3))
         cost = self.rng.choice([None, 0.0, 0.25, 0.5])
-        told = {"input_tokens": self.rng.randrange(9), "output_tokens": self.rng.randrange(9)}
+        usage = Usage(self.rng.randrange(9), self.rng.randrange(9))
         real = None if cost is None else self.rng.choice([None, 2 * cost])
-        return NewResult(ix, word, body, body.ljust(16)[:16], cost=cost, realtime_cost=real, **told)
+        return NewResult(ix, word, body, body.ljust(16)[:16], usage, cost, real)
 
     @precondition(lambda self: self.jobs)
     @rule(
@@ -269,7 +270,7 @@ class StoreMachine(RuleBasedStateMachine):
     def accept(self, who: int, count: int, direct: bool, key: str | None, scope: str) -> None:
         at = self.tick()
         new = self.bench.job(key=key, scope=scope, created_at=at)
-        row, is_new = self.stores[who].accept(new, new_items(count, realtime=direct))
+        row, is_new = self.stores[who].jobs.accept(new, new_items(count, realtime=direct))
         assert is_new == (key is None or key not in self.keys)
         if not is_new:
             assert row.id == self.keys[str(key)]
@@ -289,28 +290,28 @@ class StoreMachine(RuleBasedStateMachine):
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
-            self.stores[who].accept(self.bench.job(key="broken"), items())
+            self.stores[who].jobs.accept(self.bench.job(key="broken"), items())
 
     def forget(self, who: int, pick: int) -> None:
         job = list(self.jobs.values())[pick % len(self.jobs)]
         if job.state is not JobState.DONE:
             with pytest.raises(StoreError):
-                self.stores[who].forget(job.id)
+                self.stores[who].jobs.forget(job.id)
             return
-        self.stores[who].forget(job.id)
+        self.stores[who].jobs.forget(job.id)
         del self.jobs[job.id]
         self.keys = {key: job_id for key, job_id in self.keys.items() if job_id != job.id}
 
     def request_cancel(self, who: int, pick: int) -> None:
         job = list(self.jobs.values())[pick % len(self.jobs)]
-        self.stores[who].request_cancel(job.id)
+        self.stores[who].jobs.request_cancel(job.id)
         job.cancel |= job.state is not JobState.DONE
 
     def note(self, pick: int) -> None:
         if found := self.owned(pick):
             job, store, lease = found
             hold, note = self.rng.random() < 0.5, self.rng.choice([None, "wait"])
-            store.note(lease, note, hold=hold)
+            store.jobs.note(lease, note, hold=hold)
             if not hold:
                 job.note = note
             elif job.state is not JobState.DONE:
@@ -318,7 +319,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def unhold(self, who: int, pick: int) -> None:
         job = list(self.jobs.values())[pick % len(self.jobs)]
-        self.stores[who].unhold(job.id)
+        self.stores[who].jobs.unhold(job.id)
         if job.state is JobState.HELD:
             job.state, job.note = JobState.ACTIVE, None
 
@@ -330,13 +331,13 @@ class StoreMachine(RuleBasedStateMachine):
         job = list(self.jobs.values())[pick % len(self.jobs)]
         if leases_over:
             self.bench.let_leases_run_out()
-        lease = self.stores[who].claim(job.id, 1e6, unknown=unknown)
+        lease = self.stores[who].leases.claim(job.id, 1e6, unknown=unknown)
         # a lease just given still runs; those given before are over by the store's clock
         free = job.owner is None or not job.alive or (leases_over and job.owner != who)
         assert (lease is not None) == free, (job.owner, job.alive, leases_over, who)
         if lease is None:
             if leases_over and job.owner is not None and job.alive:
-                self.stores[job.owner].renew([JobLease(job.id, job.epoch)], 1e6)
+                self.stores[job.owner].leases.renew([JobLease(job.id, job.epoch)], 1e6)
             self.renew_all()
             return
         job.owner, job.alive = who, True
@@ -357,12 +358,14 @@ class StoreMachine(RuleBasedStateMachine):
         """Make every lease run again, so that only a step that ends them ends them."""
         for who, store in enumerate(self.stores):
             mine = [JobLease(j.id, j.epoch) for j in self.jobs.values() if j.owner == who and j.alive]
-            assert {lease.job_id for lease in store.renew(mine, 1e6)} == {lease.job_id for lease in mine}
+            assert {lease.job_id for lease in store.leases.renew(mine, 1e6)} == {
+                lease.job_id for lease in mine
+            }
 
     def release(self, pick: int) -> None:
         if found := self.owned(pick):
             job, store, lease = found
-            store.release(lease)
+            store.leases.release(lease)
             job.owner = None
 
     def die(self, who: int, pick: int = 0) -> None:
@@ -392,16 +395,18 @@ class StoreMachine(RuleBasedStateMachine):
         lost = JobLease(job.id, job.epoch if job.owner is None else job.epoch - 1)
         store = self.stores[pick % 2]
         verbs: list[Callable[[], Any]] = [
-            lambda: store.note(lost, "lost"),
-            lambda: store.claim_realtime(lost, 5),
-            lambda: store.drop_unsent(lost, b"", at=0.0),
-            lambda: store.plan(lost, self.bench.shard(0)),
+            lambda: store.jobs.note(lost, "lost"),
+            lambda: store.items.claim_realtime(lost, 5),
+            lambda: store.items.drop_unsent(lost, b"", at=0.0),
+            lambda: store.shards.plan(lost, self.bench.shard(0)),
         ]
-        verbs += [partial(store.advance, lost, s.row, s.row.state, tries=9) for s in job.shards.values()]
+        verbs += [
+            partial(store.shards.advance, lost, s.row, s.row.state, tries=9) for s in job.shards.values()
+        ]
         with pytest.raises(LeaseLost):
             verbs[pick % len(verbs)]()
-        assert store.renew([lost], 60) == []
-        store.release(lost)
+        assert store.leases.renew([lost], 60) == []
+        store.leases.release(lost)
 
     # -- shards --------------------------------------------------------------------------------------------
 
@@ -411,7 +416,7 @@ class StoreMachine(RuleBasedStateMachine):
         if found := self.owned(pick, has_open):
             job, store, lease = found
             items = tuple(self.some(job.those(OPEN), least=1))
-            row = store.plan(lease, self.bench.shard(*items))
+            row = store.shards.plan(lease, self.bench.shard(*items))
             assert (row.no, row.size, row.state) == (len(job.shards) + 1, len(items), ShardState.PLANNED)
             job.shards[row.id] = Shard(row, items)
             for ix in items:
@@ -422,7 +427,9 @@ class StoreMachine(RuleBasedStateMachine):
             job, store, lease = found
             taken = [ix for ix, item in enumerate(job.items) if item.state is not OPEN]
             with pytest.raises(LeaseLost):
-                store.plan(lease, self.bench.shard(*self.some(job.those(OPEN)), self.rng.choice(taken)))
+                store.shards.plan(
+                    lease, self.bench.shard(*self.some(job.those(OPEN)), self.rng.choice(taken))
+                )
 
     @precondition(lambda self: self.owned_shard(0, has_steps))
     @rule(pick=picks)
@@ -440,12 +447,12 @@ class StoreMachine(RuleBasedStateMachine):
                 for other in any_job.shards.values()
                 if any_job.scope == job.scope and other.row.id != shard.row.id
             }
-            row = store.mark_submitting(lease, shard.row, exclusive=exclusive, tries=pick % 5)
+            row = store.shards.mark_submitting(lease, shard.row, exclusive=exclusive, tries=pick % 5)
             assert (row is None) == bool(exclusive and others & UNRESOLVED)
             if row is None:
                 return
         else:
-            row = store.advance(lease, shard.row, to, tries=pick % 5, note="n")
+            row = store.shards.advance(lease, shard.row, to, tries=pick % 5, note="n")
         expected = evolve(shard.row, state=to, tries=pick % 5)
         assert row == (expected if to is ShardState.SUBMITTING else evolve(expected, note="n"))
         shard.old.append(shard.row)
@@ -462,11 +469,11 @@ class StoreMachine(RuleBasedStateMachine):
         while (to := STRAIGHT.get(shard.row.state)) is not None:
             shard.old.append(shard.row)
             if to is ShardState.SUBMITTING:
-                row = store.mark_submitting(lease, shard.row, exclusive=False)
+                row = store.shards.mark_submitting(lease, shard.row, exclusive=False)
                 assert row is not None
                 shard.row = row
             else:
-                shard.row = store.advance(lease, shard.row, to)
+                shard.row = store.shards.advance(lease, shard.row, to)
 
     def come_second(self, pick: int) -> None:
         """A step from a state the shard has left is refused."""
@@ -474,7 +481,7 @@ class StoreMachine(RuleBasedStateMachine):
         if found is not None:
             _, store, lease, shard = found
             with pytest.raises(LeaseLost):
-                store.advance(lease, shard.old[-1], shard.old[-1].state, tries=3)
+                store.shards.advance(lease, shard.old[-1], shard.old[-1].state, tries=3)
 
     @precondition(lambda self: self.owned_shard(0, can_die))
     @rule(pick=picks, tried=st.booleans(), to=st.sampled_from([OPEN, REALTIME]), fail=st.booleans())
@@ -485,9 +492,9 @@ class StoreMachine(RuleBasedStateMachine):
         job, store, lease, shard = found
         at = self.tick()
         if fail:
-            row = store.fail_shard(lease, shard.row, b"refused", note="no", at=at)
+            row = store.shards.fail(lease, shard.row, b"refused", note="no", at=at)
         else:
-            row = store.discard(lease, shard.row, items=to, tried=tried, note="no", at=at)
+            row = store.shards.discard(lease, shard.row, items=to, tried=tried, note="no", at=at)
         assert row == evolve(shard.row, state=ShardState.DEAD, note="no", died_at=at)
         for ix in sorted(shard.items):
             item = job.items[ix]
@@ -519,10 +526,12 @@ class StoreMachine(RuleBasedStateMachine):
         others = sorted(set(range(len(job.items) + 1)) - set(shard.items))
         if self.rng.random() < 0.1:
             with pytest.raises(ValueError, match="not in shard"):
-                store.ingest(lease, shard.row, [*lines, self.made(self.rng.choice(others), words)], at=0.0)
+                store.shards.ingest(
+                    lease, shard.row, [*lines, self.made(self.rng.choice(others), words)], at=0.0
+                )
             return
         at = self.tick()
-        told = store.ingest(lease, shard.row, lines, at=at)
+        told = store.shards.ingest(lease, shard.row, lines, at=at)
         final, doubled = [], []
         for line in (line for line in lines if line.final):
             word = job.end(line.ix, line, at)
@@ -535,7 +544,7 @@ class StoreMachine(RuleBasedStateMachine):
             known = {each.digest for each in (item.verdict, item.result) if each is not None}
             if not known:
                 item.verdict = line
-                if line.cost and (line.input_tokens or line.output_tokens):
+                if line.cost and (line.usage.input_tokens or line.usage.output_tokens):
                     job.paid_for_nothing.append(line)
             elif line.digest not in known and line.ix not in final:
                 doubled.append(line.ix)
@@ -549,7 +558,7 @@ class StoreMachine(RuleBasedStateMachine):
         if found is None:
             return
         job, store, lease, shard = found
-        left = [u.ix for u in store.unsettled(shard.row.id)]
+        left = [u.ix for u in store.shards.unsettled(shard.row.id)]
         ways: list[list[int]] = [[], [], []]
         for ix in left:
             self.rng.choice(ways).append(ix)
@@ -561,9 +570,11 @@ class StoreMachine(RuleBasedStateMachine):
             short = [[ix for ix in way if ix != dropped] for way in (opened, direct)]
             rest = [result for result in finals if result.ix != dropped]
             with pytest.raises(ValueError, match="go nowhere"):
-                store.settle(lease, shard.row, opened=short[0], realtime=short[1], finals=rest, at=at)
+                store.shards.settle(lease, shard.row, opened=short[0], realtime=short[1], finals=rest, at=at)
             return
-        row = store.settle(lease, shard.row, opened=opened, realtime=direct, finals=finals, at=at, cost=1.5)
+        row = store.shards.settle(
+            lease, shard.row, opened=opened, realtime=direct, finals=finals, at=at, cost=1.5
+        )
         assert row == evolve(shard.row, state=ShardState.SETTLED, settled_at=at, cost=1.5)
         for to, ixs in ((OPEN, opened), (REALTIME, direct)):
             for ix in ixs:
@@ -581,7 +592,7 @@ class StoreMachine(RuleBasedStateMachine):
     def claim_realtime(self, pick: int, limit: int) -> None:
         if found := self.owned(pick, has_direct):
             job, store, lease = found
-            asked = store.claim_realtime(lease, limit)
+            asked = store.items.claim_realtime(lease, limit)
             assert [d.ix for d in asked] == job.those(REALTIME)[:limit]
             assert [d.tries for d in asked] == [job.items[d.ix].tries for d in asked]
             for item in asked:
@@ -596,7 +607,7 @@ class StoreMachine(RuleBasedStateMachine):
             words = ("succeeded", "failed", "again", "unrun")
             results = [self.made(ix, words) for ix in self.some(job.those(IN_FLIGHT))]
             ends = [result for result in results if result.final]
-            told = store.answer(lease, results, at=at)
+            told = store.items.answer(lease, results, at=at)
             assert told.final == tuple(r.ix for r in ends)
             for result in results:
                 if result.final:
@@ -604,7 +615,7 @@ class StoreMachine(RuleBasedStateMachine):
                 else:
                     job.items[result.ix].state = REALTIME
                     job.items[result.ix].tries += result.outcome == "again"
-                    if result.cost and (result.input_tokens or result.output_tokens):
+                    if result.cost and (result.usage.input_tokens or result.usage.output_tokens):
                         job.paid_for_nothing.append(result)
 
     @precondition(lambda self: self.owned(0))
@@ -614,7 +625,7 @@ class StoreMachine(RuleBasedStateMachine):
             job, store, lease = found
             at = self.tick()
             unsent = sorted(job.those(OPEN) + job.those(REALTIME))
-            assert store.drop_unsent(lease, b"dropped", at=at) == len(unsent)
+            assert store.items.drop_unsent(lease, b"dropped", at=at) == len(unsent)
             for ix in unsent:
                 job.end(ix, NewResult(ix, "cancelled", b"dropped", cost=0.0), at)
 
@@ -623,7 +634,7 @@ class StoreMachine(RuleBasedStateMachine):
             job, store, lease = found
             detail = f"line {pick % 3}"
             incident = IncidentRow("doubled_line", job.id, None, detail, None, self.tick())
-            assert store.add_incident(lease, incident) == (detail not in job.told)
+            assert store.facts.add_incident(lease, incident) == (detail not in job.told)
             job.told.add(detail)
 
     # -- what must hold ------------------------------------------------------------------------------------
@@ -633,14 +644,14 @@ class StoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         read = self.reader
-        assert [row.id for row in read.jobs()] == list(self.jobs)[::-1]
+        assert [row.id for row in read.jobs.latest()] == list(self.jobs)[::-1]
         for job in self.jobs.values():
             self.check_job(read, job)
         total = sum(len(job.items) for job in self.jobs.values())
         assert self.bench.behind("SELECT count(*) FROM item") >= [(total,)]
 
     def check_job(self, read: SqlStore, job: Job) -> None:
-        row = read.job(job.id)
+        row = read.jobs.get(job.id)
         assert row is not None
         results = [item.result for item in job.items if item.result is not None]
         count = {
@@ -657,27 +668,27 @@ class StoreMachine(RuleBasedStateMachine):
         assert row.realtime_cost == pytest.approx(real)
         assert row.unpriced == sum(r.cost is None for r in results)
         counted = results + job.paid_for_nothing
-        assert row.input_tokens == sum(r.input_tokens for r in counted)
-        assert row.output_tokens == sum(r.output_tokens for r in counted)
+        assert row.input_tokens == sum(r.usage.input_tokens for r in counted)
+        assert row.output_tokens == sum(r.usage.output_tokens for r in counted)
         for state in ItemState:
-            items = read.open_items(job.id, state=state)
+            items = read.items.in_state(job.id, state=state)
             assert [(i.ix, i.tries) for i in items] == [(ix, job.items[ix].tries) for ix in job.those(state)]
-        fresh = read.fresh(job.id)
+        fresh = read.items.fresh(job.id)
         assert [(r.ix, r.seq) for r in fresh] == [(ix, n) for n, ix in enumerate(job.order, 1)]
-        kept = [(r.ix, r.user_id, r.outcome, r.body, r.payload, r.cost) for r in read.results(job.id)]
+        kept = [(r.ix, r.user_id, r.outcome, r.body, r.payload, r.cost) for r in read.items.results(job.id)]
         assert kept == [
             (ix, f"row-{ix}", item.result.outcome, item.result.body, b"ask %d" % ix, item.result.cost)
             for ix, item in enumerate(job.items)
             if item.result is not None
         ]
-        assert read.shards(job.id) == [shard.row for shard in job.shards.values()]
+        assert read.shards.of_job(job.id) == [shard.row for shard in job.shards.values()]
         for shard in job.shards.values():
             self.check_shard(read, job, shard)
-        kinds = [incident.kind for incident in read.incidents(job.id)]
+        kinds = [incident.kind for incident in read.facts.incidents(job.id)]
         assert (kinds.count("maybe_billed"), kinds.count("doubled_line")) == (job.maybe_billed, len(job.told))
 
     def check_shard(self, read: SqlStore, job: Job, shard: Shard) -> None:
-        payloads = read.payloads(shard.row.id)
+        payloads = read.shards.payloads(shard.row.id)
         assert [(p.position, p.ix) for p in payloads] == list(enumerate(shard.items))
         held = [
             ix for ix in shard.items if job.items[ix].state is SHARDED and job.items[ix].shard == shard.row.id
@@ -685,7 +696,7 @@ class StoreMachine(RuleBasedStateMachine):
         if shard.row.state not in OPEN_SHARDS:
             assert held == []
             return
-        assert [(u.ix, u.verdict, u.tries) for u in read.unsettled(shard.row.id)] == [
+        assert [(u.ix, u.verdict, u.tries) for u in read.shards.unsettled(shard.row.id)] == [
             (ix, item.verdict and item.verdict.outcome, item.tries)
             for ix in shard.items
             if (item := job.items[ix]).result is None

@@ -39,7 +39,7 @@ def teach(client: BatchingClient, seconds: float, name: str = "openai:gpt-5-mini
     """Let the store say that batches took so long of late."""
     store = open_store(client.config.store)
     wall = time.time()
-    store.observe_turnarounds(
+    store.facts.observe_turnarounds(
         name, [(50, seconds * (0.9 + number / 150), wall - number) for number in range(30)]
     )
     store.close()

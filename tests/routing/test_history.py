@@ -248,26 +248,28 @@ class TestTheStore:
         history.refresh()
         call(history, clock, *[1.0 + n / 1000 for n in range(1000)])
         history.save()
-        rows = store.turnarounds(f"latency individual {MODEL}", limit=10_000)
+        rows = store.facts.turnarounds(f"latency individual {MODEL}", limit=10_000)
         assert SAMPLE / 2 <= len(rows) <= SAMPLE
         seconds = sorted(row[1] for row in rows)
         assert seconds[len(seconds) // 2] == pytest.approx(1.5, abs=0.15)
         history.save()
-        assert len(store.turnarounds(f"latency individual {MODEL}", limit=10_000)) == len(rows)
+        assert len(store.facts.turnarounds(f"latency individual {MODEL}", limit=10_000)) == len(rows)
 
     def test_batches_are_read_from_it_with_those_that_were_given_up(
         self, process: Process, clock: VirtualClock, store: SqlStore
     ) -> None:
         history = process()
         for n in range(20):
-            store.observe_turnarounds(MODEL, [(100, 600.0, clock.wall() - n)])
-            store.observe_turnarounds(turnaround_log.cancelling("openai"), [(100, 20.0, clock.wall() - n)])
+            store.facts.observe_turnarounds(MODEL, [(100, 600.0, clock.wall() - n)])
+            store.facts.observe_turnarounds(
+                turnaround_log.cancelling("openai"), [(100, 20.0, clock.wall() - n)]
+            )
         history.refresh()
         assert history.turnaround(MODEL).quantile(0.5, 100) == pytest.approx(600.0, rel=0.05)
         assert history.cancelling("openai").quantile(0.5, 1) == pytest.approx(20.0, rel=0.05)
         on_time = history.turnaround(MODEL).chance(3000.0, 100)
         for n in range(20):
-            store.observe_turnarounds(turnaround_log.late(MODEL), [(100, 3000.0, clock.wall() + n)])
+            store.facts.observe_turnarounds(turnaround_log.late(MODEL), [(100, 3000.0, clock.wall() + n)])
         clock.sleep(EVERY)
         history.refresh()
         assert history.turnaround(MODEL).chance(3000.0, 100) < on_time - 0.2
@@ -276,7 +278,7 @@ class TestTheStore:
     def test_rows_that_make_no_sense_are_passed_over(
         self, process: Process, clock: VirtualClock, store: SqlStore
     ) -> None:
-        store.observe_turnarounds(MODEL, [(1, -5.0, clock.wall()), (1, float("inf"), clock.wall())])
+        store.facts.observe_turnarounds(MODEL, [(1, -5.0, clock.wall()), (1, float("inf"), clock.wall())])
         history = process()
         history.refresh()
         assert history.turnaround(MODEL).observations == 0
@@ -313,10 +315,10 @@ class TestTheStore:
         assert median(history) == pytest.approx(3.0, rel=0.1)
         broken[0] = False
         history.refresh()  # within the minute
-        assert store.turnarounds(f"latency individual {MODEL}") == []
+        assert store.facts.turnarounds(f"latency individual {MODEL}") == []
         clock.sleep(EVERY)
         history.refresh()
-        assert len(store.turnarounds(f"latency individual {MODEL}")) == 20
+        assert len(store.facts.turnarounds(f"latency individual {MODEL}")) == 20
 
     def test_without_a_store_everything_works_in_memory(self, clock: VirtualClock, told: Told) -> None:
         history = ForecastHistory(clock, told)

@@ -128,7 +128,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
     """
     check = Crosscheck()
     odd = OddLines()
-    measures = step.store.measures(shard.id)
+    measures = step.store.shards.measures(shard.id)
     for line in read_lines(step, shard, paths, odd):
         if line.position not in measures:
             odd.foreign += 1
@@ -144,11 +144,11 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
             shard,
         )
     totals, calibration = ResultTotals(), step.runtime.calibration(step.job)
-    before = step.store.job(step.job.id) or step.job
+    before = step.store.jobs.get(step.job.id) or step.job
     for page in pages_of(read_lines(step, shard, paths, OddLines()), measures):
-        items = step.store.items_at(shard.id, [line.position for line in page])
+        items = step.store.shards.items_at(shard.id, [line.position for line in page])
         results = _results(reader, items, page)
-        stored = step.store.ingest(step.lease, shard, results, at=step.wall)
+        stored = step.store.shards.ingest(step.lease, shard, results, at=step.wall)
         totals.doubled += len(stored.doubled)
         final = frozenset(stored.final)
         totals.add(results, final)
@@ -193,8 +193,8 @@ def cost_of(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ResultTot
     paths = download_all(step, shard, batch)
     reader = ResultReader(step, Crosscheck(), shard.submitted_at)
     totals = ResultTotals()
-    for page in pages_of(read_lines(step, shard, paths, OddLines()), step.store.measures(shard.id)):
-        items = step.store.items_at(shard.id, [line.position for line in page])
+    for page in pages_of(read_lines(step, shard, paths, OddLines()), step.store.shards.measures(shard.id)):
+        items = step.store.shards.items_at(shard.id, [line.position for line in page])
         totals.add(_results(reader, items, page), frozenset())
     clear(step, shard)
     return totals
@@ -238,7 +238,7 @@ class ResultTotals:
     def add(self, results: list[NewResult], final: Collection[int]) -> None:
         """Add a page of results, of which those in ``final`` were stored now."""
         for result in results:
-            if result.outcome == "unrun" or not (result.input_tokens or result.outcome == "succeeded"):
+            if result.outcome == "unrun" or not (result.usage.input_tokens or result.outcome == "succeeded"):
                 continue
             self.billed += 1
             self.used += result.ix in final

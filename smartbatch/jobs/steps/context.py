@@ -118,7 +118,7 @@ class JobRuntime:
         Returns:
             the job as it stands.
         """
-        job = self.store.job(before.id) or before
+        job = self.store.jobs.get(before.id) or before
         now = self.clock.now()
         self.tell(
             JobProgress(
@@ -210,7 +210,7 @@ class StepContext:
 
     def advance(self, shard: ShardRow, to: ShardState, reason: str = "", **changes: Any) -> ShardRow:
         """Commit a change of state and tell it; the next step is due now, unless ``changes`` says when."""
-        moved = self.store.advance(
+        moved = self.store.shards.advance(
             self.lease, shard, to, **{"due_at": self.wall, "tries": 0, "note": None, **changes}
         )
         self.tell_change(shard, moved, reason)
@@ -233,7 +233,7 @@ class StepContext:
 
     def reschedule(self, shard: ShardRow, seconds: float, **changes: Any) -> ShardRow:
         """Commit that the shard's next step is due in ``seconds``."""
-        return self.store.advance(
+        return self.store.shards.advance(
             self.lease, shard, shard.state, **{"due_at": self.wall + seconds, **changes}
         )
 
@@ -245,7 +245,7 @@ class StepContext:
         """
         nonce = new_nonce(self.runtime.rng)
         new = NewShard(f"shard-{nonce}", nonce, tuple(ixs), bytes, tokens, self.wall, reserved)
-        return self.store.plan(self.lease, new)
+        return self.store.shards.plan(self.lease, new)
 
     def discard(
         self,
@@ -256,8 +256,8 @@ class StepContext:
         tried: bool = False,
         maybe_billed: bool = False,
     ) -> ShardRow:
-        """End a shard without results; see :meth:`.SqlStore.discard`."""
-        dead = self.store.discard(
+        """End a shard without results; see :meth:`.ShardTable.discard`."""
+        dead = self.store.shards.discard(
             self.lease, shard, items=to, tried=tried, note=reason, at=self.wall, maybe_billed=maybe_billed
         )
         self.tell_change(shard, dead, reason)
@@ -265,7 +265,7 @@ class StepContext:
 
     def fail(self, shard: ShardRow, error: SmartbatchError, note: str) -> ShardRow:
         """End a shard that was refused for good: its items fail with ``error``."""
-        dead = self.store.fail_shard(self.lease, shard, encode_error(error), note=note, at=self.wall)
+        dead = self.store.shards.fail(self.lease, shard, encode_error(error), note=note, at=self.wall)
         self.tell_change(shard, dead, note)
         self.runtime.tell_progress(self.job)
         return dead
@@ -291,7 +291,7 @@ class StepContext:
         """
         shard_id = None if shard is None else shard.id
         row = IncidentRow(kind, self.job.id, shard_id, detail, money, self.wall)
-        if self.store.add_incident(self.lease, row):
+        if self.store.facts.add_incident(self.lease, row):
             at, job_id = self.now, self.job.id
             self.runtime.tell(
                 JobIncident(at=at, job_id=job_id, shard_id=shard_id, kind=kind, detail=detail, money=money)
@@ -304,7 +304,7 @@ class StepContext:
 
     def hold(self, error: ProviderError) -> None:
         """Hold the job until a person resumes it: the account cannot be used."""
-        self.store.note(self.lease, held_note(error), hold=True)
+        self.store.jobs.note(self.lease, held_note(error), hold=True)
 
     def spool_path(self, shard: ShardRow, what: str) -> Path:
         """Return the path of a local file of a shard, whose content can always be made again."""
@@ -314,7 +314,7 @@ class StepContext:
         """Yield the requests of a shard with their positions in it."""
         shared = decode_params(self.job.params)
         position = -1
-        while page := self.store.payloads(shard.id, after=position, limit=PAGE):
+        while page := self.store.shards.payloads(shard.id, after=position, limit=PAGE):
             for item in page:
                 yield item.position, decode_request(item.payload, shared, id=None)
             position = page[-1].position

@@ -128,7 +128,7 @@ def submit(step: StepContext, shard: ShardRow) -> ShardRow:
     find_orphans(step, page.batches)
     began = step.now
     now = step.wall
-    intended = step.store.mark_submitting(
+    intended = step.store.shards.mark_submitting(
         step.lease,
         shard,
         exclusive=not step.api.abilities.labels,
@@ -183,7 +183,7 @@ def _turn(step: StepContext, shard: ShardRow) -> float:
         return 0.0
     others = [
         other.state
-        for other in step.store.shards_in_scope(shard.scope, states=_UNSETTLED)
+        for other in step.store.shards.in_scope(shard.scope, states=_UNSETTLED)
         if other.id != shard.id
     ]
     if not others:
@@ -238,7 +238,7 @@ def _input_is_gone(step: StepContext, shard: ShardRow) -> bool:
 
 def tries_of(step: StepContext, shard: ShardRow) -> int:
     """Return how often the items of a shard were sent before, at most."""
-    return max((item.tries for item in step.store.unsettled(shard.id)), default=0)
+    return max((item.tries for item in step.store.shards.unsettled(shard.id)), default=0)
 
 
 def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
@@ -253,7 +253,7 @@ def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
         step.hold(error)
         return step.reschedule(shard, 0.0, note=error.message)  # goes on as soon as the job is resumed
     if error.status == 413 and shard.size > 1:
-        step.store.remember(most_key(step), max(1, shard.size // 2))  # from now on for this model
+        step.store.facts.remember(most_key(step), max(1, shard.size // 2))  # from now on for this model
         return step.discard(shard, "too big for the server; it goes again in halves")
     if step.falls_back:
         return step.discard(shard, f"refused: {error.message}", to=ItemState.REALTIME)

@@ -50,7 +50,7 @@ def find_orphans(step: StepContext, batches: Sequence[RemoteBatch]) -> None:
     """
     dead = [
         shard
-        for shard in step.store.shards_in_scope(step.job.scope, states=[ShardState.DEAD])
+        for shard in step.store.shards.in_scope(step.job.scope, states=[ShardState.DEAD])
         if shard.candidate is None and shard.job_id == step.job.id and is_watched(step, shard)
     ]
     if not dead:
@@ -58,7 +58,7 @@ def find_orphans(step: StepContext, batches: Sequence[RemoteBatch]) -> None:
     if step.api.abilities.labels:
         is_orphan = has_label
     else:
-        claimed = step.store.claimed_batches(step.job.scope, [batch.id for batch in batches])
+        claimed = step.store.shards.claimed_batches(step.job.scope, [batch.id for batch in batches])
         is_orphan = partial(_could_be_orphan, claimed=claimed)
     for shard in dead:
         found = next((batch for batch in batches if is_orphan(batch, shard)), None)
@@ -82,7 +82,7 @@ def has_label(batch: RemoteBatch, shard: ShardRow) -> bool:
 
 def unclaimed(step: StepContext, shard: ShardRow, batches: Sequence[RemoteBatch]) -> list[RemoteBatch]:
     """Return the batches without a label that could be the shard's: of its size, and no other shard's."""
-    claimed = step.store.claimed_batches(shard.scope, [batch.id for batch in batches])
+    claimed = step.store.shards.claimed_batches(shard.scope, [batch.id for batch in batches])
     return [batch for batch in batches if _could_be(batch, shard, claimed)]
 
 

@@ -30,7 +30,7 @@ def watch_dead_shard(step: StepContext, shard: ShardRow) -> ShardRow:
             return _handle_orphan(step, shard, shard.candidate)
         if is_watched(step, shard):
             newer_than_intent(step, shard)
-            fresh = step.store.shard(shard.id) or shard
+            fresh = step.store.shards.get(shard.id) or shard
             if fresh.candidate is not None:
                 return fresh
             return step.reschedule(fresh, step.limits.longest_pause, tries=0)

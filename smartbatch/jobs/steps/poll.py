@@ -159,5 +159,5 @@ def _progress(known: RemoteProgress, batch: RemoteBatch) -> RemoteProgress:
 
 def _running(step: StepContext) -> int:
     """Return the requests that the provider has run, of shards whose results are not stored yet."""
-    shards = step.store.shards(step.job.id, states=[ShardState.SUBMITTED, ShardState.ENDED])
+    shards = step.store.shards.of_job(step.job.id, states=[ShardState.SUBMITTED, ShardState.ENDED])
     return sum(shard.remote.done or 0 for shard in shards)

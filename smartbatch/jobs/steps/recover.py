@@ -59,14 +59,14 @@ def resume_if_known(step: StepContext) -> bool:
     """
     if step.policy.on_unknown != "hold":
         return False
-    marked = [shard for shard in step.store.shards(step.job.id) if shard.remote.held_job]
+    marked = [shard for shard in step.store.shards.of_job(step.job.id) if shard.remote.held_job]
     if not marked or any(shard.state in _UNKNOWN for shard in marked):
         return False
     if step.job.state is JobState.HELD:
-        step.store.unhold(step.job.id)
+        step.store.jobs.unhold(step.job.id)
     for shard in marked:
         remote = evolve(shard.remote, held_job=False)
-        step.store.advance(step.lease, shard, shard.state, remote=remote)
+        step.store.shards.advance(step.lease, shard, shard.state, remote=remote)
     return True
 
 
@@ -253,14 +253,14 @@ def _holds(step: StepContext, shard: ShardRow) -> bool:
 def _search_again(step: StepContext, shard: ShardRow, rest: float) -> ShardRow:
     changes: dict[str, Any] = {"tries": shard.tries + 1, "note": SEARCHED}
     if _holds(step, shard) and not shard.remote.held_job and _waited(step, shard) > step.limits.visibility:
-        step.store.note(step.lease, HELD, hold=True)
+        step.store.jobs.note(step.lease, HELD, hold=True)
         changes["remote"] = evolve(shard.remote, held_job=True)
     return step.reschedule(shard, min(rest, _search_pause(step, shard)), **changes)
 
 
 def _note_orphan(step: StepContext, nonce: str | None, batch_id: str) -> None:
     """Note a batch on the dead shard of this job that it belongs to, if any; that shard's step handles it."""
-    other = None if nonce is None else step.store.shard_with_nonce(nonce)
+    other = None if nonce is None else step.store.shards.with_nonce(nonce)
     if other is not None and other.state is ShardState.DEAD and other.job_id == step.job.id:
         step.reschedule(other, 0.0, candidate=batch_id)
 

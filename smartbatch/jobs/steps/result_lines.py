@@ -291,10 +291,7 @@ class ResultReader:
         usage, cost = result.usage, result.cost
         billed = bool(usage.total_tokens or outcome == "succeeded")
         realtime = self._price(self._realtime, usage) if billed else 0.0
-        tokens = usage.input_tokens, usage.output_tokens
-        return NewResult(
-            item.ix, outcome, encode_result(result), digest, *tokens, cost, realtime, usage, Route.BATCH
-        )
+        return NewResult(item.ix, outcome, encode_result(result), digest, usage, cost, realtime, Route.BATCH)
 
     def _price(self, rates: RateCard | None, usage: Usage) -> float | None:
         if not self._step.api.abilities.priced:

@@ -79,12 +79,12 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
         LeaseLost: another process owns the job now.
         StoreError: the store cannot be used at the moment.
     """
-    job = runtime.store.job(lease.job_id)
+    job = runtime.store.jobs.get(lease.job_id)
     if job is None:
         return StepResult(None, finished=True)
     if job.cancel_requested and job.state is not JobState.DONE:
         body = encode_error(RequestCancelled("the job was cancelled before this request was sent"))
-        if runtime.store.drop_unsent(lease, body, at=runtime.clock.wall()):
+        if runtime.store.items.drop_unsent(lease, body, at=runtime.clock.wall()):
             job = runtime.tell_progress(job)
     api = runtime.api_of(job)
     if api is None:
@@ -100,7 +100,7 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
 def _step(step: StepContext) -> StepResult:
     shards = [
         shard
-        for shard in step.store.shards(step.job.id)
+        for shard in step.store.shards.of_job(step.job.id)
         if shard.state in OPEN_SHARDS or not shard.cleaned_up
     ]
     check_at = job_rescue.rescue_late_job(step, shards)
@@ -133,5 +133,5 @@ def _due_at(step: StepContext, shard: ShardRow) -> float:
 
 def _has_realtime(runtime: JobRuntime, job: JobRow) -> bool:
     return job.state is JobState.ACTIVE and bool(
-        runtime.store.open_items(job.id, state=ItemState.REALTIME, limit=1)
+        runtime.store.items.in_state(job.id, state=ItemState.REALTIME, limit=1)
     )

@@ -32,7 +32,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     """
     if not collect.ingest(step, shard):
         return shard
-    rest = step.store.unsettled(shard.id)
+    rest = step.store.shards.unsettled(shard.id)
     missing = [item for item in rest if item.verdict is None]
     if missing and shard.remote.results_gone:
         step.incident(
@@ -62,11 +62,11 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     if may_have_run or shard.remote.results_gone:  # what they cost stays reserved: nobody can know it
         lost = job_budget.lost_cost(step, shard, [item.ix for item in missing])
     items = _classified(step, shard, rest, may_have_run=may_have_run)
-    before = step.store.job(step.job.id) or step.job
+    before = step.store.jobs.get(step.job.id) or step.job
     now = step.wall
     if items.no_money:
         step.hold(items.no_money)
-    settled = step.store.settle(
+    settled = step.store.shards.settle(
         step.lease,
         shard,
         opened=items.opened,

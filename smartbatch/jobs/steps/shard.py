@@ -23,7 +23,7 @@ def plan_shards(step: StepContext) -> bool:
     Each shard is one transaction with all its wire ids, before anything of it is sent. Where batches have no
     label (Anthropic), sizes of shards that are not settled differ pairwise, so that a size tells them apart.
     """
-    items = step.store.open_items(step.job.id, state=ItemState.OPEN, limit=PORTION)
+    items = step.store.items.in_state(step.job.id, state=ItemState.OPEN, limit=PORTION)
     if not items:
         return False
     costs: dict[int, float] = {}
@@ -36,13 +36,13 @@ def plan_shards(step: StepContext) -> bool:
     most = min(
         step.policy.max_requests or step.limits.max_requests,
         abilities.max_requests,
-        step.store.recall(most_key(step)) or abilities.max_requests,
+        step.store.facts.recall(most_key(step)) or abilities.max_requests,
         enqueued_quota.known_most(step, abilities.max_requests),
     )
     taken = (
         ()
         if abilities.labels
-        else {shard.size for shard in step.store.shards_in_scope(step.job.scope, states=OPEN_SHARDS)}
+        else {shard.size for shard in step.store.shards.in_scope(step.job.scope, states=OPEN_SHARDS)}
     )
     pieces = cut(
         items,
@@ -89,5 +89,5 @@ def _refuse_too_big(step: StepContext, ixs: tuple[int, ...]) -> None:
     if step.falls_back:
         step.discard(shard, "too big for a batch; asked in real time", to=ItemState.REALTIME)
         return
-    step.store.fail_shard(step.lease, shard, encode_error(error), note="too big for a batch", at=step.wall)
+    step.store.shards.fail(step.lease, shard, encode_error(error), note="too big for a batch", at=step.wall)
     step.runtime.tell_progress(step.job)

@@ -14,7 +14,6 @@ __all__ = [
     "check_whole",
     "explained",
     "file_system",
-    "inode",
     "is_damage",
     "prepare_folder",
     "private_folder",
@@ -102,15 +101,6 @@ def _mounts() -> list[str]:
             return lines.readlines()
     except OSError:
         return []
-
-
-def inode(path: str) -> tuple[int, int] | None:
-    """Return the device and inode of a file, which tell it from another of its name; ``None`` without one."""
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def check_whole(connection: sqlite3.Connection, path: str) -> None:

@@ -9,15 +9,15 @@ way:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from smartbatch.jobs.records import StoredCounts
 
 __all__ = ["Database", "Reader", "Row", "Transaction"]
 
 Row = tuple[Any, ...]
+_T = TypeVar("_T")
 
 
 class Reader(Protocol):
@@ -70,13 +70,20 @@ class Database(Reader, Protocol):
         """Make what is missing, and bring the tables to the present version."""
         ...
 
-    def writing(self) -> AbstractContextManager[Transaction]:
-        """Begin a write; the end of the block commits it durably, an exception undoes it.
+    def write(self, work: Callable[[Transaction], _T]) -> _T:
+        """Do ``work`` in a transaction and commit it durably; an exception undoes it and is raised.
+
+        A function, not a context manager: one written in Python is left as it is, with lock and transaction,
+        by a Ctrl-C between its beginning and the block.
 
         Raises:
             StoreError: it cannot begin, or its commit failed: then nothing of it is there.
         """
         ...
+
+    def change(self, statement: str, *values: Any) -> int:
+        """Do one statement in a transaction of its own; return how many rows were changed."""
+        return self.write(lambda tx: tx.change(statement, *values))
 
     def now(self) -> float:
         """Return Unix seconds by the clock that all users of the database share."""

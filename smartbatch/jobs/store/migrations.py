@@ -14,9 +14,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.store.database import Database, Transaction
+from smartbatch.jobs.store.database import Database, Reader, Transaction
 
-__all__ = ["MIGRATIONS", "SHIFT", "Step", "migrate", "refuse_newer"]
+__all__ = ["MIGRATIONS", "SHIFT", "Step", "migrate", "stored_version"]
 
 SHIFT = 32
 """Bits of an item's number that are its position in the job."""
@@ -218,28 +218,35 @@ def migrate(database: Database, types: Mapping[str, str], steps: Sequence[Step] 
     Raises:
         StoreError: the database was written by a newer release; it is left as it is.
     """
-    with database.writing() as tx:
+
+    def work(tx: Transaction) -> None:
         tx.lock("schema")
         tx.change("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)")
-        found = tx.row("SELECT version FROM schema_version")
-        version = 0 if found is None else int(found[0])
-        refuse_newer(version, database.place, steps)
+        version = stored_version(tx, database.place, steps)
         for step in steps[version:]:
             for statement in step:
                 if callable(statement):
                     statement(tx)
                 else:
                     tx.change(statement.format_map(types).replace("{", "{{").replace("}", "}}"))
-        if found is None:
+        if version < len(steps):
+            tx.change("DELETE FROM schema_version")
             tx.change("INSERT INTO schema_version VALUES (?)", len(steps))
-        elif version < len(steps):
-            tx.change("UPDATE schema_version SET version = ?", len(steps))
+
+    database.write(work)
 
 
-def refuse_newer(version: int, place: str, steps: Sequence[Step] = MIGRATIONS) -> None:
-    """Raise StoreError when ``version`` is unknown to this release."""
+def stored_version(reader: Reader, place: str, steps: Sequence[Step]) -> int:
+    """Return the version of the tables; 0 before there are any.
+
+    Raises:
+        StoreError: this release does not know it.
+    """
+    found = reader.row("SELECT version FROM schema_version")
+    version = 0 if found is None else int(found[0])
     if version > len(steps):
         raise StoreError(
             f"the store {place} has version {version}, and this release knows versions up to {len(steps)}:"
             " a newer smartbatch wrote it; update smartbatch, or name another store"
         )
+    return version

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from smartbatch.jobs.store.leases import Counted
 from smartbatch.jobs.store.owners import FileLocks
 from smartbatch.jobs.store.sql_store import SqlStore
 
@@ -19,6 +20,7 @@ def open_store(
     *,
     wall: Callable[[], float] = time.time,
     rng: Random | None = None,
+    counted: Counted | None = None,
     **database: Any,
 ) -> SqlStore:
     """Open the store at ``place``, and make it when it is not there.
@@ -29,6 +31,7 @@ def open_store(
             :func:`default_place`.
         wall: Unix seconds.
         rng: random numbers for owners' ids.
+        counted: see :class:`.SqlStore`.
         database: further arguments of the database, in tests.
 
     Raises:
@@ -43,14 +46,15 @@ def open_store(
 
         server = PostgresDatabase(Address.of(place), **database)
         spool = os.path.join(_state_folder(), f"spool-{server.address.digest}")
-        return SqlStore(server, SessionLocks(server), spool, wall=wall, rng=rng)
+        return SqlStore(server, SessionLocks(server), spool, wall=wall, rng=rng, counted=counted)
     from smartbatch.jobs.store.sqlite import SqliteDatabase
 
     # sqlite:///relative, sqlite:////absolute or a plain path
     path = os.path.realpath(os.path.expanduser(place.removeprefix("sqlite:///")))
     spool = f"{path}.spool"
     file = SqliteDatabase(path, wall=wall, **database)
-    return SqlStore(file, FileLocks(os.path.join(spool, "owners")), spool, wall=wall, rng=rng)
+    locks = FileLocks(os.path.join(spool, "owners"))
+    return SqlStore(file, locks, spool, wall=wall, rng=rng, counted=counted)
 
 
 def _state_folder() -> str:

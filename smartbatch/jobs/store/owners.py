@@ -17,14 +17,11 @@ from random import Random
 from typing import Protocol
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.store import statements as sql
 from smartbatch.jobs.store.checks import private_folder
-from smartbatch.jobs.store.database import Database
-from smartbatch.jobs.store.job_table import delete_items
-from smartbatch.jobs.store.rows import job_row
+from smartbatch.jobs.store.database import Database, Transaction
+from smartbatch.jobs.store.items_of_job import delete_items
 
-__all__ = ["FileLocks", "OwnerLocks", "OwnerTable"]
+__all__ = ["FileLocks", "Owner", "OwnerLocks"]
 
 ATTEMPTS = 100
 """Ids that are drawn before giving up; the second is needed once in 2**64."""
@@ -62,15 +59,15 @@ class OwnerLocks(Protocol):
         ...
 
 
-class OwnerTable:
-    """The table ``owner``, and the owner that this store object is.
+class Owner:
+    """The owner that one store object is, and what the table ``owner`` says of others.
 
     Args:
         wall: Unix seconds.
         rng: random numbers for ids.
 
     Attributes:
-        own: the own id as an owner; ``None`` before the first claim.
+        id: ``None`` before the first claim.
     """
 
     def __init__(
@@ -81,26 +78,26 @@ class OwnerTable:
         self._wall = wall
         self._rng = rng
         self._entering = threading.Lock()
-        self.own: str | None = None
+        self.id: str | None = None
 
     def enter(self) -> str:
         """Return the own id as an owner; take its lock and store its row first, if need be."""
         with self._entering:
-            if self.own is None:
-                self.own = self._enter()
-                self._sweep(self.own)
+            if self.id is None:
+                self.id = self._enter()
+                self._sweep(self.id)
             self._locks.keep()
-            return self.own
+            return self.id
 
     def _enter(self) -> str:
         host, process = socket.gethostname(), os.getpid()
+        entry = "INSERT INTO owner (id, host, pid, since) VALUES (?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
         for _ in range(ATTEMPTS):
             owner = f"{host[:40]}-{process}-{self._rng.getrandbits(64):016x}"
             if not self._locks.take(owner):
                 continue
             try:
-                with self._db.writing() as tx:
-                    new = tx.change(sql.NEW_OWNER, owner, host, process, self._wall())
+                new = self._db.change(entry, owner, host, process, self._wall())
             except BaseException:
                 self._locks.leave()
                 raise
@@ -113,47 +110,26 @@ class OwnerTable:
 
     def _sweep(self, own: str) -> None:
         """Delete what dead owners left: rows, locks, and items that never came to a job."""
-        with_jobs = {row[0] for row in self._db.rows(sql.OWNERS_WITH_JOBS)}
-        for no, owner in self._db.rows(sql.ALL_INCOMPLETE):
+        with_jobs = {owner for (owner,) in self._db.rows("SELECT DISTINCT owner FROM job") if owner}
+        for no, owner in self._db.rows("SELECT no, owner FROM incomplete_job"):
             if owner != own and not (owner and self._locks.alive(owner)):
                 delete_items(self._db, no)
-        listed = {row[0] for row in self._db.rows(sql.OWNERS)}
+        listed = {owner for (owner,) in self._db.rows("SELECT id FROM owner")}
         kept = {owner for owner in listed if owner == own or owner in with_jobs or self._locks.alive(owner)}
         if listed > kept:
-            with self._db.writing() as tx:
-                for owner in sorted(listed - kept):
-                    tx.change(sql.DROP_OWNER, owner)
+            self._db.change("DELETE FROM owner WHERE id IN {texts}", sorted(listed - kept))
         self._locks.sweep(kept | with_jobs | {own})
 
-    def holds(self, owner: str | None, lease_until: float, now: float) -> bool:
-        """Whether somebody alive owns a job: its lease runs, and its process is not known to have died."""
-        return owner is not None and lease_until > now and self._locks.alive(owner)
-
-    def claimable(self, limit: int) -> list[JobRow]:
-        """Return jobs with something left to do that nobody alive owns, and that are not the own ones."""
-        now = self._db.now()
-        held: dict[str | None, bool] = {}
-        found = []
-        for row in self._db.rows(sql.CLAIMABLE_OF, self.own or ""):
-            job, lease_until = job_row(row), row[-1]
-            if lease_until > now:
-                if job.owner not in held:
-                    held[job.owner] = self.holds(job.owner, lease_until, now)
-                if held[job.owner]:
-                    continue
-            found.append(job)
-            if len(found) == limit:
-                break
-        return found
+    def sees_alive(self, owner: str | None) -> bool:
+        """Whether there is an owner whose process is not known to have died."""
+        return owner is not None and self._locks.alive(owner)
 
     def leave(self) -> None:
         """Give all jobs and the own lock back."""
-        own, self.own = self.own, None
+        own, self.id = self.id, None
         try:
             if own is not None:
-                with self._db.writing() as tx:
-                    tx.change(sql.RELEASE_ALL, own)
-                    tx.change(sql.DROP_OWNER, own)
+                self._db.write(lambda tx: _drop(tx, own))
         except StoreError:
             pass  # the lock that falls free says the same
         finally:
@@ -162,8 +138,13 @@ class OwnerTable:
     def abandon(self) -> None:
         """In a forked child: forget the own id without touching the parent's lock."""
         self._entering = threading.Lock()  # a thread of the parent may have held it
-        self.own = None
+        self.id = None
         self._locks.abandon()
+
+
+def _drop(tx: Transaction, owner: str) -> None:
+    tx.change("UPDATE job SET owner = NULL WHERE owner = ?", owner)
+    tx.change("DELETE FROM owner WHERE id = ?", owner)
 
 
 class FileLocks(OwnerLocks):

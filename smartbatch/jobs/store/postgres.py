@@ -16,9 +16,8 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from attrs import field, frozen
@@ -26,7 +25,7 @@ from attrs import field, frozen
 from smartbatch.errors import ConfigError, StoreError, scrub
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store.database import Database, Row, Transaction
-from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, refuse_newer
+from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, stored_version
 from smartbatch.jobs.store.owners import OwnerLocks
 
 try:
@@ -77,6 +76,7 @@ _WORDS = {
     "for_update": " FOR UPDATE",
     "skip_locked": " FOR UPDATE SKIP LOCKED",
 }
+_T = TypeVar("_T")
 Session = psycopg.Connection[Row]
 _abandoned: list[Session] = []
 """Connections of the parent, kept in a forked child: collecting one would end the parent's session."""
@@ -205,15 +205,15 @@ class PostgresDatabase(Database):
         """Make the schema if need be, and bring its tables to the present version."""
         version = 0
         if self.row("SELECT to_regclass(?)", f"{self.address.schema}.schema_version") != (None,):
-            found = self.row("SELECT version FROM schema_version")
-            version = 0 if found is None else int(found[0])
-        refuse_newer(version, self.place, self._steps)
+            version = stored_version(self, self.place, self._steps)
         if version < len(self._steps):
-            with self.writing() as tx:
-                tx.lock("schema")
-                if not tx.row("SELECT 1 FROM pg_namespace WHERE nspname = ?", self.address.schema):
-                    tx.change(f"CREATE SCHEMA {self.address.schema}")
+            self.write(self._make_schema)
             migrate(self, _TYPES, self._steps)
+
+    def _make_schema(self, tx: Transaction) -> None:
+        tx.lock("schema")
+        if not tx.row("SELECT 1 FROM pg_namespace WHERE nspname = ?", self.address.schema):
+            tx.change(f"CREATE SCHEMA {self.address.schema}")
 
     def connect(self) -> Session:
         """Return a new session.
@@ -263,22 +263,28 @@ class PostgresDatabase(Database):
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def writing(self) -> Iterator[Transaction]:
+    def write(self, work: Callable[[Transaction], _T]) -> _T:
         self._check_process()
         with self._changing:
-            session, number = self._begin()
+            committing = False
             try:
-                yield _PostgresTransaction(session, self.address.schema)
+                session, number = self._begin()
+                done = work(_PostgresTransaction(session, self.address.schema))
+                committing = True
+                session.execute("COMMIT", prepare=False)
             except BaseException as error:
-                self._undo(session)
-                if isinstance(error, psycopg.Error | UnicodeEncodeError):
+                lost = self._writer is not None and self._writer.closed
+                self._undo()
+                if not isinstance(error, psycopg.Error | UnicodeEncodeError):
+                    raise
+                if not (committing and lost):
                     raise self._explained(error) from None
-                raise
-            self._commit(session, number)
+                self._look_up(number)
+            return done
 
     def _begin(self) -> tuple[Session, int]:
         """Begin; return the session and the transaction's number."""
+        self._undo()  # what a second Ctrl-C left while the first was handled
         fresh = self._writer is None
         while True:
             try:
@@ -289,26 +295,11 @@ class PostgresDatabase(Database):
                 found = cursor.fetchone()
                 assert found is not None
                 return self._writer, int(found[0])
-            except psycopg.Error as error:
-                if self._writer is not None:
-                    self._undo(self._writer)
-                if self._writer is None and not fresh:  # lost since its last use, and nothing was begun
-                    fresh = True
-                    continue
-                raise self._explained(error) from None
-
-    def _commit(self, session: Session, number: int) -> None:
-        try:
-            session.execute("COMMIT", prepare=False)
-        except psycopg.Error as error:
-            lost = session.closed
-            self._undo(session)
-            if not lost:
-                raise self._explained(error) from None
-            self._look_up(number)
-        except BaseException:  # interrupted while the answer was on its way
-            self._undo(session)
-            raise
+            except psycopg.Error:
+                self._undo()
+                if fresh or self._writer is not None:
+                    raise
+                fresh = True  # the session was lost since its last use, and nothing was begun
 
     def _look_up(self, number: int) -> None:
         """Return when the transaction was committed.
@@ -335,14 +326,15 @@ class PostgresDatabase(Database):
             " read before writing again"
         )
 
-    def _undo(self, session: Session) -> None:
+    def _undo(self) -> None:
         """Roll back; a session that cannot is given up, and its transaction with it."""
-        try:
-            if not session.closed:
-                session.execute("ROLLBACK", prepare=False)
-        except psycopg.Error:
-            pass
-        if session.closed or session.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        idle = psycopg.pq.TransactionStatus.IDLE
+        session = self._writer
+        if session is None or session.info.transaction_status == idle:
+            return
+        with contextlib.suppress(psycopg.Error):
+            session.execute("ROLLBACK", prepare=False)
+        if session.info.transaction_status != idle:
             self._writer = None
             with contextlib.suppress(psycopg.Error):
                 session.close()

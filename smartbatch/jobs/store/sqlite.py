@@ -17,14 +17,14 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from smartbatch._sqlite import SqliteConnections
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store import checks
 from smartbatch.jobs.store.database import Database, Row, Transaction
-from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, refuse_newer
+from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, stored_version
 
 __all__ = ["SqliteDatabase", "SqliteTransaction"]
 
@@ -53,6 +53,9 @@ _WORDS = {
     "for_update": "",
     "skip_locked": "",
 }
+
+
+_T = TypeVar("_T")
 
 
 @functools.cache
@@ -123,7 +126,7 @@ class SqliteDatabase(Database):
             return False
         if version < len(self._steps):
             migrate(self, _TYPES, self._steps)
-        self._file = checks.inode(self.place)
+        self._file = self._inode(self.place)
         return True
 
     @contextmanager
@@ -164,10 +167,7 @@ class SqliteDatabase(Database):
             connection.execute("PRAGMA journal_mode = WAL")
         if "schema_version" not in tables:
             return 0
-        found = connection.execute("SELECT version FROM schema_version").fetchone()
-        version = 0 if found is None else int(found[0])
-        refuse_newer(version, self.place, self._steps)
-        return version
+        return stored_version(SqliteTransaction(connection), self.place, self._steps)
 
     def _connect(self) -> sqlite3.Connection:
         if self._closed:
@@ -194,14 +194,14 @@ class SqliteDatabase(Database):
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def writing(self) -> Iterator[SqliteTransaction]:
+    def write(self, work: Callable[[Transaction], _T]) -> _T:
         with self._connections.writing():
-            connection = self._begin()
             try:
-                yield SqliteTransaction(connection)
+                connection = self._begin()
+                done = work(SqliteTransaction(connection))
                 self._check_file()
                 connection.execute("COMMIT")
+                return done
             except BaseException as error:
                 self._connections.undo()
                 if isinstance(error, sqlite3.Error | UnicodeEncodeError):
@@ -211,25 +211,32 @@ class SqliteDatabase(Database):
     def _begin(self) -> sqlite3.Connection:
         if self._damage is not None:
             raise StoreError(self._damage)
-        try:
-            self._check_file()
-            if not self._connections.has_writer:
-                self._log = None
-            connection = self._connections.writer()
-            connection.execute("BEGIN IMMEDIATE")
-            if self._log is None:  # it is there from a connection's first transaction to its end
-                self._log = checks.inode(f"{self.place}-wal")
-            return connection
-        except (sqlite3.Error, OSError) as error:
-            self._connections.undo()
-            raise self._explained(error) from None
+        self._check_file()
+        self._connections.undo()  # what a second Ctrl-C left while the first was handled
+        if not self._connections.has_writer:
+            self._log = None
+        connection = self._connections.writer()
+        connection.execute("BEGIN IMMEDIATE")
+        if self._log is None:  # it is there from a connection's first transaction to its end
+            self._log = self._inode(f"{self.place}-wal")
+        return connection
 
     def _check_file(self) -> None:
         """Raise StoreError when the file or its log is no longer the one that was opened."""
         log = self._log if self._connections.has_writer else None
         known = ((self.place, self._file), (f"{self.place}-wal", log))
-        if any(inode is not None and checks.inode(path) != inode for path, inode in known):
+        if any(inode is not None and self._inode(path) != inode for path, inode in known):
             raise StoreError(checks.GONE.format(path=self.place))
+
+    def _inode(self, path: str) -> tuple[int, int] | None:
+        """Return the device and inode of a file, which tell it from another of its name."""
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._explained(error) from None
+        return found.st_dev, found.st_ino
 
     def _explained(self, error: Exception) -> StoreError:
         """Return what an error means for people; after a sign of damage nothing is written any more."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smartbatch.jobs.steps import recover
-from smartbatch.jobs.store import statements
+from smartbatch.jobs.store import leases
 from smartbatch.providers.anthropic.batches import AnthropicBatches
 from smartbatch.providers.batch_api import BatchApi, Creation, RemoteBatch
 from smartbatch.providers.gemini.batches import GeminiBatches
@@ -34,8 +34,8 @@ def break_rule(name: str | None) -> None:
             for api in apis:
                 api.create = _repeating(api.create)
         case "no epochs":
-            statements.JOB_OF_LEASE = _for_anybody(statements.JOB_OF_LEASE)
-            statements.RENEW = _for_anybody(statements.RENEW)
+            leases.JOB_OF_LEASE = _for_anybody(leases.JOB_OF_LEASE)
+            leases.RENEW = _for_anybody(leases.RENEW)
         case None:
             pass
         case _:

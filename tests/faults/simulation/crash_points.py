@@ -86,7 +86,7 @@ WRITES = frozenset(
         "advance",
         "mark_submitting",
         "discard",
-        "fail_shard",
+        "fail",
         "ingest",
         "settle",
         "claim_realtime",
@@ -98,6 +98,8 @@ WRITES = frozenset(
     }
 )
 """The commits that matter. Leases and observed turnarounds are written outside the protocol."""
+PARTS = ("jobs", "leases", "items", "shards", "facts")
+"""The parts of a store that write."""
 
 
 class CrashingStore:
@@ -105,10 +107,19 @@ class CrashingStore:
 
     def __init__(self, store: SqlStore, points: CrashPoints) -> None:
         self._store = store
+        self._parts = {name: _CrashingPart(getattr(store, name), points) for name in PARTS}
+
+    def __getattr__(self, name: str) -> Any:
+        return self._parts.get(name) or getattr(self._store, name)
+
+
+class _CrashingPart:
+    def __init__(self, part: object, points: CrashPoints) -> None:
+        self._part = part
         self._points = points
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._store, name)
+        method = getattr(self._part, name)
         if name not in WRITES:
             return method
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.database import Database, Row, Transaction
+from smartbatch.jobs.store.items_of_job import JOB_NUMBER
 from smartbatch.jobs.store.owners import FileLocks
 from smartbatch.jobs.store.sqlite import SqliteTransaction
-from smartbatch.jobs.store.statements import JOB_NUMBER
 
 __all__ = ["Disk", "SimStore"]
+
+_T = TypeVar("_T")
 
 
 class Disk:
@@ -76,12 +77,12 @@ class _Database(Database):
         self._numbers[values[0]] = known
         return known
 
-    @contextmanager
-    def writing(self) -> Iterator[Transaction]:
+    def write(self, work: Callable[[Transaction], _T]) -> _T:
         self._disk.execute("BEGIN IMMEDIATE")
         try:
-            yield self._transaction
+            done = work(SqliteTransaction(self._disk))
             self._disk.commit()
+            return done
         except BaseException:
             self._disk.rollback()
             raise

@@ -46,7 +46,7 @@ class Deliveries:
 
     def read(self, store: SqlStore, job_id: str) -> None:
         """Take what is new."""
-        while rows := store.fresh(job_id, after=self._after, limit=100):
+        while rows := store.items.fresh(job_id, after=self._after, limit=100):
             for row in rows:
                 if row.ix in self.seen:
                     raise Violation(f"I4 item {row.ix} was delivered twice")
@@ -119,7 +119,7 @@ class InvariantChecker:
             Violation: with the name of what is broken.
         """
         self.delivered.read(store, job.id)
-        rows = store.results(job.id)
+        rows = store.items.results(job.id)
         if [row.ix for row in rows] != list(range(len(self.prompts))):
             raise Violation(f"I1 of {len(self.prompts)} items {len(rows)} have results")
         if {row.ix: row.body for row in rows} != self.delivered.seen:
@@ -132,7 +132,7 @@ class InvariantChecker:
             texts[row.ix] = result.text
             if result.text is not None and result.text.split()[0] != digest_of(self.prompts[row.ix])[:16]:
                 raise Violation(f"I3 item {row.ix} has the answer to another prompt")
-        incidents = store.incidents(job.id)
+        incidents = store.facts.incidents(job.id)
         if not repeats and any(incident.kind == "double_submission" for incident in incidents):
             raise Violation("I2 a shard was run twice, although all the assumptions held")
         self._check_paid(texts, incidents, repeats=repeats)

@@ -25,7 +25,7 @@ from smartbatch.jobs import wire_ids
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.steps import collect, create, listing, recover, result_lines
 from smartbatch.jobs.steps.context import StepContext
-from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store.shard_table import ShardTable
 from smartbatch.providers.http.transport import Transport
 from smartbatch.providers.per_process import PerProcess
 from smartbatch.realtime.ticket import ResultFuture
@@ -37,8 +37,8 @@ from tests.faults.simulation.world import Outcome
 __all__ = ["MUTANTS", "Mutant", "first_caught", "mutated", "start"]
 
 VARIABLE = "MUTANT"
-_INTEND = "    intended = step.store.mark_submitting("
-_LATE = "    store_intent = lambda: step.store.mark_submitting("
+_INTEND = "    intended = step.store.shards.mark_submitting("
+_LATE = "    store_intent = lambda: step.store.shards.mark_submitting("
 """The intent is not stored where it should be, but when this is called."""
 _SENT = "batch = step.api.create(creation, step.limits.transfer_timeout)"
 _FAILED = "        return _create_failed("
@@ -195,12 +195,12 @@ MUTANTS = (
         "futures end before the commit",
         (
             (
-                SqlStore.ingest,
+                ShardTable.ingest,
                 (
                     (
                         "return StoredResults(",
                         "__import__('tests.faults.simulation.futures').faults.simulation.futures.tell_all()\n"
-                        "            return StoredResults(",
+                        "        return StoredResults(",
                     ),
                 ),
             ),
@@ -249,7 +249,7 @@ def mutated(mutant: Mutant) -> Iterator[None]:
     Raises:
         LookupError: the code has changed, and the mutant must be written anew.
     """
-    functions = [cast(FunctionType, function) for function, _ in mutant.changes]
+    functions = [_plain(function) for function, _ in mutant.changes]
     before = [function.__code__ for function in functions]
     try:
         for function, (_, changes) in zip(functions, mutant.changes, strict=True):
@@ -258,6 +258,11 @@ def mutated(mutant: Mutant) -> Iterator[None]:
     finally:
         for function, code in zip(functions, before, strict=True):
             function.__code__ = code
+
+
+def _plain(function: Callable[..., Any]) -> FunctionType:
+    """Return the function itself, without its decorators."""
+    return cast(FunctionType, inspect.unwrap(function))
 
 
 def _changed(function: FunctionType, changes: tuple[tuple[str, str], ...]) -> Any:
@@ -270,7 +275,7 @@ def _changed(function: FunctionType, changes: tuple[tuple[str, str], ...]) -> An
     code = compile(textwrap.dedent(source), function.__code__.co_filename, "exec")
     made: dict[str, Any] = {}
     exec(code, {**function.__globals__}, made)
-    changed = made[function.__name__].__code__
+    changed = _plain(made[function.__name__]).__code__
     assert changed.co_freevars == function.__code__.co_freevars
     return changed
 
@@ -298,7 +303,7 @@ def _named() -> Mutant:
 def apply() -> None:
     """Plant the mutant the environment names, for good."""
     for function, changes in _named().changes:
-        cast(FunctionType, function).__code__ = _changed(cast(FunctionType, function), changes)
+        _plain(function).__code__ = _changed(_plain(function), changes)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -103,7 +103,7 @@ class Process:
         """Renew what is held, and find out what is not held any more."""
         self._renewed = self._clock.now()
         if self.leases:
-            self.leases = self.plain.renew(self.leases, LEASE)
+            self.leases = self.plain.leases.renew(self.leases, LEASE)
 
     def step(self) -> None:
         """Do what is due, once, and say when to come again.
@@ -125,14 +125,14 @@ class Process:
             raise
 
     def _claim(self) -> bool:
-        for job in self.plain.claimable():
+        for job in self.plain.leases.claimable():
             if self.serving.api_of(job) is None:
                 continue  # as the supervisor does: this process has another key
             unknown = None
             if job.policy.on_unknown == "hold":
                 error = ProviderError("unknown whether it was asked", kind=ErrorKind.UNKNOWN)
                 unknown = encode_error(error)
-            lease = self.store.claim(job.id, LEASE, unknown=unknown)
+            lease = self.store.leases.claim(job.id, LEASE, unknown=unknown)
             if lease is not None:
                 self._points.record(f"{self.name} claims {lease.epoch}")
                 self.leases = [lease]
@@ -142,7 +142,7 @@ class Process:
     def _run_step(self, lease: JobLease) -> None:
         step_result = run_step(self.runtime, lease)
         if step_result.finished:
-            self.store.release(lease)
+            self.store.leases.release(lease)
             self.leases = []
             self.due = math.inf
             return
@@ -154,10 +154,10 @@ class Process:
 
     def _ask_some(self, lease: JobLease) -> bool:
         """Ask a few items alone, and store what came of it."""
-        job = self.plain.job(lease.job_id)
+        job = self.plain.jobs.get(lease.job_id)
         if job is None or job.state is not JobState.ACTIVE or job.cancel_requested:
             return False
-        items = self.store.claim_realtime(lease, PORTION)
+        items = self.store.items.claim_realtime(lease, PORTION)
         shared = decode_params(job.params)
         results = []
         for item in items:
@@ -169,7 +169,7 @@ class Process:
             self._points.reach("ask.after")
             results.append(_answered(item, prompt, text))
         if results:
-            self.store.answer(lease, results, at=self._clock.wall())
+            self.store.items.answer(lease, results, at=self._clock.wall())
         return bool(items)
 
 
@@ -192,4 +192,4 @@ def _answered(item: ClaimedItem, prompt: str, text: str | None) -> NewResult:
         return NewResult(item.ix, "failed" if item.tries + 1 >= TRIES else "again", body)
     usage = Usage(tokens_of(prompt), 5)
     body = encode_result(Result("", text=text, usage=usage, route=Route.INDIVIDUAL, attempts=1))
-    return NewResult(item.ix, "succeeded", body, b"", usage.input_tokens, usage.output_tokens, 0.0, 0.0)
+    return NewResult(item.ix, "succeeded", body, b"", usage, 0.0, 0.0)

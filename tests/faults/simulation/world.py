@@ -148,10 +148,10 @@ class World:
                 self.clock.wall(),
             )  # fmt: skip
             try:
-                self.job, _ = self.processes[0].store.accept(new, items)
+                self.job, _ = self.processes[0].store.jobs.accept(new, items)
             except Crash:
                 self._replace(self.processes[0])
-        if len(self.processes[0].plain.jobs()) != 1:
+        if len(self.processes[0].plain.jobs.latest()) != 1:
             raise Violation("I7 a job was accepted twice")
 
     def _next(self) -> None:
@@ -227,7 +227,7 @@ class World:
         store, now = self.processes[0].plain, self.clock.now()
         if not self._cancelled and self.what.cancel_at is not None and now >= self.what.cancel_at:
             self._cancelled = True
-            store.request_cancel(self.job.id)
+            store.jobs.request_cancel(self.job.id)
             self._make_due()
         if self.checker.state is not JobState.HELD:
             self._resumes_at = None
@@ -235,7 +235,7 @@ class World:
             self._resumes_at = now + self.what.resume_after
         elif now >= self._resumes_at:
             self._resumes_at = None
-            store.unhold(self.job.id)
+            store.jobs.unhold(self.job.id)
             self._make_due()
 
     def _make_due(self) -> None:
@@ -264,7 +264,7 @@ class World:
         """Whether no process owns a job that is done."""
         if self.checker.state is not JobState.DONE or any(process.leases for process in self.processes):
             return False
-        return not self.processes[0].plain.claimable()
+        return not self.processes[0].plain.leases.claimable()
 
     def _end(self) -> Counter[str]:
         """Let everything that still runs at the provider come in, recover once more, and check."""
@@ -283,14 +283,14 @@ class World:
     def _recover_again(self) -> None:
         """I10: a process that begins now finds nothing to do."""
         assert self.job is not None
-        before = self.processes[0].plain.job(self.job.id), sum(self.network.calls.values())
+        before = self.processes[0].plain.jobs.get(self.job.id), sum(self.network.calls.values())
         for process in self.processes:
             process.die()
         self.processes = [self._start_process(KEY)]
         self.points.calm = True
         self.processes[0].step()
         if self.processes[0].leases or before != (
-            self.processes[0].plain.job(self.job.id),
+            self.processes[0].plain.jobs.get(self.job.id),
             sum(self.network.calls.values()),
         ):
             raise Violation("I10 a second recovery changed something")
@@ -337,9 +337,10 @@ class World:
     def _describe(self) -> str:
         assert self.job is not None
         store = self.processes[0].plain
-        job = store.job(self.job.id)
+        job = store.jobs.get(self.job.id)
         shards = [
-            (shard.no, shard.state.value, shard.note, shard.tries) for shard in store.shards(self.job.id)
+            (shard.no, shard.state.value, shard.note, shard.tries)
+            for shard in store.shards.of_job(self.job.id)
         ]
         return f"{job.state if job else None} {job.note if job else None} {shards}"
 
@@ -349,7 +350,7 @@ class World:
         foreign = {batch.id for batch in records if "stranger" in batch.label}
         adopted = 0
         if self.job is not None and self.processes:
-            shards = self.processes[0].plain.shards(self.job.id)
+            shards = self.processes[0].plain.shards.of_job(self.job.id)
             adopted = sum(shard.batch_id in foreign for shard in shards)
         return Outcome(
             plan=self.plan,

@@ -1,0 +1,76 @@
+"""Incidents, turnarounds of batches and facts: the tables ``incident``, ``turnaround`` and ``fact``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import frozen
+
+from smartbatch.jobs.records import IncidentRow
+from smartbatch.jobs.store import outcomes
+from smartbatch.jobs.store.database import Database, Transaction
+from smartbatch.jobs.store.leases import LeaseTable, leased
+from smartbatch.jobs.store.rows import bare, encoded, incident_row
+
+__all__ = ["FactTable"]
+
+TURNAROUNDS_KEPT = 500
+"""Batches of a model that are remembered; a forecast looks at a hundred."""
+TRIM_EVERY = 50
+"""Batches after which older ones are deleted."""
+
+
+@frozen
+class FactTable:
+    """What is remembered besides jobs."""
+
+    db: Database
+    leases: LeaseTable
+
+    @leased
+    def add_incident(self, tx: Transaction, _: int, incident: IncidentRow) -> bool:
+        """Keep an incident; False when the same kind, shard and detail is known."""
+        return outcomes.add_incident(tx, incident)
+
+    def incidents(self, job_id: str | None = None) -> list[IncidentRow]:
+        """Return incidents, oldest first."""
+        statement = "SELECT kind, job_id, shard_id, detail, money, at FROM incident {of_job}ORDER BY no"
+        if job_id is None:
+            rows = self.db.rows(statement.replace("{of_job}", ""))
+        else:
+            rows = self.db.rows(statement.replace("{of_job}", "WHERE job_id = ? "), job_id)
+        return [incident_row(row) for row in rows]
+
+    def observe_turnarounds(self, model: str, seen: Sequence[tuple[int, float, float]]) -> None:
+        """Remember size, seconds and time of batches, for forecasts."""
+        new = "INSERT INTO turnaround (model, size, seconds, at) VALUES (?, ?, ?, ?) RETURNING no"
+        trim = """DELETE FROM turnaround WHERE model = ? AND no <= (
+            SELECT no FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT 1 OFFSET ?)"""
+
+        def work(tx: Transaction) -> None:
+            rows = [tx.rows(new, model, *each) for each in seen]
+            if any(no % TRIM_EVERY == 0 for [(no,)] in rows):
+                tx.change(trim, model, model, TURNAROUNDS_KEPT)
+
+        self.db.write(work)
+
+    def turnarounds(self, model: str, *, limit: int = 100) -> list[tuple[int, float, float]]:
+        """Return size, seconds and time of the latest batches of ``model``, newest first."""
+        latest = "SELECT size, seconds, at FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT ?"
+        return [(size, seconds, at) for size, seconds, at in self.db.rows(latest, model, limit)]
+
+    def remember(self, key: str, value: Any) -> None:
+        """Keep a small JSON-able fact, such as a learned limit."""
+        self.db.change(
+            """INSERT INTO fact (name, value) VALUES (?, ?)
+            ON CONFLICT (name) DO UPDATE SET value = excluded.value""",
+            encoded(key),
+            bare(value),
+        )
+
+    def recall(self, key: str) -> Any:
+        """Return a fact, or ``None``."""
+        found = self.db.row("SELECT value FROM fact WHERE name = ?", encoded(key))
+        return None if found is None else json.loads(found[0])

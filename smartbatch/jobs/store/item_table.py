@@ -1,0 +1,165 @@
+"""The items of jobs: what waits, what is in flight in real time, and the results of all.
+
+The tables ``item``, ``payload`` and ``result``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from attrs import frozen
+
+from smartbatch.jobs.records import (
+    ClaimedItem,
+    ItemState,
+    JobLease,
+    NewResult,
+    OpenItem,
+    ResultRow,
+    StoredResults,
+)
+from smartbatch.jobs.store import outcomes
+from smartbatch.jobs.store.database import Database, Transaction
+from smartbatch.jobs.store.items_of_job import first_in, job_number
+from smartbatch.jobs.store.leases import LeaseTable, leased
+from smartbatch.jobs.store.rows import decoded, first_of, fitting, number, open_item, position, result_row
+from smartbatch.jobs.store.statements import IN_FLIGHT, REALTIME, WAITING
+
+__all__ = ["ItemTable"]
+
+PAGE_DROPPED = 10_000
+"""Items that a cancelled job ends in one transaction."""
+# pages are ranges of numbers: with an open end, a PostgreSQL that has not counted the rows yet reads them all
+# a follower has no body of its own, but that of its leader
+_RESULTS = """SELECT {columns} FROM result r JOIN payload p ON p.no = r.no
+    LEFT JOIN follower f ON f.no = r.no LEFT JOIN result l ON l.no = f.leader
+    WHERE {order} >= ? AND {order} < ? ORDER BY {order}"""
+_SIZES = "{order}, length(coalesce(l.body, r.body)) + length(p.body)"
+_WHOLE = """r.no, p.user_id, r.outcome, coalesce(l.body, r.body), p.body, r.cost, r.seq, f.no IS NOT NULL"""
+
+
+@frozen
+class ItemTable:
+    """The items of jobs."""
+
+    db: Database
+    leases: LeaseTable
+
+    def in_state(
+        self, job_id: str, *, state: ItemState = ItemState.OPEN, limit: int = 100_000
+    ) -> list[OpenItem]:
+        """Return items in ``state``, in order."""
+        job = job_number(self.db, job_id)
+        rows = self.db.rows(_in_state(state), state.value, first_of(job), first_of(job + 1), limit)
+        return [open_item(row) for row in rows]
+
+    def bodies(self, job_id: str, positions: Collection[int]) -> dict[int, bytes]:
+        """Return requests of a job by their positions in it; ask for a few hundred at a time."""
+        job = job_number(self.db, job_id)
+        numbers = [number(job, ix) for ix in positions]
+        rows = self.db.rows("SELECT no, body FROM payload WHERE no IN {numbers}", numbers)
+        return {position(no): body for no, body in rows}
+
+    # -- real time -------------------------------------------------------------------------------------------
+
+    @leased
+    def claim_realtime(self, tx: Transaction, job: int, limit: int) -> list[ClaimedItem]:
+        """Turn ``REALTIME`` items to ``IN_FLIGHT`` and return them, in order: only then are they sent."""
+        rows = tx.rows(
+            f"""UPDATE item SET state = {IN_FLIGHT} WHERE no IN (
+            SELECT no FROM item WHERE {WAITING} AND state = {REALTIME} AND no >= ? AND no < ?
+            ORDER BY no LIMIT ?) RETURNING no, tries""",
+            first_of(job),
+            first_of(job + 1),
+            limit,
+        )
+        taken = sorted(rows)
+        payloads = "SELECT no, user_id, body FROM payload WHERE no IN {numbers}"
+        rows = tx.rows(payloads, [no for no, _ in taken]) if taken else []
+        named = {no: (decoded(user_id), body) for no, user_id, body in rows}
+        return [ClaimedItem(position(no), *named[no], tries) for no, tries in taken]
+
+    @leased
+    def answer(
+        self, tx: Transaction, job: int, results: Sequence[NewResult], *, at: float, freed: float = 0.0
+    ) -> StoredResults:
+        """Store what came of ``IN_FLIGHT`` items. What it counted is told by the caller, with no lock held,
+        by :meth:`.LeaseTable.tell_counts`.
+
+        ``again`` makes them ``REALTIME`` with one try more, ``unrun`` without; what those cost all
+        the same is charged.
+
+        Args:
+            freed: USD that were reserved for them and no longer are.
+
+        Raises:
+            ValueError: the job has no such item.
+        """
+        items = outcomes.item_states(tx, job, [result.ix for result in results])
+        foreign = {result.ix for result in results} - items.keys()
+        if foreign:
+            raise ValueError(f"the job has no item {min(foreign)}")
+        final, doubled = outcomes.keep(tx, job, items, results, at)
+        outcomes.send_again(tx, job, results)
+        in_flight = ItemState.IN_FLIGHT.value
+        outcomes.charge(tx, job, [r for r in results if not r.final and items[r.ix][0] == in_flight])
+        outcomes.reserve(tx, job, -freed)
+        counts, tx.counted = tuple(tx.counted), []
+        return StoredResults(tuple(final), tuple(doubled), counts)
+
+    def drop_unsent(self, lease: JobLease, body: bytes, *, at: float) -> int:
+        """End every ``OPEN`` and ``REALTIME`` item as cancelled with ``body``; return how many.
+
+        Some thousands a transaction: ``OPEN`` ones first, then those for real time. Where it is interrupted,
+        those already ended stay so, and the next call goes on. Items in shards or in flight are left alone.
+        """
+        cancelled = NewResult(-1, "cancelled", body, cost=0.0)
+        dropped = count = self._drop_page(lease, cancelled, at)
+        while count == PAGE_DROPPED:
+            count = self._drop_page(lease, cancelled, at)
+            dropped += count
+        return dropped
+
+    @leased
+    def _drop_page(self, tx: Transaction, job: int, cancelled: NewResult, at: float) -> int:
+        numbers: list[int] = []
+        for state in (ItemState.OPEN, ItemState.REALTIME):
+            room = PAGE_DROPPED - len(numbers)
+            rows = tx.rows(_in_state(state), state.value, first_of(job), first_of(job + 1), room)
+            numbers += (row[0] for row in rows)
+        outcomes.end_alike(tx, job, numbers, cancelled, at)
+        return len(numbers)
+
+    # -- results ---------------------------------------------------------------------------------------------
+
+    def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:
+        """Return up to ``limit`` results by the item's position, from the one after ``after``."""
+        job = job_number(self.db, job_id)
+        first, end = number(job, after + 1), first_of(job + 1)
+        page = self._page("r.no", first, min(first + limit, end))
+        if page or first + limit >= end:
+            return page
+        behind = first_in(self.db, "result", first + limit, end)  # after a gap of items without a result
+        return [] if behind is None else self._page("r.no", behind, min(behind + limit, end))
+
+    def fresh(self, job_id: str, *, after: int = 0, limit: int = 1000) -> list[ResultRow]:
+        """Return up to ``limit`` results by ``seq``, from the one after ``after``; none is ever skipped."""
+        job = job_number(self.db, job_id)
+        first = number(job, after + 1)
+        return self._page("r.seq", first, min(first + limit, first_of(job + 1)))
+
+    def _page(self, order: str, first: int, end: int) -> list[ResultRow]:
+        """Return results of a range of numbers, or the first of them where they are large."""
+        sizes, whole = (
+            _RESULTS.replace("{columns}", columns).replace("{order}", order) for columns in (_SIZES, _WHOLE)
+        )
+        found = self.db.rows(sizes, first, end)
+        fit = fitting(size for _, size in found)
+        return [result_row(row) for row in self.db.rows(whole, first, found[fit - 1][0] + 1)] if fit else []
+
+
+def _in_state(state: ItemState) -> str:
+    """Return the statement for items in a state, by the index of those that wait where it has them."""
+    indexed = f"{WAITING} AND " if state.value < ItemState.SHARDED.value else ""
+    return f"""SELECT no, size, tokens, tries FROM item
+        WHERE {indexed}state = ? AND no >= ? AND no < ? ORDER BY no LIMIT ?"""

@@ -1,0 +1,46 @@
+"""The items that are stored under the number of a job, or of one to be: finding and deleting them."""
+
+from __future__ import annotations
+
+from smartbatch.errors import JobNotFound
+from smartbatch.jobs.store.database import Database
+from smartbatch.jobs.store.rows import first_of
+
+__all__ = ["delete_items", "first_in", "job_number"]
+
+PAGE_DELETED = 10_000
+"""Rows deleted in one transaction."""
+JOB_NUMBER = "SELECT no FROM job WHERE id = ?"
+
+
+def job_number(db: Database, job_id: str) -> int:
+    """Return the number of a job.
+
+    Raises:
+        JobNotFound: there is none with that id.
+    """
+    found = db.row(JOB_NUMBER, job_id)
+    if found is None:
+        raise JobNotFound(f"the store {db.place} has no job {job_id!r}; see: smartbatch jobs list")
+    return int(found[0])
+
+
+def delete_items(db: Database, job: int) -> None:
+    """Delete the items of a number that no job has, in transactions that let others in between."""
+    if db.row("SELECT no FROM incomplete_job WHERE no = ?", job) is None:
+        return  # a commit that was told as failed made a job of them
+    end = first_of(job + 1)
+    for table in ("result", "verdict", "follower", "payload", "item"):
+        drop = f"DELETE FROM {table} WHERE no >= ? AND no < ?"
+        first = first_in(db, table, first_of(job), end)
+        while first is not None:
+            last = min(first + PAGE_DELETED, end)
+            db.change(drop, first, last)
+            first = first_in(db, table, last, end)
+    db.change("DELETE FROM incomplete_job WHERE no = ?", job)
+
+
+def first_in(db: Database, table: str, start: int, end: int) -> int | None:
+    """Return the first number in a table from ``start`` on and before ``end``."""
+    [(found,)] = db.rows(f"SELECT min(no) FROM {table} WHERE no >= ? AND no < ?", start, end)
+    return None if found is None else int(found)

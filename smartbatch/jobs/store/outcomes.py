@@ -1,0 +1,288 @@
+"""What came of items: each stored once and counted once.
+
+Every function is part of its caller's transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from smartbatch.jobs.records import (
+    IncidentRow,
+    ItemState,
+    JobLease,
+    JobPolicy,
+    NewResult,
+    OverJobBudget,
+    StoredCounts,
+)
+from smartbatch.jobs.store.database import Reader, Transaction
+from smartbatch.jobs.store.rows import bare, encoded, first_of, number, position, record_of, unpacked
+from smartbatch.jobs.store.statements import DONE, IN_FLIGHT, REALTIME, WAITING, literal
+from smartbatch.types import Route, Usage
+
+__all__ = [
+    "ItemAt",
+    "add_incident",
+    "charge",
+    "end_alike",
+    "end_in_flight",
+    "item_states",
+    "keep",
+    "keep_verdicts",
+    "positions",
+    "reserve",
+    "reserve_anyway",
+    "send_again",
+]
+
+ROWS_NAMED = 10
+"""Rows an incident names before it only counts them."""
+PAGE_FOLLOWERS = 10_000
+"""Followers that are ended by one statement."""
+ItemAt = tuple[int, int | None]
+"""State and shard of an item, as numbers."""
+_COUNTED = ("succeeded", "failed", "cancelled", "cost", "realtime_cost", "unpriced")
+_TINY = 1e-9
+"""USD by which sums of floats may miss: less than a token costs."""
+
+# -- counts and money ----------------------------------------------------------------------------------------
+
+_COUNT = """UPDATE job SET seq = seq + ?,
+    succeeded = succeeded + ?, failed = failed + ?, cancelled = cancelled + ?,
+    cost = cost + ?, realtime_cost = realtime_cost + ?, unpriced = unpriced + ?,
+    input_tokens = input_tokens + ?, output_tokens = output_tokens + ?
+    WHERE no = ? RETURNING seq, model"""
+_FINISH = f"""UPDATE job SET state = {DONE}, finished_at = ?, note = NULL
+    WHERE no = ? AND state <> {DONE} AND succeeded + failed + cancelled >= total"""
+
+
+def reserve(tx: Transaction, job: int, usd: float) -> None:
+    """Reserve ``usd`` of a job's budget, or release them where they are negative.
+
+    Raises:
+        OverJobBudget: there is no room for them.
+    """
+    if not usd:
+        return
+    [(policy, cost, reserved)] = tx.rows("SELECT policy, cost, reserved FROM job WHERE no = ?", job)
+    budget = record_of(JobPolicy, policy).budget
+    if usd > 0 and budget is not None and cost + reserved + usd > budget + _TINY:
+        raise OverJobBudget(
+            f"{usd:.6f} USD more could be spent, and {max(0.0, budget - cost - reserved):.6f} USD are "
+            f"left of the job's budget of {budget:g} USD; nothing was written"
+        )
+    reserve_anyway(tx, job, usd)
+
+
+def reserve_anyway(tx: Transaction, job: int, usd: float) -> None:
+    """Reserve what may have been spent already, so that there is nothing to refuse."""
+    tx.change("UPDATE job SET reserved = reserved + ? WHERE no = ?", usd, job)
+
+
+def count(
+    tx: Transaction, job: int, results: Sequence[NewResult], at: float, *, deduplicated: bool = False
+) -> int:
+    """Add final results to the job's counts, and end the job with its last; return the first ``seq``."""
+    last = _add(tx, job, results, deduplicated=deduplicated)
+    tx.change(_FINISH, at, job)
+    return first_of(job) + last - len(results) + 1
+
+
+def charge(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
+    """Add the cost of answers that were paid and do not count, such as those that break their schema."""
+    paid = [result for result in results if result.cost and result.usage.total_tokens]
+    if paid:
+        _add(tx, job, paid)
+
+
+def _add(tx: Transaction, job: int, results: Sequence[NewResult], *, deduplicated: bool = False) -> int:
+    """Add to the job's counts, and to what is told after the commit; return the last ``seq`` of the job."""
+    by_route: dict[tuple[Route | None, bool], StoredCounts] = {}
+    for result in results:
+        key = (result.route, result.in_realtime)
+        if (counts := by_route.get(key)) is None:
+            counts = by_route[key] = StoredCounts("", *key)
+        if result.final:
+            setattr(counts, result.outcome, getattr(counts, result.outcome) + 1)
+            counts.deduplicated += deduplicated
+            counts.unpriced += result.cost is None
+        counts.usage += result.usage
+        if result.cost is not None:  # where the cost in real time is unknown no saving is claimed
+            counts.cost += result.cost
+            counts.realtime_cost += result.cost if result.realtime_cost is None else result.realtime_cost
+    sums = [sum(getattr(counts, name) for counts in by_route.values()) for name in _COUNTED]
+    usage = sum((counts.usage for counts in by_route.values()), Usage())
+    finals = sum(result.final for result in results)
+    [(last, model)] = tx.rows(_COUNT, finals, *sums, usage.input_tokens, usage.output_tokens, job)
+    for counts in by_route.values():
+        counts.model = model
+    tx.counted += by_route.values()
+    return int(last)
+
+
+# -- results and verdicts ------------------------------------------------------------------------------------
+
+
+_DIGESTS = "SELECT no, digest FROM result WHERE no IN {numbers}"
+_END_ITEMS = f"UPDATE item SET state = {literal(ItemState.FINAL)} WHERE no IN {{numbers}}"
+_END_ALIKE = """INSERT INTO result (no, seq, outcome, digest, cost, body)
+    SELECT no, ? + row_number() OVER (ORDER BY no), ?, ?, CAST(? AS DOUBLE PRECISION), ?
+    FROM item WHERE no IN {numbers}"""
+
+
+def positions(reader: Reader, shard_id: str) -> tuple[int, memoryview]:
+    """Return the number of a shard's job, and the positions in it of the shard's items."""
+    found = reader.row("SELECT job, positions FROM shard_items WHERE id = ?", shard_id)
+    job, kept = found or (0, b"")
+    return job, memoryview(unpacked(kept))
+
+
+def item_states(tx: Transaction, job: int, ixs: Iterable[int]) -> dict[int, ItemAt]:
+    """Return state and shard of items by position."""
+    numbers = list({number(job, ix) for ix in ixs})
+    rows = tx.rows("SELECT no, state, shard FROM item WHERE no IN {numbers}", numbers)
+    return {position(no): (state, shard) for no, state, shard in rows}
+
+
+def keep(
+    tx: Transaction, job: int, items: Mapping[int, ItemAt], results: Iterable[NewResult], at: float
+) -> tuple[list[int], list[int]]:
+    """Store final results of items that have none; pass over those that are not final.
+
+    Returns:
+        The items that have their result by it, and those that had another one, which stays.
+    """
+    ended = [number(job, ix) for ix, (state, _) in items.items() if state == ItemState.FINAL.value]
+    digests = dict(tx.rows(_DIGESTS, ended)) if ended else {}
+    new: dict[int, NewResult] = {}
+    doubled: list[int] = []
+    for result in results:
+        if not result.final:
+            continue
+        no = number(job, result.ix)
+        if no not in digests:
+            new[no] = result
+            digests[no] = result.digest
+        elif digests[no] != result.digest:
+            doubled.append(result.ix)
+    if new:
+        first = count(tx, job, list(new.values()), at)
+        rows = (
+            (no, seq, result.outcome, result.digest, result.cost, result.body)
+            for seq, (no, result) in enumerate(new.items(), first)
+        )
+        tx.insert("result", ("no", "seq", "outcome", "digest", "cost", "body"), rows)
+        tx.change(_END_ITEMS, list(new))
+        _end_followers(tx, job, new, at)
+    return [result.ix for result in new.values()], doubled
+
+
+def keep_verdicts(
+    tx: Transaction, job: int, results: Sequence[NewResult], final: Collection[int]
+) -> list[int]:
+    """Store what lines said of items that go again; return those of which another line said otherwise."""
+    verdicts = [result for result in results if not result.final]
+    if not verdicts:
+        return []
+    nos = list({number(job, verdict.ix) for verdict in verdicts})
+    told: dict[int, set[bytes]] = {}
+    known = "SELECT no, digest FROM verdict WHERE no IN {numbers}"
+    for no, digest in (*tx.rows(known, nos), *tx.rows(_DIGESTS, nos)):
+        told.setdefault(no, set()).add(digest)
+    new: dict[int, NewResult] = {}
+    doubled: list[int] = []
+    for verdict in verdicts:
+        no = number(job, verdict.ix)
+        if no not in told:
+            new[no] = verdict
+            told[no] = {verdict.digest}
+        elif verdict.digest not in told[no] and verdict.ix not in final:
+            doubled.append(verdict.ix)
+    rows = ((no, verdict.outcome, verdict.digest, verdict.body) for no, verdict in new.items())
+    tx.insert("verdict", ("no", "outcome", "digest", "body"), rows)
+    charge(tx, job, list(new.values()))
+    return doubled
+
+
+def end_alike(tx: Transaction, job: int, items: list[int], result: NewResult, at: float) -> None:
+    """End items, by number, and their followers with what one result says; its own ``ix`` does not count."""
+    if items:
+        _end_alike(tx, job, items, result, at)
+        _end_followers(tx, job, dict.fromkeys(items, result), at)
+
+
+def _end_alike(
+    tx: Transaction, job: int, items: list[int], result: NewResult, at: float, *, deduplicated: bool = False
+) -> None:
+    before = count(tx, job, [result] * len(items), at, deduplicated=deduplicated) - 1
+    tx.change(_END_ALIKE, before, result.outcome, result.digest, result.cost, result.body, items)
+    tx.change(_END_ITEMS, items)
+
+
+def _end_followers(tx: Transaction, job: int, ended: Mapping[int, NewResult], at: float) -> None:
+    """End the items that follow others, which ended with results just now, by number: free of charge.
+
+    All in one transaction, some thousands at a time, so that no follower outlives its leader. They have no
+    body: that of their leader is read for them.
+    """
+    followers = "SELECT no FROM follower WHERE leader = ? AND no > ? ORDER BY no LIMIT ?"
+    for (leader,) in tx.rows("SELECT DISTINCT leader FROM follower WHERE leader IN {numbers}", list(ended)):
+        result = ended[leader]
+        copy = NewResult(-1, result.outcome, b"", cost=0.0, realtime_cost=0.0, route=result.route)
+        last = 0
+        while page := [no for (no,) in tx.rows(followers, leader, last, PAGE_FOLLOWERS)]:
+            _end_alike(tx, job, page, copy, at, deduplicated=True)
+            last = page[-1]
+
+
+def send_again(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
+    """Set items in flight back to real time: with one try more, unless the call was never executed."""
+    for outcome, tried in (("again", 1), ("unrun", 0)):
+        back = [number(job, result.ix) for result in results if result.outcome == outcome]
+        if back:
+            tx.change(
+                f"UPDATE item SET state = {REALTIME}, tries = tries + ?"
+                f" WHERE no IN {{numbers}} AND state = {IN_FLIGHT}",
+                tried,
+                back,
+            )
+
+
+def end_in_flight(tx: Transaction, lease: JobLease, job: int, unknown: bytes | None, now: float) -> None:
+    """Free the items that a former owner left in flight, and say what that may have cost.
+
+    Args:
+        unknown: the body of the failed result they end with, where they are not to be sent again.
+    """
+    # those that end as failed are to be sent for a moment of this transaction
+    freed = tx.rows(
+        f"""UPDATE item SET state = {REALTIME}, tries = tries + 1
+        WHERE {WAITING} AND state = {IN_FLIGHT} AND no >= ? AND no < ? RETURNING no""",
+        first_of(job),
+        first_of(job + 1),
+    )
+    asked = sorted(no for (no,) in freed)
+    if not asked:
+        return
+    if unknown is not None:
+        end_alike(tx, job, asked, NewResult(-1, "failed", unknown, cost=None), now)
+    named = ", ".join(str(position(no)) for no in asked[:ROWS_NAMED])
+    named += ", …" if len(asked) > ROWS_NAMED else ""
+    end = "are sent again" if unknown is None else "end as failed"
+    detail = (
+        f"{len(asked)} requests were in flight in real time when their process ended, and {end}: rows"
+        f" {named} (owner {lease.epoch})"
+    )
+    add_incident(tx, IncidentRow("maybe_billed", lease.job_id, None, detail, None, now))
+
+
+def add_incident(tx: Transaction, incident: IncidentRow) -> bool:
+    """Keep an incident; False when the same kind, shard and detail is known."""
+    told = (incident.kind, incident.job_id, incident.shard_id, incident.detail)
+    digest = hashlib.blake2b(bare(told).encode(), digest_size=16).digest()
+    values = (digest, *told[:3], encoded(incident.detail), incident.money, incident.at)
+    new = """INSERT INTO incident (digest, kind, job_id, shard_id, detail, money, at)
+        VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING"""
+    return tx.change(new, *values) > 0
