@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import urllib3
@@ -49,6 +50,7 @@ class Wanted:
         ratio: wall time over the undisturbed one.
         seconds: wall time.
         late: seconds beyond the undisturbed time and the outage.
+        pause: seconds without a call while rows are left.
         calls: calls over those that the failures need.
         most_calls: calls in all.
         no_slower_than_sdk: whether the SDK may not be faster.
@@ -58,6 +60,7 @@ class Wanted:
     ratio: float | None = None
     seconds: float | None = None
     late: float | None = None
+    pause: float | None = None
     calls: float | None = None
     most_calls: int | None = None
     no_slower_than_sdk: bool = False
@@ -104,11 +107,11 @@ CASES: Sequence[Case] = (
     brownout("2 % 429", {"429": 0.02}, Wanted(ratio=3.0, calls=NEEDED)),
     brownout("1 % 429 after 1 s", {"429 after 1 s": 0.01}, Wanted(ratio=4.0, calls=NEEDED)),
     brownout("5 % mixed", MIXED, Wanted(no_slower_than_sdk=True, calls=NEEDED)),
-    Case(name="outage of 10 s", faults=Faults(outage=(400, 10.0)), wanted=Wanted(late=3.0)),
+    Case(name="outage of 10 s", faults=Faults(outage=(400, 10.0)), wanted=Wanted(late=3.0, pause=5.0)),
     Case(
         name="500 times 503",
         faults=Faults(refused=(300, 500)),
-        wanted=Wanted(seconds=60.0, calls=NEEDED),
+        wanted=Wanted(seconds=60.0, pause=5.0, calls=NEEDED),
         needed=1.5,
     ),
     Case(
@@ -133,6 +136,11 @@ CASES: Sequence[Case] = (
         patience=60,
     ),
     brownout("1 % pages and empty bodies", {"page": 0.005, "empty": 0.005}, Wanted(calls=NEEDED)),
+    Case(
+        name="10 rows that always fail",
+        faults=Faults(poisoned=10),
+        wanted=Wanted(late=10.0, calls=NEEDED, lost=10),
+    ),
     same_for_all("unknown model", "404"),
     same_for_all("no permission", "403"),
     same_for_all("wrong key", "401"),
@@ -250,6 +258,11 @@ class Run:
     calls: list[tuple[float, str, float | None]] = field(repr=False)
     outage: tuple[float, float] | None = None
 
+    @property
+    def pause(self) -> float:
+        """The longest time between two calls."""
+        return max((after[0] - before[0] for before, after in pairwise(self.calls)), default=0.0)
+
 
 def run(case: Case, contestant: str, url: str, seed: int) -> Run:
     """Run a case once."""
@@ -263,8 +276,10 @@ def run(case: Case, contestant: str, url: str, seed: int) -> Run:
     began, outage = page["outage_began"], None
     if began is not None and case.faults.outage is not None:
         outage = began, began + case.faults.outage[1]
+    calls = [tuple(call) for call in page["calls"]]
+    left = case.rows - sum(at is not None for _, _, at in calls)
     return Run(
-        report["wall"], report["lost"], report["over"], [tuple(call) for call in page["calls"]], outage
+        report["wall"], report["lost"] if report["over"] else max(0, left), report["over"], calls, outage
     )
 
 
@@ -306,11 +321,12 @@ def timeline(run: Run, step: float = 0.5) -> Iterable[str]:
 
 @frozen
 class Figures:
-    """The medians of one contestant's runs of a case."""
+    """The medians of one contestant's runs of a case, as :class:`Run` has them."""
 
     wall: float
     lost: float
     calls: float
+    pause: float
     over: bool
 
     @classmethod
@@ -319,13 +335,13 @@ class Figures:
             statistics.median(run.wall for run in runs),
             statistics.median(run.lost for run in runs),
             statistics.median(len(run.calls) for run in runs),
+            statistics.median(run.pause for run in runs),
             all(run.over for run in runs),
         )
 
     def __str__(self) -> str:
-        return f"{'' if self.over else '> '}{self.wall:.1f} s" + (
-            f", lost {self.lost:g}" if self.lost else ""
-        )
+        lost = f", {self.lost:g} {'lost' if self.over else 'left'}" if self.lost else ""
+        return f"{'' if self.over else '> '}{self.wall:.1f} s{lost}"
 
 
 @frozen
@@ -354,8 +370,9 @@ def judge(case: Case, mine: Figures, usual: float, sdk: Figures | None) -> list[
 
     add("× undisturbed", mine.wall / usual, wanted.ratio, ".1f")
     add("wall", mine.wall, wanted.seconds, ".1f", " s")
-    pause = case.faults.outage[1] if case.faults.outage is not None else 0.0
-    add("late", mine.wall - usual - pause, wanted.late, ".1f", " s")
+    outage = case.faults.outage[1] if case.faults.outage is not None else 0.0
+    add("late", mine.wall - usual - outage, wanted.late, ".1f", " s")
+    add("longest pause", mine.pause, wanted.pause, ".1f", " s")
     if wanted.no_slower_than_sdk and sdk is not None:
         add("wall, SDK's", mine.wall, sdk.wall, ".1f", " s")
     add("calls / needed", mine.calls / (case.rows * case.needed), wanted.calls, ".3f")

@@ -10,6 +10,7 @@ the faults and forgets all calls; ``GET /_calls`` returns what became of each ca
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Final
 
 from attrs import asdict, define, field, frozen
@@ -76,6 +76,7 @@ class Faults:
     Attributes:
         rates: the share of calls with each fault of :data:`FAULTS`.
         always: a fault that every call has.
+        poisoned: so many rows, spread over the list, are answered 500 however often they come.
         refused: ``(start, count)``: so many calls from number ``start`` on are answered 503.
         outage: ``(answers, seconds)``: after so many good answers every call is answered 503 for so long.
         named_limit: requests a minute that the headers of answers name and nobody enforces.
@@ -88,6 +89,7 @@ class Faults:
 
     rates: Mapping[str, float] = field(factory=dict)
     always: str | None = None
+    poisoned: int = 0
     refused: tuple[int, int] | None = None
     outage: tuple[int, float] | None = None
     named_limit: int | None = None
@@ -115,11 +117,13 @@ class _State:
         self._rng = random.Random(self.faults.seed)
         self._left = float(self.faults.named_limit or 0)
 
-    def next(self, now: float) -> str:
+    def next(self, now: float, prompt: str) -> str:
         """Return the fault of the call that arrives now, or :data:`GOOD`."""
         faults, number = self.faults, len(self.calls)
         if faults.always is not None:
             return faults.always
+        if faults.poisoned and _row(prompt) % _APART == 0 and _row(prompt) < faults.poisoned * _APART:
+            return "500"
         if faults.refused is not None and faults.refused[0] <= number < sum(faults.refused):
             return "503"
         began = self.outage_began
@@ -156,6 +160,15 @@ class _State:
             f"x-ratelimit-remaining-requests: {int(self._left)}\r\n"
             f"x-ratelimit-reset-requests: {reset:.3f}s\r\n"
         ).encode()
+
+
+_APART = 100
+"""Rows from one poisoned one to the next."""
+
+
+def _row(prompt: str) -> int:
+    """Return the number in ``row 17: …``."""
+    return int(prompt.partition(":")[0].removeprefix("row "))
 
 
 class _Connection(asyncio.Protocol):
@@ -215,7 +228,7 @@ class _Server:
             connection.send(200, _completion(prompt), _JSON)
             return
         state = self._state
-        name = state.next(now)
+        name = state.next(now, prompt)
         number = len(state.calls)
         call = [now, name, None]
         state.calls.append(call)
@@ -268,21 +281,23 @@ async def _serve() -> None:
     listening = await loop.create_server(lambda: _Connection(server), "127.0.0.1", 0, backlog=1024)
     port = listening.sockets[0].getsockname()[1]
     print(f"http://127.0.0.1:{port}", flush=True)
+    loop.add_reader(sys.stdin.fileno(), loop.stop)  # whoever started this process has ended
     await listening.serve_forever()
 
 
-@contextmanager
+@contextlib.contextmanager
 def served() -> Iterator[str]:
     """Run the server in a process of its own and yield its address."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.faulty_server"], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "benchmarks.faulty_server"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
     assert process.stdout is not None
     try:
         yield process.stdout.readline().strip()
     finally:
         process.kill()
         process.wait()
+        process.stdin.close()
         process.stdout.close()
 
 
@@ -292,4 +307,5 @@ def as_json(faults: Faults) -> bytes:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve())
+    with contextlib.suppress(RuntimeError):  # the loop was stopped
+        asyncio.run(_serve())
