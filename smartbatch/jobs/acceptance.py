@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from attrs import define, evolve, field
 
@@ -14,13 +14,17 @@ from smartbatch.jobs.payload import RunningDigest, Shared, encode_request
 from smartbatch.jobs.records import JobRow, NewItem
 from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.types import Request
+from smartbatch.types import Priority, Request
 
 __all__ = ["Items", "checked_key", "checked_metadata"]
 
 _SOME_WIRE_ID = wire_id("0" * 22, 99_999)
 """As long as the longest id of a shard, so that sizes are estimated from above."""
 
+_NO_ORDER = (
+    "a batch has no order, so it counts only for requests of a job that go in real time; ask what is urgent "
+    "with submit()"
+)
 KEY = 512
 """Letters of a job's key."""
 LABELS = 64
@@ -40,6 +44,7 @@ class Items:
         realtime: how many, counted from the first, run in real time from the beginning; ``None`` is all.
         realtime_for: requests of these purposes run in real time as well.
         deduplicate: whether equal requests get one answer, unless one says otherwise.
+        tell_dropped: takes the name of a field that has no effect in a batch, and why.
     """
 
     _requests: Iterable[Request]
@@ -49,6 +54,7 @@ class Items:
     _realtime: int | None = field(default=0, kw_only=True)
     _realtime_for: Collection[str] = field(default=(), kw_only=True)
     _deduplicate: bool = field(default=False, kw_only=True)
+    _tell_dropped: Callable[[str, str], None] = field(default=lambda _name, _why: None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._digest = RunningDigest(b"%b\n%b" % (self._job.model.encode(), self._job.params))
@@ -84,6 +90,8 @@ class Items:
         first = self._realtime is None or row < self._realtime
         in_real_time = self._api is None or first or request.purpose in self._realtime_for
         if self._api is not None and not in_real_time:
+            if request.priority > Priority.NORMAL:
+                self._tell_dropped("priority", _NO_ORDER)
             encode, model = self._api.encode, self._job.model.partition(":")[2]
             size = len(row_named(row, lambda: encode(request, model=model, wire_id=_SOME_WIRE_ID)))
         return NewItem(request.id, payload, size, estimate_request(request), realtime=in_real_time)

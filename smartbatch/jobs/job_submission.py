@@ -144,7 +144,7 @@ class JobSubmission:
         Such a job is carried on by a process that submits it or names it, and by no other: a run that was
         interrupted costs nothing more by itself. Its requests fail as they would without a job.
         """
-        kind, rows = self._rows(requests, {})
+        kind, rows = self._rows(requests, {}, attended=True)
         policy = evolve(self._policy(None), attended=True, route=route)
         return self._accept(_Draft(kind, rows, {}, policy, options, realtime=None))
 
@@ -257,6 +257,7 @@ class JobSubmission:
             realtime=draft.realtime,
             realtime_for=purposes,
             deduplicate=self._config.deduplicate,
+            tell_dropped=self._service.tell_dropped,
         )
         return self._service.accept(job, items)
 
@@ -293,9 +294,11 @@ class JobSubmission:
         chosen = checked("batch_fallback", self._config.batch_fallback if fallback is None else fallback)
         return chosen
 
-    def _rows(self, requests: Iterable[Prompt], params: Mapping[str, Any]) -> tuple[Kind, Iterator[Request]]:
+    def _rows(
+        self, requests: Iterable[Prompt], params: Mapping[str, Any], *, attended: bool = False
+    ) -> tuple[Kind, Iterator[Request]]:
         """Return what the first request asks for, and all of them, checked as they are read."""
-        rows = self._preparer.rows_for_job(requests, params)
+        rows = self._preparer.rows_for_job(self._preparer.admitted(requests, params), attended=attended)
         first = next(rows, None)
         return (Kind.GENERATE, rows) if first is None else (kind_of(first), chain((first,), rows))
 

@@ -103,8 +103,8 @@ def decode_params(data: bytes) -> Shared:
 def encode_request(request: Request, shared: Shared, *, row: int | None = None) -> bytes:
     """Return ``request`` as bytes: all that counts for its answer, and its context.
 
-    Its id is stored next to it. Its time-out and its longest wait are left out: a job has its own. A schema
-    made of a class travels as a schema, so ``Result.parsed`` will be plain data, as ``json.loads`` makes.
+    Its id is stored next to it. A schema made of a class travels as a schema, so ``Result.parsed`` will be
+    plain data, as ``json.loads`` makes.
 
     Args:
         request: as :func:`~smartbatch.core.preparation.validation.normalise` returned it.
@@ -128,7 +128,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
         form["params"] = different
     if (own := request.embedding) != shared.embedding:
         form["embedding"] = None if own is None else [own.task_type, own.dimensions]
-    for name in ("purpose", "isolation_key", "context"):
+    for name in ("purpose", "isolation_key", "context", "max_wait", "timeout"):
         if (value := getattr(request, name)) is not None:
             form[name] = value
     if request.priority is not Priority.NORMAL:
@@ -167,6 +167,8 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None) -> Request:
             priority=form.get("priority", Priority.NORMAL),
             id=id,
             context=form.get("context"),
+            max_wait=form.get("max_wait"),
+            timeout=form.get("timeout"),
             purpose=form.get("purpose"),
             isolation_key=form.get("isolation_key"),
             embedding=_embedding(form["embedding"]) if "embedding" in form else shared.embedding,

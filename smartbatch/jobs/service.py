@@ -133,6 +133,7 @@ class JobService:
     Attributes:
         notifier: notified whenever something of a job was stored.
         serving: finds the provider of a job.
+        tell_dropped: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class JobService:
         self._dependencies = dependencies
         self._lock = threading.Lock()
         self.notifier = ChangeNotifier(clock)
+        self.tell_dropped = dependencies.tell_dropped
         self.serving = Serving(dependencies.providers, opened=dependencies.serve, clock=clock)
         self._supervisor: JobSupervisor | None = None
         self._watchers: dict[str, Watcher] = {}
@@ -408,7 +410,7 @@ class JobService:
             context = decode_request(row.payload, Shared(), id=request_id).context
         result = decode_result(row.body, request_id=request_id, context=context)
         for name, reason in result.dropped:  # another process may have stored it, and told only its own user
-            self._dependencies.tell_dropped(name, reason)
+            self.tell_dropped(name, reason)
         if row.follower:
             return evolve(result, context=context, usage=Usage(), cost=0.0, deduplicated=True)
         # bodies of errors serve many rows, and do not say what each cost

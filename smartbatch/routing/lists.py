@@ -274,7 +274,7 @@ class ListRouter:
         asked = self._checked(requests, plain, {"strategy": "batch", **given}, options.fallback)
         decision = self._considered(asked)
         number = self._advisor.tell(decision, _common_purpose(asked.requests))
-        prepared = map(self._preparer.for_job, asked.requests)
+        prepared = self._preparer.rows_for_job(asked.requests)
         row = self._jobs.submit_decided(prepared, asked.params, decision, asked.kind, options)
         self._decided[row.id] = number, decision
         for earliest in list(self._decided)[:-DECIDED]:
@@ -303,7 +303,7 @@ class ListRouter:
         requests = prompt_list(requests)
         if plan.route not in (Route.BATCH, Route.HYBRID):
             return self._jobs.submit_attended(requests, options, plan.route)
-        prepared = self._preparer.rows_for_job(requests, {})
+        prepared = self._preparer.rows_for_job(self._preparer.admitted(requests, {}))
         return self._jobs.submit_decided(prepared, {}, plan.decision, Kind.GENERATE, options)
 
     # -- considering -----------------------------------------------------------------------------------------
@@ -436,7 +436,9 @@ class ListRouter:
         )
         job = None
         if parts.sent:
-            requests = (evolve(parts.requests[position], context=position) for position in parts.sent)
+            requests = (
+                evolve(parts.requests[position], context=position, timeout=None) for position in parts.sent
+            )
             row = self._jobs.submit_decided(requests, asked.params, decision, asked.kind, JobOptions())
             job = Job(lambda: self._service, row)
         cache = realtime.admission.cache

@@ -28,13 +28,14 @@ from smartbatch.errors import (
     JobNotFound,
     JobTimeout,
     ProviderError,
+    RequestTimeout,
     StoreError,
 )
 from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress, RouteScored
 from smartbatch.jobs.job import Job
 from smartbatch.providers.batch_api import RemoteBatch
 from smartbatch.routing import lists
-from smartbatch.types import Answer, Embedding, Kind, Request, Route, evolve
+from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Route, evolve
 
 ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
@@ -86,6 +87,52 @@ def test_nothing_is_sent_before_the_job_is_on_disk(client_of: ClientOf, remote: 
     assert client.jobs() == []
     assert remote.api is not None
     assert remote.api.calls == []
+
+
+@pytest.mark.parametrize(
+    "submit",
+    [
+        lambda client, rows: client.submit_batch(rows),
+        lambda client, rows: client.submit_batch(rows, deadline="6h", strategy="auto"),
+        lambda client, rows: client.submit_and_wait(rows),
+    ],
+)
+def test_a_time_out_is_refused_as_a_job_goes_on_for_as_long_as_it_takes(
+    submit: Callable[..., Any], client_of: ClientOf, remote: Remote, store: str
+) -> None:
+    """It was left out in silence. The time-out that a client sets for all of its calls is no reason."""
+    client = client_of(remote, store=store, request_timeout=60.0)
+    with pytest.raises(InvalidRequest, match=r"row 1 .*timeout counts the seconds .* deadline=") as raised:
+        submit(client, ["a", Request("b", timeout=60.0), "c"])
+    assert (raised.value.field, raised.value.row) == ("timeout", 1)
+    assert client.jobs() == []
+    assert remote.asked == []
+
+
+def test_a_run_in_real_time_keeps_to_the_time_outs_of_its_requests(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """The second waits while the first is asked, and longer than it may."""
+    client = client_of(Remote(clock, latency=50.0), store=store, parallelism=1)
+    plan = client.forecast(["a"], strategy="individual")
+    job = client.submit_run(["a", Request("b", timeout=5.0)], plan)
+    assert [result.ok for result in job.results(timeout=LONG)] == [True, False]
+    assert isinstance(list(job.results())[1].error, RequestTimeout)
+
+
+def test_a_priority_that_a_batch_cannot_keep_is_told_once(
+    client_of: ClientOf, remote: Remote, store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests that go in real time from the beginning have theirs."""
+    client = client_of(remote, store=store)
+    plan = client.forecast(["a"], strategy="individual")
+    client.submit_run([Request("a", priority=Priority.URGENT)], plan).wait(LONG)
+    assert caplog.messages == []
+    for _ in range(2):
+        client.submit_batch([Request(f"p{n}", priority=Priority.HIGH) for n in range(5)]).wait(LONG)
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        "parameter priority is left out: a batch has no order"
+    ]
 
 
 def test_the_same_key_is_the_same_job(client_of: ClientOf, remote: Remote, store: str) -> None:

@@ -75,7 +75,13 @@ class RequestPreparer:
         return checked_generation(self._defaults, own) if own else self._defaults
 
     def preprocessed(self, request: Request) -> Request | Answer:
-        """Run the hooks; an answer ends the request without a call."""
+        """Run the hooks, then set the time-out of all; an answer ends the request without a call."""
+        prepared = self._hooked(request)
+        if isinstance(prepared, Request) and prepared.timeout is None and self._request_timeout is not None:
+            prepared = evolve(prepared, timeout=self._request_timeout)
+        return prepared
+
+    def _hooked(self, request: Request) -> Request | Answer:
         for hook in self._hooks:
             verdict = hook(request)
             if isinstance(verdict, str):
@@ -84,34 +90,36 @@ class RequestPreparer:
                 return verdict
             if verdict is not None:
                 request = validation.normalise(verdict, self._defaults)
-        if request.timeout is None and self._request_timeout is not None:
-            request = evolve(request, timeout=self._request_timeout)
         return request
 
-    def for_job(self, request: Request) -> Request:
-        """Return a request as a job stores it: hooks run, checked.
-
-        Raises:
-            InvalidRequest: a hook answered it, or the provider cannot take it.
-        """
-        prepared = self.preprocessed(request)
+    def _for_job(self, request: Request, attended: bool) -> Request:
+        prepared = self._hooked(request)
         if isinstance(prepared, Answer):
             raise InvalidRequest(
                 "prompt was answered by a preprocess hook; a job takes what is to be sent only: leave such "
                 "rows out, or use generate()",
                 field="prompt",
             )
+        if prepared.timeout is not None and not attended:
+            raise InvalidRequest(
+                "timeout counts the seconds from submission, and a job goes on for as long as it takes: give "
+                "the job a deadline=, or ask the request with submit()",
+                field="timeout",
+            )
         self.check(prepared)
         return prepared
 
-    def rows_for_job(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterator[Request]:
-        """Return the requests of a list as a job stores them, each prepared as it is read.
+    def rows_for_job(self, requests: Iterable[Request], *, attended: bool = False) -> Iterator[Request]:
+        """Return admitted requests as a job stores them: hooks run, checked, each as it is read.
+
+        Args:
+            attended: all of them go in real time while somebody waits, so each may have its time-out.
 
         Raises:
-            InvalidRequest: names the row.
+            InvalidRequest: a hook answered one, a job cannot keep its time-out, or the provider cannot take
+                it; names the row.
         """
-        admitted = self.admitted(prompts, params)
-        return (row_named(row, partial(self.for_job, request)) for row, request in enumerate(admitted))
+        return (row_named(row, partial(self._for_job, one, attended)) for row, one in enumerate(requests))
 
 
 def checked_generation(defaults: Generation, params: Mapping[str, Any]) -> Generation:
