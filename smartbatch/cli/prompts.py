@@ -207,7 +207,7 @@ class InputRequests:
     ) -> None:
         self._source = source
         self._maker = maker
-        self._params = params
+        self._params = validation.admit_defaults(params)
         self._keys_of = Keys.of(model, params)
         self._limit = limit
         self.keys = array("Q")

@@ -6,50 +6,20 @@ import hashlib
 import json
 import weakref
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict
 
 from smartbatch.core.preparation.schemas import BuiltSchema
 from smartbatch.types import Generation, Request
 
-__all__ = ["ByIdentity", "fingerprint", "remember"]
+__all__ = ["fingerprint", "remember"]
 
 VERSION = 1
 """Raised when the form of the key changes, so that stored keys of the old form match nothing."""
 
-_T = TypeVar("_T")
-
-
-@frozen
-class _Noted(Generic[_T]):
-    """What is known of parameters, while they live."""
-
-    params: weakref.ref[Generation]
-    value: _T
-
-
-class ByIdentity(Generic[_T]):
-    """What is known of parameters, each by its identity; forgotten with them. Safe from any thread."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, _Noted[_T]] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def get(self, params: Generation) -> _Noted[_T] | None:
-        known = self._known.get(id(params))
-        return known if known is not None and known.params() is params else None
-
-    def put(self, params: Generation, value: _T) -> None:
-        number = id(params)
-        forget = self._known.pop  # bound here: the interpreter's end may take the name before the object
-        self._known[number] = _Noted(weakref.ref(params, lambda _: forget(number, None)), value)
-
-
-_written: ByIdentity[bytes] = ByIdentity()
-"""Canonical JSON of parameters that many requests share."""
+_written: dict[int, tuple[weakref.ref[Generation], bytes]] = {}
+"""Canonical JSON of parameters that many requests share, by their identity; forgotten with them."""
 
 
 def fingerprint(request: Request, model: str, scope: str) -> bytes:
@@ -81,13 +51,15 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
 
 
 def remember(params: Generation) -> None:
-    """Keep the canonical JSON of ``params`` for all requests that carry this very object."""
-    _written.put(params, _write(params))
+    """Keep the canonical JSON of ``params`` for all requests that carry this very object. Any thread may."""
+    number = id(params)
+    forget = _written.pop  # bound here: the interpreter's end may take the name before the object
+    _written[number] = weakref.ref(params, lambda _: forget(number, None)), _write(params)
 
 
 def _canonical(params: Generation) -> bytes:
-    known = _written.get(params)
-    return _write(params) if known is None else known.value
+    known = _written.get(id(params))
+    return known[1] if known is not None and known[0]() is params else _write(params)
 
 
 def _write(params: Generation) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeAlias
 from attrs import evolve
 
 from smartbatch._settings import EXAMPLES, seconds_in
-from smartbatch.core.preparation.fingerprint import ByIdentity, remember
+from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot, surrogate_at
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
 from smartbatch.core.preparation.structured import check_schema
@@ -44,8 +44,6 @@ FieldCheck: TypeAlias = Callable[[Any, str], Any]
 """Takes value and field; returns the value in its one form or raises ``InvalidRequest``."""
 
 _NO_DEFAULTS = Generation()
-_admitted: ByIdentity[Generation | None] = ByIdentity()
-"""Defaults that were checked, with the copy that requests carry; ``None`` for the copy itself."""
 
 
 def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any) -> Request:
@@ -53,14 +51,15 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
 
     Args:
         prompt: a text, a sequence of messages, or a request.
-        defaults: the client's parameters; checked when first seen. Fill what the request leaves ``None``.
+        defaults: the client's parameters, checked by :func:`admit_defaults`. Fill what the request leaves
+            ``None``.
         overrides: fields of :class:`Generation` or :class:`Request` by name; they win over the request's own.
             ``None`` means "not given".
 
     Raises:
         InvalidRequest: for anything a provider could not take, with ``field``.
     """
-    params = admit_defaults(defaults)
+    params = defaults
     if type(prompt) is str and not overrides:  # the common case stays short: some two microseconds
         if not prompt or prompt.isspace() or not prompt.isascii():
             _text(prompt, "prompt")
@@ -90,18 +89,13 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
 
 
 def admit_defaults(defaults: Generation) -> Generation:
-    """Return the client's parameters, checked and copied once for each object. May be called from any thread.
+    """Return a checked copy of the client's parameters, for many requests.
 
     Raises:
         InvalidRequest: as :func:`normalise`.
     """
-    known = _admitted.get(defaults)
-    if known is not None:
-        return known.value or defaults
-    params = _merge(Generation(), _set_fields(defaults))
+    params = _merge(_NO_DEFAULTS, _set_fields(defaults))
     remember(params)
-    _admitted.put(params, None)
-    _admitted.put(defaults, params)
     return params
 
 

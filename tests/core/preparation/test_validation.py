@@ -19,7 +19,7 @@ from attrs import asdict, evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.core.preparation.fingerprint import ByIdentity, fingerprint
+from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.json_snapshot import MAX_DEPTH, NotJson, snapshot
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.validation import admit_defaults, normalise
@@ -249,7 +249,8 @@ class TestParameters:
         assert (params.schema, params.response_format) == (None, {"type": "text"})
 
     def test_bad_defaults_of_a_client_are_refused_too(self) -> None:
-        assert refused("a", Generation(temperature=9)).field == "temperature"
+        with pytest.raises(InvalidRequest, match="temperature"):
+            admit_defaults(Generation(temperature=9))
 
 
 class TestJson:
@@ -285,7 +286,7 @@ class TestJson:
     def test_what_the_caller_changes_after_submit_does_not_change_the_request(self) -> None:
         schema, part = copy.deepcopy(SCHEMA), {"type": "text", "text": "a"}
         messages = [{"role": "user", "content": [part]}]
-        request = normalise(messages, Generation(extra=schema), schema=schema)
+        request = normalise(messages, admit_defaults(Generation(extra=schema)), schema=schema)
         before = (fingerprint(request, "m", "s"), copy.deepcopy(asdict(request.params)))
         schema["properties"]["city"]["type"] = "number"  # type: ignore[index]
         part["text"] = "b"
@@ -314,26 +315,21 @@ class TestJson:
 
 
 class TestDefaults:
-    def test_the_same_defaults_are_checked_once_and_shared_by_all_requests(self) -> None:
-        defaults = Generation(schema=copy.deepcopy(SCHEMA))
+    def test_checked_defaults_are_shared_by_all_requests(self) -> None:
+        schema = copy.deepcopy(SCHEMA)
+        defaults = admit_defaults(Generation(schema=schema))
+        schema.clear()
         one, two = normalise("a", defaults), normalise("b", defaults)
-        assert one.params is two.params
-        assert admit_defaults(one.params) is one.params
-
-    def test_equal_defaults_of_another_client_are_their_own(self) -> None:
-        one, two = Generation(seed=1), Generation(seed=1)
-        assert normalise("a", one).params is not normalise("a", two).params
+        assert one.params is two.params is defaults
+        assert defaults.schema == SCHEMA
 
     def test_defaults_that_are_gone_leave_nothing_behind(self) -> None:
-        gc.collect()
-        known, gone = ByIdentity[int](), []
+        gone = []
         for seed in range(50):
-            defaults = Generation(seed=seed)
-            known.put(defaults, seed)
-            gone += [weakref.ref(defaults), weakref.ref(normalise("a", defaults).params)]
+            defaults = admit_defaults(Generation(seed=seed))
+            gone.append(weakref.ref(normalise("a", defaults).params))
         del defaults
         gc.collect()
-        assert len(known) == 0
         assert not any(each() for each in gone)
 
 
