@@ -2,10 +2,14 @@
 
     python -m benchmarks.brownouts --quick
     python -m benchmarks.brownouts --case "30 % 503" --timeline
+    python -m benchmarks.brownouts --virtual --runs 1
 
 Each case runs beside the undisturbed one, a hand-written loop and the vendor's SDK, over real HTTP to a
 server in another process; the median of ``--runs`` counts. Each contestant is a process of its own, so that
 nothing one run learned is known to the next. A run that is not over after its patience is ended.
+
+With ``--virtual`` the client runs alone, in virtual time and on the same faults: within seconds and without
+noise, for work on the control of the lanes. What counts are the figures of real time.
 
 *calls* are those made over those the failures need, N / (1 − p); *lost* are rows without their answer.
 """
@@ -24,13 +28,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import urllib3
 from attrs import evolve, field, frozen
 
-from benchmarks.faulty_server import GOOD, WARM_UP, Faults, as_json, served
+from benchmarks.faulty_provider import FaultyProvider
+from benchmarks.faulty_server import GOOD, WARM_UP, Faults, Script, as_json, served
+from benchmarks.serial_clock import SerialClock
+from benchmarks.virtual_run import send
 from smartbatch import BatchingClient
 from smartbatch.errors import SmartbatchError
 from smartbatch.providers.openai.provider import OpenAIProvider
@@ -209,22 +217,26 @@ def sdk(base_url: str, texts: list[str], *, model: str = "gpt-5-mini") -> list[s
 CONTESTANTS: dict[str, Callable[..., list[str | None]]] = {"ours": ours, "loop": loop, "sdk": sdk}
 
 
+def texts(rows: int) -> list[str]:
+    return [f"row {number}: how many apples are left in the basket?" for number in range(rows)]
+
+
 def contest(name: str, url: str, rows: int, patience: float) -> None:
     """Run one contestant in this process, print what came of it and end the process."""
-    base_url, send = f"{url}/v1", CONTESTANTS[name]
-    send(base_url, ["warm"], model=WARM_UP)
-    texts = [f"row {number}: how many apples are left in the basket?" for number in range(rows)]
+    base_url, ask_all = f"{url}/v1", CONTESTANTS[name]
+    ask_all(base_url, ["warm"], model=WARM_UP)
+    prompts = texts(rows)
     report: dict[str, Any] = {"wall": patience, "lost": rows, "over": False}
 
     def run() -> None:
         began = time.perf_counter()
         try:
-            answers = send(base_url, texts)
+            answers = ask_all(base_url, prompts)
         except SmartbatchError:  # a list of which nothing succeeded raises
             answers = [None] * rows
         wall = time.perf_counter() - began
         wrong = sum(
-            got is not None and got != f"answer to {text}" for text, got in zip(texts, answers, strict=True)
+            got is not None and got != f"answer to {text}" for text, got in zip(prompts, answers, strict=True)
         )
         if wrong:
             raise AssertionError(f"{wrong} answers belong to other rows")
@@ -264,7 +276,7 @@ class Run:
         return max((after[0] - before[0] for before, after in pairwise(self.calls)), default=0.0)
 
 
-def run(case: Case, contestant: str, url: str, seed: int) -> Run:
+def run(url: str, case: Case, contestant: str, seed: int) -> Run:
     """Run a case once."""
     faults = as_json(evolve(case.faults, seed=seed))
     urllib3.request("POST", f"{url}/_case", body=faults)
@@ -281,6 +293,19 @@ def run(case: Case, contestant: str, url: str, seed: int) -> Run:
     return Run(
         report["wall"], report["lost"] if report["over"] else max(0, left), report["over"], calls, outage
     )
+
+
+def run_virtual(case: Case, _: str, seed: int) -> Run:
+    """Run the client on a case once in virtual time, without a server."""
+    clock = SerialClock()
+    script = Script(evolve(case.faults, seed=seed))
+    provider = FaultyProvider(script, clock)
+    came = send(provider, clock, texts(case.rows), seed=seed, patience=case.patience, parallelism=WIDE)
+    outage = None
+    if script.outage_began is not None and case.faults.outage is not None:
+        outage = script.outage_began, script.outage_began + case.faults.outage[1]
+    calls = [tuple(call) for call in script.calls]
+    return Run(came.seconds, case.rows - came.answered, came.over, calls, outage)
 
 
 def after_outage(run: Run) -> tuple[float, float] | None:
@@ -336,7 +361,7 @@ class Figures:
             statistics.median(run.lost for run in runs),
             statistics.median(len(run.calls) for run in runs),
             statistics.median(run.pause for run in runs),
-            all(run.over for run in runs),
+            statistics.median(run.over for run in runs) >= 0.5,
         )
 
     def __str__(self) -> str:
@@ -381,31 +406,36 @@ def judge(case: Case, mine: Figures, usual: float, sdk: Figures | None) -> list[
     return judged
 
 
-def measure(cases: Sequence[Case], runs: int, peers: Sequence[str], show_timeline: bool) -> bool:
+RunOne = Callable[[Case, str, int], Run]
+"""Runs a contestant once on a case, with a seed."""
+
+
+def measure(
+    cases: Sequence[Case], runs: int, peers: Sequence[str], run_one: RunOne, *, show_timeline: bool
+) -> bool:
     """Run the cases and print a row for each; return whether everything wanted is met."""
     undisturbed = CASES[0]
     everything = True
     print("| case | ours | × | wanted: measured (at most) | loop | SDK | calls: ours, loop, SDK |")
     print("|" + "---|" * 7, flush=True)
-    with served() as url:
-        for case in cases:
-            usual, found = [], {name: [] for name in ("ours", *peers)}  # type: ignore[var-annotated]
-            for number in range(runs):
-                for name, own in found.items():
-                    own.append(run(case, name, url, number))
-                usual.append(run(undisturbed, "ours", url, number).wall if case is not undisturbed else 0.0)
-            figures = {name: Figures.of(own) for name, own in found.items()}
-            mine = figures["ours"]
-            beside = statistics.median(usual) or mine.wall
-            judged = judge(case, mine, beside, figures.get("sdk"))
-            everything = everything and all(each.met for each in judged)
-            print(line(case, figures, beside, judged), flush=True)
-            back = [each for each in map(after_outage, found["ours"]) if each is not None]
-            if back:
-                first, half = (statistics.median(each[k] for each in back) for k in (0, 1))
-                print(f"    after the outage: first answer {first:.1f} s, half the usual rate {half:.1f} s")
-            if show_timeline:
-                print("\n".join(timeline(found["ours"][0])))
+    for case in cases:
+        usual, found = [], {name: list[Run]() for name in ("ours", *peers)}
+        for number in range(runs):
+            for name, own in found.items():
+                own.append(run_one(case, name, number))
+            own = found["ours"]
+            usual.append(own[-1] if case is undisturbed else run_one(undisturbed, "ours", number))
+        figures = {name: Figures.of(own) for name, own in found.items()}
+        beside = statistics.median(each.wall for each in usual)
+        judged = judge(case, figures["ours"], beside, figures.get("sdk"))
+        everything = everything and all(each.met for each in judged)
+        print(line(case, figures, beside, judged), flush=True)
+        back = [each for each in map(after_outage, found["ours"]) if each is not None]
+        if back:
+            first, half = (statistics.median(each[k] for each in back) for k in (0, 1))
+            print(f"    after the outage: first answer {first:.1f} s, half the usual rate {half:.1f} s")
+        if show_timeline:
+            print("\n".join(timeline(found["ours"][0])))
     return everything
 
 
@@ -426,6 +456,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one run, without the peers, 30 s of patience")
     parser.add_argument("--peers", action="store_true", help="with the peers although --quick")
+    parser.add_argument("--virtual", action="store_true", help="in virtual time, without HTTP and the peers")
     parser.add_argument("--timeline", action="store_true", help="what arrived in each half second")
     parser.add_argument("--patience", type=float, help="seconds after which a run is given up")
     for hidden in ("--contestant", "--url", "--rows"):
@@ -438,8 +469,14 @@ def main() -> None:
     patience = options.patience or (30.0 if options.quick else None)
     if patience is not None:
         cases = [evolve(case, patience=min(patience, case.patience)) for case in cases]
-    peers = () if options.quick and not options.peers else ("loop", "sdk")
-    met = measure(cases, 1 if options.quick else options.runs, peers, options.timeline)
+    peers = () if options.virtual or (options.quick and not options.peers) else ("loop", "sdk")
+    runs = 1 if options.quick else options.runs
+    show = options.timeline
+    if options.virtual:
+        met = measure(cases, runs, peers, run_virtual, show_timeline=show)
+    else:
+        with served() as url:
+            met = measure(cases, runs, peers, partial(run, url), show_timeline=show)
     raise SystemExit(0 if met else 1)
 
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from attrs import asdict, define, field, frozen
 
-__all__ = ["GOOD", "Faults", "served"]
+__all__ = ["FAULTS", "GOOD", "Fault", "Faults", "NamedLimit", "Script", "as_json", "served"]
 
 GOOD: Final = "good"
 WARM_UP: Final = "warm-up"
@@ -101,7 +101,7 @@ class Faults:
 
 
 @define
-class _State:
+class Script:
     """One case as it runs: which fault the next call has, and what became of those before."""
 
     faults: Faults
@@ -111,14 +111,19 @@ class _State:
     _block: list[str] = field(factory=list)
     _rng: random.Random = field(init=False)
     _left: float = 0.0
-    _left_at: float = 0.0
+    _left_at: float | None = None
 
     def __attrs_post_init__(self) -> None:
         self._rng = random.Random(self.faults.seed)
         self._left = float(self.faults.named_limit or 0)
 
-    def next(self, now: float, prompt: str) -> str:
-        """Return the fault of the call that arrives now, or :data:`GOOD`."""
+    def arrive(self, now: float, prompt: str) -> list[Any]:
+        """Note a call; its second entry is its fault, or :data:`GOOD`."""
+        call = [now, self._next(now, prompt), None]
+        self.calls.append(call)
+        return call
+
+    def _next(self, now: float, prompt: str) -> str:
         faults, number = self.faults, len(self.calls)
         if faults.always is not None:
             return faults.always
@@ -138,27 +143,44 @@ class _State:
             self._block = block
         return self._block.pop()
 
-    def answered(self, now: float) -> None:
+    def answer(self, call: list[Any], now: float) -> None:
+        """Note that a call is answered."""
+        call[2] = now
         self.good += 1
         outage = self.faults.outage
         if outage is not None and self.outage_began is None and self.good >= outage[0]:
             self.outage_began = now
 
-    def limit_headers(self, number: int, now: float) -> bytes:
-        """Return headers of a limit as a bucket of one minute would have them, though it is not enforced."""
-        faults = self.faults
+    def named(self, now: float) -> NamedLimit | None:
+        """Return what the answer to the latest call says of a limit, as a bucket of one minute would have it.
+
+        Nobody enforces it.
+        """
+        faults, number = self.faults, len(self.calls) - 1
         limit = faults.named_limit
         if limit is None or not faults.named_from <= number < faults.named_from + faults.named_for:
-            return b""
-        if self._left_at:
+            return None
+        if self._left_at is not None:
             self._left = min(limit, self._left + (now - self._left_at) * limit / 60)
         self._left_at = now
         self._left = max(0.0, self._left - 1.0)
-        reset = (limit - self._left) / limit * 60
+        return NamedLimit(limit, int(self._left), (limit - self._left) / limit * 60)
+
+
+@frozen
+class NamedLimit:
+    """A limit of requests a minute, how many are left, and the seconds until all are."""
+
+    limit: int
+    left: int
+    reset: float
+
+    @property
+    def headers(self) -> bytes:
         return (
-            f"x-ratelimit-limit-requests: {limit}\r\n"
-            f"x-ratelimit-remaining-requests: {int(self._left)}\r\n"
-            f"x-ratelimit-reset-requests: {reset:.3f}s\r\n"
+            f"x-ratelimit-limit-requests: {self.limit}\r\n"
+            f"x-ratelimit-remaining-requests: {self.left}\r\n"
+            f"x-ratelimit-reset-requests: {self.reset:.3f}s\r\n"
         ).encode()
 
 
@@ -209,12 +231,12 @@ class _Connection(asyncio.Protocol):
 class _Server:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._state = _State(Faults())
+        self._state = Script(Faults())
 
     def handle(self, connection: _Connection, head: bytes, body: bytes) -> None:
         now = time.monotonic()
         if head.startswith(b"POST /_case"):
-            self._state = _State(Faults(**json.loads(body)))
+            self._state = Script(Faults(**json.loads(body)))
             connection.send(200, b"{}", _JSON)
         elif head.startswith(b"GET /_calls"):
             page = {"calls": self._state.calls, "outage_began": self._state.outage_began}
@@ -228,11 +250,10 @@ class _Server:
             connection.send(200, _completion(prompt), _JSON)
             return
         state = self._state
-        name = state.next(now, prompt)
-        number = len(state.calls)
-        call = [now, name, None]
-        state.calls.append(call)
-        limits = state.limit_headers(number, now)
+        call = state.arrive(now, prompt)
+        name: str = call[1]
+        named = state.named(now)
+        limits = b"" if named is None else named.headers
         fault = FAULTS.get(name)
         if fault is None:
             wait = state.faults.slow if name == "slow" else state.faults.latency
@@ -251,10 +272,9 @@ class _Server:
             connection.send(fault.status, data, headers + limits)
 
     def _complete(
-        self, connection: _Connection, state: _State, call: list[Any], prompt: str, limits: bytes
+        self, connection: _Connection, state: Script, call: list[Any], prompt: str, limits: bytes
     ) -> None:
-        call[2] = time.monotonic()
-        state.answered(call[2])
+        state.answer(call, time.monotonic())
         connection.send(200, _completion(prompt), _JSON + limits)
 
 

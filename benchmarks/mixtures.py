@@ -20,10 +20,8 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from operator import itemgetter
 from pathlib import Path
-from random import Random
 from statistics import median
 from typing import Any
 
@@ -31,7 +29,7 @@ from attrs import field, frozen
 
 from benchmarks.mixture_world import Fixed, Mixture, Service, Verdict, best_fixed, draw, tokens_of
 from benchmarks.serial_clock import SerialClock
-from smartbatch import BatchingClient
+from benchmarks.virtual_run import send
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import Capabilities, Provider
 from smartbatch.types import Answer, LimitReport, Request, Usage
@@ -143,41 +141,18 @@ def run(seed: int, rows: int, *, keep_log: bool = False) -> Outcome:
     best = best_fixed(mixture)
     clock = SerialClock()
     service = Service(mixture, log=[] if keep_log else None)
-    done = clock.monitor()
-    ended: list[float] = []
     told = mixture.requests if mixture.configured else None
-    clock.spawned()
-    clock.began()
-    client = BatchingClient(
-        "mixture",
-        provider=SimulatedProvider(service, clock),
+    came = send(
+        SimulatedProvider(service, clock),
+        clock,
+        [prompt(row) for row in range(rows)],
+        seed=seed,
+        patience=3600.0 + PATIENCE * best.seconds,
         parallelism=mixture.parallelism,
-        queue_capacity=max(1000, rows),
         max_rpm=None if told is None else max(1, math.floor(60 * told.rate)),
-        clock=clock,
-        rng=Random(seed),
     )
-
-    def note(future: Future[Any]) -> None:
-        with done:
-            if future.exception() is None:
-                ended.append(clock.now())
-            counts[0] += 1
-            if counts[0] == rows:
-                done.notify()
-
-    counts = [0]
-    futures = [client.submit(prompt(row)) for row in range(rows)]
-    for future in futures:
-        future.add_done_callback(note)
-    with done:
-        done.wait_for(lambda: counts[0] == rows, 3600.0 + PATIENCE * best.seconds)
-        answered, seconds = len(ended), max(ended, default=clock.now())
-        if counts[0] < rows:
-            seconds = clock.now()
-    clock.ended()
-    client.stop(timeout=0, cancel_waiting=True)
-    return Outcome(mixture, seconds, answered, rows - answered, dict(service.met), best, service.log or [])
+    lost = rows - came.answered
+    return Outcome(mixture, came.seconds, came.answered, lost, dict(service.met), best, service.log or [])
 
 
 def prompt(row: int) -> str:
