@@ -209,8 +209,6 @@ class JobProgress(Event):
     cancelled: int
     running: int
     """Items the provider says it has done but whose results are not stored yet."""
-    remaining: float | None
-    """Seconds until the job ends, as far as can be said."""
     cost: float
     realtime_cost: float
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from attrs import define, evolve, field
 
+from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
-from smartbatch.errors import InvalidRequest
-from smartbatch.jobs.equal_rows import EqualRows
+from smartbatch.errors import InvalidRequest, StoreError
 from smartbatch.jobs.payload import RunningDigest, Shared, encode_request
 from smartbatch.jobs.records import JobRow, NewItem
 from smartbatch.jobs.wire_ids import wire_id
@@ -30,6 +31,8 @@ KEY = 512
 LABELS = 64
 LABEL = 512
 """Labels of a job, and letters of each: enough for people, too few for content."""
+_CACHE_KB = 16_384
+"""Memory for keys, in all; those that do not fit lie in a temporary file, some 50 bytes a row."""
 
 
 @define(eq=False, slots=False)
@@ -60,7 +63,7 @@ class Items:
         self._digest = RunningDigest(b"%b\n%b" % (self._job.model.encode(), self._job.params))
 
     def __iter__(self) -> Iterator[NewItem]:
-        equal = EqualRows(self._job) if self._deduplicate else None
+        equal = _EqualRows(self._job) if self._deduplicate else None
         try:
             for row, request in enumerate(self._requests):
                 item = self._item(row, request)
@@ -95,6 +98,56 @@ class Items:
             encode, model = self._api.encode, self._job.model.partition(":")[2]
             size = len(row_named(row, lambda: encode(request, model=model, wire_id=_SOME_WIRE_ID)))
         return NewItem(request.id, payload, size, estimate_request(request), realtime=in_real_time)
+
+
+class _EqualRows:
+    """Finds the first of equal requests among any number of them, read one after the other.
+
+    Keys are kept in a private database of SQLite's, in memory up to some 16 MB and beyond that in a file that
+    the system deletes with the process: a million rows take 50 MB of disk while they are accepted.
+
+    Args:
+        job: the job they belong to.
+    """
+
+    def __init__(self, job: JobRow) -> None:
+        self._job = job
+        self._keys = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        for statement in (
+            "PRAGMA journal_mode = OFF",
+            "PRAGMA synchronous = OFF",
+            f"PRAGMA cache_size = -{_CACHE_KB}",
+            "CREATE TABLE leader (key BLOB PRIMARY KEY, row INTEGER, realtime INTEGER) WITHOUT ROWID",
+            "BEGIN",
+        ):
+            self._keys.execute(statement)
+
+    def leader_of(self, row: int, request: Request, *, realtime: bool) -> int | None:
+        """Return the row that a request follows; ``None`` where it is the first of its kind.
+
+        One that goes in real time follows none that waits for a batch: it leads from now on.
+
+        Raises:
+            StoreError: there is no room for the keys.
+        """
+        if not request.deduplicate:
+            return None
+        key = fingerprint(request, self._job.model, self._job.scope)
+        try:
+            found = self._keys.execute("SELECT row, realtime FROM leader WHERE key = ?", (key,)).fetchone()
+            if found is not None and (found[1] or not realtime):
+                return int(found[0])
+            self._keys.execute("INSERT OR REPLACE INTO leader VALUES (?, ?, ?)", (key, row, realtime))
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"the temporary folder has no room for the keys of a job's rows ({error}): make room for "
+                "them, or submit with deduplicate=False, which needs none"
+            ) from None
+        return None
+
+    def close(self) -> None:
+        """Drop the keys."""
+        self._keys.close()
 
 
 def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:

@@ -26,6 +26,7 @@ from smartbatch.jobs.records import (
     JobPolicy,
     JobRow,
     JobState,
+    LeaseLost,
     NewShard,
     ShardRow,
     ShardState,
@@ -130,7 +131,6 @@ class JobRuntime:
                 failed=job.failed,
                 cancelled=job.cancelled,
                 running=running,
-                remaining=None,
                 cost=job.cost,
                 realtime_cost=job.realtime_cost,
             )
@@ -296,6 +296,19 @@ class StepContext:
             self.runtime.tell(
                 JobIncident(at=at, job_id=job_id, shard_id=shard_id, kind=kind, detail=detail, money=money)
             )
+
+    @contextlib.contextmanager
+    def provider_calls(self) -> Iterator[None]:
+        """Raise whatever a provider's adapter raises inside as a ``ProviderError``, for which
+        :func:`~smartbatch.jobs.steps.runner.run_step` has the step tried again later; errors of the store
+        stay what they are.
+        """
+        try:
+            yield
+        except (LeaseLost, StoreError):
+            raise
+        except Exception as error:
+            raise self.api.classify(error) from error
 
     def ignored(self, call: str, error: Exception) -> None:
         """Log a failed remote call that the protocol can do without; its cause may be tried again later."""

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from attrs import evolve
 
-from smartbatch.errors import StoreError
-from smartbatch.jobs.records import LeaseLost, RemoteProgress, ShardRow
+from smartbatch.errors import ProviderError
+from smartbatch.jobs.records import RemoteProgress, ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.listing import has_label, newer_than_intent, unclaimed
@@ -37,18 +37,22 @@ def search_once(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> Remot
     if known.checked_for_duplicates or not (batch.state.ended or age >= step.limits.visibility):
         return known
     try:
-        others = [other for other in newer_than_intent(step, shard) if other.id != batch.id]
-        if step.api.abilities.labels:
-            found = [other for other in others if has_label(other, shard)]
-            cancel_all(step, shard, found)
-        else:
-            found = unclaimed(step, shard, others)
-    except (LeaseLost, StoreError):
-        raise
-    except Exception as error:
+        with step.provider_calls():
+            found = _found(step, shard, batch)
+    except ProviderError as error:
         step.ignored("list of batches", error)
         return known
     return evolve(known, checked_for_duplicates=True, suspected_duplicates=[other.id for other in found])
+
+
+def _found(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> list[RemoteBatch]:
+    """Return the duplicates of a shard's batch, cancelled; without labels those that could be some."""
+    others = [other for other in newer_than_intent(step, shard) if other.id != batch.id]
+    if not step.api.abilities.labels:
+        return unclaimed(step, shard, others)
+    labelled = [other for other in others if has_label(other, shard)]
+    cancel_all(step, shard, labelled)
+    return labelled
 
 
 def cancel_all(step: StepContext, shard: ShardRow, duplicates: Iterable[RemoteBatch]) -> None:
@@ -78,7 +82,7 @@ def examine_suspect(step: StepContext, shard: ShardRow) -> ShardRow:
     """
     suspect, *others = shard.remote.suspected_duplicates
     twice = 0.0
-    try:
+    with step.provider_calls():
         batch = step.api.get(suspect, step.limits.call_timeout)
         if batch is not None and not batch.state.ended:
             return step.reschedule(shard, step.limits.poll_interval, tries=0)
@@ -87,10 +91,6 @@ def examine_suspect(step: StepContext, shard: ShardRow) -> ShardRow:
             return step.reschedule(shard, step.limits.reread_pause, tries=shard.tries + 1)
         if batch is not None and shard.nonce in nonces:
             twice = _tell_cost(step, shard, batch)
-    except (LeaseLost, StoreError):
-        raise
-    except Exception as error:
-        return step.retry_later(shard, step.api.classify(error))
     remote = evolve(shard.remote, suspected_duplicates=others)
     return step.reschedule(shard, 0.0, tries=0, remote=remote, reserved=shard.reserved + twice)
 

@@ -6,7 +6,6 @@ open, and an incident says what it cost.
 
 from __future__ import annotations
 
-from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import StepContext
@@ -25,7 +24,7 @@ def watch_dead_shard(step: StepContext, shard: ShardRow) -> ShardRow:
     3. None can appear any more: delete the input file, unless the fence did, and the local files; the shard
        is cleaned up.
     """
-    try:
+    with step.provider_calls():
         if shard.candidate is not None:
             return _handle_orphan(step, shard, shard.candidate)
         if is_watched(step, shard):
@@ -36,10 +35,6 @@ def watch_dead_shard(step: StepContext, shard: ShardRow) -> ShardRow:
             return step.reschedule(fresh, step.limits.longest_pause, tries=0)
         if shard.file_id is not None and shard.fenced_at is None:
             step.api.delete_file(shard.file_id, step.limits.call_timeout)
-    except StoreError:
-        raise
-    except Exception as error:
-        return step.retry_later(shard, step.api.classify(error))
     collect.clear(step, shard)
     return step.reschedule(shard, 0.0, cleaned_up=True)
 

@@ -34,10 +34,8 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
     assert shard.batch_id is not None
     if not shard.cancelled and (reason := _reason_to_cancel(step, shard)):
         return cancel(step, shard, reason)
-    try:
+    with step.provider_calls():
         batch = step.api.get(shard.batch_id, step.limits.call_timeout)
-    except Exception as error:
-        return step.retry_later(shard, step.api.classify(error))
     if batch is None:
         return _vanished(step, shard)
     remote = _progress(duplicates.search_once(step, shard, batch), batch)

@@ -15,8 +15,7 @@ from typing import Any
 from attrs import evolve
 
 from smartbatch.core.limits.backoff import backoff
-from smartbatch.errors import StoreError
-from smartbatch.jobs.records import JobState, LeaseLost, ShardRow, ShardState
+from smartbatch.jobs.records import JobState, ShardRow, ShardState
 from smartbatch.jobs.steps import duplicates
 from smartbatch.jobs.steps.collect import nonces_in
 from smartbatch.jobs.steps.context import StepContext
@@ -80,7 +79,7 @@ def mark_uncertain(step: StepContext, shard: ShardRow) -> ShardRow:
 def search(step: StepContext, shard: ShardRow) -> ShardRow:
     """``UNCERTAIN`` or ``FENCED``: search the provider's list for the batch. The cases, in order:
 
-    1. The list cannot be read: nothing is concluded.
+    1. The list cannot be read: nothing is concluded, and it is read again later.
     2. Batches have no labels: search by size, see :func:`_search_unlabelled`.
     3. One or more batches have the shard's label: adopt the oldest.
     4. It was not absent for long enough: search again.
@@ -88,10 +87,8 @@ def search(step: StepContext, shard: ShardRow) -> ShardRow:
        before it will be in the list.
     6. It was absent for the settle time: the items go into a new shard.
     """
-    try:
+    with step.provider_calls():
         newer = newer_than_intent(step, shard)
-    except Exception as error:
-        return step.retry_later(shard, step.api.classify(error))
     if not step.api.abilities.labels:
         return _search_unlabelled(step, shard, newer)
     mine = [batch for batch in newer if has_label(batch, shard)]
@@ -116,7 +113,7 @@ def verify(step: StepContext, shard: ShardRow) -> ShardRow:
        the job, it is noted there.
     """
     assert shard.candidate is not None
-    try:
+    with step.provider_calls():
         batch = step.api.get(shard.candidate, step.limits.call_timeout)
         if batch is not None and not batch.state.ended:
             return step.reschedule(
@@ -131,8 +128,6 @@ def verify(step: StepContext, shard: ShardRow) -> ShardRow:
                 due_at=step.wall + _search_pause(step, shard),
             )
         nonces = nonces_in(step, batch)
-    except Exception as error:
-        return step.retry_later(shard, step.api.classify(error))
     if shard.nonce in nonces:
         return adopt(step, shard, batch, "its results carry this shard's ids")
     if shard.tries + 1 < READINGS:
@@ -183,21 +178,15 @@ def _search_unlabelled(step: StepContext, shard: ShardRow, newer: list[RemoteBat
 def _take_oldest(step: StepContext, shard: ShardRow, mine: list[RemoteBatch]) -> ShardRow:
     """Adopt the oldest batch with the label; others, made by a proxy that repeats creates, are cancelled."""
     oldest = min(reversed(mine), key=lambda batch: batch.created_at or math.inf)
-    try:
+    with step.provider_calls():
         duplicates.cancel_all(step, shard, [batch for batch in mine if batch.id != oldest.id])
-    except (LeaseLost, StoreError):
-        raise
-    except Exception as error:
-        return step.retry_later(shard, step.api.classify(error))
     return adopt(step, shard, oldest, "found in the list")
 
 
 def _fence(step: StepContext, shard: ShardRow) -> ShardRow:
     assert shard.file_id is not None
-    try:
+    with step.provider_calls():
         step.api.delete_file(shard.file_id, step.limits.call_timeout)
-    except Exception as error:
-        return step.retry_later(shard, step.api.classify(error))
     now = step.wall
     return step.advance(
         shard,

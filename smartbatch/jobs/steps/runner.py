@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from smartbatch.errors import RequestCancelled
+from smartbatch.errors import ProviderError, RequestCancelled
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
@@ -119,8 +119,11 @@ def _step(step: StepContext) -> StepResult:
         return StepResult(at, realtime)
     if due.state in UNSENT_SHARDS and step.job.cancel_requested:
         step.discard(due, "the job was cancelled")
-    else:
+        return StepResult(step.wall, realtime)
+    try:
         _STEPS[due.state](step, due)
+    except ProviderError as error:
+        step.retry_later(due, error)
     return StepResult(step.wall, realtime)
 
 

@@ -206,7 +206,7 @@ def clean_up(step: StepContext, shard: ShardRow) -> ShardRow:
     rest = (step.job.finished_at or step.wall) + retention - step.wall
     if rest > 0:
         return step.reschedule(shard, min(rest, step.limits.longest_pause))
-    try:
+    with step.provider_calls():
         batch = None if shard.batch_id is None else step.api.get(shard.batch_id, step.limits.call_timeout)
         if batch is not None:
             for file_id in step.api.output_files(batch):
@@ -214,6 +214,4 @@ def clean_up(step: StepContext, shard: ShardRow) -> ShardRow:
             step.api.delete_batch(batch.id, step.limits.call_timeout)
         if shard.file_id is not None:
             step.api.delete_file(shard.file_id, step.limits.call_timeout)
-    except Exception as error:
-        return step.retry_later(shard, step.api.classify(error))
     return step.reschedule(shard, 0.0, cleaned_up=True)
