@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
@@ -19,8 +19,9 @@ from smartbatch.types import Answer, Request
 if TYPE_CHECKING:
     from smartbatch.providers.batch_api import BatchApi
     from smartbatch.providers.flex import FlexTier
+    from smartbatch.providers.http.network import HttpNetwork
 
-__all__ = ["AnswerStream", "Capabilities", "Network", "Provider"]
+__all__ = ["AnswerStream", "Capabilities", "Provider"]
 
 
 @frozen
@@ -65,22 +66,6 @@ class AnswerStream(ABC):
         """The whole answer with usage and finish reason, once the iteration has ended."""
 
 
-class Network(Protocol):
-    """What a provider reaches its service through. Safe to use from several threads."""
-
-    def open(self, workers: int) -> None:
-        """Make room for ``workers`` calls at once. Cheap when there is room already."""
-        ...
-
-    def close(self) -> None:
-        """Close connections. Calls under way end soon, with an error. May be called twice."""
-        ...
-
-    def meaning_of(self, error: Exception) -> ProviderError | None:
-        """Return the meaning of an exception of the network; ``None`` for any other."""
-        ...
-
-
 class Provider(ABC):
     """Base of the adapters; also the base of a user's own.
 
@@ -100,7 +85,7 @@ class Provider(ABC):
     scope: str
     capabilities: Capabilities = Capabilities()
     own_code: bool = False
-    network: Network | None = None
+    network: HttpNetwork | None = None
 
     @abstractmethod
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -133,13 +133,11 @@ def load_callable(path: str) -> OwnCall:
     if not module_name or not attribute:
         raise ConfigError(f"call:{path} must name a module and a function, as in call:my_package.calls:ask")
     try:
-        found: Any = importlib.import_module(module_name)
+        found = pkgutil.resolve_name(path)
     except ImportError as error:
         raise ConfigError(f"call:{path}: importing {module_name} failed: {error}") from error
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-        if found is None:
-            raise ConfigError(f"call:{path}: {module_name} has no {attribute}")
+    except (AttributeError, ValueError):
+        raise ConfigError(f"call:{path}: {module_name} has no {attribute}") from None
     if not callable(found):
         raise ConfigError(f"call:{path}: {attribute} is a {type(found).__name__}, not a function")
     return found  # type: ignore[no-any-return]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,32 +127,19 @@ class SoundText:
     """A text that comes in pieces, without lone surrogates; a pair may be split between two pieces."""
 
     def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-16-le")("replace")
         self._parts: list[str] = []
-        self._half = ""
+
+    def take(self, piece: str, *, last: bool = False) -> str:
+        """Return what can be handed on of ``piece``; half a pair waits for the other half."""
+        piece = self._decoder.decode(piece.encode("utf-16-le", "surrogatepass"), last)
+        self._parts.append(piece)
+        return piece
 
     @property
     def whole(self) -> str:
         """All pieces so far."""
         return "".join(self._parts)
-
-    def take(self, piece: str) -> str:
-        """Return what can be handed on of ``piece``; half a pair waits for the other half."""
-        if not piece:
-            return ""
-        piece, self._half = self._half + piece, ""
-        if "\ud800" <= piece[-1] <= "\udbff":
-            piece, self._half = piece[:-1], piece[-1]
-        return self._keep(sound(piece))
-
-    def rest(self) -> str:
-        """Return the half of a pair that stayed alone, replaced."""
-        half, self._half = self._half, ""
-        return self._keep(sound(half))
-
-    def _keep(self, piece: str) -> str:
-        if piece:
-            self._parts.append(piece)
-        return piece
 
 
 def count(value: Any) -> int | None:

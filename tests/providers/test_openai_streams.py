@@ -377,7 +377,7 @@ def test_a_response_without_deltas_is_one_piece(serve: Serve, connect: Connect) 
 def test_sound_pieces_are_the_sound_whole(pieces: list[str]) -> None:
     """However a text is cut, its pieces joined can be encoded, and lose nothing that could be."""
     text = SoundText()
-    joined = "".join([*map(text.take, pieces), text.rest()])
+    joined = "".join([*map(text.take, pieces), text.take("", last=True)])
     joined.encode()
     assert joined == "".join(pieces).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert text.whole == joined

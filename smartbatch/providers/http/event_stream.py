@@ -158,7 +158,7 @@ class EventStream(AnswerStream):
         else:
             if not reader.ended:
                 raise self._errors.broken(head, "truncated", "the stream ended before the answer did")
-        if piece := text.rest():
+        if piece := text.take("", last=True):
             yield piece
         self._answer = reader.finish(text.whole, head)
         if not text.whole and self._answer.text:

@@ -31,14 +31,14 @@ from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.vectors import listed, spread, vector
 from smartbatch.types import Answer, Kind, Request, Usage
 
-__all__ = ["chat_usage", "read_chat", "read_embeddings", "read_line", "read_response"]
+__all__ = ["read_chat", "read_embeddings", "read_line", "read_response", "usage_of"]
 
 _FINISH = {"function_call": "tool_calls", "max_output_tokens": "length", "max_tokens": "length"}
 
 
 def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
     """Return the answer of ``/chat/completions``; ``INVALID_RESPONSE`` when there is no message in it."""
-    usage = _usage(data.get("usage"), "prompt", "completion")
+    usage = usage_of(data.get("usage"))
     try:
         choice = data["choices"][0]
         message = choice["message"]
@@ -48,15 +48,7 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
         raise ERRORS.unusable(reply, "shape", "the answer has no choices[0].message", usage) from None
     if isinstance(refusal, str) and refusal and not content:
         content, finish = refusal, "refusal"
-    return Answer(
-        text=sound(_joined(content, reply, usage)),
-        usage=usage,
-        finish_reason=finish_word(finish, _FINISH),
-        model=short(data.get("model"), PLAIN_ID),
-        provider_request_id=ERRORS.request_id(reply),
-        limits=ERRORS.limits(reply),
-        tier=short(data.get("service_tier"), PLAIN_WORD),
-    )
+    return _answer(data, reply, _joined(content, reply, usage), usage, finish_word(finish, _FINISH))
 
 
 def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
@@ -64,7 +56,7 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
 
     A failed or unfinished response, or one without output, is an error.
     """
-    usage = _usage(data.get("usage"), "input", "output")
+    usage = usage_of(data.get("usage"))
     status = data.get("status")
     if status in ("failed", "cancelled"):
         raise _failed_response(data, reply, usage)
@@ -82,11 +74,13 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
     if refusals and not texts:
         texts, finish = refusals, "refusal"
     if status == "incomplete":
-        details = data.get("incomplete_details")
-        reason = details.get("reason") if isinstance(details, dict) else "length"
-        finish = finish_word(reason, _FINISH)
+        finish = finish_word(fields(data.get("incomplete_details")).get("reason", "length"), _FINISH)
+    return _answer(data, reply, "".join(texts), usage, finish)
+
+
+def _answer(data: Mapping[str, Any], reply: Reply, text: str, usage: Usage | None, finish: str) -> Answer:
     return Answer(
-        text=sound("".join(texts)),
+        text=sound(text),
         usage=usage,
         finish_reason=finish,
         model=short(data.get("model"), PLAIN_ID),
@@ -97,9 +91,8 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
 
 
 def _failed_response(data: Mapping[str, Any], reply: Reply, usage: Usage | None) -> ProviderError:
-    error = data.get("error")
-    code = error.get("code") if isinstance(error, dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
+    error = fields(data.get("error"))
+    code, message = error.get("code"), error.get("message")
     kind = kind_of_status(200, code, None, message if isinstance(message, str) else "")
     if kind is ErrorKind.INVALID_RESPONSE:
         kind = ErrorKind.SERVER_ERROR
@@ -121,8 +114,7 @@ def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Re
         limits=ERRORS.limits(reply),
         dropped=dropped_of(wanted),
     )
-    usage = data.get("usage")
-    total = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
+    total = count(fields(data.get("usage")).get("prompt_tokens"))
     vectors = _by_index(data.get("data"), len(requests), wanted.dimensions if wanted else None)
     return spread(common, vectors, requests, total)
 
@@ -137,15 +129,14 @@ def _by_index(items: Any, size: int, dimensions: int | None) -> list[array[float
     return [placed[index] for index in range(size)]
 
 
-def chat_usage(usage: Any) -> Usage | None:
-    """Return the ``usage`` of a chat completion; ``None`` when it is missing or absurd."""
-    return _usage(usage, "prompt", "completion")
+def usage_of(usage: Any) -> Usage | None:
+    """Return the billed tokens, by the names of either API.
 
-
-def _usage(usage: Any, inward: str, outward: str) -> Usage | None:
-    """The billed tokens; ``None`` when they are missing or absurd, so that an estimate takes their place."""
+    ``None`` when they are missing or absurd, so that an estimate takes their place.
+    """
     if not isinstance(usage, dict):
         return None
+    inward, outward = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
     taken, made = count(usage.get(f"{inward}_tokens")), count(usage.get(f"{outward}_tokens", 0))
     if taken is None or made is None:
         return None

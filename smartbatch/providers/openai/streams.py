@@ -14,7 +14,7 @@ from attrs import evolve
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.http.event_stream import EventReader
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.openai.answers import chat_usage, read_chat, read_response
+from smartbatch.providers.openai.answers import read_chat, read_response, usage_of
 from smartbatch.types import Answer
 
 __all__ = ["ChatReader", "ResponseReader"]
@@ -35,7 +35,7 @@ class ChatReader(EventReader):
 
     def take(self, data: Mapping[str, Any], name: str, head: Reply) -> str:  # noqa: ARG002
         self._model = self._model or data.get("model")
-        self.usage = chat_usage(data.get("usage")) or self.usage
+        self.usage = usage_of(data.get("usage")) or self.usage
         choices = data.get("choices")
         if not isinstance(choices, list) or not choices:
             return ""  # the chunk of the usage, and what proxies send to keep a connection alive

@@ -36,11 +36,11 @@ from smartbatch.providers.batch_api import (
     failed_line,
     shapeless_line,
 )
+from smartbatch.providers.conversation import encode_json
 from smartbatch.types import Answer, Generation, Kind, Message, Request, Usage
 
 __all__ = ["SimBatches", "sim_folder"]
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _FILE_ID = re.compile(r"file_\d{17}[0-9a-f]{8}-[A-Za-z0-9_-]{1,80}")
 _BATCH_ID = re.compile(r"batch_\d{17}[0-9a-f]{8}")
@@ -93,7 +93,7 @@ class SimBatches(BatchApi):
         asked: Any = prompt if isinstance(prompt, str) else [[m.role, m.content] for m in prompt]
         line = {"custom_id": wire_id, "model": model, "prompt": asked}
         given = {name: getattr(request.params, name) for name in _PARAMS}
-        return _encode({**line, **{n: value for n, value in given.items() if value is not None}}).encode()
+        return encode_json({**line, **{n: value for n, value in given.items() if value is not None}})
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:  # noqa: ARG002
         """Copy ``source`` into the folder, whole or not at all."""
@@ -146,7 +146,7 @@ class SimBatches(BatchApi):
                     status=400,
                     code="invalid_file",
                 ) from None
-            (made / "batch").write_text(_encode(told))
+            (made / "batch").write_bytes(encode_json(told))
             made.rename(batches / batch_id)
         return self._described(batch_id, told, None)
 
@@ -168,7 +168,7 @@ class SimBatches(BatchApi):
         if batch is not None and not batch.state.ended:
             folder = self._folder("batches") / batch_id
             with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-                file.write(_encode(self._wall()))
+                file.write(str(self._wall()))
             with contextlib.suppress(FileExistsError):
                 os.link(file.name, folder / "cancelled")  # the first cancel counts
             os.unlink(file.name)
@@ -247,7 +247,7 @@ class SimBatches(BatchApi):
             return None
         cancelled = None
         with contextlib.suppress(FileNotFoundError):
-            cancelled = float(json.loads((folder / "cancelled").read_bytes()))
+            cancelled = float((folder / "cancelled").read_text())
         return self._described(batch_id, told, cancelled)
 
     def _described(self, batch_id: str, told: Mapping[str, Any], cancelled: float | None) -> RemoteBatch:
@@ -279,7 +279,7 @@ class SimBatches(BatchApi):
             usage = said.usage or Usage()
             result = {"custom_id": wire_id, "model": said.model, "text": said.text}
             result |= {"finish": said.finish_reason, "in": usage.input_tokens, "out": usage.output_tokens}
-        return _encode(result).encode() + b"\n"
+        return encode_json(result) + b"\n"
 
 
 def sim_folder() -> Path:
