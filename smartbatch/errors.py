@@ -10,7 +10,7 @@ import difflib
 import enum
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 
 class ErrorKind(enum.Enum):
@@ -71,11 +71,23 @@ class SmartbatchError(Exception):
         return _rebuild, (type(self), self.message, self.__dict__)
 
 
-def _rebuild(cls: type[SmartbatchError], message: str, state: dict[str, Any]) -> SmartbatchError:
+_E = TypeVar("_E", bound=SmartbatchError)
+
+
+def _rebuild(cls: type[_E], message: str, state: dict[str, Any]) -> _E:
     error = cls.__new__(cls, message)
     error.args = (message,)
     error.__dict__.update(state)
     return error
+
+
+def after_refusal(error: _E, refused: ValidationFailed) -> _E:
+    """Return a copy of ``error``, which also says why the answer that came before it was refused."""
+    said = _rebuild(type(error), error.message, dict(error.__dict__))
+    said.message = f"{error.message}; an answer before it was refused: {refused.message}"
+    said.args = (said.message,)
+    said.__cause__ = error.__cause__
+    return said
 
 
 class ConfigError(SmartbatchError, ValueError):

@@ -26,9 +26,10 @@ from smartbatch.errors import (
     SmartbatchError,
     StoreError,
     ValidationFailed,
+    after_refusal,
     scrub,
 )
-from smartbatch.jobs.records import NewItem
+from smartbatch.jobs.records import EarlierTries, NewItem
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "encode_request",
     "encode_result",
     "item_id",
+    "with_earlier_tries",
 ]
 
 VERSION = 1
@@ -242,6 +244,23 @@ def decode_result(data: bytes, *, request_id: str, context: Any = None) -> Resul
         return Result(request_id, **{"context": context, **given, "error": error})
 
     return _read(data, made)
+
+
+def with_earlier_tries(result: Result, earlier: EarlierTries | None) -> Result:
+    """Return a result with what earlier tries of its item used. Where it has no answer, the one that was
+    refused before stands next to both reasons: it was paid for.
+    """
+    if earlier is None:
+        return result
+    cost = None if result.cost is None or earlier.cost is None else result.cost + earlier.cost
+    result = evolve(result, cost=cost, usage=earlier.usage + result.usage)
+    if result.error is None or result.text is not None or earlier.refused is None:
+        return result
+    refused = decode_result(earlier.refused, request_id=result.request_id)
+    if not isinstance(refused.error, ValidationFailed):
+        return result
+    error = after_refusal(result.error, refused.error)
+    return evolve(result, text=refused.text, finish_reason=refused.finish_reason, error=error)
 
 
 def encode_error(error: SmartbatchError) -> bytes:

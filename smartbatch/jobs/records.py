@@ -23,6 +23,7 @@ __all__ = [
     "TRANSITIONS",
     "UNSENT_SHARDS",
     "ClaimedItem",
+    "EarlierTries",
     "Fallback",
     "IncidentRow",
     "ItemSize",
@@ -474,6 +475,25 @@ class StoredCounts:
 
 
 @frozen
+class EarlierTries:
+    """What tries of an item used that did not end it.
+
+    Attributes:
+        cost: USD of all of them; ``None`` where the price of one is unknown.
+        usage: tokens of all of them.
+        refused: the result of the last one, as bytes, where it brought an answer.
+    """
+
+    cost: float | None
+    usage: Usage
+    refused: bytes | None = field(default=None, repr=False)
+
+    def __add__(self, later: EarlierTries) -> EarlierTries:
+        cost = None if self.cost is None or later.cost is None else self.cost + later.cost
+        return EarlierTries(cost, self.usage + later.usage, later.refused or self.refused)
+
+
+@frozen
 class ResultRow:
     """A result as the store has it.
 
@@ -481,6 +501,7 @@ class ResultRow:
         payload: the item's own bytes, for its context.
         seq: grows within a job in the order of commit.
         follower: whether ``body`` is the result of the equal item that it followed.
+        earlier: tries before the one in ``body``, likewise; ``None`` where nothing was billed for them.
     """
 
     ix: int
@@ -491,6 +512,7 @@ class ResultRow:
     cost: float | None
     seq: int
     follower: bool = False
+    earlier: EarlierTries | None = None
 
 
 @frozen

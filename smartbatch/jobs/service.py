@@ -36,7 +36,14 @@ from smartbatch.events import (
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
-from smartbatch.jobs.payload import Shared, decode_request, decode_result, encode_error, item_id
+from smartbatch.jobs.payload import (
+    Shared,
+    decode_request,
+    decode_result,
+    encode_error,
+    item_id,
+    with_earlier_tries,
+)
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
@@ -409,12 +416,14 @@ class JobService:
         if b'"context"' in row.payload:
             context = decode_request(row.payload, Shared(), id=request_id).context
         result = decode_result(row.body, request_id=request_id, context=context)
+        # bodies of errors serve many rows, and do not say what each cost
+        result = result if result.cost is not None else evolve(result, cost=row.cost)
+        result = with_earlier_tries(result, row.earlier)
         for name, reason in result.dropped:  # another process may have stored it, and told only its own user
             self.tell_dropped(name, reason)
         if row.follower:
             return evolve(result, context=context, usage=Usage(), cost=0.0, deduplicated=True)
-        # bodies of errors serve many rows, and do not say what each cost
-        return result if result.cost is not None else evolve(result, cost=row.cost)
+        return result
 
     def new_future(self) -> Any:
         return self._dependencies.new_future()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from attrs import define, field
 
-from smartbatch.errors import SmartbatchError, ValidationFailed
+from smartbatch.errors import SmartbatchError, ValidationFailed, after_refusal
 from smartbatch.events import Event, ParameterDropped, RequestFinished
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
@@ -63,12 +63,15 @@ class DeferredEffects:
     ) -> None:
         """Settle ``waiters`` with an error that names each request.
 
-        An answer that came and was refused keeps its text next to the error: it was paid for.
+        An answer that came and was refused keeps its text next to the error: it was paid for. Where the tries
+        after it failed in another way, the error gives both reasons.
         The first pays for the tries so far, unless another waiter of the ticket is left, who pays for all.
         """
         left = any(waiter not in waiters and not waiter.future.cancelled() for waiter in ticket.waiters)
-        if refused is None and isinstance(error, ValidationFailed):
-            refused = Result("", text=error.text, finish_reason=error.finish_reason)
+        last = error if isinstance(error, ValidationFailed) else ticket.refused
+        if refused is None and last is not None:
+            refused = Result("", text=last.text, finish_reason=last.finish_reason)
+            error = error if last is error else after_refusal(error, last)
         kept = refused or Result("")
         for position, waiter in enumerate(waiters):
             first = position == 0 and not left

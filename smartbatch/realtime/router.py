@@ -223,6 +223,7 @@ class ResponseRouter:
             self.fail_locked(ticket, repair.error, effects)
             return
         ticket.repairs += 1
+        ticket.refused = repair.error
         _resize(ticket, repair.request)
         ticket.alone = ticket.lane.shares
         self._again(ticket, repair.error, "validation", effects)  # uncounted: the provider did nothing wrong

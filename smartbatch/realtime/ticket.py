@@ -16,7 +16,7 @@ from attrs import define, field
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.retry import RetryCount
-from smartbatch.errors import SmartbatchError, WrongProcess
+from smartbatch.errors import SmartbatchError, ValidationFailed, WrongProcess
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.text_stream import ChunkBox
@@ -208,6 +208,7 @@ class Ticket:
         final: whether the call under way is the last, whatever comes of it.
         charged: whether its next try counts against the retry budget.
         repairs: times it was sent again for an answer that did not fit its schema.
+        refused: why the last of these answers was refused, with its text.
         cost: USD of all tries; ``None`` once one of them is unknown.
     """
 
@@ -235,6 +236,7 @@ class Ticket:
     charged: bool = False
     attempts: int = 0
     repairs: int = 0
+    refused: ValidationFailed | None = None
     retry_count: RetryCount = field(factory=RetryCount)
     usage: Usage = field(factory=Usage)
     cost: float | None = 0.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from small_claude import SmallClaude, small_claude
 
-from smartbatch import BatchingClient, Result, ValidationFailed, job
+from smartbatch import BatchingClient, ErrorKind, ProviderError, Result, Route, Usage, ValidationFailed, job
 from smartbatch.cli.main import main
 from smartbatch.types import evolve
 
@@ -100,3 +100,48 @@ def test_what_post_process_refuses_is_kept_as_well(strategy: str, claude: SmallC
     assert results[3].text == BAD
     assert str(results[3].error) == "too short"
     assert [result.ok for result in results].count(False) == 1
+
+
+@pytest.mark.parametrize("strategy", ["individual", "batch"])
+def test_a_failure_after_it_keeps_the_text_and_says_both_reasons(strategy: str, claude: SmallClaude) -> None:
+    """The next try of the row is refused by the server: the answer that came before was paid for."""
+
+    def once(body: dict[str, Any]) -> str | None:
+        before = sum("prompt 3" in json.dumps(asked["messages"]) for asked in claude.asked)
+        return None if before > 1 and "prompt 3" in json.dumps(body["messages"]) else answer(body)
+
+    claude.answer = once
+    with BatchingClient(MODEL, schema=SCHEMA) as client:
+        results = client.generate(PROMPTS, strategy=strategy)
+    result = results[3]
+    assert isinstance(result.error, ProviderError)
+    assert result.error.kind is ErrorKind.CLIENT_ERROR
+    assert "it is refused" in result.error.message
+    assert "properties/people/type" in result.error.message
+    assert "canary" not in result.error.message
+    assert (result.text, result.parsed) == (BAD, None)
+
+
+def test_a_row_that_was_billed_twice_says_the_tokens_and_the_cost_of_both(claude: SmallClaude) -> None:
+    """By batch its answer does not fit, in real time it does; each answer is of 10 tokens and 5."""
+
+    def better(body: dict[str, Any]) -> str:
+        before = sum("prompt 3" in json.dumps(asked["messages"]) for asked in claude.asked)
+        return answer(body) if before == 1 else '{"people": 5}'
+
+    claude.answer = better
+    by_batch, in_real_time = 17.5e-6, 35e-6
+    with BatchingClient(MODEL, schema=SCHEMA) as client:
+        results = client.generate(PROMPTS, strategy="batch")
+        spent = client.spent
+        [stored] = client.jobs()
+        assert stored.status().cost == pytest.approx(spent)
+    row = results[3]
+    assert (row.ok, row.route, row.usage) == (True, Route.INDIVIDUAL, Usage(20, 10))
+    assert row.cost == pytest.approx(by_batch + in_real_time)
+    assert results[4].cost == pytest.approx(by_batch)
+    assert results.cost == pytest.approx(12 * by_batch + in_real_time)
+    assert spent == pytest.approx(results.cost)
+    assert results.usage.total_tokens == 13 * 15
+    again = list(stored.results())  # of any process
+    assert again[3].cost == row.cost

@@ -15,6 +15,7 @@ from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
     TRANSITIONS,
+    EarlierTries,
     IncidentRow,
     ItemSize,
     ItemState,
@@ -314,7 +315,8 @@ def test_only_a_finished_job_is_forgotten_and_then_with_all_it_has(store: SqlSto
     job, lease = started(store, bench, 3, key="k")
     kept, _ = store.jobs.accept(bench.job(), new_items(2))
     shard = ingesting(store, bench, lease, 0, 1)
-    store.shards.ingest(lease, shard, [result(0), result(1, "again")], at=1.0)
+    store.shards.ingest(lease, shard, [result(0), result(1, "again", usage=Usage(5))], at=1.0)
+    assert bench.behind("SELECT count(*) FROM earlier_tries") == [(1,)]
     store.facts.add_incident(lease, IncidentRow("kind", job.id, shard.id, "x", None, 1.0))
     with pytest.raises(StoreError, match="not finished"):
         store.jobs.forget(job.id)
@@ -328,6 +330,7 @@ def test_only_a_finished_job_is_forgotten_and_then_with_all_it_has(store: SqlSto
         "payload": 2,
         "result": 0,
         "verdict": 0,
+        "earlier_tries": 0,
         "shard": 0,
         "shard_items": 0,
     }.items():
@@ -988,6 +991,31 @@ def test_where_the_real_time_price_is_unknown_no_saving_is_claimed(store: SqlSto
     found = store.jobs.get(job.id)
     assert found is not None
     assert (found.cost, found.realtime_cost) == (1.0, 1.5)
+
+
+def test_tries_that_did_not_end_an_item_are_told_with_its_end_whatever_that_is(
+    store: SqlStore, bench: Bench
+) -> None:
+    """What two batches billed is added up, once for each line; the last answer that was refused is kept."""
+    job, lease = started(store, bench, 3)
+    for answer in (b"no", b"never"):
+        shard = ingesting(store, bench, lease, 0, 1, 2)
+        tried = [
+            result(0, "again", answer, usage=Usage(3, 1)),
+            result(1, "again", answer, usage=Usage(5, 2), cost=None),
+            result(2, "unrun", answer),
+        ]
+        store.shards.ingest(lease, shard, tried, at=1.0)
+        store.shards.ingest(lease, shard, tried, at=1.0)
+        store.shards.settle(lease, shard, opened=[0, 1, 2], at=2.0)
+    shard = ingesting(store, bench, lease, 0)
+    store.shards.ingest(lease, shard, [result(0, cost=1.0)], at=3.0)
+    assert store.items.drop_unsent(lease, b"", at=4.0) == 2
+    assert [(row.cost, row.earlier) for row in store.items.results(job.id)] == [
+        (1.0, EarlierTries(1.0, Usage(6, 2), b"never")),
+        (0.0, EarlierTries(None, Usage(10, 4), b"never")),
+        (0.0, None),
+    ]
 
 
 def test_the_first_result_wins_the_same_again_is_nothing_and_another_is_told(

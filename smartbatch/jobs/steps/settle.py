@@ -16,7 +16,7 @@ from smartbatch.jobs.payload import decode_error, decode_result, encode_result
 from smartbatch.jobs.records import JobState, NewResult, ShardRow, UnsettledItem
 from smartbatch.jobs.steps import collect, duplicates
 from smartbatch.jobs.steps.context import StepContext
-from smartbatch.types import Result, Route
+from smartbatch.types import Result, Route, Usage
 
 __all__ = ["clean_up", "settle"]
 
@@ -160,22 +160,23 @@ def _end(
 ) -> NewResult:
     """Return the end of an item without an answer.
 
-    Its result says what its line was billed, which the job was charged when the line was read.
+    What its line was billed is known of its earlier tries, since the line was read.
 
     Args:
         unknown: nobody knows whether it was billed.
     """
+    paid = None if unknown else 0.0
     last = Result("") if item.body is None else decode_result(item.body, request_id="")
     result = evolve(
         last,
         text=last.text if outcome == "failed" else None,
         error=error,
-        cost=None if unknown else last.cost if item.verdict == "again" else 0.0,
+        usage=Usage(),
+        cost=paid,
         attempts=item.tries + (item.verdict == "again"),
         route=Route.BATCH,
         model=step.job.model,
     )
-    paid = None if unknown else 0.0
     return NewResult(item.ix, outcome, encode_result(result), cost=paid, route=Route.BATCH)
 
 

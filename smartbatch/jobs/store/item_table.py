@@ -1,6 +1,6 @@
 """The items of jobs: what waits, what is in flight in real time, and the results of all.
 
-The tables ``item``, ``payload`` and ``result``.
+The tables ``item``, ``payload``, ``result`` and ``earlier_tries``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ __all__ = ["ItemTable"]
 PAGE_DROPPED = 10_000
 """Items that a cancelled job ends in one transaction."""
 # pages are ranges of numbers: with an open end, a PostgreSQL that has not counted the rows yet reads them all
-# a follower has no body of its own, but that of its leader
+# a follower has no body of its own, but that of its leader, and the answer that was refused before it
 _RESULTS = """SELECT {columns} FROM result r JOIN payload p ON p.no = r.no
     LEFT JOIN follower f ON f.no = r.no LEFT JOIN result l ON l.no = f.leader
+    LEFT JOIN earlier_tries e ON e.no = coalesce(f.leader, r.no)
     WHERE {order} >= ? AND {order} < ? ORDER BY {order}"""
-_SIZES = "{order}, length(coalesce(l.body, r.body)) + length(p.body)"
-_WHOLE = """r.no, p.user_id, r.outcome, coalesce(l.body, r.body), p.body, r.cost, r.seq, f.no IS NOT NULL"""
+_SIZES = "{order}, length(coalesce(l.body, r.body)) + length(p.body) + coalesce(length(e.body), 0)"
+_WHOLE = """r.no, p.user_id, r.outcome, coalesce(l.body, r.body), p.body, r.cost, r.seq, f.no IS NOT NULL,
+    e.cost, e.usage, e.body"""
 
 
 @frozen

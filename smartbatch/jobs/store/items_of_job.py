@@ -30,7 +30,7 @@ def delete_items(db: Database, job: int) -> None:
     if db.row("SELECT no FROM incomplete_job WHERE no = ?", job) is None:
         return  # a commit that was told as failed made a job of them
     end = first_of(job + 1)
-    for table in ("result", "verdict", "follower", "payload", "item"):
+    for table in ("result", "verdict", "earlier_tries", "follower", "payload", "item"):
         drop = f"DELETE FROM {table} WHERE no >= ? AND no < ?"
         first = first_in(db, table, first_of(job), end)
         while first is not None:

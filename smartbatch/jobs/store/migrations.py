@@ -202,9 +202,14 @@ _FOLLOWERS = (
     "CREATE INDEX follower_leader ON follower (leader, no)",
 )
 
+_EARLIER_TRIES = (
+    # what tries used that did not end their item, and the last answer among them that was refused
+    """CREATE TABLE earlier_tries (no {key}, cost {real}, usage TEXT NOT NULL, body {bytes})""",
+)
+
 Step = Sequence[str | Callable[[Transaction], None]]
 
-MIGRATIONS: tuple[Step, ...] = (_FIRST, _MONEY, _RECORDS, _FOLLOWERS)
+MIGRATIONS: tuple[Step, ...] = (_FIRST, _MONEY, _RECORDS, _FOLLOWERS, _EARLIER_TRIES)
 """Step *n* leads from version *n* to *n* + 1."""
 
 

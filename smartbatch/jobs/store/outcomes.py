@@ -8,7 +8,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from attrs import astuple
+
 from smartbatch.jobs.records import (
+    EarlierTries,
     IncidentRow,
     ItemState,
     JobLease,
@@ -18,7 +21,16 @@ from smartbatch.jobs.records import (
     StoredCounts,
 )
 from smartbatch.jobs.store.database import Reader, Transaction
-from smartbatch.jobs.store.rows import bare, encoded, first_of, number, position, record_of, unpacked
+from smartbatch.jobs.store.rows import (
+    bare,
+    earlier_tries,
+    encoded,
+    first_of,
+    number,
+    position,
+    record_of,
+    unpacked,
+)
 from smartbatch.jobs.store.statements import DONE, IN_FLIGHT, REALTIME, WAITING, literal
 from smartbatch.types import Route, Usage
 
@@ -91,10 +103,30 @@ def count(
 
 
 def charge(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
-    """Add the cost of answers that were paid and do not count, such as those that break their schema."""
-    paid = [result for result in results if result.cost and result.usage.total_tokens]
+    """Add the cost of answers that were paid and do not count, such as those that break their schema.
+
+    Their items remember what was billed for them.
+    """
+    billed = [result for result in results if result.usage.total_tokens]
+    if billed:
+        _remember(tx, {number(job, result.ix): result for result in billed})
+    paid = [result for result in billed if result.cost]
     if paid:
         _add(tx, job, paid)
+
+
+def _remember(tx: Transaction, billed: Mapping[int, NewResult]) -> None:
+    """Add results that end no item to what is known of the items' earlier tries, by number."""
+    rows = tx.rows("SELECT no, cost, usage, body FROM earlier_tries WHERE no IN {numbers}", list(billed))
+    known = {no: earlier_tries(tuple(row)) for no, *row in rows}
+    if known:
+        tx.change("DELETE FROM earlier_tries WHERE no IN {numbers}", list(known))
+    new = []
+    for no, result in billed.items():
+        tried = EarlierTries(result.cost, result.usage, result.body if result.outcome == "again" else None)
+        tried = known[no] + tried if no in known else tried
+        new.append((no, tried.cost, bare(astuple(tried.usage)), tried.refused))
+    tx.insert("earlier_tries", ("no", "cost", "usage", "body"), new)
 
 
 def _add(tx: Transaction, job: int, results: Sequence[NewResult], *, deduplicated: bool = False) -> int:

@@ -14,6 +14,7 @@ from attrs import AttrsInstance, asdict, fields, fields_dict
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import (
+    EarlierTries,
     IncidentRow,
     JobPolicy,
     JobRow,
@@ -27,11 +28,13 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.store.database import Row
 from smartbatch.jobs.store.migrations import SHIFT
+from smartbatch.types import Usage
 
 __all__ = [
     "SHARD_CHANGES",
     "bare",
     "decoded",
+    "earlier_tries",
     "encoded",
     "first_of",
     "fitting",
@@ -184,8 +187,21 @@ shard_row = _maker(
     note=decoded,
 )
 """Returns the shard of a row of ``statements.SHARD_COLUMNS``."""
-result_row = _maker(ResultRow, ix=position, user_id=decoded, seq=position, follower=bool)
-"""Returns the result of a row of ``statements.RESULTS``."""
+_result_row = _maker(ResultRow, ix=position, user_id=decoded, seq=position, follower=bool)
+
+
+def result_row(row: Row) -> ResultRow:
+    """Return the result of a row of :mod:`.item_table`."""
+    *own, cost, usage, body = row
+    return _result_row((*own, None if usage is None else earlier_tries((cost, usage, body))))
+
+
+def earlier_tries(row: Row) -> EarlierTries:
+    """Return the record of cost, usage and body of a row of its table."""
+    cost, usage, body = row
+    return EarlierTries(cost, Usage(*json.loads(usage)), body)
+
+
 incident_row = _maker(IncidentRow, detail=decoded)
 """Returns the incident of a row of ``statements.INCIDENTS``."""
 open_item = _maker(OpenItem, ix=position)
