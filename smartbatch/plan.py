@@ -8,7 +8,7 @@ from typing import Any
 from attrs import asdict, evolve
 
 from smartbatch.core.routing.choice import Decision, Option
-from smartbatch.core.routing.offers import AnswerLengths, Cost
+from smartbatch.core.routing.offers import AnswerLengths, Cost, expected_usd
 from smartbatch.errors import ConfigError
 from smartbatch.results import ResultList
 from smartbatch.types import Route
@@ -70,7 +70,7 @@ class Plan:
         self.route: Route = chosen.route
         self.reason = decision.reason
         self.p50, self.p95 = chosen.p50, chosen.p95
-        self.cost = None if cost is None else cost.expected
+        self.cost = expected_usd(cost)
         self.cost_low = None if cost is None else cost.low
         self.cost_high = None if cost is None else cost.high
         self.calls, self.batches, self.first = chosen.calls, chosen.batches, chosen.first
@@ -138,7 +138,7 @@ def _plain(option: Option) -> dict[str, Any]:
     return {
         "route": option.route.value,
         **{name: getattr(option, name) for name in ("p50", "p95", "expected")},
-        "cost": None if cost is None else cost.expected,
+        "cost": expected_usd(cost),
         "cost_low": None if cost is None else cost.low,
         "cost_high": None if cost is None else cost.high,
         **{name: getattr(option, name) for name in _PLAIN},

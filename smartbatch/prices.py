@@ -371,27 +371,19 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
         found = calculate(Usage())
     except LookupError:
         return None
-    if not _priced_by_token(found.model_price):
-        return None
+    price = found.model_price
+    if price.input_mtok is None and price.output_mtok is None and price.requests_kcount is None:
+        return None  # models paid by the hour or the page
     # prices with conditions change at a date or an hour: they are looked up again every minute
     dated = isinstance(found.model.prices, list) or (context is not None and found.model.price_variants)
     valid_until = (wall // 60 + 1) * 60 if dated else math.inf
     source = f"genai-prices {genai_prices.__version__}"
-    bands = _bands(found.model_price)
+    bands = _bands(price)
     itself = found.provider.id == "openai" and any(band.written > band.input for band in bands)
-    card = RateCard(source, bands, _per_request(found.model_price), valid_until, itself)
+    card = RateCard(source, bands, float(_at(price.requests_kcount, 0) or 0) / 1000, valid_until, itself)
     if not _agrees(card, exact):
         card = evolve(card, exact=exact)
-    return _Listed(card, found.provider.id, dict(vars(found.model_price)))
-
-
-def _priced_by_token(price: ModelPrice) -> bool:
-    """Whether tokens have a price: models paid by the hour or the page have none."""
-    return price.input_mtok is not None or price.output_mtok is not None or price.requests_kcount is not None
-
-
-def _per_request(price: ModelPrice) -> float:
-    return float(_at(price.requests_kcount, 0) or 0) / 1000
+    return _Listed(card, found.provider.id, dict(vars(price)))
 
 
 def _bands(price: ModelPrice) -> tuple[Band, ...]:

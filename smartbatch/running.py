@@ -37,7 +37,7 @@ from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Kind
 
-__all__ = ["ClientSettings", "RunningState", "ask_item", "callback_raised"]
+__all__ = ["LAST_ANSWERS", "ClientSettings", "RunningState", "ask_item", "callback_raised"]
 
 STEP_GRACE = 30.0
 """Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means

@@ -41,7 +41,7 @@ from smartbatch.results import ResultList
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.list_progress import OnProgress
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
-from smartbatch.running import ask_item, callback_raised
+from smartbatch.running import LAST_ANSWERS, ask_item, callback_raised
 from smartbatch.types import (
     Deadline,
     Duration,
@@ -65,8 +65,6 @@ __all__ = [
     "job",
 ]
 
-LAST_ANSWERS = 5.0
-"""Seconds in which answers that came are stored at a stop."""
 _CONSTRAINTS = CONSTRAINTS - {"budget"}
 """Arguments that are about the route of this one list; a budget is the client's, which makes no other."""
 
@@ -165,7 +163,12 @@ def job(id_or_key: str, *, store: str | None = None) -> Job:
         JobNotFound: the store has none.
         StoreError, ConfigError: the store, or a setting in the environment, cannot be used.
     """
-    return _stored_jobs(BatchingConfig.load(store=store)).job(id_or_key)
+    config = BatchingConfig.load(store=store)
+    stored = next((one for one in _known if one.config == config), None)
+    if stored is None:
+        stored = StoredJobs(config)
+        _known.append(stored)
+    return stored.job(id_or_key)
 
 
 def _run(
@@ -376,15 +379,7 @@ class _StoreState:
 
 
 _known: list[StoredJobs] = []
-
-
-def _stored_jobs(config: BatchingConfig) -> StoredJobs:
-    """Return the jobs of the store that ``config`` names; one object for each configuration."""
-    found = next((one for one in _known if one.config == config), None)
-    if found is None:
-        found = StoredJobs(config)
-        _known.append(found)
-    return found
+"""What :func:`job` took jobs from: one for each configuration."""
 
 
 def close_stores() -> None:

@@ -15,9 +15,9 @@ from attrs import define, evolve, field
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.routing.actual_cost import ActualCost
-from smartbatch.core.routing.choice import Decision, Infeasible, Option, break_even, choose
+from smartbatch.core.routing.choice import Decision, Infeasible, break_even, choose
 from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
+from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer, expected_usd
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Throughput
 from smartbatch.core.routing.workload import Workload
@@ -132,9 +132,9 @@ class Advisor:
                 reason=decision.reason,
                 p50=chosen.p50,
                 p95=chosen.p95,
-                cost=_expected(chosen),
+                cost=expected_usd(chosen.cost),
                 options=tuple(
-                    (each.route.value, each.p50, each.p95, _expected(each), each.feasible)
+                    (each.route.value, each.p50, each.p95, expected_usd(each.cost), each.feasible)
                     for each in decision.options
                 ),
             )
@@ -160,7 +160,7 @@ class Advisor:
                 cost=actual.paid,
                 forecast_p50=chosen.p50,
                 forecast_p95=chosen.p95,
-                forecast_cost=_expected(chosen),
+                forecast_cost=expected_usd(chosen.cost),
                 individual_seconds=seconds if alone is chosen else alone.p50,
                 individual_cost=actual.individual,
                 batch_seconds=None if batch is None else seconds if batch is chosen else batch.p50,
@@ -315,10 +315,6 @@ def _apart(before: int | None, after: int | None) -> bool:
     if before is None or after is None:
         return before is not after
     return max(before, after) >= 1.25 * min(before, after)
-
-
-def _expected(option: Option) -> float | None:
-    return None if option.cost is None else option.cost.expected
 
 
 def _share(cost: Cost | None, standard: Cost | None, *, unknown: float) -> float:

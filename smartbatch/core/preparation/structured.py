@@ -221,16 +221,19 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     Raises:
         ValueError: it is no JSON schema, or refers to another document: none is ever fetched.
     """
-    _check_schema(json.dumps(schema))
+    _validator(json.dumps(schema))
 
 
 @lru_cache(maxsize=128)
-def _check_schema(schema: str) -> None:
+def _validator(schema: str) -> Any:
     from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 
     decoded = json.loads(schema)
+    kind = validator_for(decoded, default=Draft202012Validator)
     try:
-        _validator(schema).check_schema(decoded)
+        kind.check_schema(decoded)
     except SchemaError as error:
         where = "".join(f"[{part!r}]" for part in error.absolute_path)
         problem = f"is no JSON schema: at {where or 'the top'} it breaks {error.validator!r}"
@@ -238,6 +241,8 @@ def _check_schema(schema: str) -> None:
     for reference in _references(decoded):
         if not reference.startswith("#"):
             raise ValueError(f"refers to {reference[:80]!r}; only references within the schema are followed")
+    # A registry of our own: the default one fetches foreign references over the network.
+    return kind(decoded, registry=REGISTRY)
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -250,16 +255,6 @@ def _references(schema: Any) -> Iterator[str]:
                 yield value
             elif key not in ("enum", "const", "default", "examples"):
                 yield from _references(value)
-
-
-@lru_cache(maxsize=128)
-def _validator(schema: str) -> Any:
-    from jsonschema.validators import Draft202012Validator, validator_for
-    from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
-
-    decoded = json.loads(schema)
-    # A registry of our own: the default one fetches foreign references over the network.
-    return validator_for(decoded, default=Draft202012Validator)(decoded, registry=REGISTRY)
 
 
 def check_answer(

@@ -27,7 +27,7 @@ from attrs import evolve, field, frozen
 
 from smartbatch.core.forecast.turnaround import LATEST
 from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
+from smartbatch.core.routing.offers import BatchOffer, Load, Offer, expected_usd
 from smartbatch.core.routing.options import (
     Option,
     by_batch,
@@ -86,17 +86,11 @@ class Decision:
     @property
     def late_penalty(self) -> float:
         """What a missed deadline costs, see :func:`~smartbatch.core.routing.risk.late_penalty`."""
-        return late_penalty(_usd(self.alone.cost), self.constraints.time_value)
+        return late_penalty(expected_usd(self.alone.cost), self.constraints.time_value)
 
 
 class Infeasible(ValueError):
-    """No route meets the constraints; ``nearest`` are the soonest option within the budget and the cheapest
-    in time.
-    """
-
-    def __init__(self, text: str, nearest: Sequence[Option]) -> None:
-        super().__init__(text)
-        self.nearest = tuple(nearest)
+    """No route meets the constraints; the text names the nearest that would be met."""
 
 
 def choose(
@@ -173,7 +167,7 @@ def break_even(
 def _judged(option: Option, constraints: Constraints) -> Option:
     """Return the option with its weight and with the reason why it is not feasible, if it is not."""
     worth = constraints.time_value * option.expected / 3600
-    weight = worth + (0.0 if option.cost is None else option.cost.expected)
+    weight = worth + (expected_usd(option.cost) or 0.0)
     problems = []
     if constraints.deadline is not None and option.p95 > constraints.deadline:
         problems.append("misses the deadline")
@@ -250,15 +244,11 @@ def _timed(
     speed = Speed(standard.throughput, batch.cancelling, batch.times)
     size = math.ceil(rest / option.batches)
     sizes = [size] * (option.batches - 1) + [rest - size * (option.batches - 1)]
-    penalty = late_penalty(_usd(standard.cost), constraints.time_value)
+    penalty = late_penalty(expected_usd(standard.cost), constraints.time_value)
     at = first_rescue(deadline, [each for each in sizes if each > 0], speed, penalty)
     if at is None:
         return option
     return evolve(option, rescue_at=at, rescue_needs=deadline - at, chance=batch.chance(at, rest))
-
-
-def _usd(cost: Cost | None) -> float | None:
-    return None if cost is None else cost.expected
 
 
 def _too_dear(option: Option, constraints: Constraints) -> bool:
@@ -405,7 +395,7 @@ def _infeasible(
     text = f"no route meets {asked} for {requests} requests; nothing was sent"
     if near:
         text += ". What would be met: " + ", or ".join(near)
-    return Infeasible(text, [option for option in (later, dearer) if option is not None])
+    return Infeasible(text)
 
 
 def _seconds(deadline: float) -> str:

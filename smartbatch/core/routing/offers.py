@@ -10,7 +10,7 @@ from smartbatch.core.forecast.turnaround import LATEST
 from smartbatch.core.routing.throughput import Throughput, Times
 from smartbatch.types import Route
 
-__all__ = ["AnswerLengths", "BatchOffer", "Cost", "Load", "Offer"]
+__all__ = ["AnswerLengths", "BatchOffer", "Cost", "Load", "Offer", "expected_usd"]
 
 
 @frozen
@@ -26,6 +26,11 @@ class Cost:
 
     def plus(self, other: Cost) -> Cost:
         return Cost(self.low + other.low, self.expected + other.expected, self.high + other.high)
+
+
+def expected_usd(cost: Cost | None) -> float | None:
+    """Return what is expected to be paid; ``None`` where the price is unknown."""
+    return None if cost is None else cost.expected
 
 
 @frozen

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from attrs import frozen
 
 from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
+from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer, expected_usd
 from smartbatch.core.routing.risk import MARGIN, SURE, best_start, chance_within, late_penalty, rescue_starts
 from smartbatch.types import Route, Strategy
 
@@ -165,7 +165,7 @@ def by_batch(n: int, first: int, standard: Offer, batch: BatchOffer, constraints
 def _late_cost(late: float, standard: Offer, constraints: Constraints) -> float:
     if constraints.deadline is None:
         return 0.0
-    whole = _whole(standard)
+    whole = expected_usd(standard.cost)
     return late * late_penalty(whole, constraints.time_value) * (1.0 if whole is None else whole)
 
 
@@ -217,7 +217,7 @@ def _rescue(
         lambda at: 1 - batch.chance(at + (pieces - 1) * each, rest),
         lambda at, sure: saving * part(at, sure),
         floor=max(0.0, busy - batch.cancel(LEAD)),
-        late_penalty=late_penalty(_whole(standard), constraints.time_value),
+        late_penalty=late_penalty(expected_usd(standard.cost), constraints.time_value),
     )
     start = best_start(found)
     if start is None:
@@ -229,11 +229,6 @@ def _rescue(
     if share < alone + WORTH:
         pieces, share = 1, alone
     return _Rescue(start.at, start.needs + margin, chance, share, 1 - start.risk, pieces)
-
-
-def _whole(standard: Offer) -> float | None:
-    """The USD of the whole list in real time."""
-    return None if standard.cost is None else standard.cost.expected
 
 
 def _saving(standard: Offer, batch: BatchOffer) -> float:
