@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Self, Unpack, final
 from attrs import evolve
 
 from smartbatch._clock import Clock, RealClock
-from smartbatch._fork import PerProcess, reentered, run_after_collection
+from smartbatch._fork import PerProcess, reentered
 from smartbatch._settings import seconds_of
 from smartbatch.config import BatchingConfig, ClientParams, check_names, checked
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
@@ -41,7 +41,7 @@ from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.results import ResultList
 from smartbatch.routing.list_progress import OnProgress
-from smartbatch.running import ClientSettings, RunningState
+from smartbatch.running import ClientSettings, RunningState, forget
 from smartbatch.types import (
     Duration,
     Embedding,
@@ -60,13 +60,6 @@ from smartbatch.types import (
 __all__ = ["BatchingClient", "Preprocess"]
 
 OnError = Literal["result", "raise"]
-
-
-def _forget(states: PerProcess[RunningState]) -> None:
-    """End what a collected client has running. Called by its finaliser, in the middle of anything."""
-    running = states.peek()
-    if running is not None:
-        run_after_collection(running.forgotten)
 
 
 @final
@@ -154,12 +147,11 @@ class BatchingClient:
         hooks = UserHooks(post_process, tuple(middleware), Classifiers(classifiers, logs.user_error))
         self.config = config
         self.model = opened.name
-        self._settings = ClientSettings(
+        self._settings = settings = ClientSettings(
             config, clock, rng, opened, fallback, preparer, hooks, [logs.LogObserver(), *observers]
         )
-        settings = self._settings
         self._states = PerProcess(lambda: RunningState(settings))
-        weakref.finalize(self, _forget, self._states).atexit = False
+        weakref.finalize(self, forget, self._states).atexit = False
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -279,10 +271,9 @@ class BatchingClient:
     ) -> Iterator[Result[T]]:
         """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
         raising = (self.config.on_error if on_error is None else checked("on_error", on_error)) == "raise"
-        results = self._running.routing.results(
-            prompts, params, raising=raising, ordered=ordered, on_progress=on_progress
+        return self._running.routing.results(
+            prompts, params, self, raising=raising, ordered=ordered, on_progress=on_progress
         )
-        return _ClientResults(self, results)
 
     def generate(
         self,
@@ -528,12 +519,16 @@ class BatchingClient:
         could be for ever.
         """
         running, seconds = self._running, seconds_of("timeout", timeout)
+
+        def stop() -> None:
+            if cancel_waiting:
+                self.cancel_pending()
+            running.stop(seconds, "the client was stopped")
+
         if running.on_own_thread() or reentered():
-            threading.Thread(
-                target=self._stop, args=(seconds, cancel_waiting), name="smartbatch-stop", daemon=True
-            ).start()
-            return
-        self._stop(seconds, cancel_waiting)
+            threading.Thread(target=stop, name="smartbatch-stop", daemon=True).start()
+        else:
+            stop()
 
     def stop_jobs(self) -> None:
         """Begin no further call of any job; what is under way goes on. The first half of :meth:`stop`."""
@@ -609,11 +604,6 @@ class BatchingClient:
     def _running(self) -> RunningState:
         return self._states.get()
 
-    def _stop(self, timeout: float | None, cancel_waiting: bool) -> None:
-        if cancel_waiting:
-            self.cancel_pending()
-        self._running.stop(timeout, "the client was stopped")
-
     def _handle(self, row: JobRow) -> Job:
         """Return a job's handle, which keeps this client alive: whoever waits needs its threads."""
         return Job(lambda: self._running.service, row)
@@ -621,21 +611,3 @@ class BatchingClient:
 
 _OWN: Final = frozenset(BatchingClient.__init__.__kwdefaults__ or ())
 """Names of the client's arguments that are no settings and no parameters."""
-
-
-class _ClientResults(Iterator[Result[T]]):
-    """Results of a client, which is kept alive as long as they are. No generator: one that is collected would
-    close the results, and so wait for a lock in a finaliser."""
-
-    def __init__(self, client: BatchingClient, results: Iterator[Result[T]]) -> None:
-        self._client = client
-        self._results = results
-
-    def __next__(self) -> Result[T]:
-        return next(self._results)
-
-    def close(self) -> None:
-        """Cancel what has not started and read no further."""
-        close = getattr(self._results, "close", None)
-        if close is not None:
-            close()

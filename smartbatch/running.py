@@ -10,7 +10,7 @@ from functools import partial
 from attrs import asdict, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._fork import on_exit, on_fork
+from smartbatch._fork import PerProcess, on_exit, on_fork, run_after_collection
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.preparer import RequestPreparer
@@ -37,7 +37,7 @@ from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Kind
 
-__all__ = ["LAST_ANSWERS", "ClientSettings", "RunningState", "ask_item", "callback_raised"]
+__all__ = ["LAST_ANSWERS", "ClientSettings", "RunningState", "ask_item", "callback_raised", "forget"]
 
 STEP_GRACE = 30.0
 """Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
@@ -219,6 +219,13 @@ class RunningState:
             self.history.refresh()
         except SmartbatchError as error:  # requests in real time do not need it
             logs.job_error(None, error)
+
+
+def forget(states: PerProcess[RunningState]) -> None:
+    """End what a collected client has running. Called by its finaliser, in the middle of anything."""
+    running = states.peek()
+    if running is not None:
+        run_after_collection(running.forgotten)
 
 
 def ask_item(realtime: Realtime, item: RealtimeItem) -> ResultFuture:

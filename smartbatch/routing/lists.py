@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from attrs import evolve, field, frozen
 
@@ -70,50 +70,69 @@ class _List:
     batchable: bool
 
 
-@frozen
-class _Taken:
-    """The results of a route that was taken, and what they cost; ``score`` tells what it took."""
-
-    results: JobResults | BoundedMap
-    actual: ActualCost
-    score: Callable[[], None]
+_Taken: TypeAlias = JobResults | BoundedMap
+"""The results of a route that was taken."""
 
 
 class _ListResults(Iterator[Result]):
-    """The results of a list whose route was chosen; one thread reads it. ``begin`` takes the route, with the
-    first result that is asked for.
+    """The results of a list whose route was chosen; one thread reads it. The choice is told and its route
+    taken with the first result that is asked for; it is scored after the last.
 
     No generator: one that is collected cleans up in a finaliser, which must not wait for a lock.
     """
 
-    def __init__(self, begin: Callable[[], _Taken]) -> None:
-        self._begin = begin
-        self._taken: _Taken | None = None
+    def __init__(
+        self, advisor: Advisor, clock: Clock, asked: _List, decision: Decision, take: Callable[[], _Taken]
+    ) -> None:
+        self._advisor = advisor
+        self._clock = clock
+        self._decision = decision
+        self._purpose = _common_purpose(asked.requests)
+        self._take = take
+        self._actual = advisor.actual_cost()
+        self._results: _Taken | None = None
         self._ended = False
 
     def __next__(self) -> Result:
         if self._ended:
             raise StopIteration
         try:
-            if self._taken is None:
-                self._taken = self._begin()
-            result = next(self._taken.results)
+            if self._results is None:
+                self._number = self._advisor.tell(self._decision, self._purpose)
+                self._began = self._clock.now()
+                self._results = self._take()
+            result = next(self._results)
         except StopIteration:
             self._ended = True
-            if self._taken is not None:
-                self._taken.score()
+            seconds = self._clock.now() - self._began
+            self._advisor.score(self._number, self._decision, seconds, self._actual)
             raise
         except BaseException:
             self.close()
             raise
-        self._taken.actual.add(result)
+        self._actual.add(result)
         return result
 
     def close(self) -> None:
         """Cancel what has not started and read no further."""
         self._ended = True
-        if self._taken is not None:
-            self._taken.results.close()
+        if self._results is not None:
+            self._results.close()
+
+
+class _KeepingAlive(Iterator[Result]):
+    """Results of a client, which is kept alive as long as they are. No generator, see above."""
+
+    def __init__(self, client: object, results: _ListResults | BoundedMap) -> None:
+        self._client = client
+        self._results = results
+
+    def __next__(self) -> Result:
+        return next(self._results)
+
+    def close(self) -> None:
+        """Cancel what has not started and read no further."""
+        self._results.close()
 
 
 @frozen(eq=False)
@@ -145,6 +164,7 @@ class ListRouter:
         self,
         prompts: Iterable[Prompt],
         params: Mapping[str, Any],
+        client: object,
         *,
         raising: bool,
         ordered: bool,
@@ -157,6 +177,7 @@ class ListRouter:
 
         Args:
             params: as they were given, constraints included.
+            client: is kept alive as long as the results are.
             raising: whether a failed request raises instead of being yielded.
             ordered: whether results come in the order of the prompts.
             on_progress: called with each result that arrives; of a batch, with each that is read.
@@ -173,9 +194,10 @@ class ListRouter:
             requests = self._preparer.requests(prompts, plain)
             route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
             budget = self._list_budget(constraints.budget)
-            return self._realtime.map(requests, evolve(options, own_budget=budget, route=route))
+            options = evolve(options, own_budget=budget, route=route)
+            return _KeepingAlive(client, self._realtime.map(requests, options))
         asked = self._checked(prompts, plain, given)
-        return self._take(asked, self._considered(asked), options)
+        return _KeepingAlive(client, self._take(asked, self._considered(asked), options))
 
     def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> TextStream:
         """Return the answer of one request as a stream.
@@ -390,23 +412,11 @@ class ListRouter:
 
     # -- taking a route --------------------------------------------------------------------------------------
 
-    def _take(self, asked: _List, decision: Decision, options: ListOptions) -> Iterator[Result]:
-        """Return the results by the route that was chosen; taken with the first result, scored at the end."""
-
-        def begin() -> _Taken:
-            decision_id = self._advisor.tell(decision, _common_purpose(asked.requests))
-            began = self._clock.now()
-            by_batch = decision.chosen.route in (Route.BATCH, Route.HYBRID)
-            take = self._by_job if by_batch else self._in_real_time
-            results = take(asked, decision, options)
-            actual = self._advisor.actual_cost()
-
-            def score() -> None:
-                self._advisor.score(decision_id, decision, self._clock.now() - began, actual)
-
-            return _Taken(results, actual, score)
-
-        return _ListResults(begin)
+    def _take(self, asked: _List, decision: Decision, options: ListOptions) -> _ListResults:
+        """Return the results by the route that was chosen."""
+        by_batch = decision.chosen.route in (Route.BATCH, Route.HYBRID)
+        take = partial(self._by_job if by_batch else self._in_real_time, asked, decision, options)
+        return _ListResults(self._advisor, self._clock, asked, decision, take)
 
     def _carry_out(self, asked: _List, decision: Decision) -> ResultList:
         """Execute a plan within its budget, which is checked here."""
