@@ -15,7 +15,17 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.errors import SmartbatchError, WrongProcess
-from smartbatch.events import ClientStarted, Event, JobResultsStored, Observer
+from smartbatch.events import (
+    CallFinished,
+    ClientStarted,
+    ForecastMoved,
+    JobFinished,
+    JobProgress,
+    JobResultsStored,
+    Observer,
+    ParameterDropped,
+    ShardChanged,
+)
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.job_submission import JobSubmission, batches_of
@@ -152,9 +162,13 @@ class RunningState:
             service=self.service,
             advisor=advisor,
         )
-        listeners = self.metrics, history, advisor.learned, self.routing.job_finished, budget
-        for listener in (*listeners, dropped, self._started):
-            bus.subscribe(listener)
+        bus.subscribe_to_all(self.metrics)
+        bus.subscribe(history, CallFinished)
+        bus.subscribe(advisor.learned, ForecastMoved)
+        bus.subscribe(self.routing.job_finished, JobFinished)
+        bus.subscribe(budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
+        bus.subscribe(dropped, ParameterDropped)
+        bus.subscribe(self._started, ClientStarted)
         on_fork(self)
         on_exit(self)
 
@@ -208,11 +222,11 @@ class RunningState:
         if self.realtime.engine is not None or self.service.is_working:
             self.stop(None, "the client was forgotten")
 
-    def _started(self, event: Event) -> None:
+    def _started(self, _: ClientStarted) -> None:
         """Carry on the jobs of a store that was named: any process started on it does its share, and keeps
         there what it learns.
         """
-        if not isinstance(event, ClientStarted) or not self._carries_store:
+        if not self._carries_store:
             return
         try:
             self.service.carry_on()

@@ -21,7 +21,7 @@ from smartbatch.core.preparation.validation import refuse_for_vectors
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Throughput
 from smartbatch.errors import ClientClosed, ConfigError, WrongProcess
-from smartbatch.events import Observer
+from smartbatch.events import CallFinished, Observer, ParameterDropped
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import JobRow
@@ -304,8 +304,8 @@ class _StoreState:
                 tell_dropped=dropped.tell,
             ),
         )
-        self._bus.subscribe(self._history)
-        self._bus.subscribe(dropped)
+        self._bus.subscribe(self._history, CallFinished)
+        self._bus.subscribe(dropped, ParameterDropped)
         on_fork(self)
         on_exit(self)
 

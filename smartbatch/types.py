@@ -110,6 +110,8 @@ class Route(enum.Enum):
     HYBRID = "hybrid"
     """Of a list: the first few individually, the rest in a batch. Each result says its own route."""
 
+    __hash__ = object.__hash__  # that of Enum is a function in Python
+
 
 class Strategy(enum.Enum):
     """How the route is chosen."""
@@ -131,6 +133,8 @@ class Kind(enum.Enum):
     """A vector for a text."""
     CALL = "call"
     """A work item: the request's own callable makes the call."""
+
+    __hash__ = object.__hash__  # that of Enum is a function in Python
 
 
 @frozen
@@ -187,6 +191,9 @@ class Usage:
             self.cache_write_tokens + other.cache_write_tokens,
             self.cache_write_1h_tokens + other.cache_write_1h_tokens,
         )
+
+
+NO_USAGE = Usage()
 
 
 def _schema(value: Any) -> Mapping[str, Any] | None:
@@ -386,7 +393,7 @@ class Result(Generic[T_co]):
     text: str | None = None
     parsed: T_co | None = None
     embedding: Vector | None = None
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     cost: float | None = None
     latency: float = 0.0
     queued: float = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from smartbatch.events import Event, ParameterDropped
+from smartbatch.events import ParameterDropped
 
 __all__ = ["DroppedParameters"]
 
@@ -23,9 +23,8 @@ class DroppedParameters:
     def __init__(self) -> None:
         self._told: dict[tuple[str, str], object] = {}
 
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, ParameterDropped):
-            self.tell(event.field, event.reason)
+    def __call__(self, event: ParameterDropped) -> None:
+        self.tell(event.field, event.reason)
 
     def tell(self, field: str, reason: str) -> None:
         """Log a parameter, unless it was logged before."""

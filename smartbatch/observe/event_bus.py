@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from smartbatch._fork import on_main_thread
 from smartbatch.events import Event, Observer
 from smartbatch.observe import logs
 
 __all__ = ["EventBus"]
+
+_E = TypeVar("_E", bound=Event)
 
 
 class EventBus:
@@ -21,10 +24,16 @@ class EventBus:
 
     def __init__(self, observers: list[Observer]) -> None:
         self._own: list[Callable[[Event], object]] = []
+        self._of_class: dict[type[Event], list[Callable[[Any], object]]] = {}
         self._observers = observers
 
-    def subscribe(self, listener: Callable[[Event], object]) -> None:
-        """Have a listener of the library's own called with every event; it must not raise."""
+    def subscribe(self, listener: Callable[[_E], object], *classes: type[_E]) -> None:
+        """Have a listener of the library's own called with the events of ``classes``; it must not raise."""
+        for each in classes:
+            self._of_class.setdefault(each, []).append(listener)
+
+    def subscribe_to_all(self, listener: Callable[[Event], object]) -> None:
+        """Have a listener of the library's own called with every event, before others; it must not raise."""
         self._own.append(listener)
 
     def tell(self, event: Event) -> None:
@@ -35,6 +44,8 @@ class EventBus:
                 the user wants to stop.
         """
         for listener in self._own:
+            listener(event)
+        for listener in self._of_class.get(type(event), ()):
             listener(event)
         for observer in self._observers:
             try:

@@ -35,7 +35,7 @@ from smartbatch.events import (
 )
 from smartbatch.observe.histogram import Histogram
 from smartbatch.observe.metrics_snapshot import DecisionFigures, EventCounts, MetricsSnapshot, RouteFigures
-from smartbatch.types import Priority, Route, Usage
+from smartbatch.types import NO_USAGE, Priority, Route, Usage
 
 __all__ = ["KINDS", "BatchMetrics", "MetricsSnapshot"]
 
@@ -54,6 +54,8 @@ def _failure_names() -> dict[str, str]:
 _NAMES = _failure_names()
 KINDS = (*dict.fromkeys(_NAMES.values()), "other")
 """All names a failure is counted under: a closed set, so neither memory nor label sets grow."""
+
+_ROUTES: dict[Route | None, str] = {None: "none"} | {route: route.value for route in Route}
 
 _STATES = frozenset({"closed", "open", "half_open", "stopped"})
 """Breaker states counted under their own name."""
@@ -255,9 +257,10 @@ class BatchMetrics:
 
     def _route_locked(self, route: Route | None, usage: Usage, cost: float) -> RouteFigures:
         """Add tokens and USD to the figures of a route, and return these."""
-        figures = self._totals.counts.by_route.setdefault(
-            "none" if route is None else route.value, RouteFigures()
-        )
+        by_route, name = self._totals.counts.by_route, _ROUTES[route]
+        figures = by_route.get(name)
+        if figures is None:
+            figures = by_route[name] = RouteFigures()
         figures.input_tokens += usage.input_tokens
         figures.output_tokens += usage.output_tokens
         figures.cost += cost
@@ -290,7 +293,8 @@ class BatchMetrics:
             kind = _NAMES.get(event.error, "other")
             _add(counts.call_failures, kind)
             counts.rate_limits += kind == _RATE_LIMIT
-        counts.usage += event.usage
+        if event.usage is not NO_USAGE:
+            counts.usage += event.usage
         counts.cost += event.cost or 0.0
 
     def _cooldown_started(self, event: CooldownStarted) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attrs import frozen
+
 from smartbatch.errors import MissingAnswer
 from smartbatch.prices import RateCard
 from smartbatch.providers.flex import FLEX
@@ -12,15 +14,46 @@ from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Answer, Route, Usage
 
-__all__ = ["account", "route_of", "sum_cost", "sum_usage"]
+__all__ = ["NO_BILL", "Bill", "account", "bill", "route_of"]
 
 
-def account(ticket: Ticket, outcome: Outcome) -> None:
+@frozen
+class Bill:
+    """What a call used and cost.
+
+    Attributes:
+        usage: the tokens of all its outcomes; ``None`` where nothing was said of any.
+        cost: USD; ``None`` when one part of it is unknown.
+        costs: USD of each outcome, likewise.
+    """
+
+    usage: Usage | None = None
+    cost: float | None = 0.0
+    costs: Sequence[float | None] = ()
+
+
+NO_BILL = Bill()
+
+
+def bill(lane: Lane, outcomes: Sequence[Outcome]) -> Bill:
+    """Add up what the outcomes of a call used and cost."""
+    usage: Usage | None = None
+    cost: float | None = 0.0
+    costs: list[float | None] = []
+    for outcome in outcomes:
+        each = _cost_of(lane, outcome)
+        costs.append(each)
+        cost = None if cost is None or each is None else cost + each
+        if outcome is not None and outcome.usage is not None:
+            usage = outcome.usage if usage is None else usage + outcome.usage
+    return Bill(usage, cost, costs)
+
+
+def account(ticket: Ticket, outcome: Outcome, cost: float | None) -> None:
     """Add what the call used and cost to the ticket's totals, failed attempts included."""
     usage = outcome.usage if outcome is not None else None
     if usage is not None:
         ticket.usage = ticket.usage + usage if ticket.attempts > 1 else usage
-    cost = _cost_of(ticket.lane, outcome)
     ticket.cost = None if cost is None or ticket.cost is None else ticket.cost + cost
 
 
@@ -41,21 +74,6 @@ def route_of(lane: Lane, outcome: Outcome, size: int) -> Route:
     if lane.standard is not None and not _upgraded(lane, outcome):
         return Route.FLEX
     return Route.SHARED if size > 1 else Route.INDIVIDUAL
-
-
-def sum_usage(outcomes: Sequence[Outcome]) -> Usage | None:
-    """Return the tokens of a call's outcomes together; ``None`` where nothing was said of any."""
-    total: Usage | None = None
-    for outcome in outcomes:
-        if outcome is not None and outcome.usage is not None:
-            total = outcome.usage if total is None else total + outcome.usage
-    return total
-
-
-def sum_cost(lane: Lane, outcomes: Sequence[Outcome]) -> float | None:
-    """Return the USD a call cost; ``None`` when one part of it is unknown."""
-    costs = [_cost_of(lane, outcome) for outcome in outcomes]
-    return None if None in costs else sum(cost for cost in costs if cost is not None)
 
 
 def _rates(lane: Lane, outcome: Outcome) -> RateCard | None:

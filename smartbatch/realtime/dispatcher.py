@@ -19,14 +19,14 @@ from smartbatch.core.batching.request_batch import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CallFinished, CallStarted
 from smartbatch.observe import logs
-from smartbatch.realtime.accounting import route_of, sum_cost, sum_usage
+from smartbatch.realtime.accounting import bill, route_of
 from smartbatch.realtime.call.layers import CallSpec, Outcome
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.router import InFlightCall, Reading, ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.types import Answer, Route, Usage
+from smartbatch.types import NO_USAGE, Answer, Route
 
 __all__ = ["BatchDispatcher"]
 
@@ -277,7 +277,7 @@ class BatchDispatcher:
             deadline,
             batch.items[0].stream,
         )
-        size = len(batch)
+        size = len(batch.items)
         self._tell(
             CallStarted(
                 at=now,
@@ -290,11 +290,13 @@ class BatchDispatcher:
             )
         )
         batch.move(BatchState.AWAITING_RESPONSE)
-        batch.complete_all(lane.call(spec))
-        self._tell(self._finished(call))
+        outcomes = lane.call(spec)
+        batch.complete_all(outcomes)
+        call.bill = bill(lane, outcomes)
+        self._tell(self._finished(call, outcomes))
 
-    def _finished(self, call: InFlightCall) -> CallFinished:
-        now, lane, outcomes = self._clock.now(), call.permit.lane, call.batch.outcomes
+    def _finished(self, call: InFlightCall, outcomes: Sequence[Outcome]) -> CallFinished:
+        now, lane = self._clock.now(), call.permit.lane
         errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
         answers = any(isinstance(outcome, Answer) for outcome in outcomes)
         error = errors[-1] if errors and not answers else None
@@ -302,21 +304,21 @@ class BatchDispatcher:
             at=now,
             batch_id=call.batch.id,
             model=lane.label,
-            size=len(call.batch),
+            size=len(outcomes),
             seconds=now - call.started,
-            usage=sum_usage(outcomes) or Usage(),
-            cost=sum_cost(lane, outcomes),
+            usage=call.bill.usage or NO_USAGE,
+            cost=call.bill.cost,
             error=None if error is None else error.kind.value,
             maybe_billed=error is not None and error.maybe_billed,
             route=_route(call, outcomes),
         )
 
 
-def _route(call: InFlightCall, outcomes: list[Outcome]) -> Route | None:
+def _route(call: InFlightCall, outcomes: Sequence[Outcome]) -> Route | None:
     """Return the route a call takes; ``None`` for a function of the user's."""
     if any(ticket.request.call is not None for ticket in call.batch.items):
         return None
-    size, lane = len(call.batch), call.permit.lane
+    size, lane = len(outcomes), call.permit.lane
     return Route.PACKED if size > 1 and lane.packing_health is not None else route_of(lane, outcomes[0], size)
 
 

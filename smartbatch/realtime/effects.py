@@ -12,7 +12,7 @@ from smartbatch.events import Event, ParameterDropped, RequestFinished
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.realtime.ticket import Ticket, Waiter
-from smartbatch.types import Answer, Request, Result, Route, Usage, evolve
+from smartbatch.types import NO_USAGE, Answer, Request, Result, Route, evolve
 
 __all__ = ["DeferredEffects", "answered", "parameters_dropped", "request_finished"]
 
@@ -45,7 +45,7 @@ class DeferredEffects:
                 result = evolve(
                     result,
                     request_id=waiter.request_id,
-                    usage=Usage(),
+                    usage=NO_USAGE,
                     cost=0.0,
                     context=waiter.request.context,
                     deduplicated=True,
@@ -86,7 +86,7 @@ class DeferredEffects:
                 provider_request_id=kept.provider_request_id,
                 dropped=kept.dropped,
                 error=own,
-                usage=ticket.usage if first else Usage(),
+                usage=ticket.usage if first else NO_USAGE,
                 cost=ticket.cost if first else 0.0,
                 attempts=ticket.attempts,
                 queued=max(0.0, self.now - waiter.submitted),

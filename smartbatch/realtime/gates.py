@@ -38,6 +38,8 @@ class Ending(enum.Enum):
     DROPPED = "dropped"
     """Never sent: everything is given back."""
 
+    __hash__ = object.__hash__  # that of Enum is a function in Python
+
 
 @frozen
 class Demand:

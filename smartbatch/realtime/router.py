@@ -21,7 +21,7 @@ from smartbatch.core.preparation.structured import Parsed, read_answer, repair_r
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
 from smartbatch.events import BreakerChanged, CooldownStarted, FlexChanged, PackingChanged, RetryScheduled
-from smartbatch.realtime.accounting import account, route_of, sum_cost, sum_usage
+from smartbatch.realtime.accounting import NO_BILL, Bill, account, route_of
 from smartbatch.realtime.call.layers import Outcome
 from smartbatch.realtime.effects import DeferredEffects, answered
 from smartbatch.realtime.gates import Change, Ending, Gates, Permit, Used
@@ -82,11 +82,13 @@ class InFlightCall:
 
     Attributes:
         started: when the call began, monotonic seconds; until then when the permit was taken.
+        bill: what it used and cost, once it has ended.
     """
 
     batch: Batch[Ticket, Outcome]
     permit: Permit
     started: float
+    bill: Bill = NO_BILL
 
 
 class ResponseRouter:
@@ -123,12 +125,13 @@ class ResponseRouter:
 
     def prepare(self, call: InFlightCall, now: float) -> list[Reading]:
         """Add up usage and cost and read the answers; the worker owns the tickets, so it needs no lock."""
-        size = len(call.batch)
+        size = len(call.batch.items)
         seconds = now - call.started
         readings: list[Reading] = []
-        for ticket, outcome in zip(call.batch.items, call.batch.outcomes, strict=True):
+        ended = zip(call.batch.items, call.batch.outcomes, call.bill.costs, strict=True)
+        for ticket, outcome, cost in ended:
             ticket.attempts += 1
-            account(ticket, outcome)
+            account(ticket, outcome, cost)
             if isinstance(outcome, Answer):
                 readings.append(self._read(ticket, outcome, seconds, route_of(ticket.lane, outcome, size)))
             else:
@@ -163,10 +166,10 @@ class ResponseRouter:
         """
         batch, lane = call.batch, call.permit.lane
         outcomes = batch.outcomes
-        lane.finished(len(batch), effects.now - call.started, effects.now)
+        lane.finished(len(outcomes), effects.now - call.started, effects.now)
         self._end_permit(call, outcomes, effects)
         spoiled = _spoiled(outcomes)
-        if lane.packing_health is not None and len(batch) > 1:
+        if lane.packing_health is not None and len(outcomes) > 1:
             self._judge_packing(lane, lane.packing_health, outcomes, spoiled is not None, effects)
         if spoiled is not None:
             self._bisect(batch, spoiled, effects)
@@ -360,11 +363,11 @@ class ResponseRouter:
             ending = Ending.IGNORED  # it is the slower tier's state: no limit, and no outage of the model
         if not isinstance(worst, ProviderError) or worst.status is not None:
             lane.provider_health.answered = True
-        usage = sum_usage(outcomes)
+        usage = call.bill.usage
         used = Used(
             tokens=usage.total_tokens if usage is not None else None,
             output=usage.output_tokens if usage is not None else None,
-            cost=sum_cost(lane, outcomes),
+            cost=call.bill.cost,
             maybe_billed=worst is not None and worst.maybe_billed and usage is None,
             retry_after=worst.retry_after if worst is not None else None,
             limits=next((out.limits for out in outcomes if out is not None and out.limits), None),

@@ -179,10 +179,9 @@ class Advisor:
         cancelling = self._history.cancelling(self._model.provider.name)
         return Speed(throughput, cancelling, self._history.turnaround(row.model))
 
-    def learned(self, event: Event) -> None:
+    def learned(self, event: ForecastMoved) -> None:
         """Note that a forecast moved, and perhaps the threshold with it."""
-        if isinstance(event, ForecastMoved):
-            self._moved = event
+        self._moved = event
 
     def _watch_threshold(
         self, load: Load, offers: Sequence[Offer], batch: BatchOffer, constraints: Constraints

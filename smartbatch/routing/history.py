@@ -28,6 +28,7 @@ from smartbatch.types import Kind, Route
 
 __all__ = ["ForecastHistory"]
 
+_LATE = ErrorKind.TIMEOUT.value
 CALL = Prior.of(2.0, 10.0, growth=0.3)
 """A call that generates. Half of the answers of the Azure 2023 conversation trace have up to 129 tokens, 95 %
 up to 451 (:data:`~smartbatch.core.preparation.tokens.OUTPUT_TOKENS`): 2 and 8 seconds at some 60 tokens a
@@ -148,11 +149,11 @@ class ForecastHistory:
 
     # -- learning --------------------------------------------------------------------------------------------
 
-    def __call__(self, event: Event) -> None:
-        """Learn from an event: from calls that were answered, and from those that took too long."""
-        if not isinstance(event, CallFinished) or event.route is None:
+    def __call__(self, event: CallFinished) -> None:
+        """Learn from a call that was answered, or took too long."""
+        if event.route is None:
             return
-        late = event.error == ErrorKind.TIMEOUT.value
+        late = event.error == _LATE
         if event.error is not None and not late:
             return  # a refusal comes fast, and says nothing of answers
         topic = self._latency(event.route, event.model)

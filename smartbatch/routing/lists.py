@@ -17,7 +17,7 @@ from smartbatch.core.preparation.validation import check_params
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.constraints import Constraints, seconds_until
-from smartbatch.events import Event, JobFinished
+from smartbatch.events import JobFinished
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_submission import JobOptions, JobSubmission
 from smartbatch.jobs.records import JobRow, JobState
@@ -264,10 +264,10 @@ class ListRouter:
                 workload.add(request)
         return Plan(self._advisor.consider(workload, constraints, kind, batchable=batchable))
 
-    def job_finished(self, event: Event) -> None:
+    def job_finished(self, event: JobFinished) -> None:
         """Score the decision of a job of this process when its last result was stored."""
-        decided = self._decided.pop(event.job_id, None) if isinstance(event, JobFinished) else None
-        if decided is None or not isinstance(event, JobFinished):
+        decided = self._decided.pop(event.job_id, None)
+        if decided is None:
             return
         number, decision = decided
         paid = None if event.unpriced else event.cost

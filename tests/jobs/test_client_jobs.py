@@ -369,8 +369,8 @@ def test_constraints_of_a_job_that_is_waited_for_are_checked_before_it_is_stored
 @pytest.mark.parametrize(
     ("look", "wait"),
     [
-        ("job", lambda job: job.wait(1000.0).finished),
-        ("results", lambda job: len(list(job.results(timeout=1000.0)))),
+        ("jobs.job", lambda job: job.wait(1000.0).finished),
+        ("items.results", lambda job: len(list(job.results(timeout=1000.0)))),
     ],
 )
 def test_a_job_that_ends_in_time_while_the_store_is_read_is_looked_at_again(
@@ -385,8 +385,9 @@ def test_a_job_that_ends_in_time_while_the_store_is_read_is_looked_at_again(
     """As when the machine sleeps in between: the time is over, and all is there."""
     client = client_of(remote, store=store)
     job = client.submit_batch(["a", "b"])
-    opened, waiting = inside(client).service.store, threading.current_thread()
-    read = getattr(opened, look)
+    part, _, name = look.partition(".")
+    opened, waiting = type(getattr(inside(client).service.store, part)), threading.current_thread()
+    read = getattr(opened, name)
 
     def slow(*args: Any, **options: Any) -> Any:
         rows = read(*args, **options)
@@ -394,7 +395,7 @@ def test_a_job_that_ends_in_time_while_the_store_is_read_is_looked_at_again(
             clock.sleep(1000.0)
         return rows
 
-    monkeypatch.setattr(opened, look, slow)
+    monkeypatch.setattr(opened, name, slow)
     assert wait(job) == 2
 
 

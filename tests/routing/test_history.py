@@ -15,7 +15,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.core.forecast.forecaster import Forecaster
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import StoreError
-from smartbatch.events import CallFinished, ClientStarted, Event, ForecastMoved
+from smartbatch.events import CallFinished, Event, ForecastMoved
 from smartbatch.jobs import turnaround_log
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.routing.history import A_SECOND, BATCH, CALL, EVERY, LOADED, SAMPLE, VECTORS, ForecastHistory
@@ -125,7 +125,6 @@ class TestCalls:
         call(history, clock, *[0.01] * 30, error="rate_limit")
         call(history, clock, *[0.01] * 30, error="server_error")
         call(history, clock, *[0.01] * 30, route=None)
-        history(ClientStarted(at=clock.now(), workers=4))
         assert history.latency(Route.INDIVIDUAL, MODEL).observations == 0
 
     def test_a_call_that_ran_out_of_time_would_have_taken_longer(

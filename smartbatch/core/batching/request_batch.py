@@ -32,6 +32,8 @@ class BatchState(enum.Enum):
     COMPLETED = "completed"
     FAILED = "failed"
 
+    __hash__ = object.__hash__  # that of Enum is a function in Python
+
 
 class IllegalTransition(SmartbatchError):
     """A batch was asked for a change of state that :data:`TRANSITIONS` does not allow."""
@@ -87,7 +89,7 @@ class Batch(Generic[T, R]):
     @property
     def outcomes(self) -> list[R]:
         """What became of the items that are completed, in their order."""
-        return [self._outcomes[position] for position in sorted(self._outcomes)]
+        return list(map(self._outcomes.__getitem__, sorted(self._outcomes)))
 
     @property
     def ended(self) -> bool:

@@ -37,9 +37,14 @@ class ActualCost:
 
     def add(self, result: Result) -> None:
         """Add a result; one that took no call, or got the answer of another request, adds nothing."""
-        self.paid = _sum(self.paid, result.cost)
-        self.individual = _sum(self.individual, _cost_of(result, self._standard, _STANDARD))
-        self.by_batch = _sum(self.by_batch, _cost_of(result, self._batch, _BATCH))
+        cost = result.cost
+        self.paid = None if self.paid is None or cost is None else self.paid + cost
+        if self.individual is not None:
+            cost = _cost_of(result, self._standard, _STANDARD)
+            self.individual = None if cost is None else self.individual + cost
+        if self.by_batch is not None:
+            cost = _cost_of(result, self._batch, _BATCH)
+            self.by_batch = None if cost is None else self.by_batch + cost
 
 
 def _cost_of(result: Result, rates: Rates | None, routes: Collection[Route]) -> float | None:
@@ -49,7 +54,3 @@ def _cost_of(result: Result, rates: Rates | None, routes: Collection[Route]) -> 
     if not result.usage.total_tokens:
         return 0.0
     return None if rates is None else rates.cost(result.usage)
-
-
-def _sum(total: float | None, more: float | None) -> float | None:
-    return None if total is None or more is None else total + more
