@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from smartbatch._settings import seconds_of
-from smartbatch.errors import JobTimeout, StoreError
+from smartbatch.errors import JobTimeout, RequestCancelled, StoreError
+from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.supervisor import LEASE
 from smartbatch.jobs.watcher import PAGE, stored_job
 from smartbatch.types import Duration, Result
 
@@ -243,7 +245,16 @@ class Job:
         Returns:
             False while another process carries the job on, or this one does.
         """
-        return self._service.withdraw(self.id)
+        store = self._service.store
+        lease = store.leases.claim(self.id, LEASE)
+        if lease is None:
+            return False
+        try:
+            error = RequestCancelled("the job was withdrawn before this request was sent")
+            store.items.drop_unsent(lease, encode_error(error), at=self._service.clock.wall())
+        finally:
+            store.leases.release(lease)
+        return True
 
     # -- inside ----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ submitted, and a result is stored before anybody sees it.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -190,7 +189,6 @@ class RealtimeRunner:
         self._inbox = clock.monitor(self._monitor.lock)
         self._empty = clock.monitor(self._monitor.lock)
         self._jobs: dict[str, RealtimeItems] = {}
-        self._turns: deque[str] = deque()
         self._verdicts: deque[tuple[RealtimeItems, int, Verdict]] = deque()
         self._under_way = 0
         self._started: set[str] = set()
@@ -214,7 +212,6 @@ class RealtimeRunner:
             if self._halted:
                 return
             self._jobs[lease.job_id] = job
-            self._turns.append(lease.job_id)
             self._start_locked()
             self._monitor.notify()
 
@@ -240,8 +237,6 @@ class RealtimeRunner:
         self.recall(job_id)
         with self._monitor:
             self._jobs.pop(job_id, None)
-            with contextlib.suppress(ValueError):
-                self._turns.remove(job_id)
 
     def _lost(self, job: RealtimeItems) -> None:
         """Forget a job whose lease is lost, unless it was claimed again meanwhile."""
@@ -300,20 +295,15 @@ class RealtimeRunner:
     def _next_turn(self) -> tuple[RealtimeItems, int] | None:
         """Wait for a job whose items may be claimed, and return it with how many. For each job, in turn:
 
-        1. It was forgotten: its turn goes.
-        2. As many items are under way as may be: not now; a stored result wakes this thread.
-        3. It has items and is not paused: its turn.
-        4. It is paused: wait until then, at most.
+        1. As many items are under way as may be: not now; a stored result wakes this thread.
+        2. It has items and is not paused: its turn.
+        3. It is paused: wait until then, at most.
         """
         with self._monitor:
             while not self._halted:
                 soonest = math.inf
-                for _ in range(len(self._turns)):
-                    job_id = self._turns.popleft()
-                    job = self._jobs.get(job_id)
-                    if job is None:
-                        continue
-                    self._turns.append(job_id)
+                for job_id in list(self._jobs):
+                    job = self._jobs[job_id] = self._jobs.pop(job_id)  # its next turn comes after the others'
                     most = self._attended_limit if job.row.policy.attended else self._limit
                     room = most - self._under_way
                     if room <= 0:

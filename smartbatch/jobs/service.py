@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from random import Random
-from typing import Any
 
 from attrs import evolve
 
@@ -20,7 +19,6 @@ from smartbatch.errors import (
     ConfigError,
     JobConflict,
     JobNotFound,
-    RequestCancelled,
     StoreError,
     WrongProcess,
 )
@@ -36,21 +34,14 @@ from smartbatch.events import (
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
-from smartbatch.jobs.payload import (
-    Shared,
-    decode_request,
-    decode_result,
-    encode_error,
-    item_id,
-    with_earlier_tries,
-)
+from smartbatch.jobs.payload import Shared, decode_request, decode_result, item_id, with_earlier_tries
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import Counted, SqlStore, open_store
-from smartbatch.jobs.supervisor import LEASE, JobSupervisor
+from smartbatch.jobs.supervisor import JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
 from smartbatch.types import Request, Result, Route, Usage
@@ -140,7 +131,7 @@ class JobService:
     Attributes:
         notifier: notified whenever something of a job was stored.
         serving: finds the provider of a job.
-        tell_dropped: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
+        new_future, report, tell_dropped: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
     """
 
     def __init__(
@@ -159,6 +150,7 @@ class JobService:
         self._dependencies = dependencies
         self._lock = threading.Lock()
         self.notifier = ChangeNotifier(clock)
+        self.new_future, self.report = dependencies.new_future, dependencies.report
         self.tell_dropped = dependencies.tell_dropped
         self.serving = Serving(dependencies.providers, opened=dependencies.serve, clock=clock)
         self._supervisor: JobSupervisor | None = None
@@ -263,25 +255,6 @@ class JobService:
     def is_free(self, job_id: str) -> bool:
         """Whether an unfinished job is carried on by nobody alive."""
         return any(row.id == job_id for row in self.store.leases.claimable(limit=ALL))
-
-    def withdraw(self, job_id: str) -> bool:
-        """End the requests of a job that were not sent, with no need of its account.
-
-        For jobs that go in real time only. What was answered stays.
-
-        Returns:
-            False while another process carries it on, or this one does.
-        """
-        store = self.store
-        lease = store.leases.claim(job_id, LEASE)
-        if lease is None:
-            return False
-        try:
-            error = RequestCancelled("the job was withdrawn before this request was sent")
-            store.items.drop_unsent(lease, encode_error(error), at=self.clock.wall())
-        finally:
-            store.leases.release(lease)
-        return True
 
     def notify(self, job_id: str) -> None:
         """Look at a job at once."""
@@ -425,9 +398,6 @@ class JobService:
             return evolve(result, context=context, usage=Usage(), cost=0.0, deduplicated=True)
         return result
 
-    def new_future(self) -> Any:
-        return self._dependencies.new_future()
-
     def futures(self, job_id: str, total: int) -> list[Future[Result]]:
         """Return a future for each item of a job; after a stop those that are not stored fail at once."""
         with self._lock:
@@ -458,9 +428,6 @@ class JobService:
             self._watchers = {known: each for known, each in self._watchers.items() if not each.is_idle}
             self._drop_watchers_at = max(WATCHERS, 2 * len(self._watchers))
         return self._watchers.setdefault(job_id, Watcher(job_id, self))
-
-    def report(self, job_id: str | None, error: BaseException) -> None:
-        self._dependencies.report(job_id, error)
 
     def told(self, event: Event) -> None:
         """Tell an event; the end of a job once only, whoever stored its last result."""
@@ -544,7 +511,7 @@ class JobService:
             lost = supervisor.realtime.finish(answers)
             if lost:
                 text = f"{lost} answers came, or were still to come, that could not be stored"
-                self._dependencies.report(None, StoreError(text))
+                self.report(None, StoreError(text))
             supervisor.stop(max(0.0, steps - (self.clock.now() - began)))
             something_ended()
         for watcher in watchers:

@@ -73,6 +73,8 @@ class WatchedService(Protocol):
 
     clock: Clock
     notifier: ChangeNotifier
+    new_future: Callable[[], Any]
+    report: Callable[[str | None, BaseException], None]
 
     def refresh_interval(self, job_id: str) -> float: ...
 
@@ -80,11 +82,7 @@ class WatchedService(Protocol):
 
     def result_of(self, row: ResultRow, job_id: str) -> Result: ...
 
-    def new_future(self) -> Any: ...
-
     def tell_held(self, row: JobRow) -> None: ...
-
-    def report(self, job_id: str | None, error: BaseException) -> None: ...
 
 
 @define(eq=False)
