@@ -369,7 +369,7 @@ def test_constraints_of_a_job_that_is_waited_for_are_checked_before_it_is_stored
 @pytest.mark.parametrize(
     ("look", "wait"),
     [
-        ("jobs.job", lambda job: job.wait(1000.0).finished),
+        ("jobs.get", lambda job: job.wait(1000.0).finished),
         ("items.results", lambda job: len(list(job.results(timeout=1000.0)))),
     ],
 )
