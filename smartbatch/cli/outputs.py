@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import stat
 import sys
 import threading
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Final
 
-from attrs import asdict, define, frozen
+from attrs import asdict, define
 
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.errors import InputError
@@ -71,16 +72,6 @@ class Recovered:
     answered: int = 0
     failed: int = 0
     cut: int = 0
-
-
-@frozen
-class _Line:
-    """A line of the file: where it begins, its one-based number, its bytes, and whether it has its end."""
-
-    offset: int
-    number: int
-    data: bytes
-    whole: bool
 
 
 class OutputFile:
@@ -154,7 +145,7 @@ class OutputFile:
         """
         with self._writing:
             self._write(line)
-            self._record(row.index, self._end, answered)
+            self._record(row.index, answered)
             self._end += len(line)
 
     def put_in_order(self) -> None:
@@ -232,21 +223,19 @@ class OutputFile:
             ) from None
 
     def _scan(self, file: IO[bytes], keys: array[int], found: Recovered) -> None:
-        for line in _lines(file):
-            last = not line.whole or not file.peek(1)  # type: ignore[attr-defined]
-            content = self._content(line, last)
+        for number, line in enumerate(file, 1):
+            whole = line.endswith(b"\n")
+            content = self._content(number, line, last=not whole or not file.peek(1))  # type: ignore[attr-defined]
             if content is None:
-                found.cut = len(line.data)
+                found.cut = len(line)
                 return
-            answered = self._check(line, content, keys)
-            if not line.whole and not self._look_only:
+            answered = self._check(number, content, keys)
+            if not whole and not self._look_only:
                 self._write(b"\n")
-            self._accept(line, content, keys, answered, found)
-            self._end = line.offset + len(line.data) + (not line.whole)
+            self._accept(content, keys, answered, found)
+            self._end += len(line) + (not whole)
 
-    def _accept(
-        self, line: _Line, content: dict[str, Any], keys: array[int], answered: bool, found: Recovered
-    ) -> None:
+    def _accept(self, content: dict[str, Any], keys: array[int], answered: bool, found: Recovered) -> None:
         """Record a line, unless its row is answered or it failed under settings other than this run's."""
         index: int = content["index"]
         if self.is_answered(index) or (not answered and int(content["key"], 16) != keys[index]):
@@ -254,55 +243,55 @@ class OutputFile:
             return
         found.answered += answered
         found.failed += (not answered) - (self._offsets[index] >= 0)
-        self._record(index, line.offset, answered)
+        self._record(index, answered)
 
-    def _content(self, line: _Line, last: bool) -> dict[str, Any] | None:
+    def _content(self, number: int, line: bytes, *, last: bool) -> dict[str, Any] | None:
         """Return the line decoded, or None for a torn last line, which is cut off."""
+        reason = "was not written by smartbatch run"
         try:
-            content = json.loads(line.data)
+            content = json.loads(line)
             if isinstance(content, dict) and _is_output_line(content):
                 return content
-            reason = "was not written by smartbatch run"
         except (ValueError, RecursionError):
             # A file of one torn line is an output only when that line begins like one.
-            torn = line.number > 1 or line.data.startswith(HEAD) or HEAD.startswith(line.data)
-            if last and torn:
-                return None
-            reason = "is not valid JSON" if torn else "was not written by smartbatch run"
+            if number > 1 or line.startswith(HEAD) or HEAD.startswith(line):
+                if last:
+                    return None
+                reason = "is not valid JSON"
         raise InputError(
-            f"{self.path}: line {line.number} {reason}; choose another -o, or mend or remove the file"
+            f"{self.path}: line {number} {reason}; choose another -o, or mend or remove the file"
         )
 
-    def _check(self, line: _Line, content: dict[str, Any], keys: array[int]) -> bool:
+    def _check(self, number: int, content: dict[str, Any], keys: array[int]) -> bool:
         """Compare a line with the row it answers; return whether it is an answer."""
-        index = content["index"]
+        index, key = content["index"], int(content["key"], 16)
         way_out = "choose another -o, or remove the file to start afresh"
         if index >= len(keys):
             raise InputError(
-                f"{self.path} belongs to another input: its line {line.number} answers row {index + 1}, "
-                f"but the input has {len(keys)} rows (is --limit smaller than before?); {way_out}"
+                f"{self.path} belongs to another input: its line {number} answers row {index + 1}, but the "
+                f"input has {len(keys)} rows (is --limit smaller than before?); {way_out}"
             )
-        key = int(content["key"], 16)
         if content["error"] is not None:
             return False
         if key >> 32 != keys[index] >> 32:
             raise InputError(
-                f"{self.path} belongs to another model, system text or parameters: its line {line.number} "
-                f"(row {index + 1}) was answered by {str(content.get('model'))[:100]!r} under other "
-                f"settings; {way_out}"
+                f"{self.path} belongs to another model, system text or parameters: its line {number} (row "
+                f"{index + 1}) was answered by {str(content.get('model'))[:100]!r} under other settings; "
+                f"{way_out}"
             )
         if key != keys[index]:
             raise InputError(
-                f"{self.path} belongs to another input: its line {line.number} answers another prompt than "
-                f"row {index + 1} of this input and template asks; {way_out}"
+                f"{self.path} belongs to another input: its line {number} answers another prompt than row "
+                f"{index + 1} of this input and template asks; {way_out}"
             )
         return True
 
-    def _record(self, index: int, offset: int, answered: bool) -> None:
+    def _record(self, index: int, answered: bool) -> None:
+        """Remember the line of a row, which begins where the lines before it end."""
         if index <= self._highest:
             self._in_order = False
         self._highest = max(self._highest, index)
-        self._offsets[index] = offset
+        self._offsets[index] = self._end
         if answered:
             self._answered[index >> 3] |= 1 << (index & 7)
 
@@ -322,21 +311,11 @@ class OutputFile:
             ) from error
 
 
-def _lines(file: IO[bytes]) -> Iterator[_Line]:
-    offset = 0
-    for number, data in enumerate(file, 1):
-        yield _Line(offset, number, data, data.endswith(b"\n"))
-        offset += len(data)
-
-
 def _is_output_line(content: dict[str, Any]) -> bool:
     index, key = content.get("index"), content.get("key")
     if type(index) is not int or index < 0 or type(key) is not str or "error" not in content:
         return False
-    try:
-        return len(key) == 16 and int(key, 16) >= 0
-    except ValueError:
-        return False
+    return re.fullmatch("[0-9a-f]{16}", key) is not None
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from smartbatch._fork import PerProcess
+
 __all__ = ["Tasks"]
 
 _T = TypeVar("_T")
@@ -67,8 +69,7 @@ class Tasks:
             async with asyncio.timeout(timeout):
                 return await main()
 
-        loop = _running()
-        future = asyncio.run_coroutine_threadsafe(limited(), loop)
+        future = asyncio.run_coroutine_threadsafe(limited(), _threads.get().loop())
         self._futures.add(future)
         try:
             # Code that swallows its cancellation, or blocks in a thread, must not keep the worker.
@@ -88,7 +89,7 @@ class Tasks:
 
 
 class _LoopThread:
-    """The loop of a process and its thread; both start with the first coroutine."""
+    """The loop of a process and its thread; both start with the first coroutine of the process."""
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
@@ -104,10 +105,4 @@ class _LoopThread:
             return self._loop
 
 
-_threads: dict[int, _LoopThread] = {}
-"""By process: a forked child starts a loop of its own."""
-
-
-def _running() -> asyncio.AbstractEventLoop:
-    process = os.getpid()
-    return (_threads.get(process) or _threads.setdefault(process, _LoopThread())).loop()
+_threads = PerProcess(_LoopThread)

@@ -201,17 +201,11 @@ class LogObserver:
 def level_of(event: Event) -> str:
     """Return the level an event is logged at: ``warning``, ``info`` or ``debug``."""
     match event:
-        case CallFinished(error=str()):
+        case CallFinished(error=str()) | RequestFinished(ok=False, cancelled=False) | RouteScored(met=False):
             return "warning"
-        case RequestFinished(ok=False, cancelled=False):
+        case PackingChanged(enabled=False) | FlexChanged(enabled=False) | JobIncident() | JobHeld():
             return "warning"
         case ClientStopped(failed=failed) if failed:
-            return "warning"
-        case PackingChanged(enabled=False) | FlexChanged(enabled=False):
-            return "warning"
-        case JobIncident() | JobHeld():
-            return "warning"
-        case RouteScored(met=False):
             return "warning"
         case CooldownStarted() | BreakerChanged() | PackingChanged() | FlexChanged():
             return "info"
