@@ -68,7 +68,7 @@ def _check(args: argparse.Namespace) -> None:
     for option in ("output", "wait"):
         if getattr(args, option) and action != "results":
             raise InputError(f"--{option} is for jobs results only")
-    if args.output not in (None, "-"):
+    if args.output is not None:
         check_output_name(args.output)
 
 
@@ -250,13 +250,13 @@ def _print(text: str) -> None:
 def _write_results(job: Job, output: str | None) -> None:
     """Write what is stored of a job's results, in order; any number of them in flat memory.
 
-    ``output`` is a file that does not exist yet, and gets its name when it is whole; ``None`` or ``-`` is
+    ``output`` is a file that does not exist yet, and gets its name when it is whole; ``None`` is
     standard output.
 
     Raises:
         InputError: the file exists already, or cannot be written.
     """
-    if output is None or output == "-":
+    if output is None:
         try:
             _write_lines(job, sys.stdout.buffer)
         except BrokenPipeError:  # the reader ended, as `| head` does

@@ -212,7 +212,7 @@ def build_parser() -> _Parser:
 def _add_run(add: _AddParser) -> None:
     parser = add("run", help="ask a model every row of a file", description=_RUN_HELP, epilog=_RUN_EPILOG)
     _add_request_options(parser)
-    add_options(parser.add_argument_group("output").add_argument, _RUN_OUTPUT)
+    add_options(parser.add_argument_group("output").add_argument, _RUN_OUTPUT, _SPECIAL)
 
 
 def _add_plan(add: _AddParser) -> None:
@@ -223,7 +223,7 @@ def _add_plan(add: _AddParser) -> None:
         epilog="exit codes: 0 a plan, 2 bad usage or input, or constraints that no route meets",
     )
     _add_request_options(parser)
-    add_options(parser.add_argument_group("output").add_argument, _PLAN_OUTPUT)
+    add_options(parser.add_argument_group("output").add_argument, _PLAN_OUTPUT, _SPECIAL)
     parser.set_defaults(quiet=True, verbose=False)
 
 
@@ -237,7 +237,7 @@ def _add_jobs(add: _AddParser) -> None:
     )
     parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="list", help="what to do")
     parser.add_argument("ids", nargs="*", metavar="ID_OR_KEY", help="jobs, by id or key")
-    add_options(parser.add_argument_group("options").add_argument, _JOBS_OPTIONS)
+    add_options(parser.add_argument_group("options").add_argument, _JOBS_OPTIONS, _SPECIAL)
 
 
 def _add_request_options(parser: argparse.ArgumentParser) -> None:
@@ -259,10 +259,15 @@ def _positive(text: str) -> int:
     return value
 
 
+def _file(text: str) -> str | None:
+    return None if text == "-" else text
+
+
 _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "N": {"type": whole},
     "X": {"type": number},
     "--limit": {"type": _positive},
+    "--output": {"type": _file},
     "--model": {"required": True},
     "--time-value": {"type": number},
     "--provider-option": {"action": "append", "default": []},

@@ -44,15 +44,14 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> Plan:
     rows = InputRequests(source, maker, model=args.model, params=params_of(args), limit=args.limit)
     chooser = RouteChooser(client, rows, args, RealClock())
     keys = rows.check()
-    output = None if args.output == "-" else args.output
-    if output is not None:
-        check_output_name(output)
-    identity = RunIdentity(output, args.model, keys)
+    if args.output is not None:
+        check_output_name(args.output)
+    identity = RunIdentity(args.output, args.model, keys)
     jobs = identity.look_up(client)
-    if output is None or not os.path.exists(output):
+    if args.output is None or not os.path.exists(args.output):
         needed = identity.needed(jobs, lambda _: False)
     else:
-        out = stack.enter_context(OutputFile(output, look_only=True))
+        out = stack.enter_context(OutputFile(args.output, look_only=True))
         out.recover(keys)
         needed = identity.needed(jobs, out.is_answered)
     for one in jobs:
@@ -61,7 +60,7 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> Plan:
             say(f"job {one.job.id} goes on; the {left:,} rows it still asks are not planned")
     if not any(needed):
         say("every row is answered or under way: the run would ask nothing")
-    return chooser.choose(needed)
+    return chooser.plan(needed)
 
 
 def _client(args: argparse.Namespace, stack: ExitStack) -> BatchingClient:

@@ -8,8 +8,11 @@ from typing import Any, Final
 
 from smartbatch._clock import Clock
 from smartbatch.cli.interrupts import RunInterrupted
+from smartbatch.cli.messages import say
 from smartbatch.cli.prompts import InputRequests
+from smartbatch.cli.summary import decision_summary
 from smartbatch.client import BatchingClient
+from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.plan import Plan
 from smartbatch.types import Request
 
@@ -33,6 +36,8 @@ class RouteChooser:
         self._client = client
         self._input = input
         self._clock = clock
+        self._quiet = args.quiet
+        self._chosen: tuple[Plan, str, float] | None = None
         self._began = clock.now()
         self._constraints: dict[str, Any] = {
             "strategy": args.strategy,
@@ -49,7 +54,29 @@ class RouteChooser:
         """Whether the strategy is the Batch API, and there is one."""
         return self._client.config.strategy in _BATCH_STRATEGIES and self._client.has_batches()
 
-    def choose(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Plan:
+    def choose(self, needed: bytearray, stopped: Callable[[], bool]) -> Plan:
+        """Return the plan as :meth:`plan` does, told to the client's observers, and print its route."""
+        plan = self.plan(needed, stopped)
+        self._chosen = plan, self._client.announce_plan(plan), self._clock.now()
+        if not self._quiet and self._constraints["strategy"] != plan.route.value:
+            say(f"route: {plan.route.value}, {plan.reason}")
+        return plan
+
+    def score(self, ended: float, actual: ActualCost) -> list[tuple[str, str]]:
+        """Score what was chosen, if anything was, and return its rows of the summary.
+
+        Args:
+            ended: when the last answer came.
+            actual: to which all results were added.
+        """
+        if self._chosen is None:
+            return []
+        plan, decision_id, began = self._chosen
+        self._client.score_plan(decision_id, plan, seconds=ended - began, actual=actual)
+        rescued = self._client.metrics.snapshot().decisions.rescued
+        return list(decision_summary(plan.decision, ended - began, actual, rescued))
+
+    def plan(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Plan:
         """Return the plan for the rows with a 1 in ``needed``; they are read once, one after the other.
 
         Raises:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-
-from attrs import frozen
 
 from smartbatch._clock import RealClock
 from smartbatch.cli.clients import REFUSALS, client_of, params_of, report_refusal
@@ -23,12 +21,11 @@ from smartbatch.cli.outputs import (
 )
 from smartbatch.cli.prompts import InputRequests, KeyedRow, PromptMaker
 from smartbatch.cli.route_chooser import RouteChooser
-from smartbatch.cli.run_job import JobRun, RowResult, RunOptions
-from smartbatch.cli.summary import RunSummary, decision_summary, failure_line
+from smartbatch.cli.run_job import JobRun, RowResult
+from smartbatch.cli.summary import RunSummary, failure_line
 from smartbatch.errors import InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
-from smartbatch.plan import Plan
 
 __all__ = ["run"]
 
@@ -44,15 +41,6 @@ def run(args: argparse.Namespace) -> int:
     except REFUSALS as error:
         report_refusal(error)
         return 2
-
-
-@frozen
-class _Choice:
-    """The plan for the new rows of this run: the id it was announced under, and the time of that."""
-
-    plan: Plan
-    decision_id: str
-    at: float
 
 
 class _Run:
@@ -73,7 +61,7 @@ class _Run:
         self._actual = self._client.actual_cost()
         source = stack.enter_context(Source(args.input, args.format))
         self._out: OutputFile | None = None
-        if args.output not in (None, "-"):
+        if args.output is not None:
             if source.same_file(args.output):
                 raise InputError(f"{args.output}: is the input itself; choose another -o")
             check_output_name(args.output)
@@ -81,7 +69,6 @@ class _Run:
         stack.callback(self._client.stop, timeout=0)
         self._input = InputRequests(source, maker, model=args.model, params=params_of(args), limit=args.limit)
         self._chooser = RouteChooser(self._client, self._input, args, self._clock)
-        self._choice: _Choice | None = None
 
     def go(self) -> int:
         """Run, and return the exit code."""
@@ -93,7 +80,7 @@ class _Run:
         job_run: JobRun | None = None
         caught, ended = 0, self._clock.now()
         if self._before.answered < len(keys):
-            job_run = self._new_job_run(answered)
+            job_run = JobRun(self._client, self._input, self._chooser, self._args, answered, self._clock)
             caught = job_run.go(self._write)
             ended = self._clock.now()
         if self._out is not None:
@@ -105,40 +92,11 @@ class _Run:
                 self._out.sync()
             job_run.forget(all_answered=not self._summary.failed)
             if job_run.submitted_all:
-                scores = self._score(ended)
+                scores = self._chooser.score(ended, self._actual)
         self._print_summary(caught, unanswered, [] if job_run is None else job_run.batches, scores)
         if caught:
             return 128 + caught
         return 1 if self._summary.failed or unanswered else 0
-
-    def _new_job_run(self, answered: Callable[[int], bool]) -> JobRun:
-        args = self._args
-        options = RunOptions(
-            choose=self._choose,
-            batches_only=self._chooser.batches_only,
-            model=args.model,
-            output=None if self._out is None else self._out.path,
-            quiet=args.quiet,
-        )
-        return JobRun(self._client, self._input, options, answered, self._clock)
-
-    def _choose(self, needed: bytearray, stopped: Callable[[], bool]) -> Plan:
-        """Choose the route of the rows with a 1, and print it with its reason."""
-        plan = self._chooser.choose(needed, stopped)
-        self._choice = _Choice(plan, self._client.announce_plan(plan), self._clock.now())
-        if not self._args.quiet and self._args.strategy != plan.route.value:
-            say(f"route: {plan.route.value}, {plan.reason}")
-        return plan
-
-    def _score(self, ended: float) -> list[tuple[str, str]]:
-        """Score the choice, and return its rows of the summary."""
-        choice = self._choice
-        if choice is None:
-            return []
-        seconds = ended - choice.at
-        self._client.score_plan(choice.decision_id, choice.plan, seconds=seconds, actual=self._actual)
-        rescued = self._client.metrics.snapshot().decisions.rescued
-        return list(decision_summary(choice.plan.decision, seconds, self._actual, rescued))
 
     def _write(self, rows: Iterator[tuple[KeyedRow, RowResult]], progress: Progress) -> None:
         """Write rows as their results come. A line that is lost with this process is written by the next."""

@@ -12,6 +12,7 @@ from the store. Jobs of batches stay until they are forgotten with ``smartbatch 
 
 from __future__ import annotations
 
+import argparse
 import heapq
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -26,14 +27,14 @@ from smartbatch.cli.interrupts import Interrupts, RunInterrupted
 from smartbatch.cli.jobs_of_run import RunIdentity, RunJob
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.prompts import InputRequests, KeyedRow
+from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, StoreError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Mode, Progress
-from smartbatch.plan import Plan
 from smartbatch.types import Request, Result, Route, evolve
 
-__all__ = ["JobRun", "RowResult", "RunOptions"]
+__all__ = ["JobRun", "RowResult"]
 
 
 @frozen
@@ -50,26 +51,6 @@ class RowResult:
     earlier: bool
 
 
-@frozen(kw_only=True)
-class RunOptions:
-    """What a run needs besides its rows.
-
-    Attributes:
-        choose: returns the plan for the rows with a 1; raises :class:`RunInterrupted` once its second
-            argument returns true.
-        batches_only: the route is the Batch API, also for the rows that an earlier run left in real time.
-        model: ``provider:model``.
-        output: path of the output; ``None`` is standard output.
-        quiet: whether messages are left out.
-    """
-
-    choose: Callable[[bytearray, Callable[[], bool]], Plan]
-    batches_only: bool
-    model: str
-    output: str | None
-    quiet: bool = False
-
-
 Write = Callable[[Iterator[tuple[KeyedRow, RowResult]], Progress], None]
 
 
@@ -77,12 +58,15 @@ Write = Callable[[Iterator[tuple[KeyedRow, RowResult]], Progress], None]
 class JobRun:
     """Submits the rows of a run as a job, and reads the results of all jobs of the run.
 
-    ``answered`` says whether the output has the answer of the row at an index.
+    Args:
+        args: of the command.
+        answered: whether the output has the answer of the row at an index.
     """
 
     _client: BatchingClient
     _input: InputRequests
-    _options: RunOptions
+    _chooser: RouteChooser
+    _args: argparse.Namespace
     _answered: Callable[[int], bool]
     _clock: Clock
     _identity: RunIdentity = field(init=False)
@@ -92,7 +76,7 @@ class JobRun:
     _interrupts: Interrupts = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._identity = RunIdentity(self._options.output, self._options.model, self._input.keys)
+        self._identity = RunIdentity(self._args.output, self._args.model, self._input.keys)
         self._interrupts = Interrupts(self._end_early)
 
     @property
@@ -134,7 +118,7 @@ class JobRun:
 
         Failed rows of a run to standard output can be tried again only while the store has the others.
         """
-        if self._options.output is None and not all_answered:
+        if self._args.output is None and not all_answered:
             return
         for one in self._jobs:
             if one.realtime:
@@ -145,7 +129,7 @@ class JobRun:
                     self._say(f"job {one.job.id} stays in the store: {error.message}")
 
     def _follow(self, write: Write) -> None:
-        self._jobs = self._identity.find(self._client, self._say, batches_only=self._options.batches_only)
+        self._jobs = self._identity.find(self._client, self._say, batches_only=self._chooser.batches_only)
         for one in self._jobs:
             if not one.ended:  # what it can still spend is part of this run's budget, before new rows get any
                 self._client.adopt_job(one.job.id)
@@ -171,7 +155,7 @@ class JobRun:
 
     def _progress(self) -> Progress:
         total = sum(one.job.total for one in self._live)
-        mode: Mode = "quiet" if self._options.quiet or not self._live else "auto"
+        mode: Mode = "quiet" if self._args.quiet or not self._live else "auto"
         if not self._in_real_time():
             return Progress(total, mode, sys.stderr, self._clock.now)
         before = self._identity.rows - total + sum(one.stored for one in self._live)
@@ -188,7 +172,7 @@ class JobRun:
             self._report_found(one)
         if not any(needed):
             return None
-        plan = self._options.choose(needed, self._stopped)
+        plan = self._chooser.choose(needed, self._stopped)
         realtime = plan.route not in (Route.BATCH, Route.HYBRID)
         job = self._client.submit_run(
             self._requests(needed),
@@ -225,7 +209,7 @@ class JobRun:
             yield from self._to_write(self._results_of(one), ordered=not self._comes_as_stored(one))
 
     def _comes_as_stored(self, one: RunJob) -> bool:
-        return one.realtime and not one.ended and self._options.output is not None
+        return one.realtime and not one.ended and self._args.output is not None
 
     def _to_write(
         self, results: Iterator[RowResult], *, ordered: bool
@@ -250,7 +234,7 @@ class JobRun:
             results = self._followed.results_as_stored(one.job)
         else:
             # after Ctrl-C, a file gets all that is stored; standard output gets batches in order only
-            rest = one.realtime or self._options.output is not None
+            rest = one.realtime or self._args.output is not None
             results = self._followed.results(one.job, rest=rest)
         for result in results:
             yield RowResult(self._identity.index_of(result), result, one.ended)
@@ -261,7 +245,7 @@ class JobRun:
         return bool(self._interrupts.caught)
 
     def _say(self, text: str) -> None:
-        if not self._options.quiet:
+        if not self._args.quiet:
             say(text)
 
     def _report_found(self, one: RunJob) -> None:
@@ -273,7 +257,7 @@ class JobRun:
     def _end_early(self) -> None:
         """Begin no further call, and print what becomes of the rest; on the thread of the signals."""
         self._client.stop_jobs()
-        if self._options.quiet:
+        if self._args.quiet:
             return
         if any(one.realtime for one in self._live):
             note(f"interrupted: calls under way get {GRACE:.0f} s to end; once more ends at once")

@@ -104,37 +104,23 @@ class PeriodicReporter:
         self._running = False
 
     def __enter__(self) -> Self:
-        self.start()
+        self._running = True
+        self._clock.spawned()
+        threading.Thread(target=self._run, name="smartbatch-reports", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Start the thread that reports; starting twice is fine."""
         with self._monitor:
-            if self._running:
-                return
-            self._running = True
-        self._clock.spawned()
-        threading.Thread(target=self._run, name="smartbatch-reports", daemon=True).start()
-
-    def stop(self) -> None:
-        """Report a last time, and end; stopping twice is fine."""
-        with self._monitor:
-            if not self._running:
-                return
             self._running = False
             self._monitor.notify_all()
         self._report()
 
     def _run(self) -> None:
         self._clock.began()
+        due = self._clock.now()
         try:
-            due = self._clock.now() + self._every
-            while self._is_running_until(due):
+            while self._is_running_until(due := due + self._every):
                 self._report()
-                due += self._every
         finally:
             self._clock.ended()
 
