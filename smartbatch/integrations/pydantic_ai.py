@@ -11,7 +11,6 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from functools import partial
 from typing import Any
 
 from smartbatch._settings import seconds_of
@@ -57,6 +56,9 @@ _CATEGORIES: Sequence[tuple[str, ErrorKind]] = (
 
 _DECIDED = frozenset({ErrorKind.NO_MONEY, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.AUTH_ERROR})
 """Kinds for which a category is more exact than the HTTP status: it comes from the provider's own error."""
+
+_QUOTING = (exceptions.AgentRunError, exceptions.FallbackExceptionGroup, TimeoutError)
+"""What PydanticAI raises, and not the user's own code."""
 
 
 def agent_call(
@@ -154,11 +156,16 @@ class AgentProvider(Provider):
     def close(self) -> None:
         """Cancel the runs under way and close the connections of the agent's model."""
         self._runs.tasks.cancel()
-        model = getattr(self._agent, "model", None)
+        model: Any = getattr(self._agent, "model", None)
+
+        async def close() -> None:
+            async with model:  # the last one to leave closes its connections
+                pass
+
         if self._used and hasattr(model, "__aenter__"):
             self._used = False
             try:
-                self._runs.tasks.run(partial(_close, model), CLOSING)
+                self._runs.tasks.run(close, CLOSING)
             except Exception as error:  # the client stops all the same
                 logs.warn("agent_not_closed", agent=self.name, error=type(error).__name__)
 
@@ -207,13 +214,20 @@ class _Runs:
         try:
             result = self.tasks.run(run, timeout)
         except CancelledError:
-            raise _cancelled(_usage(usage)) from None
+            raise ProviderError(
+                "the run of the agent was cancelled: the client was stopped, or it cancelled itself",
+                kind=ErrorKind.NETWORK_ERROR,
+                code="closed",
+                maybe_billed=True,
+                usage=_usage(usage),
+            ) from None
         except Exception as error:
             raised = _provider_error(error, again=self._again, requests=(request,))
             raised.usage = _usage(usage) or raised.usage
             if raised is error:
                 raise
-            raise raised from (None if _is_of_pydantic_ai(error) else error)
+            # the text of PydanticAI's own errors quotes bodies; the user's own code is named
+            raise raised from (None if isinstance(error, _QUOTING) else error)
         return _answer(result)
 
 
@@ -232,37 +246,14 @@ def _named(runs: _Runs, timeout: Duration, name: str | None) -> Callable[[Reques
     return call
 
 
-async def _close(model: Any) -> None:
-    async with model:  # the last one to leave closes its connections
-        pass
-
-
-def _cancelled(usage: Usage | None) -> ProviderError:
-    return ProviderError(
-        "the run of the agent was cancelled: the client was stopped, or it cancelled itself",
-        kind=ErrorKind.NETWORK_ERROR,
-        code="closed",
-        maybe_billed=True,
-        usage=usage,
-    )
-
-
-_NAMES = {
-    "max_tokens": "max_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "seed": "seed",
-    "extra": "extra_body",
-}
-
-
 def _settings(request: Request) -> dict[str, Any]:
     """Return the request's parameters as model settings; those that are not set are left to the agent."""
     params = request.params
     for field in ("schema", "response_format"):
         if getattr(params, field) is not None:
             raise InvalidRequest(f"{field} is not for agents: give the agent an output_type", field=field)
-    found = {name: getattr(params, field) for field, name in _NAMES.items()}
+    found = {name: getattr(params, name) for name in ("max_tokens", "temperature", "top_p", "seed")}
+    found["extra_body"] = params.extra
     found["stop_sequences"] = None if params.stop is None else list(params.stop)
     return {name: value for name, value in found.items() if value is not None}
 
@@ -357,21 +348,20 @@ def _provider_error(error: Exception, *, again: bool, requests: Sequence[Request
     """
     if isinstance(error, ProviderError):  # of a tool that calls this library
         return error
-    if isinstance(error, exceptions.FallbackExceptionGroup):
-        return _of_group(error, again=again, requests=requests)
+    if isinstance(error, exceptions.FallbackExceptionGroup):  # it ends with its last model
+        last = _provider_error(error.exceptions[-1], again=again, requests=requests)
+        last.maybe_billed = True
+        return last
     if isinstance(error, exceptions.ModelAPIError):
         return _of_api(error, requests)
     kind, code, text = _of_run(error, again=again)
     return ProviderError(text, kind=kind, code=code, maybe_billed=True)
 
 
-def _is_of_pydantic_ai(error: Exception) -> bool:
-    """Whether PydanticAI raised ``error``, whose text quotes bodies, and not the user's own code."""
-    return isinstance(error, (exceptions.AgentRunError, exceptions.FallbackExceptionGroup, TimeoutError))
-
-
 def _of_api(error: Any, requests: Sequence[Request]) -> ProviderError:
-    kind = next((kind for name, kind in _CATEGORIES if isinstance(error, _category(name))), None)
+    kind = next(
+        (kind for name, kind in _CATEGORIES if isinstance(error, getattr(exceptions, name, ()))), None
+    )
     status = error.status_code if isinstance(error, exceptions.ModelHTTPError) else None
     message = _message(error.body)
     if status is not None and kind not in _DECIDED:
@@ -388,13 +378,6 @@ def _of_api(error: Any, requests: Sequence[Request]) -> ProviderError:
         retry_after=None if wait is None else min(max(wait, 0.0), RETRY_AFTER_CEILING),
         maybe_billed=status in (None, 200, 504) and getattr(error, "phase", None) not in ("pool", "connect"),
     )
-
-
-def _of_group(error: Any, *, again: bool, requests: Sequence[Request]) -> ProviderError:
-    """Return the error of the last model, where a fallback ends."""
-    last = _provider_error(error.exceptions[-1], again=again, requests=requests)
-    last.maybe_billed = True
-    return last
 
 
 def _of_run(error: Exception, *, again: bool) -> tuple[ErrorKind, str | None, str]:
@@ -418,11 +401,6 @@ def _of_run(error: Exception, *, again: bool) -> tuple[ErrorKind, str | None, st
         return ErrorKind.CLIENT_ERROR, "usage", scrub(f"the agent was used wrongly: {error.message}")
     kind = ErrorKind.NETWORK_ERROR if isinstance(error, ConnectionError) else ErrorKind.UNKNOWN
     return kind, None, f"the run of the agent raised {name}"
-
-
-def _category(name: str) -> type[Exception] | tuple[()]:
-    found: type[Exception] | tuple[()] = getattr(exceptions, name, ())
-    return found
 
 
 def _message(body: object) -> str:
