@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 from attrs import define, evolve, field
@@ -60,9 +61,12 @@ class FollowedJobs:
     def wait_for_ends(self) -> None:
         """Wait until every job has ended or is held, or the wait was interrupted."""
         self.refresh()
-        for job in self._jobs:
-            self.wait(job)
-        self.refresh()
+        while going := [job for job in self._jobs if self._goes_on(job)]:
+            if self._stopped():
+                return
+            with suppress(JobTimeout):
+                going[0].wait(STEP)
+            self.refresh()
 
     def results(self, job: Job, *, rest: bool) -> Iterator[Result]:
         """Yield the results of ``job`` in order, as they come; each step may wait.
@@ -135,16 +139,9 @@ class FollowedJobs:
             )
         return bool(stuck)
 
-    def wait(self, job: Job) -> None:
-        """Wait until ``job`` has ended or is held, or the wait was interrupted."""
-        while not self._stopped():
-            try:
-                job.wait(STEP)
-                return
-            except JobTimeout:
-                self.refresh()
-                if _is_stuck(self.statuses[job.id]):
-                    return
+    def _goes_on(self, job: Job) -> bool:
+        status = self.statuses[job.id]
+        return not status.done and not _is_stuck(status)
 
     def _refresh_if_due(self) -> None:
         if self._clock.now() >= self._next_refresh:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any, Literal, Protocol, Self, TextIO
 
 from attrs import Factory, define, field
@@ -339,16 +340,21 @@ class _Bar:
     every = BAR_EVERY
 
     def __init__(self, stream: SafeStream, total: int | None, initial: int) -> None:
-        self._bar = _bar_class()(
+        base: Any = import_module("tqdm.auto").tqdm  # late: only where a bar is shown
+        # tqdm's watching thread is for bars that draw by count
+        kind: Any = type("Bar", (base,), {"monitor_interval": 0})
+        self._format = "{}|{{bar}}| {}" if total else "{1}"
+        self._bar = kind(
             total=total,
             initial=initial,
             file=stream,
             dynamic_ncols=True,
-            bar_format="{share}|{bar}| {words}" if total else "{words}",
+            bar_format=self._format.format("  0%", ""),
         )
 
     def draw(self, view: tuple[int, str, str]) -> None:
-        self._bar.n, self._bar.share, self._bar.words = view
+        self._bar.n, share, words = view
+        self._bar.bar_format = self._format.format(share, words.replace("{", "{{").replace("}", "}}"))
         self._bar.refresh()
 
     def hide(self) -> None:
@@ -360,24 +366,6 @@ class _Bar:
     def end(self, view: tuple[int, str, str]) -> None:
         self.draw(view)
         self._bar.close()
-
-
-def _bar_class() -> Any:
-    """Return tqdm's bar with our own words; imported when first shown."""
-    from importlib import import_module
-
-    base: Any = import_module("tqdm.auto").tqdm
-
-    class Bar(base):  # type: ignore[misc]
-        monitor_interval = 0  # tqdm's watching thread is for bars that draw by count
-        share = "  0%"
-        words = ""
-
-        @property
-        def format_dict(self) -> dict[str, Any]:
-            return {**super().format_dict, "share": self.share, "words": self.words}
-
-    return Bar
 
 
 def watched(stream: TextIO) -> bool:
