@@ -1,4 +1,4 @@
-"""From the arguments of a command to a client, and from a refusal to the option it is about."""
+"""From the arguments of a command to a client."""
 
 from __future__ import annotations
 
@@ -9,34 +9,17 @@ from typing import Any, Final
 
 from attrs import fields_dict
 
-from smartbatch.cli.messages import print_event, say
+from smartbatch.cli.messages import print_event
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
-from smartbatch.errors import (
-    ConfigError,
-    InputError,
-    InvalidRequest,
-    JobConflict,
-    JobNotFound,
-    SmartbatchError,
-    StoreError,
-)
+from smartbatch.errors import ConfigError
 from smartbatch.jobs.store.opening import default_place
 from smartbatch.types import Generation
 
-__all__ = ["REFUSALS", "client_of", "config_of", "missing_store", "params_of", "report_refusal"]
-
-REFUSALS: Final = (ConfigError, InputError, InvalidRequest, JobConflict, JobNotFound, StoreError)
-"""Errors that end a command with exit code 2."""
+__all__ = ["client_of", "config_of", "missing_store", "params_of"]
 
 _OF_BATCHES: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "batch_fallback")
 """Options that have no effect in real time."""
-
-
-def report_refusal(error: SmartbatchError) -> None:
-    """Print why a command is refused."""
-    flag = "; --store names another place for what a run keeps" if isinstance(error, StoreError) else ""
-    say(f"smartbatch: {error.message}{flag}")
 
 
 def config_of(args: argparse.Namespace) -> BatchingConfig:
@@ -51,9 +34,11 @@ def config_of(args: argparse.Namespace) -> BatchingConfig:
 
 
 def params_of(args: argparse.Namespace) -> Generation:
-    return Generation(
-        system=args.system, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed
-    )
+    return Generation(**_params(args))
+
+
+def _params(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("system", "max_tokens", "temperature", "seed")}
 
 
 def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
@@ -73,11 +58,8 @@ def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
         args.model,
         config=config_of(args),
         provider_options={**options, **_provider_options(args.provider_option)},
-        system=args.system,
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        seed=args.seed,
         observers=[print_event] if args.verbose else [],
+        **_params(args),
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Final
 
@@ -24,8 +24,8 @@ class Interrupts:
     """Catches the first signal while the block runs; outside the main thread it does nothing.
 
     A handler that raised could strike between the write of a row and the record of it, and a handler may not
-    take locks. So the handler only marks the signal and writes to a pipe; a thread of its own reads the pipe
-    and calls ``on_first``.
+    take locks. So the handler only marks the signal and puts it into a queue that may be used in handlers; a
+    thread of its own takes it from there and calls ``on_first``.
 
     Args:
         on_first: called once, on that thread, after the first signal.
@@ -37,14 +37,12 @@ class Interrupts:
     def __init__(self, on_first: Callable[[], object]) -> None:
         self._on_first = on_first
         self._before: dict[int, Any] = {}
-        self._pipe: tuple[int, int] | None = None
-        self._thread: threading.Thread | None = None
+        self._heard: SimpleQueue[int] = SimpleQueue()
+        self._thread = threading.Thread(target=self._listen, name="smartbatch-interrupts", daemon=True)
         self.caught = 0
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._pipe = os.pipe()
-            self._thread = threading.Thread(target=self._listen, name="smartbatch-interrupts", daemon=True)
             self._thread.start()
             self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         return self
@@ -52,21 +50,16 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self._pipe is not None and self._thread is not None:
-            os.write(self._pipe[1], b".")
-            if kind is None:  # after an error the thread, a daemon, is not waited for
-                RealClock.join(self._thread)
-                for fd in self._pipe:
-                    os.close(fd)
+        self._heard.put(0)
+        if self._before and kind is None:  # after an error the thread, a daemon, is not waited for
+            RealClock.join(self._thread)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.caught:
             raise KeyboardInterrupt
         self.caught = number
-        if self._pipe is not None:
-            os.write(self._pipe[1], b"!")
+        self._heard.put(number)
 
     def _listen(self) -> None:
-        assert self._pipe is not None
-        if os.read(self._pipe[0], 1) == b"!":
+        if RealClock.receive(self._heard):
             self._on_first()

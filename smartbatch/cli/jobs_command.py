@@ -18,7 +18,7 @@ from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import check_output_name, discard_standard_output, encode_result, replaced
 from smartbatch.config import BatchingConfig
-from smartbatch.errors import ConfigError, InputError, JobNotFound, StoreError
+from smartbatch.errors import InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import IncidentRow
 from smartbatch.jobs.status import JobStatus, ShardStatus, span
@@ -45,15 +45,8 @@ def run(args: argparse.Namespace) -> int:
         0 when all is well; 1 when a job is unknown, or requests failed, were not answered or wait for a
         person; 2 for bad usage and a store that cannot be used; 130 after Ctrl-C.
     """
-    try:
-        _check(args)
-        return _Jobs(args, config_of(args)).go()
-    except (ConfigError, InputError, StoreError) as error:
-        say(f"smartbatch: {error.message}")
-        return 2
-    except JobNotFound as error:
-        say(f"smartbatch: {error.message}")
-        return 1
+    _check(args)
+    return _Jobs(args, config_of(args)).go()
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from smartbatch._version import __version__
 from smartbatch.cli import emulator_command
 from smartbatch.cli.option_tables import add_options, number, whole
+from smartbatch.errors import SmartbatchError, did_you_mean
 
 __all__ = ["ACTIONS", "build_parser", "main"]
 
@@ -160,9 +161,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("smartbatch: interrupted", file=sys.stderr)
         return 130
+    except SmartbatchError as error:
+        return _refused(args.command, error)
     finally:
         logger.removeHandler(handler)
     return code
+
+
+def _refused(command: str, error: SmartbatchError) -> int:
+    """Print why a command is refused or cannot go on, and return its exit code."""
+    from smartbatch import errors
+    from smartbatch.cli.messages import say
+    from smartbatch.cli.outputs import OutputLost
+
+    place = ""
+    if isinstance(error, errors.StoreError) and command != "jobs":
+        place = "; --store names another place for what a run keeps"
+    say(f"smartbatch: {error.message}{place}")
+    if isinstance(error, OutputLost):
+        return 1
+    wrong = (
+        errors.ConfigError,
+        errors.InputError,
+        errors.InvalidRequest,
+        errors.JobConflict,
+        errors.StoreError,
+    )
+    return 2 if isinstance(error, wrong) else 1
 
 
 _WRONG_VALUE = re.compile(r"argument [^:]+: (?!expected|not allowed with|ignored)")
@@ -180,8 +205,6 @@ class _Parser(argparse.ArgumentParser):
 
     def nearest(self, command: str | None, words: Sequence[str]) -> str:
         """Return which option of a subcommand was meant by the first of ``words``, as errors end with it."""
-        from smartbatch.errors import did_you_mean  # late: --help and --version need none of it
-
         known = [] if command is None else re.findall(r"--[a-z-]+", self.commands[command].format_help())
         return did_you_mean(words[0].partition("=")[0], known, "--")
 

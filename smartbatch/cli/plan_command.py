@@ -9,7 +9,7 @@ import tempfile
 from contextlib import ExitStack
 
 from smartbatch._clock import RealClock
-from smartbatch.cli.clients import REFUSALS, client_of, missing_store, params_of, report_refusal
+from smartbatch.cli.clients import client_of, missing_store, params_of
 from smartbatch.cli.inputs import Source
 from smartbatch.cli.jobs_of_run import RunIdentity
 from smartbatch.cli.messages import say
@@ -27,12 +27,8 @@ _NO_KEY = "none-as-a-plan-sends-nothing"
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan and return the exit code: 0, or 2 when the run would be refused."""
-    try:
-        with ExitStack() as stack:
-            plan = _plan(args, stack)
-    except REFUSALS as error:
-        report_refusal(error)
-        return 2
+    with ExitStack() as stack:
+        plan = _plan(args, stack)
     print(json.dumps(plan.as_dict(), indent=2) if args.json else plan.explain())
     return 0
 

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from smartbatch._clock import RealClock
-from smartbatch.cli.clients import REFUSALS, client_of, params_of, report_refusal
+from smartbatch.cli.clients import client_of, params_of
 from smartbatch.cli.inputs import Source
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import (
     OutputFile,
-    OutputLost,
     Recovered,
     StandardOutput,
     check_output_name,
@@ -32,15 +31,8 @@ __all__ = ["run"]
 
 def run(args: argparse.Namespace) -> int:
     """Do what the arguments say and return the exit code: 0 all answered, 1 some not, 2 refused."""
-    try:
-        with ExitStack() as stack:
-            return _Run(args, stack).go()
-    except OutputLost as error:
-        say(f"smartbatch: {error.message}")
-        return 1
-    except REFUSALS as error:
-        report_refusal(error)
-        return 2
+    with ExitStack() as stack:
+        return _Run(args, stack).go()
 
 
 class _Run:

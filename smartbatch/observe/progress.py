@@ -68,7 +68,7 @@ class Progress:
     what the provider has done, and the forecast of the time left. A progress display is also an observer, for
     notes about limits and outages.
 
-    It draws when one of these methods, :meth:`note` or :meth:`update` is called, with no thread and no timer.
+    It draws when one of these methods or :meth:`update` is called, with no thread and no timer.
     Safe from any thread; while one thread draws, others count and go on.
 
     Args:
@@ -158,14 +158,6 @@ class Progress:
             if status.note:
                 counts.notes["job"] = (escape(status.note)[:100], None)
         self.update()
-
-    def note(self, text: str, until: float | None = None) -> None:
-        """Show ``text`` next to the figures; an empty text takes it away.
-
-        Args:
-            until: monotonic seconds at which the note disappears by itself; the seconds left are shown.
-        """
-        self._set_note("note", text, until)
 
     def __call__(self, event: Event) -> None:
         """Take notes from a client's events: pauses for limits, and an unavailable provider."""

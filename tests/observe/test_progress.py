@@ -209,7 +209,7 @@ def test_quiet_writes_nothing(stream: io.StringIO, clock: ManualClock) -> None:
     with Progress(1, "quiet", stream, clock) as progress:
         clock.time = 60.0
         progress.advance(answer())
-        progress.note("hello")
+        progress.show(Status(note="hello"))
     assert stream.getvalue() == ""
 
 
@@ -280,7 +280,7 @@ def test_control_characters_of_a_note_are_shown_not_sent(stream: io.StringIO, cl
     """A terminal obeys escape sequences, so texts of others are escaped."""
     progress = Progress(10, "lines", stream, clock)
     clock.time = 10.0
-    progress.note("model \x1b]0;owned\x07\n100% \u202e")
+    progress.show(Status(note="model \x1b]0;owned\x07\n100% \u202e"))
     assert r"(model \x1b]0;owned\x07\n100% \u202e)" in stream.getvalue()
     assert stream.getvalue().count("\n") == 1
 
