@@ -61,11 +61,14 @@ class FollowedJobs:
     def wait_for_ends(self) -> None:
         """Wait until every job has ended or is held, or the wait was interrupted."""
         self.refresh()
-        while going := [job for job in self._jobs if self._goes_on(job)]:
-            if self._stopped():
-                return
+        for job in self._jobs:
+            self.wait(job)
+
+    def wait(self, job: Job) -> None:
+        """Wait until ``job`` has ended or is held, or the wait was interrupted."""
+        while not (self._stopped() or self.statuses[job.id].done or _is_stuck(self.statuses[job.id])):
             with suppress(JobTimeout):
-                going[0].wait(STEP)
+                job.wait(STEP)
             self.refresh()
 
     def results(self, job: Job, *, rest: bool) -> Iterator[Result]:
@@ -138,10 +141,6 @@ class FollowedJobs:
                 f"smartbatch jobs resume {status.id} goes on with it{advice}"
             )
         return bool(stuck)
-
-    def _goes_on(self, job: Job) -> bool:
-        status = self.statuses[job.id]
-        return not status.done and not _is_stuck(status)
 
     def _refresh_if_due(self) -> None:
         if self._clock.now() >= self._next_refresh:
