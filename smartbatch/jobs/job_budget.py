@@ -23,7 +23,6 @@ from smartbatch.events import Event, JobFinished, JobProgress, JobResultsStored,
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
-    ClaimedItem,
     ItemState,
     JobLease,
     JobRow,
@@ -33,6 +32,7 @@ from smartbatch.jobs.records import (
     OverJobBudget,
     ShardRow,
     ShardState,
+    StoredItem,
     StoredResults,
 )
 from smartbatch.jobs.steps.context import JobRuntime, StepContext
@@ -253,7 +253,7 @@ class JobBudget:
         self._factors: dict[int, float] = {}
         self.calls = Budget(0.0, runtime.outer_budget(row))
 
-    def reserve(self, items: Sequence[ClaimedItem]) -> dict[int, float]:
+    def reserve(self, items: Sequence[StoredItem]) -> dict[int, float]:
         """Reserve the most that items can cost; return those for which there was no room, with their most.
 
         Raises:
@@ -307,7 +307,7 @@ class JobBudget:
         self._reserved -= left
         self.calls.widen(-left)
 
-    def _most(self, item: ClaimedItem) -> float:
+    def _most(self, item: StoredItem) -> float:
         most = self._ceiling.in_real_time(item.payload) * self._factors.get(item.ix, 1.0)
         return math.ceil(most * _NANO) / _NANO  # as the budget counts
 

@@ -6,10 +6,8 @@ has a version, so that rows stay readable when the form changes.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import sys
 from array import array
 from collections.abc import Callable, Mapping
 from operator import attrgetter
@@ -30,6 +28,7 @@ from smartbatch.errors import (
     scrub,
 )
 from smartbatch.jobs.records import EarlierTries, NewItem
+from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 
 __all__ = [
@@ -338,7 +337,7 @@ def _name(user_id: str) -> bytes:
     return user_id.encode("utf-8", "surrogatepass")
 
 
-# -- JSON, vectors and errors --------------------------------------------------------------------------------
+# -- JSON and errors -----------------------------------------------------------------------------------------
 
 
 def _write(form: dict[str, Any]) -> bytes:
@@ -382,22 +381,6 @@ def _usage_form(usage: Usage) -> list[Any]:
     while told and not told[-1] and len(told) > 4:
         told.pop()
     return told
-
-
-def _vector_text(vector: Any) -> str:
-    """Return 32-bit floats, little-endian, in base64: exact to the bit."""
-    numbers = array("f", vector)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode()
-
-
-def _vector_of(text: str) -> array[float]:
-    """Return the vector :func:`_vector_text` wrote; ``ValueError`` for anything else."""
-    numbers = array("f", base64.b64decode(text, validate=True))
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
 
 
 _DETAILS: Mapping[str, type[Any] | tuple[type[Any], ...]] = {
@@ -463,7 +446,7 @@ _RESULT: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "usage": (_usage_form, lambda form: Usage(*form)),
     "route": (attrgetter("value"), Route),
     "dropped": (_as_it_is, lambda form: tuple((name, reason) for name, reason in form)),
-    "embedding": (_vector_text, _vector_of),
+    "embedding": (lambda vector: to_base64(array("f", vector)), from_base64),
     "error": (_error_form, _as_it_is),
     "context": _PLAIN,
     "parsed": _PLAIN,

@@ -35,7 +35,7 @@ from smartbatch.jobs.payload import (
     encode_result,
     item_id,
 )
-from smartbatch.jobs.records import OPEN_SHARDS, ClaimedItem, JobLease, JobRow, JobState, LeaseLost, NewResult
+from smartbatch.jobs.records import OPEN_SHARDS, JobLease, JobRow, JobState, LeaseLost, NewResult, StoredItem
 from smartbatch.jobs.steps.context import JobRuntime, held_note
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.prices import RateCard
@@ -351,7 +351,7 @@ class RealtimeRunner:
                 self._ask_one(job, item)
 
     def _reserve(
-        self, job: RealtimeItems, budget: JobBudget, items: Sequence[ClaimedItem]
+        self, job: RealtimeItems, budget: JobBudget, items: Sequence[StoredItem]
     ) -> dict[int, Verdict]:
         """Reserve what items can cost; return what becomes of those the job's budget has no room for."""
         try:
@@ -385,7 +385,7 @@ class RealtimeRunner:
         error = exceeded(fresh, len(refused), min(refused.values()))
         return Verdict("failed", Result("", error=error, cost=0.0), asked=False)
 
-    def _ask_one(self, job: RealtimeItems, item: ClaimedItem) -> None:
+    def _ask_one(self, job: RealtimeItems, item: StoredItem) -> None:
         def sink(result: Result) -> None:
             self._take_verdict(job, item.ix, job.verdict_of(item.ix, result))
 

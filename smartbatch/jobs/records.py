@@ -22,7 +22,6 @@ __all__ = [
     "OPEN_SHARDS",
     "TRANSITIONS",
     "UNSENT_SHARDS",
-    "ClaimedItem",
     "EarlierTries",
     "Fallback",
     "IncidentRow",
@@ -40,11 +39,10 @@ __all__ = [
     "OverJobBudget",
     "RemoteProgress",
     "ResultRow",
-    "ShardItem",
-    "ShardPayload",
     "ShardRow",
     "ShardState",
     "StoredCounts",
+    "StoredItem",
     "StoredResults",
     "UnsettledItem",
 ]
@@ -535,22 +533,20 @@ class IncidentRow:
 
 
 @frozen
-class ShardPayload:
-    """A request of a shard: its position in the shard and in the job, and its bytes."""
+class StoredItem:
+    """An item with its request.
 
-    position: int
-    ix: int
-    payload: bytes = field(repr=False)
-
-
-@frozen
-class ShardItem:
-    """An item of a shard: its position in the job, the user's id, its bytes, its estimated input tokens."""
+    Attributes:
+        user_id: the request's own id.
+        tokens: estimated input tokens.
+        tries: shards and calls it went through before.
+    """
 
     ix: int
     user_id: str | None
     payload: bytes = field(repr=False)
     tokens: int
+    tries: int
 
 
 @frozen
@@ -559,16 +555,6 @@ class ItemSize:
 
     bytes: int
     tokens: int
-
-
-@frozen
-class ClaimedItem:
-    """An item in flight: claimed to be sent in real time."""
-
-    ix: int
-    user_id: str | None
-    payload: bytes = field(repr=False)
-    tries: int
 
 
 @frozen

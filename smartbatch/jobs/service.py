@@ -61,8 +61,6 @@ REMEMBERED = 1_000
 be one of two threads, within moments."""
 WATCHERS = 100
 """Watchers of jobs that are kept before those that have nothing left to tell are dropped."""
-ALL = 1_000_000
-"""Jobs that are looked through for one: all of them."""
 DRAWS = 10
 """Ids tried for a job; the second is needed with a seeded generator only."""
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
@@ -254,7 +252,7 @@ class JobService:
 
     def is_free(self, job_id: str) -> bool:
         """Whether an unfinished job is carried on by nobody alive."""
-        return any(row.id == job_id for row in self.store.leases.claimable(limit=ALL))
+        return any(row.id == job_id for row in self.store.leases.claimable())
 
     def notify(self, job_id: str) -> None:
         """Look at a job at once."""

@@ -231,7 +231,7 @@ class JobSupervisor:
                 self._claim_at = self._clock.now() + 2 * RENEW_EVERY
             return
         claims = 0
-        for row in self._store.leases.claimable(limit=100_000):
+        for row in self._store.leases.claimable():
             if self._halted:
                 return
             if not self._serves(row):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import sys
 from array import array
@@ -15,7 +14,7 @@ from attrs import evolve
 from smartbatch.providers.foreign_text import unusable
 from smartbatch.types import Answer, Request, Usage
 
-__all__ = ["listed", "shares", "spread", "vector"]
+__all__ = ["from_base64", "listed", "shares", "spread", "to_base64", "vector"]
 
 _NUMBERS = frozenset({int, float})
 
@@ -28,7 +27,10 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
     finite are an ``INVALID_RESPONSE``.
     """
     if isinstance(raw, str):
-        values = _from_base64(raw)
+        try:
+            values = from_base64(raw)
+        except ValueError:
+            raise unusable("the vector is not base64 of 32-bit floats") from None
     elif isinstance(raw, list) and _NUMBERS.issuperset(map(type, raw)):
         try:
             values = array("f", raw)
@@ -43,13 +45,19 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
     return values
 
 
-def _from_base64(text: str) -> array[float]:
-    try:
-        data = base64.b64decode(text, validate=True)
-        values = array("f", data)
-    except (binascii.Error, ValueError):
-        raise unusable("the vector is not base64 of 32-bit floats") from None
+def to_base64(values: array[float]) -> str:
+    """Return 32-bit floats, little-endian, in base64: exact to the bit."""
+    return base64.b64encode(_little(values).tobytes()).decode()
+
+
+def from_base64(text: str) -> array[float]:
+    """Return the vector of :func:`to_base64`; ``ValueError`` for anything else."""
+    return _little(array("f", base64.b64decode(text, validate=True)))
+
+
+def _little(values: array[float]) -> array[float]:
     if sys.byteorder == "big":
+        values = values[:]
         values.byteswap()
     return values
 

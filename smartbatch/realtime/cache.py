@@ -6,19 +6,18 @@ only; prompts are not in it, only their fingerprints. A damaged or foreign entry
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import json
 import os
 import sqlite3
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from smartbatch._sqlite import SqliteConnections
 from smartbatch.errors import ConfigError
+from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Answer
 
 __all__ = ["ResponseCache"]
@@ -148,7 +147,7 @@ class ResponseCache:
 def _written(answer: Answer) -> bytes:
     kept: dict[str, Any] = {"text": answer.text, "model": answer.model}
     if answer.embedding is not None:
-        kept["embedding"] = base64.b64encode(answer.embedding.tobytes()).decode()
+        kept["embedding"] = to_base64(answer.embedding)
     if answer.dropped:
         kept["dropped"] = answer.dropped
     return json.dumps(kept).encode()
@@ -157,6 +156,6 @@ def _written(answer: Answer) -> bytes:
 def _read(body: bytes) -> Answer:
     kept = json.loads(body)
     raw = kept.get("embedding")
-    vector = None if raw is None else array("f", base64.b64decode(raw))
+    vector = None if raw is None else from_base64(raw)
     dropped = tuple((name, reason) for name, reason in kept.get("dropped", ()))
     return Answer(text=kept["text"], model=kept["model"], embedding=vector, dropped=dropped)

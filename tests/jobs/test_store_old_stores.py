@@ -143,10 +143,10 @@ def provider_of(bench: Bench, clock: VirtualClock) -> Remote:
             payloads = store.shards.payloads(shard.id)
             lines = [
                 {
-                    "id": wire_id(shard.nonce, p.position),
+                    "id": wire_id(shard.nonce, position),
                     "prompt": decode_request(p.payload, shared, id=None).prompt,
                 }
-                for p in payloads
+                for position, p in payloads.items()
                 if name != "ingesting" or p.ix == 4
             ]
             batch_id = (

@@ -689,7 +689,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def check_shard(self, read: SqlStore, job: Job, shard: Shard) -> None:
         payloads = read.shards.payloads(shard.row.id)
-        assert [(p.position, p.ix) for p in payloads] == list(enumerate(shard.items))
+        assert [(position, item.ix) for position, item in payloads.items()] == list(enumerate(shard.items))
         held = [
             ix for ix in shard.items if job.items[ix].state is SHARDED and job.items[ix].shard == shard.row.id
         ]

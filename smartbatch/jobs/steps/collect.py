@@ -17,7 +17,7 @@ from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import ParameterDropped
 from smartbatch.jobs.payload import item_id
-from smartbatch.jobs.records import NewResult, RemoteProgress, ShardItem, ShardRow, ShardState
+from smartbatch.jobs.records import NewResult, RemoteProgress, ShardRow, ShardState, StoredItem
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.result_lines import (
     OddLines,
@@ -164,7 +164,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
 
 
 def _tell_dropped(
-    step: StepContext, items: Iterable[ShardItem], final: Collection[int], reader: ResultReader
+    step: StepContext, items: Iterable[StoredItem], final: Collection[int], reader: ResultReader
 ) -> None:
     """Tell which parameters were left out of the requests whose results were stored now."""
     for item in items:
@@ -180,7 +180,7 @@ def _tell_dropped(
 
 
 def _results(
-    reader: ResultReader, items: Mapping[int, ShardItem], page: Iterable[ResultLine]
+    reader: ResultReader, items: Mapping[int, StoredItem], page: Iterable[ResultLine]
 ) -> list[NewResult]:
     reader.dropped.clear()
     return [

@@ -328,9 +328,8 @@ class StepContext:
         shared = decode_params(self.job.params)
         position = -1
         while page := self.store.shards.payloads(shard.id, after=position, limit=PAGE):
-            for item in page:
-                yield item.position, decode_request(item.payload, shared, id=None)
-            position = page[-1].position
+            for position, item in page.items():
+                yield position, decode_request(item.payload, shared, id=None)
 
     def write_file(self, path: Path, pieces: Iterable[bytes]) -> None:
         """Write a local file; see :func:`write_whole`.

@@ -19,7 +19,7 @@ from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, ValidationFailed
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_result
-from smartbatch.jobs.records import ItemSize, NewResult, ShardItem, ShardRow
+from smartbatch.jobs.records import ItemSize, NewResult, ShardRow, StoredItem
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.wire_ids import parse_wire_id
 from smartbatch.prices import RateCard
@@ -207,7 +207,7 @@ class ResultReader:
         self.suspicious = 0
         self.dropped: dict[int, tuple[tuple[str, str], ...]] = {}
 
-    def result(self, item: ShardItem, line: Line, digest: bytes) -> NewResult:
+    def result(self, item: StoredItem, line: Line, digest: bytes) -> NewResult:
         """Return what ``line`` means for ``item``: its end, or that it is sent again. The cases, in order:
 
         1. The line holds an error: the item fails, is sent again, or was not run, as the adapter read it.
@@ -228,7 +228,7 @@ class ResultReader:
         """Return the USD a line of a batch costs; ``None`` when the price is unknown."""
         return self._price(self._batch, usage)
 
-    def _answered(self, item: ShardItem, answer: Answer, digest: bytes) -> NewResult:
+    def _answered(self, item: StoredItem, answer: Answer, digest: bytes) -> NewResult:
         request = decode_request(item.payload, self._shared, id=item.user_id)
         usage = answer.usage or Usage(item.tokens, estimate(answer.text or ""), estimated=True)
         if not usage.estimated and self._check.suspicious(item.tokens, usage.input_tokens):
@@ -272,7 +272,7 @@ class ResultReader:
         return self._new_result(item, "succeeded", evolve(result, parsed=verdict.value), digest)
 
     def _failed(
-        self, item: ShardItem, outcome: str, error: SmartbatchError, digest: bytes, usage: Usage
+        self, item: StoredItem, outcome: str, error: SmartbatchError, digest: bytes, usage: Usage
     ) -> NewResult:
         """Return what a try came to that did not answer its item; it is billed where it used tokens."""
         result = Result(
@@ -287,7 +287,7 @@ class ResultReader:
         )
         return self._new_result(item, outcome, result, digest)
 
-    def _new_result(self, item: ShardItem, outcome: str, result: Result, digest: bytes) -> NewResult:
+    def _new_result(self, item: StoredItem, outcome: str, result: Result, digest: bytes) -> NewResult:
         usage, cost = result.usage, result.cost
         billed = bool(usage.total_tokens or outcome == "succeeded")
         realtime = self._price(self._realtime, usage) if billed else 0.0

@@ -9,15 +9,7 @@ from collections.abc import Iterable
 
 from smartbatch.errors import StoreError, scrub
 
-__all__ = [
-    "GONE",
-    "check_whole",
-    "explained",
-    "file_system",
-    "is_damage",
-    "prepare_folder",
-    "private_folder",
-]
+__all__ = ["GONE", "check_whole", "explained", "file_system", "is_damage", "prepare_folder", "private_folder"]
 
 NETWORKED = re.compile(
     r"9p|afs|beegfs|ceph|cifs|gfs2|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|panfs|smb3|smbfs|vboxsf"

@@ -5,6 +5,9 @@ way:
 
 - ``{numbers}``, ``{texts}``: a set of values given as one parameter, a list;
 - ``{for_update}``, ``{skip_locked}``: lock the row for this transaction, where rows have locks.
+
+A state of items, jobs and shards is named by such a word, too: ``{open}``, ``{done}``, ``{settled}``, and so
+on. Jobs and shards keep a text, items a number, because there may be millions of them.
 """
 
 from __future__ import annotations
@@ -12,9 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from smartbatch.jobs.records import StoredCounts
+from smartbatch.jobs.records import ItemState, JobState, ShardState, StoredCounts
 
-__all__ = ["Database", "Reader", "Row", "Transaction"]
+__all__ = ["STATES", "Database", "Reader", "Row", "Transaction"]
+
+STATES = {
+    state.name.lower(): repr(state.value) for states in (ItemState, JobState, ShardState) for state in states
+} | {"waiting": f"state < {ItemState.SHARDED.value}"}
+"""How the states are written. ``{waiting}``: items with something left to do, in the words of the index
+``item_waiting``; only then is it used."""
 
 Row = tuple[Any, ...]
 _T = TypeVar("_T")

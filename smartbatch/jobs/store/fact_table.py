@@ -34,13 +34,10 @@ class FactTable:
         """Keep an incident; False when the same kind, shard and detail is known."""
         return outcomes.add_incident(tx, incident)
 
-    def incidents(self, job_id: str | None = None) -> list[IncidentRow]:
-        """Return incidents, oldest first."""
-        statement = "SELECT kind, job_id, shard_id, detail, money, at FROM incident {of_job}ORDER BY no"
-        if job_id is None:
-            rows = self.db.rows(statement.replace("{of_job}", ""))
-        else:
-            rows = self.db.rows(statement.replace("{of_job}", "WHERE job_id = ? "), job_id)
+    def incidents(self, job_id: str) -> list[IncidentRow]:
+        """Return the incidents of a job, oldest first."""
+        columns = "kind, job_id, shard_id, detail, money, at"
+        rows = self.db.rows(f"SELECT {columns} FROM incident WHERE job_id = ? ORDER BY no", job_id)
         return [incident_row(row) for row in rows]
 
     def observe_turnarounds(self, model: str, seen: Sequence[tuple[int, float, float]]) -> None:

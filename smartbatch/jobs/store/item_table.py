@@ -10,20 +10,19 @@ from collections.abc import Collection, Sequence
 from attrs import frozen
 
 from smartbatch.jobs.records import (
-    ClaimedItem,
     ItemState,
     JobLease,
     NewResult,
     OpenItem,
     ResultRow,
+    StoredItem,
     StoredResults,
 )
 from smartbatch.jobs.store import outcomes
 from smartbatch.jobs.store.database import Database, Transaction
-from smartbatch.jobs.store.items_of_job import first_in, job_number
+from smartbatch.jobs.store.items_of_job import first_in, items_by_number, job_number
 from smartbatch.jobs.store.leases import LeaseTable, leased
-from smartbatch.jobs.store.rows import decoded, first_of, fitting, number, open_item, position, result_row
-from smartbatch.jobs.store.statements import IN_FLIGHT, REALTIME, WAITING
+from smartbatch.jobs.store.rows import first_of, fitting, number, open_item, result_row
 
 __all__ = ["ItemTable"]
 
@@ -58,28 +57,23 @@ class ItemTable:
     def bodies(self, job_id: str, positions: Collection[int]) -> dict[int, bytes]:
         """Return requests of a job by their positions in it; ask for a few hundred at a time."""
         job = job_number(self.db, job_id)
-        numbers = [number(job, ix) for ix in positions]
-        rows = self.db.rows("SELECT no, body FROM payload WHERE no IN {numbers}", numbers)
-        return {position(no): body for no, body in rows}
+        items = items_by_number(self.db, (number(job, ix) for ix in positions))
+        return {item.ix: item.payload for item in items.values()}
 
     # -- real time -------------------------------------------------------------------------------------------
 
     @leased
-    def claim_realtime(self, tx: Transaction, job: int, limit: int) -> list[ClaimedItem]:
+    def claim_realtime(self, tx: Transaction, job: int, limit: int) -> list[StoredItem]:
         """Turn ``REALTIME`` items to ``IN_FLIGHT`` and return them, in order: only then are they sent."""
         rows = tx.rows(
-            f"""UPDATE item SET state = {IN_FLIGHT} WHERE no IN (
-            SELECT no FROM item WHERE {WAITING} AND state = {REALTIME} AND no >= ? AND no < ?
-            ORDER BY no LIMIT ?) RETURNING no, tries""",
+            """UPDATE item SET state = {in_flight} WHERE no IN (
+            SELECT no FROM item WHERE {waiting} AND state = {realtime} AND no >= ? AND no < ?
+            ORDER BY no LIMIT ?) RETURNING no""",
             first_of(job),
             first_of(job + 1),
             limit,
         )
-        taken = sorted(rows)
-        payloads = "SELECT no, user_id, body FROM payload WHERE no IN {numbers}"
-        rows = tx.rows(payloads, [no for no, _ in taken]) if taken else []
-        named = {no: (decoded(user_id), body) for no, user_id, body in rows}
-        return [ClaimedItem(position(no), *named[no], tries) for no, tries in taken]
+        return list(items_by_number(tx, (no for (no,) in rows)).values())
 
     @leased
     def answer(
@@ -162,6 +156,6 @@ class ItemTable:
 
 def _in_state(state: ItemState) -> str:
     """Return the statement for items in a state, by the index of those that wait where it has them."""
-    indexed = f"{WAITING} AND " if state.value < ItemState.SHARDED.value else ""
-    return f"""SELECT no, size, tokens, tries FROM item
-        WHERE {indexed}state = ? AND no >= ? AND no < ? ORDER BY no LIMIT ?"""
+    indexed = "{waiting} AND " if state.value < ItemState.SHARDED.value else ""
+    condition = f"{indexed}state = ? AND no >= ? AND no < ?"
+    return f"SELECT no, size, tokens, tries FROM item WHERE {condition} ORDER BY no LIMIT ?"

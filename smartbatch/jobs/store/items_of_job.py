@@ -1,12 +1,15 @@
-"""The items that are stored under the number of a job, or of one to be: finding and deleting them."""
+"""The items that are stored under the number of a job, or of one to be: finding, reading, deleting them."""
 
 from __future__ import annotations
 
-from smartbatch.errors import JobNotFound
-from smartbatch.jobs.store.database import Database
-from smartbatch.jobs.store.rows import first_of
+from collections.abc import Iterable
 
-__all__ = ["delete_items", "first_in", "job_number"]
+from smartbatch.errors import JobNotFound
+from smartbatch.jobs.records import StoredItem
+from smartbatch.jobs.store.database import Database, Reader
+from smartbatch.jobs.store.rows import first_of, stored_item
+
+__all__ = ["delete_items", "first_in", "items_by_number", "job_number"]
 
 PAGE_DELETED = 10_000
 """Rows deleted in one transaction."""
@@ -23,6 +26,16 @@ def job_number(db: Database, job_id: str) -> int:
     if found is None:
         raise JobNotFound(f"the store {db.place} has no job {job_id!r}; see: smartbatch jobs list")
     return int(found[0])
+
+
+def items_by_number(reader: Reader, numbers: Iterable[int]) -> dict[int, StoredItem]:
+    """Return items in the order of their numbers."""
+    rows = reader.rows(
+        """SELECT i.no, p.user_id, p.body, i.tokens, i.tries FROM item i JOIN payload p ON p.no = i.no
+        WHERE i.no IN {numbers} ORDER BY i.no""",
+        list(numbers),
+    )
+    return {row[0]: stored_item(row) for row in rows}
 
 
 def delete_items(db: Database, job: int) -> None:

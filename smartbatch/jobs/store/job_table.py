@@ -15,8 +15,7 @@ from smartbatch.jobs.store.database import Database, Reader, Transaction
 from smartbatch.jobs.store.items_of_job import delete_items, job_number
 from smartbatch.jobs.store.leases import LeaseTable, leased
 from smartbatch.jobs.store.owners import Owner
-from smartbatch.jobs.store.rows import PAGE_BYTES, bare, encoded, job_row, number, record_text
-from smartbatch.jobs.store.statements import DONE, JOBS, literal
+from smartbatch.jobs.store.rows import JOBS, PAGE_BYTES, bare, encoded, job_row, number, record_text
 
 __all__ = ["JobTable"]
 
@@ -27,7 +26,6 @@ PAGE_ITEMS = 5_000
 little memory and keeps other writers waiting for a moment only."""
 Digest = Callable[[], bytes] | None
 """Returns the digest of a job once all its items were read."""
-_ACTIVE, _HELD = literal(JobState.ACTIVE), literal(JobState.HELD)
 _BY_ID = JOBS + "WHERE j.id = ?"
 _BY_KEY = JOBS + "WHERE j.user_key = ?"
 
@@ -91,7 +89,7 @@ class JobTable:
 
     def latest(self, *, unfinished: bool = False, limit: int = 1000) -> list[JobRow]:
         """Return jobs, newest first."""
-        those = f"WHERE j.state <> {DONE} " if unfinished else ""
+        those = "WHERE j.state <> {done} " if unfinished else ""
         return [job_row(row) for row in self.db.rows(f"{JOBS}{those}ORDER BY j.no DESC LIMIT ?", limit)]
 
     def forget(self, job_id: str) -> None:
@@ -128,17 +126,17 @@ class JobTable:
     def request_cancel(self, job_id: str) -> None:
         """Ask the job's owner to cancel it; needs no lease."""
         no = job_number(self.db, job_id)
-        self.db.change(f"UPDATE job SET cancel_requested = 1 WHERE no = ? AND state <> {DONE}", no)
+        self.db.change("UPDATE job SET cancel_requested = 1 WHERE no = ? AND state <> {done}", no)
 
     def unhold(self, job_id: str) -> None:
         """Make a held job active again; needs no lease."""
         no = job_number(self.db, job_id)
-        self.db.change(f"UPDATE job SET state = {_ACTIVE}, note = NULL WHERE no = ? AND state = {_HELD}", no)
+        self.db.change("UPDATE job SET state = {active}, note = NULL WHERE no = ? AND state = {held}", no)
 
     @leased
     def note(self, tx: Transaction, job: int, note: str | None, *, hold: bool = False) -> None:
         """Say what a job waits for; with ``hold`` it waits for a person."""
-        held = f", state = {_HELD} WHERE state <> {DONE} AND" if hold else " WHERE"
+        held = ", state = {held} WHERE state <> {done} AND" if hold else " WHERE"
         tx.change(f"UPDATE job SET note = ?{held} no = ?", encoded(note), job)
 
     @leased

@@ -6,12 +6,11 @@ import functools
 from collections.abc import Callable, Collection, Iterable
 from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from smartbatch.jobs.records import JobLease, JobRow, LeaseLost, ShardState, StoredCounts
+from smartbatch.jobs.records import JobLease, JobRow, LeaseLost, StoredCounts
 from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.outcomes import end_in_flight
 from smartbatch.jobs.store.owners import Owner
-from smartbatch.jobs.store.rows import job_row
-from smartbatch.jobs.store.statements import DONE, JOBS, literal
+from smartbatch.jobs.store.rows import JOBS, job_row
 
 __all__ = ["Counted", "LeaseTable", "leased"]
 
@@ -20,11 +19,11 @@ Counted: TypeAlias = Callable[[str, StoredCounts], object]
 
 _CLAIMABLE = (
     JOBS
-    + f"""WHERE (j.owner IS NULL OR j.owner <> ?) AND (j.state <> {DONE} OR EXISTS (
+    + """WHERE (j.owner IS NULL OR j.owner <> ?) AND (j.state <> {done} OR EXISTS (
     SELECT 1 FROM shard s WHERE s.job = j.no AND s.cleaned_up = 0
-    AND (s.state NOT IN ({literal(ShardState.SETTLED, ShardState.DEAD)})
+    AND (s.state NOT IN ({settled}, {dead})
         OR s.file_id IS NOT NULL OR s.batch_id IS NOT NULL)))
-    ORDER BY CASE WHEN j.state = {DONE} THEN 1 ELSE 0 END, j.no"""
+    ORDER BY CASE WHEN j.state = {done} THEN 1 ELSE 0 END, j.no"""
 )
 JOB_OF_LEASE = "SELECT no FROM job WHERE id = ? AND epoch = ? AND owner = ?{for_update}"
 RENEW = "UPDATE job SET lease_until = ? WHERE id = ? AND epoch = ? AND owner = ?"
@@ -46,7 +45,7 @@ class LeaseTable:
         self._owner = owner
         self._counted = counted
 
-    def claimable(self, *, limit: int = 100) -> list[JobRow]:
+    def claimable(self) -> list[JobRow]:
         """Return jobs with something left to do that nobody alive owns: unfinished ones, and finished ones
         with shards to clean up. Those this store object owns already are left out."""
         now = self._db.now()
@@ -58,8 +57,6 @@ class LeaseTable:
                 held[job.owner] = self._owner.sees_alive(job.owner)
             if lease_until <= now or not held[job.owner]:
                 found.append(job)
-                if len(found) == limit:
-                    break
         return found
 
     def claim(self, job_id: str, seconds: float, *, unknown: bytes | None = None) -> JobLease | None:

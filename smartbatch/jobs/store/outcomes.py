@@ -31,7 +31,6 @@ from smartbatch.jobs.store.rows import (
     record_of,
     unpacked,
 )
-from smartbatch.jobs.store.statements import DONE, IN_FLIGHT, REALTIME, WAITING, literal
 from smartbatch.types import Route, Usage
 
 __all__ = [
@@ -66,8 +65,8 @@ _COUNT = """UPDATE job SET seq = seq + ?,
     cost = cost + ?, realtime_cost = realtime_cost + ?, unpriced = unpriced + ?,
     input_tokens = input_tokens + ?, output_tokens = output_tokens + ?
     WHERE no = ? RETURNING seq, model"""
-_FINISH = f"""UPDATE job SET state = {DONE}, finished_at = ?, note = NULL
-    WHERE no = ? AND state <> {DONE} AND succeeded + failed + cancelled >= total"""
+_FINISH = """UPDATE job SET state = {done}, finished_at = ?, note = NULL
+    WHERE no = ? AND state <> {done} AND succeeded + failed + cancelled >= total"""
 
 
 def reserve(tx: Transaction, job: int, usd: float) -> None:
@@ -158,7 +157,7 @@ def _add(tx: Transaction, job: int, results: Sequence[NewResult], *, deduplicate
 
 
 _DIGESTS = "SELECT no, digest FROM result WHERE no IN {numbers}"
-_END_ITEMS = f"UPDATE item SET state = {literal(ItemState.FINAL)} WHERE no IN {{numbers}}"
+_END_ITEMS = "UPDATE item SET state = {final} WHERE no IN {numbers}"
 _END_ALIKE = """INSERT INTO result (no, seq, outcome, digest, cost, body)
     SELECT no, ? + row_number() OVER (ORDER BY no), ?, ?, CAST(? AS DOUBLE PRECISION), ?
     FROM item WHERE no IN {numbers}"""
@@ -274,12 +273,8 @@ def send_again(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
     for outcome, tried in (("again", 1), ("unrun", 0)):
         back = [number(job, result.ix) for result in results if result.outcome == outcome]
         if back:
-            tx.change(
-                f"UPDATE item SET state = {REALTIME}, tries = tries + ?"
-                f" WHERE no IN {{numbers}} AND state = {IN_FLIGHT}",
-                tried,
-                back,
-            )
+            again = "UPDATE item SET state = {realtime}, tries = tries + ?"
+            tx.change(f"{again} WHERE no IN {{numbers}} AND state = {{in_flight}}", tried, back)
 
 
 def end_in_flight(tx: Transaction, lease: JobLease, job: int, unknown: bytes | None, now: float) -> None:
@@ -290,8 +285,8 @@ def end_in_flight(tx: Transaction, lease: JobLease, job: int, unknown: bytes | N
     """
     # those that end as failed are to be sent for a moment of this transaction
     freed = tx.rows(
-        f"""UPDATE item SET state = {REALTIME}, tries = tries + 1
-        WHERE {WAITING} AND state = {IN_FLIGHT} AND no >= ? AND no < ? RETURNING no""",
+        """UPDATE item SET state = {realtime}, tries = tries + 1
+        WHERE {waiting} AND state = {in_flight} AND no >= ? AND no < ? RETURNING no""",
         first_of(job),
         first_of(job + 1),
     )

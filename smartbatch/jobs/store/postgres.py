@@ -24,7 +24,7 @@ from attrs import field, frozen
 
 from smartbatch.errors import ConfigError, StoreError, scrub
 from smartbatch.jobs.records import StoredCounts
-from smartbatch.jobs.store.database import Database, Row, Transaction
+from smartbatch.jobs.store.database import STATES, Database, Row, Transaction
 from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, stored_version
 from smartbatch.jobs.store.owners import OwnerLocks
 
@@ -70,7 +70,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 """Parameters of libpq where the DSN says nothing else: seconds, and the last in milliseconds."""
 _SECRET = ("password", "sslpassword", "passfile", "sslkey")
-_WORDS = {
+_WORDS = STATES | {
     "numbers": "(SELECT unnest(?::bigint[]))",
     "texts": "(SELECT unnest(?::text[]))",
     "for_update": " FOR UPDATE",

@@ -22,16 +22,19 @@ from smartbatch.jobs.records import (
     OpenItem,
     RemoteProgress,
     ResultRow,
-    ShardItem,
     ShardRow,
     ShardState,
+    StoredItem,
 )
 from smartbatch.jobs.store.database import Row
 from smartbatch.jobs.store.migrations import SHIFT
 from smartbatch.types import Usage
 
 __all__ = [
+    "JOBS",
+    "PAGE_BYTES",
     "SHARD_CHANGES",
+    "SHARD_COLUMNS",
     "bare",
     "decoded",
     "earlier_tries",
@@ -47,8 +50,8 @@ __all__ = [
     "record_of",
     "record_text",
     "result_row",
-    "shard_item",
     "shard_row",
+    "stored_item",
     "unpacked",
 ]
 
@@ -167,6 +170,17 @@ def _maker(record: type[_T], **converters: Callable[[Any], Any]) -> Callable[[Ro
     return made
 
 
+_ELSEWHERE = {
+    "key": "j.user_key",
+    "params": "p.body",
+    "job_id": "(SELECT j.id FROM job j WHERE j.no = shard.job)",
+}
+"""Fields of records that are no column of the same name."""
+_JOB_COLUMNS = ", ".join(_ELSEWHERE.get(name, f"j.{name}") for name in fields_dict(JobRow))
+JOBS = f"SELECT {_JOB_COLUMNS}, j.lease_until FROM job j JOIN job_params p ON p.no = j.no "
+"""Jobs, and when the lease of the owner of each ends."""
+SHARD_COLUMNS = ", ".join(_ELSEWHERE.get(name, name) for name in fields_dict(ShardRow))
+
 job_row = _maker(
     JobRow,
     key=decoded,
@@ -176,7 +190,7 @@ job_row = _maker(
     cancel_requested=bool,
     note=decoded,
 )
-"""Returns the job of a row of ``statements.JOB_BY_ID``."""
+"""Returns the job of a row of :data:`JOBS`."""
 shard_row = _maker(
     ShardRow,
     state=ShardState,
@@ -186,7 +200,7 @@ shard_row = _maker(
     cleaned_up=bool,
     note=decoded,
 )
-"""Returns the shard of a row of ``statements.SHARD_COLUMNS``."""
+"""Returns the shard of a row of :data:`SHARD_COLUMNS`."""
 _result_row = _maker(ResultRow, ix=position, user_id=decoded, seq=position, follower=bool)
 
 
@@ -203,11 +217,9 @@ def earlier_tries(row: Row) -> EarlierTries:
 
 
 incident_row = _maker(IncidentRow, detail=decoded)
-"""Returns the incident of a row of ``statements.INCIDENTS``."""
 open_item = _maker(OpenItem, ix=position)
-"""Returns the item of a row of ``statements.WAITING``."""
-shard_item = _maker(ShardItem, ix=position, user_id=decoded)
-"""Returns the item of a row of ``statements.ITEMS_AT``."""
+stored_item = _maker(StoredItem, ix=position, user_id=decoded)
+"""Each returns the record of a row that has its fields, in order."""
 
 _FIXED = ("id", "job_id", "no", "nonce", "scope", "model", "state", "size", "tokens")
 SHARD_CHANGES: dict[str, Callable[[Any], Any]] = {

@@ -5,7 +5,7 @@ The tables ``shard``, ``shard_items`` and ``verdict``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -18,38 +18,36 @@ from smartbatch.jobs.records import (
     NewResult,
     NewShard,
     RemoteProgress,
-    ShardItem,
-    ShardPayload,
     ShardRow,
     ShardState,
+    StoredItem,
     StoredResults,
     UnsettledItem,
 )
 from smartbatch.jobs.store import outcomes
 from smartbatch.jobs.store.database import Database, Transaction
-from smartbatch.jobs.store.items_of_job import job_number
+from smartbatch.jobs.store.items_of_job import items_by_number, job_number
 from smartbatch.jobs.store.leases import LeaseTable, leased
 from smartbatch.jobs.store.outcomes import positions
 from smartbatch.jobs.store.rows import (
     SHARD_CHANGES,
+    SHARD_COLUMNS,
     fitting,
     number,
     packed,
     position,
     record_text,
-    shard_item,
     shard_row,
 )
-from smartbatch.jobs.store.statements import OPEN, SHARD_COLUMNS, SHARDED, literal
 
 __all__ = ["ShardTable", "check_change"]
 
 _OWN_METHODS = {ShardState.SETTLED: "settle", ShardState.DEAD: "discard or fail"}
 _SHARDS = f"SELECT {SHARD_COLUMNS} FROM shard "
-_UNRESOLVED = f"""SELECT count(*) FROM shard WHERE scope = ? AND id <> ?
-    AND state IN ({literal(ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)})"""
-_BATCHES_OWN = f"""SELECT batch_id, CASE WHEN state = {literal(ShardState.PROVISIONAL)} THEN candidate END
-    FROM shard WHERE scope = ? AND (batch_id IN {{texts}} OR candidate IN {{texts}})"""
+_UNRESOLVED = """SELECT count(*) FROM shard WHERE scope = ? AND id <> ?
+    AND state IN ({submitting}, {uncertain}, {provisional})"""
+_BATCHES_OWN = """SELECT batch_id, CASE WHEN state = {provisional} THEN candidate END
+    FROM shard WHERE scope = ? AND (batch_id IN {texts} OR candidate IN {texts})"""
 _NO_PROGRESS = record_text(RemoteProgress())
 
 
@@ -93,40 +91,34 @@ class ShardTable:
         rows = self.db.rows(_BATCHES_OWN, scope, asked, asked) if asked else []
         return {batch_id for row in rows for batch_id in row}.intersection(asked)
 
-    def payloads(self, shard_id: str, *, after: int = -1, limit: int = 1000) -> list[ShardPayload]:
-        """Return up to ``limit`` requests of a shard by position, from the one after ``after``."""
-        job, ixs = positions(self.db, shard_id)
-        page = [number(job, ix) for ix in ixs[after + 1 : after + 1 + limit]]
-        rows = self.db.rows("SELECT no, length(body) FROM payload WHERE no IN {numbers}", page)
-        sizes: dict[int, int] = dict(rows)
-        page = page[: fitting(sizes[no] for no in page)]
-        rows = self.db.rows("SELECT no, body FROM payload WHERE no IN {numbers}", page)
-        bodies: dict[int, bytes] = dict(rows)
-        return [ShardPayload(at, position(no), bodies[no]) for at, no in enumerate(page, after + 1)]
+    def payloads(self, shard_id: str, *, after: int = -1, limit: int = 1000) -> dict[int, StoredItem]:
+        """Return up to ``limit`` items of a shard by position, from the one after ``after``."""
+        sizes = self.measures(shard_id, range(after + 1, after + 1 + limit))
+        fit = fitting(size.bytes for size in sizes.values())
+        return self.items_at(shard_id, list(sizes)[:fit])
 
-    def measures(self, shard_id: str) -> dict[int, ItemSize]:
-        """Return the size of the item at each position of the shard."""
-        job, ixs = positions(self.db, shard_id)
-        numbers = [number(job, ix) for ix in ixs]
+    def measures(self, shard_id: str, asked: Iterable[int] | None = None) -> dict[int, ItemSize]:
+        """Return the size of the item at each position of the shard, or at those asked for that exist."""
+        numbers = self._numbers(shard_id, asked)
         rows = self.db.rows(
             """SELECT i.no, length(p.body), i.tokens FROM item i JOIN payload p ON p.no = i.no
             WHERE i.no IN {numbers}""",
-            numbers,
-        )
-        found = {no: ItemSize(*sizes) for no, *sizes in rows}
-        return {at: found[no] for at, no in enumerate(numbers) if no in found}
-
-    def items_at(self, shard_id: str, asked: Collection[int]) -> dict[int, ShardItem]:
-        """Return the item at each position of the shard that exists."""
-        job, ixs = positions(self.db, shard_id)
-        numbers = {at: number(job, ixs[at]) for at in asked if 0 <= at < len(ixs)}
-        rows = self.db.rows(
-            """SELECT i.no, p.user_id, p.body, i.tokens FROM item i JOIN payload p ON p.no = i.no
-            WHERE i.no IN {numbers}""",
             list(numbers.values()),
         )
-        found = {row[0]: shard_item(row) for row in rows}
+        found = {no: ItemSize(*sizes) for no, *sizes in rows}
+        return {at: found[no] for at, no in numbers.items() if no in found}
+
+    def items_at(self, shard_id: str, asked: Iterable[int]) -> dict[int, StoredItem]:
+        """Return the item at each position of the shard that exists."""
+        numbers = self._numbers(shard_id, asked)
+        found = items_by_number(self.db, numbers.values())
         return {at: found[no] for at, no in numbers.items()}
+
+    def _numbers(self, shard_id: str, asked: Iterable[int] | None) -> dict[int, int]:
+        """Return the numbers of the items at positions of a shard, or at all."""
+        job, ixs = positions(self.db, shard_id)
+        those = range(len(ixs)) if asked is None else asked
+        return {at: number(job, ixs[at]) for at in those if 0 <= at < len(ixs)}
 
     def unsettled(self, shard_id: str) -> list[UnsettledItem]:
         """Return the items of a shard that have no result, by position."""
@@ -157,7 +149,7 @@ class ShardTable:
             raise ValueError("a shard has at least one item, and each once")
         outcomes.reserve(tx, job, shard.reserved)
         [(no,)] = tx.rows("SELECT coalesce(max(no), 0) + 1 FROM shard WHERE job = ?", job)
-        take = f"UPDATE item SET state = {SHARDED}, shard = ? WHERE no IN {{numbers}} AND state = {OPEN}"
+        take = "UPDATE item SET state = {sharded}, shard = ? WHERE no IN {numbers} AND state = {open}"
         if tx.change(take, no, [number(job, ix) for ix in shard.items]) != size:
             raise LeaseLost(f"not every item of the new shard {shard.id} is open; nothing was written")
         kept = packed(shard.items)
@@ -166,7 +158,7 @@ class ShardTable:
         [made] = tx.rows(
             f"""INSERT INTO shard
             (id, job, no, nonce, scope, model, state, size, bytes, tokens, due_at, reserved, remote)
-            SELECT ?, j.no, ?, ?, j.scope, j.model, {literal(ShardState.PLANNED)}, ?, ?, ?, ?, ?, ?
+            SELECT ?, j.no, ?, ?, j.scope, j.model, {{planned}}, ?, ?, ?, ?, ?, ?
             FROM job j WHERE j.no = ? RETURNING {SHARD_COLUMNS}""",
             *values,
             _NO_PROGRESS,
@@ -370,8 +362,8 @@ def _check_members(
 
 def _free(tx: Transaction, shard: ShardRow, to: ItemState, numbers: list[int], *, tried: bool) -> None:
     """Free items that are still in a shard."""
-    free = f"""UPDATE item SET state = ?, tries = tries + ?, shard = NULL
-        WHERE no IN {{numbers}} AND shard = ? AND state = {SHARDED}"""
+    free = """UPDATE item SET state = ?, tries = tries + ?, shard = NULL
+        WHERE no IN {numbers} AND shard = ? AND state = {sharded}"""
     tx.change(free, to.value, int(tried), numbers, shard.no)
 
 
@@ -379,5 +371,5 @@ def _left(tx: Transaction, shard: ShardRow) -> list[int]:
     """Return the numbers of the items that are still in a shard: all lie between its first and its last."""
     job, ixs = positions(tx, shard.id)
     span = number(job, min(ixs)), number(job, max(ixs))
-    still = f"SELECT no FROM item WHERE no >= ? AND no <= ? AND shard = ? AND state = {SHARDED} ORDER BY no"
+    still = "SELECT no FROM item WHERE no >= ? AND no <= ? AND shard = ? AND state = {sharded} ORDER BY no"
     return [no for (no,) in tx.rows(still, *span, shard.no)]

@@ -23,7 +23,7 @@ from smartbatch._sqlite import SqliteConnections
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store import checks
-from smartbatch.jobs.store.database import Database, Row, Transaction
+from smartbatch.jobs.store.database import STATES, Database, Row, Transaction
 from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, stored_version
 
 __all__ = ["SqliteDatabase", "SqliteTransaction"]
@@ -47,7 +47,7 @@ _TYPES = {
     "real": "REAL",
     "bytes": "BLOB",
 }
-_WORDS = {
+_WORDS = STATES | {
     "numbers": "(SELECT value FROM json_each(?))",
     "texts": "(SELECT value FROM json_each(?))",
     "for_update": "",

@@ -11,7 +11,7 @@ from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import Event
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error, encode_result
-from smartbatch.jobs.records import ClaimedItem, JobLease, JobState, LeaseLost, NewResult
+from smartbatch.jobs.records import JobLease, JobState, LeaseLost, NewResult, StoredItem
 from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore
@@ -186,7 +186,7 @@ class _Account:
         return self._api
 
 
-def _answered(item: ClaimedItem, prompt: str, text: str | None) -> NewResult:
+def _answered(item: StoredItem, prompt: str, text: str | None) -> NewResult:
     if text is None:
         body = encode_error(ProviderError("overloaded", kind=ErrorKind.SERVER_ERROR))
         return NewResult(item.ix, "failed" if item.tries + 1 >= TRIES else "again", body)
