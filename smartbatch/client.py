@@ -6,22 +6,19 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, Self, Unpack, final
+from typing import Any, Literal, Self, Unpack, final
 
 from attrs import evolve
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, reentered
 from smartbatch._settings import seconds_of
-from smartbatch.config import BatchingConfig, ClientParams, check_names, checked
+from smartbatch.config import BatchingConfig, ClientParams, check_names
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
-from smartbatch.core.preparation.preparer import (
-    GENERATION,
-    Preprocess,
-    RequestPreparer,
-    checked_generation,
-)
+from smartbatch.core.preparation.preparer import GENERATION, Preprocess, RequestPreparer
+from smartbatch.core.preparation.validation import admit_defaults
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.events import Observer
 from smartbatch.jobs.job import Job
@@ -51,6 +48,7 @@ from smartbatch.types import (
     JobParams,
     Kind,
     ListParams,
+    OnError,
     Prompt,
     RequestParams,
     Result,
@@ -58,8 +56,6 @@ from smartbatch.types import (
 )
 
 __all__ = ["BatchingClient", "Preprocess"]
-
-OnError = Literal["result", "raise"]
 
 
 @final
@@ -128,7 +124,7 @@ class BatchingClient:
         **params: Unpack[ClientParams[Any]],
     ) -> None:
         given: dict[str, Any] = dict(params)
-        check_names(given, ClientParams.__optional_keys__ | _OWN)
+        check_names(given, {*ClientParams.__optional_keys__, *(BatchingClient.__init__.__kwdefaults__ or ())})
         own = {name: given.pop(name) for name in params if name not in GENERATION}
         config = BatchingConfig.load(**own) if config is None else evolve(config, **own)
         clock = clock or RealClock()
@@ -139,7 +135,7 @@ class BatchingClient:
         if config.budget is not None:
             check_priced(config, clock, opened, fallback)
         preparer = RequestPreparer(
-            checked_generation(Generation(), given),
+            admit_defaults(Generation(**given)),
             tuple(preprocess),
             request_timeout=config.request_timeout,
             check=opened.check,
@@ -270,9 +266,8 @@ class BatchingClient:
         **params: Unpack[ListParams[T]],
     ) -> Iterator[Result[T]]:
         """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
-        raising = (self.config.on_error if on_error is None else checked("on_error", on_error)) == "raise"
         return self._running.routing.results(
-            prompts, params, self, raising=raising, ordered=ordered, on_progress=on_progress
+            prompts, params, self, on_error=on_error, ordered=ordered, on_progress=on_progress
         )
 
     def generate(
@@ -519,12 +514,7 @@ class BatchingClient:
         could be for ever.
         """
         running, seconds = self._running, seconds_of("timeout", timeout)
-
-        def stop() -> None:
-            if cancel_waiting:
-                self.cancel_pending()
-            running.stop(seconds, "the client was stopped")
-
+        stop = partial(running.stop, seconds, "the client was stopped", cancel_waiting=cancel_waiting)
         if running.on_own_thread() or reentered():
             threading.Thread(target=stop, name="smartbatch-stop", daemon=True).start()
         else:
@@ -544,8 +534,8 @@ class BatchingClient:
         if kind is None:
             self.stop()
             return
-        self.cancel_pending()
-        self._running.stop(self.config.exit_grace, f"the with block ended with {kind.__name__}")
+        reason = f"the with block ended with {kind.__name__}"
+        self._running.stop(self.config.exit_grace, reason, cancel_waiting=True)
 
     def cancel_pending(self) -> int:
         """Cancel every request whose call has not started; return how many."""
@@ -607,7 +597,3 @@ class BatchingClient:
     def _handle(self, row: JobRow) -> Job:
         """Return a job's handle, which keeps this client alive: whoever waits needs its threads."""
         return Job(lambda: self._running.service, row)
-
-
-_OWN: Final = frozenset(BatchingClient.__init__.__kwdefaults__ or ())
-"""Names of the client's arguments that are no settings and no parameters."""

@@ -13,7 +13,7 @@ from attrs import Attribute, fields_dict, frozen
 from smartbatch._settings import Setting, choice, seconds, setting, spec_of
 from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.prices import Price
-from smartbatch.types import Duration, GenerationParams, Prefer, StrategyName, T
+from smartbatch.types import Duration, GenerationParams, OnError, Prefer, StrategyName, T
 
 __all__ = ["BatchingConfig", "ClientParams", "Settings", "check_names", "checked"]
 
@@ -316,7 +316,7 @@ class Settings(TypedDict, total=False):
     prefer_individual_for: str | Collection[str]
     max_parallel_individual: int
     flex: bool
-    on_error: Literal["result", "raise"]
+    on_error: OnError
     exit_grace: Duration
 
 

@@ -187,8 +187,13 @@ class RunningState:
         """Whether the caller runs on a thread of the client, where it must not wait for the client's end."""
         return self.realtime.on_own_thread() or self.service.on_own_thread()
 
-    def stop(self, timeout: float | None, reason: str) -> None:
-        """Finish what is pending within ``timeout`` seconds, fail the rest, give the jobs back, end."""
+    def stop(self, timeout: float | None, reason: str, *, cancel_waiting: bool = False) -> None:
+        """Finish what is pending within ``timeout`` seconds, fail the rest, give the jobs back, end.
+
+        With ``cancel_waiting`` only what is in flight is finished.
+        """
+        if cancel_waiting:
+            self.realtime.cancel_pending()
         began = self._clock.now()
         self.service.halt()
         try:
@@ -213,9 +218,8 @@ class RunningState:
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:
         """At the interpreter's end: give what is pending its grace period, fail the rest."""
-        if interrupted:
-            self.realtime.cancel_pending()
-        self.stop(max(0.0, self._grace - waited), "the interpreter is exiting")
+        grace = max(0.0, self._grace - waited)
+        self.stop(grace, "the interpreter is exiting", cancel_waiting=interrupted)
 
     def forgotten(self) -> None:
         """Nobody holds the client any more: finish what is pending and end, on a thread of its own."""

@@ -40,6 +40,7 @@ __all__ = [
     "LimitReport",
     "ListParams",
     "Message",
+    "OnError",
     "Prefer",
     "Priority",
     "PriorityName",
@@ -60,6 +61,7 @@ __all__ = [
 PriorityName: TypeAlias = Literal["urgent", "high", "normal", "low", "deferrable"]
 StrategyName: TypeAlias = Literal["auto", "individual", "batch", "hybrid", "threshold"]
 Prefer: TypeAlias = Literal["balanced", "speed", "cost"]
+OnError: TypeAlias = Literal["result", "raise"]
 
 Duration: TypeAlias = float | str | timedelta
 """Seconds as a number or a text, a text with units such as ``"2s"``, ``"90m"``, ``"6h30min"``, or a span."""

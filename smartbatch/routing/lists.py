@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch.config import BatchingConfig
+from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.preparation.prompt_list import prompt_list
@@ -36,6 +36,7 @@ from smartbatch.types import (
     JobParams,
     Kind,
     ListParams,
+    OnError,
     Priority,
     Prompt,
     Request,
@@ -166,7 +167,7 @@ class ListRouter:
         params: Mapping[str, Any],
         client: object,
         *,
-        raising: bool,
+        on_error: OnError | None,
         ordered: bool,
         on_progress: OnProgress | None = None,
     ) -> Iterator[Result]:
@@ -178,7 +179,7 @@ class ListRouter:
         Args:
             params: as they were given, constraints included.
             client: is kept alive as long as the results are.
-            raising: whether a failed request raises instead of being yielded.
+            on_error: whether a failed request raises or is yielded; the client's setting when ``None``.
             ordered: whether results come in the order of the prompts.
             on_progress: called with each result that arrives; of a batch, with each that is read.
         """
@@ -188,7 +189,8 @@ class ListRouter:
         if on_progress is not None:
             total = len(prompts) if isinstance(prompts, Sized) else None
             arrived = ProgressCounter(on_progress, total, self._clock.now)
-        options = ListOptions(raising=raising, ordered=ordered, arrived=arrived)
+        chosen = self._config.on_error if on_error is None else checked("on_error", on_error)
+        options = ListOptions(raising=chosen == "raise", ordered=ordered, arrived=arrived)
         if not isinstance(prompts, Sequence) and not self._needs_all(given):
             constraints = self._constraints(given)
             requests = self._preparer.requests(prompts, plain)

@@ -12,7 +12,7 @@ from smartbatch.core.preparation import validation
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Answer, Generation, Kind, Prompt, Request
 
-__all__ = ["GENERATION", "Preprocess", "RequestPreparer", "checked_generation", "kind_of", "row_named"]
+__all__ = ["GENERATION", "Preprocess", "RequestPreparer", "kind_of", "row_named"]
 
 Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
 """A hook before the queue: returns the request (changed or not), a local answer, or raises to reject."""
@@ -72,7 +72,7 @@ class RequestPreparer:
     def defaults_of(self, params: Mapping[str, Any]) -> Generation:
         """Return the client's generation parameters with those of ``params`` over them."""
         own = {name: value for name, value in params.items() if name in GENERATION}
-        return checked_generation(self._defaults, own) if own else self._defaults
+        return validation.admit_defaults(evolve(self._defaults, **own)) if own else self._defaults
 
     def preprocessed(self, request: Request) -> Request | Answer:
         """Run the hooks, then set the time-out of all; an answer ends the request without a call."""
@@ -120,10 +120,6 @@ class RequestPreparer:
                 it; names the row.
         """
         return (row_named(row, partial(self._for_job, one, attended)) for row, one in enumerate(requests))
-
-
-def checked_generation(defaults: Generation, params: Mapping[str, Any]) -> Generation:
-    return validation.admit_defaults(evolve(defaults, **params) if params else defaults)
 
 
 def kind_of(request: Request) -> Kind:
