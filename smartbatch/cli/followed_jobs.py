@@ -30,7 +30,7 @@ _UNDER_WAY: Final = frozenset({"submitting", "submitted", "ended", "ingesting"})
 """States of a batch whose results come although its job is held."""
 _SUMMED: Final = (
     *("total", "submitted", "completed", "failed", "cancelled", "running"),
-    *("cost", "realtime_cost", "unpriced"),
+    *("cost", "realtime_cost", "unpriced", "wasted"),
 )
 """Figures of a status that are added up over several jobs."""
 

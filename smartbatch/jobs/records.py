@@ -521,7 +521,7 @@ class IncidentRow:
         kind: ``double_submission``, ``foreign_line``, ``doubled_line``, ``malformed_line``,
             ``token_mismatch``, ``missing_items``, ``batch_vanished``, ``maybe_billed``, …
         detail: in words, without prompts or answers.
-        money: USD it may have cost, where that can be said.
+        money: USD it cost besides what results hold, where that can be said.
     """
 
     kind: str

@@ -79,6 +79,8 @@ class JobStatus:
         cost: USD so far, of the results whose price is known.
         realtime_cost: USD the same results would have cost in real time.
         unpriced: results whose price is unknown: ``cost`` lacks them.
+        wasted: USD besides ``cost`` of answers that no result holds, such as those of a batch that was
+            created twice, as far as its incidents can say.
         shards: its batches.
         incidents: what should not have happened.
         note: what it waits for.
@@ -101,6 +103,7 @@ class JobStatus:
     cost: float
     realtime_cost: float
     unpriced: int
+    wasted: float = 0.0
     shards: tuple[ShardStatus, ...] = ()
     incidents: tuple[IncidentRow, ...] = field(default=(), repr=False)
     note: str | None = None
@@ -124,8 +127,8 @@ class JobStatus:
 
     @property
     def saved(self) -> float:
-        """USD that the results cost less than the same tokens in real time; below 0 for more."""
-        return self.realtime_cost - self.cost
+        """USD that the job cost less than the tokens of its results in real time; below 0 for more."""
+        return self.realtime_cost - self.cost - self.wasted
 
     def __str__(self) -> str:
         rows = list(_rows(self))
@@ -169,6 +172,7 @@ def status_of(
         cost=job.cost,
         realtime_cost=job.realtime_cost,
         unpriced=job.unpriced,
+        wasted=sum(incident.money or 0.0 for incident in incidents),
         shards=tuple(_shard(shard, wall, done=job.state is JobState.DONE) for shard in shards),
         incidents=tuple(incidents),
         note=None if job.state is JobState.DONE else next(filter(None, notes), None),
@@ -233,6 +237,8 @@ def _rows(s: JobStatus) -> Iterator[tuple[str, str]]:
 def cost_in_words(s: JobStatus) -> str:
     """Return the cost compared with the real-time price, and how many prices are unknown."""
     words = f"{s.cost:.6f} USD"
+    if s.wasted > _TINY:
+        words += f" and {s.wasted:.6f} USD for answers of no use"
     if abs(s.saved) > _TINY:
         words += f", {abs(s.saved):.6f} USD {'less' if s.saved > 0 else 'more'} than in real time"
     if s.unpriced:

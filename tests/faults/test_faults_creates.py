@@ -79,6 +79,8 @@ def test_c22_no_create_that_lands_late_is_paid_for_in_silence(
             assert {incident.kind for incident in told} == {"double_submission"}
             assert len(told) == again  # every orphan was seen, and what it cost
             assert all((incident.money or 0) > 0 for incident in told)
+            wasted = [job.status().wasted for job in jobs]
+            assert sum(wasted) == pytest.approx(sum(incident.money or 0 for incident in told))
 
 
 def test_c23_a_word_for_a_state_that_nobody_knows_is_shown_and_waited_out(

@@ -168,6 +168,10 @@ def test_c11_of_two_answers_under_one_id_the_first_counts(provider: str, tmp_pat
         assert w.incidents(job) == {"doubled_line": 1}
         incident = job.incidents()[0]
         assert (incident.money or 0) > 0  # what the second ones say they cost
+        status = job.status()
+        assert status.wasted == incident.money
+        assert status.saved == pytest.approx(status.realtime_cost - status.cost - status.wasted)
+        assert f"and {status.wasted:.6f} USD for answers of no use" in str(status)
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 

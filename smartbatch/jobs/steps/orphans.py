@@ -87,7 +87,7 @@ def _salvage_orphan(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> S
             f"batch {batch.id} was given up, but exists: {totals.billed:,} requests were run by it, for "
             f"{totals.price}; {totals.used:,} of its answers were still of use",
             shard,
-            totals.usd,
+            totals.wasted,
         )
     collect.clear(step, shard)
     wasted = shard.reserved if totals.wasted is None else totals.wasted  # used answers are charged already
