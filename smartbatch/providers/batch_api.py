@@ -20,7 +20,6 @@ from typing import Any, Literal
 from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.foreign_text import unusable
 from smartbatch.types import Answer, Kind, Request
 
 __all__ = [
@@ -30,15 +29,13 @@ __all__ = [
     "Creation",
     "Line",
     "LineOutcome",
+    "NotRun",
     "RemoteBatch",
     "RemoteFile",
     "RemoteState",
-    "answered_line",
-    "decode_line",
     "enqueued_limit",
-    "failed_line",
-    "shapeless_line",
-    "unrun_line",
+    "line_of",
+    "not_run",
 ]
 
 
@@ -332,12 +329,44 @@ _WIRE_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _FINAL = frozenset({ErrorKind.CLIENT_ERROR, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.AUTH_ERROR})
 
 
-def decode_line(line: bytes, *names: str) -> tuple[dict[str, Any], str]:
-    """Return one line of results, with or without its end, and the id it carries.
+class NotRun(Exception):
+    """Says that a request of a batch was never run; its argument is the error that says why."""
 
-    ``names`` are the fields that may hold the id, the usual one first. What is no JSON object with an id of
-    the kind that is sent is a ``ValueError``.
+
+def not_run(ended: Literal["cancelled", "expired"]) -> NotRun:
+    """Return what says that a batch ended so before a request was run."""
+    how = "was cancelled" if ended == "cancelled" else "expired"
+    text = f"the batch {how} before this request was run; it was not billed"
+    return NotRun(ProviderError(text, kind=ErrorKind.SERVER_ERROR, code=f"batch_{ended}"))
+
+
+def line_of(line: bytes, id_field: str, read: Callable[[dict[str, Any]], Answer]) -> Line:
+    """Understand one line of results, with or without its end.
+
+    An error's kind says whether to ask again. Without money nothing was run, and nothing is wrong with the
+    request: it stays open.
+
+    Args:
+        line: JSON, as it came.
+        id_field: holds the id that the request was sent with.
+        read: returns the answer in the decoded line, or raises a ``ProviderError`` or :class:`NotRun`.
+
+    Raises:
+        ValueError: for what is no JSON object with an id of the kind that is sent.
     """
+    wire_id, data = _decoded(line, id_field)
+    try:
+        return Line(wire_id, LineOutcome.OK, answer=read(data))
+    except NotRun as ended:
+        return Line(wire_id, LineOutcome.UNRUN, error=ended.args[0])
+    except ProviderError as error:
+        outcome = LineOutcome.FAILED if error.kind in _FINAL else LineOutcome.RETRY
+        if error.kind is ErrorKind.NO_MONEY:
+            outcome = LineOutcome.UNRUN
+        return Line(wire_id, outcome, error=error.with_traceback(None))  # its frames hold the line
+
+
+def _decoded(line: bytes, id_field: str) -> tuple[str, dict[str, Any]]:
     try:
         data = json.loads(line)
     except RecursionError:
@@ -347,42 +376,7 @@ def decode_line(line: bytes, *names: str) -> tuple[dict[str, Any], str]:
         raise ValueError("the line is no JSON") from None
     if not isinstance(data, dict):
         raise ValueError("the line is no JSON object")
-    found = next((data[name] for name in names if data.get(name) is not None), None)
+    found = data.get(id_field)
     if not isinstance(found, str) or not _WIRE_ID.fullmatch(found):
         raise ValueError("the line has no id that was ever sent")
-    return data, found
-
-
-def failed_line(wire_id: str, error: ProviderError) -> Line:
-    """Return the line of a request that failed with ``error``; its kind says whether to ask again.
-
-    Without money nothing was run, and nothing is wrong with the request: it stays open.
-    """
-    outcome = LineOutcome.FAILED if error.kind in _FINAL else LineOutcome.RETRY
-    if error.kind is ErrorKind.NO_MONEY:
-        outcome = LineOutcome.UNRUN
-    return Line(wire_id, outcome, error=error)
-
-
-def answered_line(wire_id: str, read: Callable[[], Answer]) -> Line:
-    """Return the line of a request whose answer ``read`` returns, or says what is wrong with it."""
-    try:
-        return Line(wire_id, LineOutcome.OK, answer=read())
-    except ProviderError as error:
-        return failed_line(wire_id, error)
-
-
-def shapeless_line(wire_id: str, text: str) -> Line:
-    """Return the line of a request whose result is neither an answer nor an error the API knows."""
-    return failed_line(wire_id, unusable(text, status=200))
-
-
-def unrun_line(wire_id: str, ended: Literal["cancelled", "expired"]) -> Line:
-    """Return the line of a request that was never run, because of how its batch ended."""
-    how = "was cancelled" if ended == "cancelled" else "expired"
-    error = ProviderError(
-        f"the batch {how} before this request was run; it was not billed",
-        kind=ErrorKind.SERVER_ERROR,
-        code=f"batch_{ended}",
-    )
-    return Line(wire_id, LineOutcome.UNRUN, error=error)
+    return found, data

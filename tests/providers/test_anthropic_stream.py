@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from raw_server import says
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.event_stream import Event, events
+from smartbatch.providers.http.event_stream import events
 from smartbatch.types import Usage
 
 
@@ -141,5 +141,5 @@ def test_events_are_the_same_however_they_are_cut(sent, data):
     ).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(lines)), max_size=8)))
     pieces = [lines[a:b] for a, b in zip([0, *cuts], [*cuts, len(lines)], strict=True)]
-    wanted = [Event(name, "\n".join(texts).encode()) for name, texts in sent]
+    wanted = [(name, "\n".join(texts).encode()) for name, texts in sent]
     assert list(events(pieces)) == wanted

@@ -430,4 +430,4 @@ def _read(api: str, pieces: list[bytes]) -> tuple[str, Any]:
 
 def test_events_end_where_the_stream_says(serve: Serve) -> None:
     """An event without its blank line is no event: it may have been cut."""
-    assert [event.data for event in events([b"data: a\n\nda", b"ta: b\n", b"\ndata: c\n"])] == [b"a", b"b"]
+    assert [data for _, data in events([b"data: a\n\nda", b"ta: b\n", b"\ndata: c\n"])] == [b"a", b"b"]

@@ -11,17 +11,11 @@ from typing import Any
 
 from attrs import evolve
 
+from smartbatch.errors import ProviderError
 from smartbatch.providers.anthropic.errors import ERRORS
-from smartbatch.providers.batch_api import (
-    Line,
-    answered_line,
-    decode_line,
-    failed_line,
-    shapeless_line,
-    unrun_line,
-)
+from smartbatch.providers.batch_api import Line, line_of, not_run
 from smartbatch.providers.error_reader import ErrorReader
-from smartbatch.providers.foreign_text import PLAIN_ID, count, fields, finish_word, short, sound
+from smartbatch.providers.foreign_text import PLAIN_ID, count, fields, finish_word, short, sound, unusable
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer, Usage
 
@@ -104,36 +98,29 @@ def _detail(usage: Mapping[str, Any], part: str, name: str) -> int:
 
 def read_result(line: bytes, errors: ErrorReader) -> Line:
     """Return what one line of a batch's results says; what is no such line is a ``ValueError``."""
-    data, wire_id = decode_line(line, "custom_id")
-    result = data.get("result")
-    if not isinstance(result, dict):
-        raise ValueError("the line has no result")
-    match result.get("type"):
-        case "succeeded":
-            return _succeeded(wire_id, result.get("message"))
-        case "errored":
-            return _errored(wire_id, result.get("error"), errors)
-        case "canceled":
-            return unrun_line(wire_id, "cancelled")
-        case "expired":
-            return unrun_line(wire_id, "expired")
-    return shapeless_line(wire_id, "the result is of a type this version does not know")
+
+    def read(data: dict[str, Any]) -> Answer:
+        result = data.get("result")
+        if not isinstance(result, dict):
+            raise ValueError("the line has no result")
+        match result:
+            case {"type": "succeeded", "message": dict(message)}:
+                identity = short(message.get("id"), PLAIN_ID)
+                return evolve(read_message(message, _INSIDE), provider_request_id=identity)
+            case {"type": "errored", "error": dict(error)}:
+                raise _failure(error, errors)
+            case {"type": "canceled"}:
+                raise not_run("cancelled")
+            case {"type": "expired"}:
+                raise not_run("expired")
+        raise unusable("the result has neither a message nor an error, or is of an unknown type", status=200)
+
+    return line_of(line, "custom_id", read)
 
 
-def _succeeded(wire_id: str, message: Any) -> Line:
-    if not isinstance(message, dict):
-        return shapeless_line(wire_id, "the result has no message")
-    identity = short(message.get("id"), PLAIN_ID)
-    return answered_line(
-        wire_id, lambda: evolve(read_message(message, _INSIDE), provider_request_id=identity)
-    )
-
-
-def _errored(wire_id: str, found: Any, errors: ErrorReader) -> Line:
+def _failure(found: dict[str, Any], errors: ErrorReader) -> ProviderError:
     """An error in a line is not billed, whatever its kind."""
-    if not isinstance(found, dict):
-        return shapeless_line(wire_id, "the result has no error although it failed")
     whole = found if isinstance(found.get("error"), dict) else {"type": "error", "error": found}
     error = errors.read(_INSIDE, data=whole)
     error.status, error.maybe_billed = None, False
-    return failed_line(wire_id, error)
+    return error

@@ -7,16 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import ProviderError
-from smartbatch.providers.batch_api import (
-    Line,
-    answered_line,
-    decode_line,
-    failed_line,
-    shapeless_line,
-    unrun_line,
-)
+from smartbatch.providers.batch_api import Line, NotRun, line_of, not_run
 from smartbatch.providers.error_reader import ErrorReader
-from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, count, short, sound, unusable, whole
+from smartbatch.providers.foreign_text import (
+    PLAIN_ID,
+    PLAIN_WORD,
+    count,
+    fields,
+    short,
+    sound,
+    unusable,
+    whole,
+)
 from smartbatch.providers.gemini.errors import CANCELLED, DEADLINE, rpc_code, status_error
 from smartbatch.providers.vectors import listed, spread, vector
 from smartbatch.types import Answer, Kind, Request, Usage
@@ -47,13 +49,14 @@ class Gathered:
 
     Attributes:
         ended: True once a finish reason, or a block of the prompt, has come.
+        usage: the tokens of the call, where they have come.
     """
 
     def __init__(self) -> None:
         self.ended = False
         self._texts: list[str] = []
         self._finish: str | None = None
-        self._usage: Usage | None = None
+        self.usage: Usage | None = None
         self._model: str | None = None
         self._identity: str | None = None
         self._tier: str | None = None
@@ -64,16 +67,14 @@ class Gathered:
         self._model = short(data.get("modelVersion"), PLAIN_ID) or self._model
         self._identity = short(data.get("responseId"), PLAIN_ID) or self._identity
         metadata = data.get("usageMetadata")
-        self._usage = usage_of(metadata) or self._usage
-        if isinstance(metadata, dict):
-            self._tier = _tier(metadata.get("serviceTier")) or self._tier
+        self.usage = usage_of(metadata) or self.usage
+        self._tier = _tier(fields(metadata).get("serviceTier")) or self._tier
         candidates = data.get("candidates")
         if candidates:
             text = self._candidate(candidates)
             self._texts.append(text)
             return text
-        feedback = data.get("promptFeedback")
-        reason = feedback.get("blockReason") if isinstance(feedback, dict) else None
+        reason = fields(data.get("promptFeedback")).get("blockReason")
         if isinstance(reason, str) and not _UNSAID.fullmatch(reason):
             self._finish, self.ended = "content_filter", True
         return ""
@@ -84,17 +85,12 @@ class Gathered:
         finish = "tool_calls" if self._calls and self._finish == "stop" else self._finish
         return Answer(
             text=sound("".join(self._texts)),
-            usage=self._usage,
+            usage=self.usage,
             finish_reason=finish or "unknown",
             model=self._model,
             provider_request_id=self._identity,
             tier=self._tier,
         )
-
-    @property
-    def usage(self) -> Usage | None:
-        """The tokens of the call, where they have come."""
-        return self._usage
 
     def _candidate(self, candidates: Any) -> str:
         try:
@@ -105,7 +101,7 @@ class Gathered:
             texts = [part.get("text") for part in parts if not part.get("thought")]
             self._calls = self._calls or any("functionCall" in part for part in parts)
         except (LookupError, TypeError, AttributeError):
-            raise _shapeless(self._usage) from None
+            raise _shapeless(self.usage) from None
         if isinstance(reason, str) and not _UNSAID.fullmatch(reason):
             self.ended = True
             self._finish = _FINISH.get(reason) or (short(reason, PLAIN_WORD) or "unknown").lower()
@@ -138,7 +134,7 @@ def read_embeddings(data: Mapping[str, Any], requests: Sequence[Request]) -> lis
     wanted = requests[0].embedding
     dimensions = wanted.dimensions if wanted is not None else None
     vectors = [
-        vector(each.get("values") if isinstance(each, dict) else None, dimensions)
+        vector(fields(each).get("values"), dimensions)
         for each in listed(data.get("embeddings"), len(requests))
     ]
     common = Answer(
@@ -177,33 +173,33 @@ def _shapeless(usage: Usage | None) -> ProviderError:
 
 def read_result(line: bytes, kind: Kind, errors: ErrorReader) -> Line:
     """Return what one line of a batch's results says; what is no such line is a ``ValueError``."""
-    data, wire_id = decode_line(line, "key")
-    if data.get("error") is not None:
-        return _failed(wire_id, data["error"], errors)
-    response = data.get("response")
-    if not isinstance(response, dict):
-        return shapeless_line(wire_id, "the result has neither a response nor an error")
-    read = _read_vector if kind is Kind.EMBED else read_answer
-    return answered_line(wire_id, lambda: read(response))
+
+    def read(data: dict[str, Any]) -> Answer:
+        if data.get("error") is not None:
+            raise _failure(data["error"], errors)
+        response = data.get("response")
+        if not isinstance(response, dict):
+            raise unusable("the result has neither a response nor an error", status=200)
+        return _read_vector(response) if kind is Kind.EMBED else read_answer(response)
+
+    return line_of(line, "key", read)
 
 
-def _failed(wire_id: str, found: Any, errors: ErrorReader) -> Line:
-    code = rpc_code(found)
-    text = found.get("message") if isinstance(found, dict) else None
+def _failure(found: Any, errors: ErrorReader) -> ProviderError | NotRun:
+    code, text = rpc_code(found), fields(found).get("message")
     if code == CANCELLED:
-        return unrun_line(wire_id, "cancelled")
+        return not_run("cancelled")
     if code == DEADLINE and isinstance(text, str) and _EXPIRED.search(text[:500]):
-        return unrun_line(wire_id, "expired")
-    return failed_line(wire_id, status_error(found, errors))
+        return not_run("expired")
+    return status_error(found, errors)
 
 
 def _read_vector(response: Mapping[str, Any]) -> Answer:
-    embedding = response.get("embedding")
     usage = usage_of(response.get("usageMetadata"))
     if usage is None and (tokens := whole(response.get("tokenCount"))) is not None:
         usage = Usage(input_tokens=tokens)
     try:
-        values = vector(embedding.get("values") if isinstance(embedding, dict) else None, None)
+        values = vector(fields(response.get("embedding")).get("values"), None)
     except ProviderError as error:
         error.usage = usage
         raise

@@ -9,8 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from attrs import frozen
-
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
 from smartbatch.providers.error_reader import ErrorReader
@@ -21,7 +19,7 @@ from smartbatch.providers.http.pool import seconds_left
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer, Request, Usage
 
-__all__ = ["EVENTS", "MAX_EVENT", "Event", "EventReader", "EventStream", "events"]
+__all__ = ["EVENTS", "MAX_EVENT", "EventReader", "EventStream", "events"]
 
 
 EVENTS = "text/event-stream"
@@ -106,7 +104,7 @@ class EventStream(AnswerStream):
         head = Reply(live.status, live.headers, b"")
         try:
             if not head.ok:
-                raise self._errors.read(self._refusal(live), (self._request,))
+                raise self._errors.read(live.whole(), (self._request,))
             if live.headers.get("content-type", "").startswith(("application/json", "text/html")):
                 yield from self._in_one_piece(live.whole())
                 return
@@ -147,11 +145,11 @@ class EventStream(AnswerStream):
     def _pieces(self, live: LiveReply, head: Reply) -> Iterator[str]:
         reader = self._reader
         text = SoundText()
-        for event in events(live):
-            if reader.is_end_mark(event.data):
+        for name, event in events(live):
+            if reader.is_end_mark(event):
                 break
-            data = self._decoded(event, head)
-            if piece := text.take(reader.take(data, event.name or str(data.get("type", "")), head)):
+            data = self._decoded(name, event, head)
+            if piece := text.take(reader.take(data, name or str(data.get("type", "")), head)):
                 yield piece
             if reader.ended and not reader.to_the_end:
                 break
@@ -169,31 +167,22 @@ class EventStream(AnswerStream):
         if self._answer.text:
             yield self._answer.text
 
-    def _decoded(self, event: Event, head: Reply) -> dict[str, Any]:
+    def _decoded(self, name: str, event: bytes, head: Reply) -> dict[str, Any]:
         """The object of an event; an error among the events is raised."""
         try:
-            data = json.loads(event.data)
+            data = json.loads(event)
         except (ValueError, RecursionError):
             raise self._errors.broken(head, "garbled", "an event of the stream is not whole JSON") from None
         if isinstance(data, list) and data:  # some servers wrap an error in a list
             data = data[0]
         if not isinstance(data, dict):
             raise self._errors.unusable(head, "shape", "an event of the stream is not a JSON object")
-        if _is_error(data, event.name):
+        if _is_error(data, name):
             error = self._errors.read(head, (self._request,), data=data)
             if error.kind is ErrorKind.INVALID_RESPONSE:  # nothing known, after it had begun well
                 error.kind = ErrorKind.SERVER_ERROR
             raise error
         return data
-
-    def _refusal(self, live: LiveReply) -> Reply:
-        """A refusal with its body; its status says enough when that is cut."""
-        try:
-            return live.whole()
-        except ProviderError as error:
-            if error.code == "closed":
-                raise
-            return Reply(live.status, live.headers, b"")
 
 
 def _is_error(data: Mapping[str, Any], name: str) -> bool:
@@ -206,16 +195,10 @@ MAX_EVENT = 16 * 1024 * 1024
 """Most bytes of one event: far above any, far below what hurts."""
 
 
-@frozen
-class Event:
-    """One event: its name, empty without one, and its ``data`` lines joined by line feeds."""
-
-    name: str
-    data: bytes
-
-
-def events(pieces: Iterable[bytes]) -> Iterator[Event]:
+def events(pieces: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
     """Yield the events in a body that comes in pieces of any size; one without its blank line is no event.
+
+    An event is its name, empty without one, and its ``data`` lines joined by line feeds.
 
     Raises:
         ProviderError: for an event above :data:`MAX_EVENT`, and whatever ``pieces`` raises.
@@ -225,7 +208,7 @@ def events(pieces: Iterable[bytes]) -> Iterator[Event]:
     for line in _lines(pieces):
         if not line:
             if data:
-                yield Event(name.decode("utf-8", "replace"), b"\n".join(data))
+                yield name.decode("utf-8", "replace"), b"\n".join(data)
             name, data, size = b"", [], 0
             continue
         field, _, value = line.partition(b":")

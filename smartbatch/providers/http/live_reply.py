@@ -65,13 +65,13 @@ class LiveReply:
             raise
 
     def whole(self) -> Reply:
-        """Return the answer with its body; that of a refusal may be cut, and is empty then: its status says
-        enough.
+        """Return the answer with its body; that of a refusal is empty where it cannot be read: its status
+        says enough.
         """
         try:
             body = b"".join(self.pieces())
         except ProviderError as error:
-            if self.status < 400 or error.code != "truncated":
+            if self.status < 300 or error.code == "closed":
                 raise
             body = b""
         return Reply(self.status, self.headers, body)
@@ -117,9 +117,7 @@ class LiveReply:
         problem: ProviderError | None = None
         piece = b""
         try:
-            piece = self._response.read1(_PIECE)
-            if not piece and self._response.length:
-                raise IncompleteRead(b"", self._response.length)
+            piece = _read_piece(self._response)
         except Exception as error:
             problem = self._meaning_of(error)
         with self._lock:
@@ -164,7 +162,7 @@ def read_whole(connection: Connection, response: HTTPResponse, *, reusable: bool
         if size is not None and size <= cap and is_plain(headers):
             body = response.read()
         else:
-            body = b"".join(decoded(_pieces_of(response), headers, cap))
+            body = b"".join(decoded(iter(lambda: _read_piece(response), b""), headers, cap))
         whole = True
     except IncompleteRead as error:
         if response.status < 400:
@@ -180,11 +178,12 @@ def read_whole(connection: Connection, response: HTTPResponse, *, reusable: bool
     return Reply(response.status, headers, body)
 
 
-def _pieces_of(response: HTTPResponse) -> Iterator[bytes]:
-    while piece := response.read1(_PIECE):
-        yield piece
-    if response.length:
+def _read_piece(response: HTTPResponse) -> bytes:
+    """Return what has arrived, empty at the end; a body that is shorter than promised is an error."""
+    piece = response.read1(_PIECE)
+    if not piece and response.length:
         raise IncompleteRead(b"", response.length)
+    return piece
 
 
 def _headers_of(response: HTTPResponse) -> dict[str, str]:

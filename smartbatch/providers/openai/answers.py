@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.batch_api import Line, LineOutcome, answered_line, decode_line, failed_line
+from smartbatch.providers.batch_api import Line, NotRun, line_of
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.error_table import kind_of_code, kind_of_status
 from smartbatch.providers.foreign_text import (
@@ -181,35 +181,29 @@ def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:
 
     ``api`` is ``chat`` or ``responses``; what is no line of results is a ``ValueError``.
     """
-    data, wire_id = decode_line(line, "custom_id")
-    response, error = data.get("response"), data.get("error")
-    if response is None:
-        return _without_response(wire_id, error, errors.secrets)
-    if not isinstance(response, dict):
-        raise ValueError("the line's response is no object")
-    return _with_response(wire_id, response, kind, api, errors)
+
+    def read(data: dict[str, Any]) -> Answer:
+        response = data.get("response")
+        if response is None:
+            raise _without_response(data.get("error"), errors.secrets)
+        if not isinstance(response, dict):
+            raise ValueError("the line's response is no object")
+        return _line_answer(response, kind, api, errors)
+
+    return line_of(line, "custom_id", read)
 
 
-def _with_response(wire_id: str, response: dict[str, Any], kind: Kind, api: str, errors: ErrorReader) -> Line:
+def _line_answer(response: dict[str, Any], kind: Kind, api: str, errors: ErrorReader) -> Answer:
     """A request that was run; some servers leave out the status, or the body around the answer."""
     body = response.get("body") if "body" in response else response
     status = response.get("status_code", 200)
     if type(status) is not int or not (status == 0 or 100 <= status <= 599):
         raise ValueError("the line's status is none of HTTP")
+    if status == 0:
+        text = "the provider got no answer for this request (status 0)"
+        raise unusable(text, "status_0", kind=ErrorKind.SERVER_ERROR)
     request_id = response.get("request_id")
     reply = Reply(status, {"x-request-id": request_id} if isinstance(request_id, str) else {}, b"")
-    if status == 0:
-        error = ProviderError(
-            "the provider got no answer for this request (status 0)",
-            kind=ErrorKind.SERVER_ERROR,
-            code="status_0",
-            maybe_billed=True,
-        )
-        return failed_line(wire_id, error)
-    return answered_line(wire_id, lambda: _line_answer(body, reply, kind, api, errors))
-
-
-def _line_answer(body: Any, reply: Reply, kind: Kind, api: str, errors: ErrorReader) -> Answer:
     if not reply.ok:
         raise errors.read(reply, data=body)
     if not isinstance(body, dict):
@@ -220,7 +214,7 @@ def _line_answer(body: Any, reply: Reply, kind: Kind, api: str, errors: ErrorRea
     return read_chat(body, reply) if api == "chat" else read_response(body, reply)
 
 
-def _without_response(wire_id: str, error: Any, secrets: tuple[str, ...]) -> Line:
+def _without_response(error: Any, secrets: tuple[str, ...]) -> ProviderError | NotRun:
     """A request without an answer: not executed, unless its code says that it was refused or broke off."""
     told = fields(error)
     code = short(told.get("code"), PLAIN_WORD)
@@ -237,4 +231,4 @@ def _without_response(wire_id: str, error: Any, secrets: tuple[str, ...]) -> Lin
         code=code,
         maybe_billed=broke_off,
     )
-    return Line(wire_id, LineOutcome.UNRUN, error=meaning) if kind is None else failed_line(wire_id, meaning)
+    return NotRun(meaning) if kind is None else meaning

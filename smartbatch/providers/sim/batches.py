@@ -28,15 +28,14 @@ from smartbatch.providers.batch_api import (
     BatchPage,
     Creation,
     Line,
-    LineOutcome,
+    NotRun,
     RemoteBatch,
     RemoteFile,
     RemoteState,
-    decode_line,
-    failed_line,
-    shapeless_line,
+    line_of,
 )
 from smartbatch.providers.conversation import encode_json
+from smartbatch.providers.foreign_text import unusable
 from smartbatch.types import Answer, Generation, Kind, Message, Request, Usage
 
 __all__ = ["SimBatches", "sim_folder"]
@@ -190,18 +189,18 @@ class SimBatches(BatchApi):
 
     def read_line(self, line: bytes, kind: Kind) -> Line:  # noqa: ARG002
         """See :meth:`BatchApi.read_line <smartbatch.providers.batch_api.BatchApi.read_line>`."""
-        data, wire_id = decode_line(line, "custom_id")
+        return line_of(line, "custom_id", self._read)
+
+    def _read(self, data: dict[str, Any]) -> Answer:
         match data:
             case {"error": "cancelled"}:
-                error = ProviderError("simulated: cancelled before it ran", kind=ErrorKind.SERVER_ERROR)
-                return Line(wire_id, LineOutcome.UNRUN, error=error)
+                raise NotRun(ProviderError("simulated: cancelled before it ran", kind=ErrorKind.SERVER_ERROR))
             case {"error": str(fault)}:
-                return failed_line(wire_id, self._fault_of(fault))
+                raise self._fault_of(fault)
             case {"text": str(text), "in": int(asked), "out": int(made), "finish": str(finish)}:
-                usage, model = Usage(asked, made), data.get("model")
-                answer = Answer(text=text, usage=usage, finish_reason=finish, model=model)
-                return Line(wire_id, LineOutcome.OK, answer=answer)
-        return shapeless_line(wire_id, "the line is neither an answer nor an error")
+                usage = Usage(asked, made)
+                return Answer(text=text, usage=usage, finish_reason=finish, model=data.get("model"))
+        raise unusable("the line is neither an answer nor an error", status=200)
 
     # -- errors ----------------------------------------------------------------------------------------------
 
