@@ -11,7 +11,6 @@ from smartbatch._clock import Clock
 from smartbatch.errors import SmartbatchError
 from smartbatch.jobs.records import JobRow
 from smartbatch.providers.base import Provider
-from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.registry import create
 
 __all__ = ["Serving"]
@@ -54,11 +53,6 @@ class Serving:
         if made.provider is None or made.provider.scope != row.scope:
             return None
         return made.provider
-
-    def api_of(self, row: JobRow) -> BatchApi | None:
-        """Return the Batch API for a job."""
-        provider = self.provider_of(row)
-        return None if provider is None else provider.batches()
 
     def problem_with(self, row: JobRow) -> str | None:
         """Return, in words, why this process cannot carry a job on; ``None`` when it can."""

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from attrs import define, evolve, field, frozen
 
 from smartbatch.core.limits.backoff import backoff
-from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import (
     BudgetExceeded,
     ClientClosed,
@@ -26,6 +25,7 @@ from smartbatch.errors import (
     SmartbatchError,
     WrongProcess,
 )
+from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job_budget import JobBudget, exceeded
 from smartbatch.jobs.payload import (
     Shared,
@@ -41,7 +41,7 @@ from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.prices import RateCard
 from smartbatch.types import Request, Result, Route
 
-__all__ = ["Ask", "RealtimeRunner"]
+__all__ = ["RealtimeRunner"]
 
 PORTION = 100
 """Items claimed in one transaction."""
@@ -54,10 +54,6 @@ LATER = 60.0
 
 HANDOVER = 1.0
 """Seconds a halt waits for the one submission that may be under way."""
-
-Ask = Callable[[JobRow, Request, Callable[[Result], None], Budget | None], "Future[Result]"]
-"""Submits a request of a job. The third argument is called with the result, whatever it is; the fourth is the
-budget that the calls spend from."""
 
 
 @frozen
@@ -168,17 +164,20 @@ class RealtimeRunner:
     """Runs the items of jobs of this process that go in real time.
 
     Args:
+        ask: submits an item.
         drop: cancels a request whose call has not started.
         limit: most items under way: so many may be asked twice when this process dies.
         attended_limit: the same for attended jobs, whose items share calls and answers as those of a list do.
+        request_timeout: seconds for items of attended jobs that have no time-out of their own.
         done: called with a job's id when no item of it is under way any more.
     """
 
     _runtime: JobRuntime
-    _ask: Ask = field(kw_only=True)
+    _ask: Callable[[RealtimeItem], Future[Result]] = field(kw_only=True)
     _drop: Callable[[Future[Result]], None] = field(kw_only=True)
     _limit: int = field(kw_only=True)
     _attended_limit: int = field(kw_only=True)
+    _request_timeout: float | None = field(default=None, kw_only=True)
     _done: Callable[[str], None] = field(kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -401,9 +400,7 @@ class RealtimeRunner:
             return
         future: Future[Result] | None = None
         try:
-            request = decode_request(item.payload, job.shared, id=user_id)
-            budget = None if job.budget is None else job.budget.calls
-            future = self._ask(job.row, request, sink, budget)
+            future = self._ask(self._item(job, decode_request(item.payload, job.shared, id=user_id), sink))
         except BaseException as error:  # the client is closed, the queue full, …: each has its verdict
             not_asked(error)
         with self._monitor:
@@ -414,6 +411,28 @@ class RealtimeRunner:
             self._empty.notify_all()
         if late and future is not None:
             self._drop(future)
+
+    def _item(self, job: RealtimeItems, request: Request, sink: Callable[[Result], None]) -> RealtimeItem:
+        """Return an item as it is asked; its request was checked and preprocessed when its job was stored.
+
+        Raises:
+            ConfigError: this process has lost the account of the job.
+        """
+        row = job.row
+        provider = self._runtime.provider_of(row)
+        if provider is None:
+            raise ConfigError(f"the account of job {row.id} is no longer at hand in this process")
+        if request.timeout is None and row.policy.attended:
+            request = evolve(request, timeout=self._request_timeout)
+        return RealtimeItem(
+            request,
+            provider,
+            model=row.model.partition(":")[2],
+            sink=sink,
+            own_budget=None if job.budget is None else job.budget.calls,
+            alone=row.policy.route is Route.INDIVIDUAL,
+            flex=row.policy.route is Route.FLEX,
+        )
 
     def _take_verdict(self, job: RealtimeItems, ix: int, verdict: Verdict) -> None:
         with self._monitor:

@@ -13,10 +13,8 @@ from attrs import evolve
 from smartbatch._clock import Clock
 from smartbatch._fork import something_ended, something_started
 from smartbatch.config import BatchingConfig
-from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import (
     ClientClosed,
-    ConfigError,
     JobConflict,
     JobNotFound,
     StoreError,
@@ -33,7 +31,7 @@ from smartbatch.events import (
 )
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
-from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
+from smartbatch.jobs.dependencies import JobDependencies
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, item_id, with_earlier_tries
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, JobRow, JobState, ResultRow
@@ -44,7 +42,7 @@ from smartbatch.jobs.store import Counted, SqlStore, open_store
 from smartbatch.jobs.supervisor import JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
-from smartbatch.types import Request, Result, Route, Usage
+from smartbatch.types import Result, Usage
 
 __all__ = ["JobService", "OpenedStore"]
 
@@ -295,7 +293,7 @@ class JobService:
                 max_requests=config.batch_max_requests,
                 enqueued_tokens=config.batch_enqueued_tokens,
             ),
-            api_of=self.serving.api_of,
+            provider_of=self.serving.provider_of,
             tell=self.told,
             report=dependencies.report,
             speed=dependencies.speed,
@@ -305,10 +303,11 @@ class JobService:
         limit = 2 * config.parallelism
         realtime = RealtimeRunner(
             runtime,
-            ask=self._ask,
+            ask=dependencies.ask,
             drop=dependencies.drop,
             limit=limit,
             attended_limit=limit if config.batch_on_unknown == "hold" else config.queue_capacity,
+            request_timeout=config.request_timeout,
             done=self.notify,
         )
         return JobSupervisor(
@@ -317,32 +316,6 @@ class JobService:
             serves=self.serves,
             realtime=realtime,
             changed=self.notifier.notify,
-        )
-
-    def _ask(
-        self, row: JobRow, request: Request, sink: Callable[[Result], None], own_budget: Budget | None
-    ) -> Future[Result]:
-        """Ask an item in real time. It was checked and preprocessed when its job was stored.
-
-        Raises:
-            ConfigError: this process has lost the account of the job.
-        """
-        provider = self.serving.provider_of(row)
-        if provider is None:
-            raise ConfigError(f"the account of job {row.id} is no longer at hand in this process")
-        limit = self._config.request_timeout
-        if limit is not None and request.timeout is None and row.policy.attended:
-            request = evolve(request, timeout=limit)
-        return self._dependencies.ask(
-            RealtimeItem(
-                request,
-                provider,
-                model=row.model.partition(":")[2],
-                sink=sink,
-                own_budget=own_budget,
-                alone=row.policy.route is Route.INDIVIDUAL,
-                flex=row.policy.route is Route.FLEX,
-            )
         )
 
     # -- looking ---------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class Bench:
             clock=CLOCK,
             rng=random.Random(1),
             limits=StepLimits(poll_interval=0.02),
-            api_of=lambda _: api,
+            provider_of=lambda _: self.provider,
             tell=self.events.append,
         )
 

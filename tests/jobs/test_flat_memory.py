@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,9 @@ from jobs.remote import Remote
 from jobs.stores import new_job
 
 from smartbatch._clock import VirtualClock
-from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import StoreError
+from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import JobRow, JobState, NewItem
@@ -56,7 +56,7 @@ class Process:
             store=self.store,
             clock=self.clock,
             rng=random.Random(2),
-            api_of=lambda _: remote.api,
+            provider_of=lambda _: remote,
             report=lambda _, error: self.errors.append(error),
         )
         self.realtime = RealtimeRunner(
@@ -98,10 +98,8 @@ class Process:
             row.state is JobState.DONE and not self.supervisor.owns(row.id) for row in rows
         )
 
-    def _ask(
-        self, row: JobRow, request: Request, sink: Callable[[Result], None], budget: Budget | None
-    ) -> Future[Result]:
-        sink(Result(request.id or "", text="answer"))
+    def _ask(self, item: RealtimeItem) -> Future[Result]:
+        item.sink(Result(item.request.id or "", text="answer"))
         return Future()
 
     def _notify(self) -> None:

@@ -17,6 +17,7 @@ from jobs.stores import Bench
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
+from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, JobPolicy, NewItem
@@ -288,12 +289,12 @@ def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: s
     asked: list[str] = []
     halted = threading.Event()
 
-    def ask(_row: Any, request: Request, sink: Callable[[Result], None], _budget: Any) -> Future[Result]:
-        asked.append(str(request.prompt))
+    def ask(item: RealtimeItem) -> Future[Result]:
+        asked.append(str(item.request.prompt))
         if len(asked) == 2:
             runner.halt()
             halted.set()
-        sink(Result(request.id, "an answer"))
+        item.sink(Result(item.request.id, "an answer"))
         return Future()
 
     runner = RealtimeRunner(
@@ -301,6 +302,7 @@ def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: s
             store=store,
             clock=clock,
             rng=random.Random(3),
+            provider_of=lambda _: Remote(clock),
             report=lambda _, error: pytest.fail(str(error)),
         ),
         ask=ask,

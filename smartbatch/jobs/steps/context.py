@@ -35,6 +35,7 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
+from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Request
 
@@ -94,8 +95,8 @@ class JobRuntime:
     """What carrying jobs on takes, the same for all jobs of a process; made in one place.
 
     Attributes:
-        api_of: the Batch API for a job, of the very scope it was submitted in; ``None`` when it has none or
-            this process does not have its key: then only what needs no provider is done.
+        provider_of: the provider of a job, of the very scope it was submitted in; ``None`` when this process
+            does not have its key: then only what needs no provider is done.
         rng: for nonces and backoff.
         tell, report, speed, calibration, outer_budget: as in
             :class:`~smartbatch.jobs.dependencies.JobDependencies`.
@@ -106,7 +107,7 @@ class JobRuntime:
     rng: Random
     prices: PriceBook = field(factory=PriceBook)
     limits: StepLimits = field(factory=StepLimits)
-    api_of: Callable[[JobRow], BatchApi | None] = lambda _: None
+    provider_of: Callable[[JobRow], Provider | None] = lambda _: None
     tell: Callable[[Event], None] = lambda _: None
     report: Callable[[str | None, BaseException], None] = logs.job_error
     speed: Callable[[JobRow], Speed] = assumed_speed

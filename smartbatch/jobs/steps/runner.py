@@ -67,7 +67,7 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
 
     1. The job was deleted: finished.
     2. It is cancelled: items that were not sent end now.
-    3. This process lacks the key of its account: only what needs no provider is done.
+    3. This process lacks its account, or that has no Batch API: only what needs no provider is done.
     4. It is held because of uncertain creates whose outcome is known by now: it goes on.
     5. It has open items: they become shards.
     6. It has a deadline and is late: a batch is taken back.
@@ -86,8 +86,8 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
         body = encode_error(RequestCancelled("the job was cancelled before this request was sent"))
         if runtime.store.items.drop_unsent(lease, body, at=runtime.clock.wall()):
             job = runtime.tell_progress(job)
-    api = runtime.api_of(job)
-    if api is None:
+    provider = runtime.provider_of(job)
+    if provider is None or (api := provider.batches()) is None:
         return StepResult(None, _has_realtime(runtime, job), finished=job.state is JobState.DONE)
     step = StepContext(runtime=runtime, api=api, job=job, lease=lease)
     if recover.resume_if_known(step):

@@ -84,7 +84,7 @@ class Process:
             rng=rng,
             prices=PRICES,
             limits=LIMITS,
-            api_of=self.serving.api_of,
+            provider_of=self.serving.provider_of,
             tell=tell,
         )
 
@@ -126,7 +126,7 @@ class Process:
 
     def _claim(self) -> bool:
         for job in self.plain.leases.claimable():
-            if self.serving.api_of(job) is None:
+            if self.serving.provider_of(job) is None:
                 continue  # as the supervisor does: this process has another key
             unknown = None
             if job.policy.on_unknown == "hold":
