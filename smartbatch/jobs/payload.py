@@ -52,8 +52,7 @@ MESSAGE = 1000
 
 _strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _lenient = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_escaping = json.JSONEncoder(separators=(",", ":")).encode
-"""Python reads back what the last two write: NaN, infinities, and surrogates as escapes."""
+"""Python reads back what it writes: NaN and infinities."""
 _NAMES = tuple(fields_dict(Generation))
 _DEFAULT = Result("")
 _NOTHING = Generation()
@@ -157,7 +156,10 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None) -> Request:
             params = evolve(params, **_generation(different))
         prompt: str | tuple[Message, ...]
         if "chat" in form:
-            prompt = tuple(Message(role, _content(content)) for role, content in form["chat"])
+            prompt = tuple(
+                Message(role, content if isinstance(content, str) else tuple(content))
+                for role, content in form["chat"]
+            )
         else:
             prompt = form["prompt"]
             if not isinstance(prompt, str):
@@ -191,7 +193,8 @@ class RunningDigest:
 
     def add(self, item: NewItem) -> None:
         """Take the next item into account."""
-        name = b"-" if item.user_id is None else b"%d:" % len(own := _name(item.user_id)) + own
+        own = None if item.user_id is None else item.user_id.encode("utf-8", "surrogatepass")
+        name = b"-" if own is None else b"%d:" % len(own) + own
         self._running.update(b"%b%d:" % (name, len(item.payload)))  # lengths first: no two rows of parts
         self._running.update(item.payload)  # look alike
 
@@ -329,14 +332,6 @@ def _embedding(form: Any) -> Embedding | None:
     return Embedding(task_type, dimensions)
 
 
-def _content(form: Any) -> str | tuple[Mapping[str, Any], ...]:
-    return form if isinstance(form, str) else tuple(form)
-
-
-def _name(user_id: str) -> bytes:
-    return user_id.encode("utf-8", "surrogatepass")
-
-
 # -- JSON and errors -----------------------------------------------------------------------------------------
 
 
@@ -350,10 +345,7 @@ def _write(form: dict[str, Any]) -> bytes:
             form.pop(optional, None)
     else:
         text = _lenient(form)
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return _escaping(form).encode()
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _read(data: bytes, make: Callable[[dict[str, Any]], _T]) -> _T:
@@ -383,19 +375,12 @@ def _usage_form(usage: Usage) -> list[Any]:
     return told
 
 
-_DETAILS: Mapping[str, type[Any] | tuple[type[Any], ...]] = {
-    "batch_id": str,
-    "code": str,
-    "cost": (int, float),
-    "field": str,
-    "finish_reason": str,
-    "job_id": str,
+_TEXTS = ("batch_id", "code", "field", "finish_reason", "job_id", "provider_request_id")
+_DETAILS: Mapping[str, Any] = {
+    **dict.fromkeys(_TEXTS, str),
+    **dict.fromkeys(("row", "status", "tries"), int),
+    **dict.fromkeys(("cost", "retry_after"), int | float),
     "maybe_billed": bool,
-    "provider_request_id": str,
-    "retry_after": (int, float),
-    "row": int,
-    "status": int,
-    "tries": int,
 }
 """What errors know besides kind and text, by name; other things, such as causes, stay with the process."""
 

@@ -15,8 +15,7 @@ import functools
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from smartbatch._sqlite import SqliteConnections
@@ -109,8 +108,7 @@ class SqliteDatabase(Database):
         try:
             made = os.path.exists(self.place) and os.path.getsize(self.place) > 0
             if not (made and self._opened(alone=False)):
-                with self._alone():
-                    self._opened(alone=True)
+                self._make()
         except (sqlite3.Error, OSError) as error:
             raise self._explained(error) from None
 
@@ -129,15 +127,14 @@ class SqliteDatabase(Database):
         self._file = self._inode(self.place)
         return True
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Let one process at a time make the file."""
+    def _make(self) -> None:
+        """Make the file, while no other process does."""
         lock = os.open(f"{self.place}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # held by others for the few milliseconds that making it takes
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            yield
+            self._opened(alone=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self.place}.new")
         finally:
@@ -147,16 +144,15 @@ class SqliteDatabase(Database):
         """Return the version of the tables after checking that the file is a whole store; ``None`` when
         it is a new one, and making it needs ``alone``."""
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
-        marks = [
-            connection.execute(f"PRAGMA {mark}").fetchone()[0] for mark in ("application_id", "user_version")
-        ]
-        if not tables and marks == [0, 0]:  # nothing was ever put in: it is new, or its maker died at once
-            if not alone:
+        [(application,)] = connection.execute("PRAGMA application_id")
+        [(version,)] = connection.execute("PRAGMA user_version")
+        if not tables and application == version == 0:
+            if not alone:  # nothing was ever put in: it is new, or its maker died at once
                 return None
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("VACUUM")  # else it does not hold for a file that has its first page
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        elif marks[0] != APPLICATION:
+        elif application != APPLICATION:
             raise StoreError(
                 f"the file {self.place} is an SQLite database, but no store of jobs: it was not touched; name"
                 " another file as the store"
