@@ -41,13 +41,13 @@ class Event:
 
     def fields(self) -> dict[str, Any]:
         """The event as plain values, fit for JSON."""
-        plain: dict[str, Any] = asdict(self)
-        for key, value in plain.items():
-            if isinstance(value, Priority):
-                plain[key] = value.name.lower()
-            elif isinstance(value, Route):
-                plain[key] = value.value
-        return plain
+        return asdict(self, value_serializer=_plain)
+
+
+def _plain(_event: Any, _field: Any, value: Any) -> Any:
+    if isinstance(value, Priority):
+        return value.name.lower()
+    return value.value if isinstance(value, Route) else value
 
 
 @frozen(kw_only=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from attrs import Attribute, evolve, field, fields, frozen
+from attrs import Attribute, asdict, evolve, field, fields, frozen
 
 from smartbatch.errors import ConfigError
 from smartbatch.types import Usage
@@ -310,22 +310,15 @@ def _bundled(provider: str, model: str, wall: float, processing: Processing) -> 
 
 def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:
     """Return ``card`` at a share of its rates; cached input never costs more than other input."""
-    bands = tuple(
-        Band(
-            band.above,
-            band.input * share,
-            min(band.cached * cached_share, band.input * share),
-            band.output * share,
-            band.reasoning * share,
-            band.written * share,
-            band.written_1h * share,
-        )
-        for band in card.bands
-    )
+    bands = []
+    for band in card.bands:
+        rates = {name: rate * share for name, rate in asdict(band).items() if name != "above"}
+        rates["cached"] = min(band.cached * cached_share, rates["input"])
+        bands.append(evolve(band, **rates))
     source = f"{card.source}, batch at {share:.0%} as documented"
     exact = card._exact
     whole = None if exact is None else lambda usage: share * exact(usage)
-    return evolve(card, source=source, bands=bands, exact=whole)
+    return evolve(card, source=source, bands=tuple(bands), exact=whole)
 
 
 @frozen

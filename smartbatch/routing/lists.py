@@ -174,14 +174,7 @@ class ListRouter:
         """Yield the result of each prompt; see :meth:`smartbatch.BatchingClient.map`.
 
         A sequence is checked as a whole at once, and so is an iterable whose route needs all of it. Any other
-        iterable is read lazily and goes in real time.
-
-        Args:
-            params: as they were given, constraints included.
-            client: is kept alive as long as the results are.
-            on_error: whether a failed request raises or is yielded; the client's setting when ``None``.
-            ordered: whether results come in the order of the prompts.
-            on_progress: called with each result that arrives; of a batch, with each that is read.
+        iterable is read lazily and goes in real time. The ``client`` is kept alive as long as the results.
         """
         plain, given = _split(params)
         prompts = prompt_list(prompts)
@@ -220,12 +213,7 @@ class ListRouter:
         return stored_stream(self._clock, future, job.cancel)
 
     def plan(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Plan:
-        """Return what a list would take; nothing is sent.
-
-        Raises:
-            InvalidRequest: names the row.
-            ConfigError: no route meets the constraints.
-        """
+        """Return what a list would take; see :meth:`smartbatch.BatchingClient.plan`."""
         asked = self._checked(prompt_list(prompts), *_split(params))
         return Plan(self._considered(asked), partial(self._carry_out, asked))
 
@@ -235,14 +223,8 @@ class ListRouter:
         params: Mapping[str, Any],
         count: int | None = None,
     ) -> Plan:
-        """Return what prompts would take that are read once and not kept, so that there may be any number.
-
-        Args:
-            count: how many they are, at most, where that is known.
-
-        Raises:
-            Exception: as :meth:`plan`.
-        """
+        """Return what prompts would take that are read once; see
+        :meth:`smartbatch.BatchingClient.forecast`."""
         plain, given = _split(params)
         prompts = prompt_list(prompts)
         constraints = self._constraints(given)
@@ -282,15 +264,7 @@ class ListRouter:
     def submit_batch(
         self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions
     ) -> JobRow:
-        """Store requests as a job; with constraints the whole list is considered first.
-
-        A job goes by batch unless ``strategy`` says otherwise; with ``"auto"`` its route is chosen as that of
-        a list.
-
-        Raises:
-            ConfigError: no route meets the constraints.
-            Exception: as :meth:`smartbatch.jobs.job_submission.JobSubmission.submit`.
-        """
+        """Store requests as a job; see :meth:`smartbatch.BatchingClient.submit_batch`."""
         plain, given = _split(params, JobParams.__optional_keys__)
         requests = prompt_list(requests)
         if not given:
@@ -310,8 +284,7 @@ class ListRouter:
     def submit_by_count(
         self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions
     ) -> JobRow:
-        """Store requests as a job: few go in real time, more by batch; with constraints that is the
-        ``"threshold"`` strategy, unless ``strategy`` says otherwise. Raises as :meth:`submit_batch`."""
+        """As :meth:`submit_batch`, where few go in real time: the ``"threshold"`` strategy."""
         plain, given = _split(params, JobParams.__optional_keys__)
         requests = prompt_list(requests)
         if not given:

@@ -158,7 +158,6 @@ class _Kept:
     size: float
     seconds: float
     least: float
-    at: float
     moment: int
     counts: MomentCounts
     weight: float = 1.0
@@ -247,7 +246,7 @@ class Forecaster:
         moment, weight = (self._moments, 1.0) if other is None else (other.moment, other.weight)
         counts = MomentCounts() if other is None else other.counts
         changed = self._judge(fit, fit.curve.middle(log - shift), counts, first=other is None)
-        kept = _Kept(seen, math.log(max(1, seen.size)), log, least, seen.at, moment, counts, weight)
+        kept = _Kept(seen, math.log(max(1, seen.size)), log, least, moment, counts, weight)
         self._kept.append(kept)
         self._fresh += 1
         if changed:
@@ -342,7 +341,11 @@ class Forecaster:
             weights = self._weights(now)
             learned = sum(weights)
             growth, center = self._growth(weights, learned)
-            ended, given_up = self._found(weights, growth, center)
+            ended: list[tuple[float, float]] = []
+            given_up: list[tuple[float, float]] = []
+            for kept, weight in zip(self._kept, weights, strict=True):  # scaled to the size ``center``
+                log = kept.least - growth * (kept.size - center)
+                (ended if kept.seen.ended else given_up).append((log, weight))
             moved = prior.growth * center
             points = [(log + moved, weight) for log, weight in points]
             found = sorted(redistributed(points + ended, given_up) if given_up else ended)
@@ -354,23 +357,10 @@ class Forecaster:
         self._fit = _Fit(Distribution(points), growth, center, learned, deviation, now)
         return self._fit
 
-    def _found(
-        self, weights: Sequence[float], growth: float, center: float
-    ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-        """Return log seconds at the center, with weights, of those that ended and of those that were given
-        up.
-        """
-        ended: list[tuple[float, float]] = []
-        given_up: list[tuple[float, float]] = []
-        for kept, weight in zip(self._kept, weights, strict=True):
-            log = kept.least - growth * (kept.size - center)
-            (ended if kept.seen.ended else given_up).append((log, weight))
-        return ended, given_up
-
     def _weights(self, now: float) -> list[float]:
         by_age, by_count, newest = _HALF / self._prior.fade, _HALF / FADES_AFTER, self._moments
         weights = [
-            kept.weight * math.exp(by_age * max(0.0, now - kept.at) + by_count * (newest - kept.moment))
+            kept.weight * math.exp(by_age * max(0.0, now - kept.seen.at) + by_count * (newest - kept.moment))
             + TINY
             for kept in self._kept
         ]

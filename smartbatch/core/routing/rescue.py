@@ -245,7 +245,8 @@ class _Outlook:
         chance = self._chance()
         sure = max(LEVELS[0], min(SURE, chance))
         risk = (1 - chance) * self._late(self._before)
-        return RescueStart(0.0, sure, self.needs(sure), risk, self._saved(0.0, sure), self._late_penalty)
+        worth = self._saved(0.0, sure) - self._late_penalty * risk
+        return RescueStart(0.0, sure, self.needs(sure), risk, worth)
 
     def hopeful(self, left: float) -> bool:
         """Whether batches that run on are likelier in time than real time."""

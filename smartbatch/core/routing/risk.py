@@ -54,21 +54,15 @@ class RescueStart:
         sure: probability that the rescue is in time.
         needs: within which the rescue is done with that probability.
         risk: probability that the deadline is missed.
-        saved: what batches save until then, as a share of the price of the whole list in real time.
-        late_penalty: see :func:`late_penalty`.
+        worth: what batches save until then less what the risk costs, as a share of the price of the whole
+            list in real time.
     """
 
     at: float
     sure: float
     needs: float
     risk: float
-    saved: float
-    late_penalty: float = LATE_PENALTY
-
-    @property
-    def worth(self) -> float:
-        """What it saves less what its risk costs, as a share of the price of the list in real time."""
-        return self.saved - self.late_penalty * self.risk
+    worth: float
 
 
 def late_penalty(price: float | None, time_value: float) -> float:
@@ -93,7 +87,8 @@ def rescue_starts(
         left: until the deadline.
         needs: the time within which a rescue is done, by the probability given.
         late: probability that the batch taken back last has not ended by itself, by the time.
-        saved: see :class:`RescueStart`; by the time and the probability.
+        saved: what batches save until a rescue, as a share of the price of the whole list in real time; by
+            the time and the probability.
         floor: before which a rescue cannot begin.
     """
     found = []
@@ -102,7 +97,8 @@ def rescue_starts(
         at = left - kept
         if at <= floor:
             break
-        found.append(RescueStart(at, sure, kept, (1 - sure) * late(at), saved(at, sure), late_penalty))
+        risk = (1 - sure) * late(at)
+        found.append(RescueStart(at, sure, kept, risk, saved(at, sure) - late_penalty * risk))
     return found
 
 

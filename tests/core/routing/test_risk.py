@@ -55,7 +55,7 @@ def test_no_more_risk_is_taken_than_promised_whatever_it_saves() -> None:
     start = best_start(possible(1.0, lambda at: at))
     assert start is not None
     assert start.risk <= MOST_RISK
-    assert best_start([RescueStart(at=5.0, sure=0.5, needs=1.0, risk=2 * MOST_RISK, saved=1.0)]) is None
+    assert best_start([RescueStart(at=5.0, sure=0.5, needs=1.0, risk=2 * MOST_RISK, worth=1.0)]) is None
 
 
 def test_a_missed_deadline_counts_as_the_list_itself_and_as_some_waiting() -> None:
