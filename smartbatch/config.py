@@ -75,12 +75,14 @@ class BatchingConfig:
     )
 
     breaker_threshold: int = setting(
-        5, "int", "Provider failures in a row that open the circuit breaker.", 1, 1000
+        5, "int", "Failures in a row that open the breaker where few calls fail; else more.", 1, 1000
     )
-    breaker_pause: float = seconds(1.0, "First pause of an open breaker.", 0.01, 3600)
-    breaker_max_pause: float = seconds(15.0, "Longest pause of a breaker.", 0.01, DAY)
+    breaker_pause: float = seconds(
+        1.0, "Longest time from the opening of a breaker to its first probe.", 0.01, 3600
+    )
+    breaker_max_pause: float = seconds(5.0, "Longest time between two probes of an open breaker.", 0.01, DAY)
     breaker_probes: int = setting(
-        1, "int", "Calls at a time that probe whether the provider works again.", 1, 100
+        4, "int", "Calls at a time that probe whether the provider works again.", 1, 100
     )
     on_breaker_open: Literal["wait", "fail", "fallback"] = choice(
         "wait", "What requests do while the breaker is open.", "wait", "fail", "fallback"

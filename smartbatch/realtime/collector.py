@@ -67,7 +67,6 @@ class Collector:
         4. The head can be sent, or what it shares a call with: that call is the answer.
         5. A gate is closed: look again when it may open; the next lane.
         6. The head was failed or moved: look at the next head of the lane.
-        7. Retries that the retry budget holds back: look again when it has room.
 
         A request may have moved to a lane that had its turn before: then look again at once.
         """
@@ -80,7 +79,7 @@ class Collector:
         if len(lane_queues) > 1:
             lane_queues.sort(key=_latest_start_of_head)
         for lane_queue in lane_queues:
-            if lane_queue.delayed or lane_queue.paused_retries:
+            if lane_queue.delayed:
                 wake = min(wake, lane_queue.promote(now))
             while lane_queue.waiting:
                 ready = lane_queue.ready(now, flushed=queue.flushing)
@@ -93,8 +92,6 @@ class Collector:
                 if found > now:
                     wake = min(wake, found)
                     break
-            if lane_queue.paused_retries:
-                wake = min(wake, lane_queue.lane.retry_budget.look(now))
         return now if self._moved else wake
 
     def expire_locked(self, effects: DeferredEffects) -> float:
@@ -116,20 +113,16 @@ class Collector:
         The cases, in order; ``now`` means that something was taken out of the way: look again.
 
         1. The head cannot be sent in this lane at all: it was failed or moved.
-        2. The head is a retry and the retry budget is used up: it is paused, so that a first call may go.
-        3. Calls are shared and a gate is closed for the head alone: wait. What would share its call would
+        2. Calls are shared and a gate is closed for the head alone: wait. What would share its call would
            have to wait, too, and is not gathered again for each newcomer.
-        4. A gate is closed for the whole batch: everything is put back.
-        5. All requests of the batch were cancelled meanwhile: the permit is given back.
-        6. The batch goes.
+        3. A gate is closed for the whole batch: everything is put back.
+        4. All requests of the batch were cancelled meanwhile: the permit is given back.
+        5. The batch goes.
         """
         lane, head, now = lane_queue.lane, lane_queue.head(), effects.now
         if head is None:
             return math.inf
         if self._clear_away_locked(lane_queue, head, effects):
-            return now
-        if head.charged and lane.retry_budget.look(now) > now:
-            lane_queue.pause_retry(head)
             return now
         if lane.shares:
             at = self._gates.look(lane, _demand(lane, [head]), now)
@@ -215,9 +208,9 @@ class Collector:
 
         1. The slower tier is left alone for now: on to the standard lane.
         2. The most it can cost is more than what is left to spend: fail.
-        3. The provider refused the key or the account, so waiting does not help: fail.
-        4. The breaker is closed: it stays.
-        5. The breaker is open and there is a fallback model: on to its lane.
+        3. The breaker is closed: it stays.
+        4. The breaker is open and there is a fallback model: on to its lane.
+        5. The provider refused the key, the account or the model, so waiting does not help: fail.
         6. The outage lasts longer than requests wait for its end, or they are not to wait: fail.
         """
         lane, now = lane_queue.lane, effects.now
@@ -235,10 +228,6 @@ class Collector:
             )
             self._router.fail_locked(head, error, effects)
             return True
-        stopped = lane.breaker.stopped(now)
-        if stopped is not None:
-            self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), effects)
-            return True
         since = lane.provider_health.open_since
         if since is None:
             return False
@@ -248,6 +237,10 @@ class Collector:
             if other is not None and other is not lane:
                 self._move_locked(lane_queue, other, head, now)
                 return True
+        stopped = lane.breaker.stopped(now)
+        if stopped is not None:
+            self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), effects)
+            return True
         too_long = now - since > self._config.outage_patience
         if too_long or (self._config.on_breaker_open == "fail" and lane.breaker.look(now) > now):
             failing = "less than a second" if now - since < 1 else duration(now - since)
@@ -286,7 +279,6 @@ def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
         output=made,
         cost=sum(ticket.reserve for ticket in tickets) + _frame_cost(lane, len(tickets)),
         first=tickets[0].attempts == 0,
-        retry=tickets[0].charged,
         own_budget=tickets[0].own_budget,
     )
 

@@ -56,7 +56,7 @@ class RealtimeEngine:
             block=config.queue_full == "block",
             patience=config.queue_timeout,
         )
-        self.gates = Gates(budget, config.call_timeout, setup.rng)
+        self.gates = Gates(budget, setup.rng)
         self.callbacks = CallbackThread(clock, setup.report)
         self.router = ResponseRouter(setup, self.queue, self.gates, keep)
         self.collector = Collector(setup, self.queue, self.gates, self.router, self._fallback_lane)

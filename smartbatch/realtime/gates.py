@@ -1,4 +1,4 @@
-"""The gates before a call: budget, breaker, retry budget, cooldown and rate limits.
+"""The gates before a call: budget, breaker, throttle, cooldown and rate limits.
 
 All are looked at, then all are taken, in one critical section: taking them one by one could lose the
 breaker's only probe, or spend a request of the quota on a call that its tokens forbid. A gate never sleeps
@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from attrs import define, frozen
 
-from smartbatch.core.limits.breaker import Outcome, Transition
+from smartbatch.core.limits.breaker import BreakerState, Outcome, Transition
 from smartbatch.core.limits.breaker import Permit as Pass
 from smartbatch.core.limits.budget import Budget, SpendReservation
 from smartbatch.core.limits.header_limits import Reservation
@@ -49,7 +49,6 @@ class Demand:
         tokens: estimated input and output tokens.
         cost: most it can cost, USD.
         first: whether it is the first call of its requests.
-        retry: whether it repeats a call that failed by itself, and not for the provider's state.
         output: the part of ``tokens`` that is output.
         own_budget: pays for it; the client's budget when ``None``.
     """
@@ -57,7 +56,6 @@ class Demand:
     tokens: float
     cost: float
     first: bool
-    retry: bool
     output: float = 0.0
     own_budget: Budget | None = None
 
@@ -106,14 +104,12 @@ class Gates:
 
     Args:
         budget: the client's, in USD.
-        call_timeout: seconds after which a probe of the breaker counts as failed.
         rng: random numbers for the lengths of cooldowns and breaker pauses.
     """
 
-    def __init__(self, budget: Budget, call_timeout: float, rng: random.Random) -> None:
+    def __init__(self, budget: Budget, rng: random.Random) -> None:
         self.budget = budget
         self.permits_out = 0
-        self._call_timeout = call_timeout
         self._rng = rng
 
     def look(self, lane: Lane, demand: Demand, now: float) -> float:
@@ -128,18 +124,13 @@ class Gates:
             if at > now:
                 return at
             reservation = lane.quota.quota.take(now, demand.tokens, demand.output)
-        if demand.retry:
-            lane.retry_budget.take(now)
-        elif demand.first:
-            lane.retry_budget.called()
         self.permits_out += 1
-        through = lane.breaker.take(now, now + self._call_timeout)
+        through = lane.breaker.take(now)
+        lane.throttle.take(now)
         return Permit(lane, demand, reservation, through, self.payer(demand.own_budget).reserve(demand.cost))
 
     def _look_locked(self, lane: Lane, demand: Demand, now: float) -> float:
-        at = lane.breaker.look(now)
-        if demand.retry:
-            at = max(at, lane.retry_budget.look(now))
+        at = max(lane.breaker.look(now), lane.throttle.look(now))
         if not self.payer(demand.own_budget).fits(demand.cost):
             return math.inf
         return max(at, lane.quota.quota.look(now, demand.tokens, demand.output))
@@ -158,8 +149,7 @@ class Gates:
            the answer told.
         2. The budget: a success pays its cost, or the reserve when the cost is unknown; a failure pays its
            cost, or the reserve when it may be billed.
-        3. The retry budget, for a retry: a success earns, a call that was never made takes nothing.
-        4. The breaker: it counts successes and failures of the provider.
+        3. The throttle and the breaker: they count successes and failures of the provider.
 
         Raises:
             AssertionError: the permit has ended before.
@@ -179,13 +169,13 @@ class Gates:
         else:
             cost = demand.cost if used.maybe_billed else used.cost or 0.0
         self.payer(demand.own_budget).settle(permit.hold, cost)
-        if demand.retry and succeeded:
-            lane.retry_budget.succeeded()
-        elif demand.retry and ending is Ending.DROPPED:
-            lane.retry_budget.dropped()
         health = _HEALTH.get(ending, Outcome.IGNORED)
-        transition = lane.breaker.end(permit.through, now, health, self._rng)
+        judged = health is not Outcome.IGNORED and lane.breaker.state is BreakerState.CLOSED
+        accepted = succeeded if judged else None  # the outcome of a probe is the breaker's affair
+        lane.throttle.end(permit.reservation.started, now, accepted=accepted)
+        transition = lane.breaker.end(permit.through, now, health, self._rng, first=demand.first)
         if transition is not None:
+            lane.throttle.restart(now)
             changes.append(transition)
         return changes
 

@@ -15,8 +15,8 @@ from attrs import define, field
 from smartbatch.core.batching.packing import packable
 from smartbatch.core.batching.window import BatchAccumulator
 from smartbatch.core.limits.breaker import CircuitBreaker
-from smartbatch.core.limits.retry import RetryBudget
 from smartbatch.core.limits.suspension import PackingHealth
+from smartbatch.core.limits.throttle import AdaptiveThrottle
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.prices import RateCard
 from smartbatch.providers.base import Provider
@@ -50,7 +50,7 @@ class Lane:
 
     Attributes:
         label: ``provider:model``, as events and errors name it.
-        breaker: of this provider and model, as are ``provider_health`` and ``retry_budget``.
+        breaker: of this provider and model, as are ``provider_health`` and ``throttle``.
         quota: shared by all clients of the process that share the provider's limits.
         rates: prices, or ``None`` when they are unknown.
         calibration: what calls of this kind have taught about token counts.
@@ -73,7 +73,7 @@ class Lane:
     accumulator: BatchAccumulator
     breaker: CircuitBreaker
     provider_health: ProviderHealth
-    retry_budget: RetryBudget
+    throttle: AdaptiveThrottle
     quota: SharedQuota
     rates: RateCard | None
     calibration: Calibration

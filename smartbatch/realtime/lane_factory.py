@@ -14,8 +14,8 @@ from attrs import frozen
 from smartbatch.core.batching.packing import BatchCompiler, batch_key, random_word
 from smartbatch.core.batching.window import BatchAccumulator, Window
 from smartbatch.core.limits.breaker import CircuitBreaker
-from smartbatch.core.limits.retry import RetryBudget
 from smartbatch.core.limits.suspension import PackingHealth
+from smartbatch.core.limits.throttle import AdaptiveThrottle
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import Provider
@@ -35,7 +35,7 @@ class _ModelState:
 
     breaker: CircuitBreaker
     provider_health: ProviderHealth
-    retry_budget: RetryBudget
+    throttle: AdaptiveThrottle
 
 
 @frozen(eq=False)
@@ -162,7 +162,7 @@ class LaneFactory:
             ),
             breaker=state.breaker,
             provider_health=state.provider_health,
-            retry_budget=state.retry_budget,
+            throttle=state.throttle,
             quota=shared_quota(provider.scope, model),
             rates=known.rates,
             calibration=Calibration(known.calibration) if packed else known.calibration,
@@ -191,7 +191,7 @@ class LaneFactory:
                 probes=config.breaker_probes,
             ),
             ProviderHealth(),
-            RetryBudget(),
+            AdaptiveThrottle(),
         )
 
     def _rates(self, provider: Provider, model: str) -> RateCard | None:

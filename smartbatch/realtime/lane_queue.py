@@ -31,14 +31,12 @@ class LaneQueue:
     Attributes:
         waiting: tickets that could be served now.
         delayed: retries whose backoff is not over, by its end.
-        paused_retries: retries that the retry budget holds back, so that first calls go before them.
     """
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.waiting = 0
         self.delayed: _Heap = []
-        self.paused_retries: _Heap = []
         self._ordered: PriorityQueue[tuple[float, int, Ticket]] = PriorityQueue()
         self._by_window_end: _Heap = []
         self._by_arrival: _Heap = []
@@ -104,16 +102,8 @@ class LaneQueue:
                     ticket.must_start = now
                     heapq.heappush(self._by_window_end, (ticket.must_start, entry, ticket))
 
-    def pause_retry(self, ticket: Ticket) -> None:
-        """Take the head, a retry, out of the way until the retry budget has room for one."""
-        self.pop()
-        ticket.entry = next(_sequence)  # it does not count for the window, where its old entry would be found
-        ticket.paused = True
-        heapq.heappush(self.paused_retries, (ticket.key, ticket.entry, ticket))
-
     def promote(self, now: float) -> float:
         """Let retries whose backoff is over wait for service; return when the next one's is."""
-        self._resume_retries(now)
         while self.delayed:
             due, entry, ticket = self.delayed[0]
             if ticket.entry != entry:
@@ -159,16 +149,6 @@ class LaneQueue:
         ticket.entry = entry
         self.waiting += 1
         self._urgent += urgent
-
-    def _resume_retries(self, now: float) -> None:
-        """Let one paused retry wait for service again, or all of them when the breaker is not closed."""
-        outage = self.lane.provider_health.open_since is not None
-        while self.paused_retries and (outage or self.lane.retry_budget.look(now) <= now):
-            _, entry, ticket = heapq.heappop(self.paused_retries)
-            if ticket.entry == entry:
-                self.put(ticket, ticket.due, now)
-                if not outage:
-                    return
 
     def _compact(self) -> None:
         """Throw out invalid entries once they are most of a heap: they hold memory."""

@@ -15,7 +15,7 @@ from attrs import define, frozen
 from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.core.limits.breaker import BreakerState, Transition
 from smartbatch.core.limits.quota import Cooldown
-from smartbatch.core.limits.retry import RetryPolicy, decide
+from smartbatch.core.limits.retry import Circumstances, RetryPolicy, decide
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.structured import Parsed, read_answer, repair_request
 from smartbatch.core.preparation.tokens import estimate_request
@@ -44,6 +44,11 @@ SPOILED = frozenset(
 """Failures of a shared call that one of its requests alone may have caused."""
 PERMANENT = frozenset({ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY})
 """Failures that waiting does not end."""
+UNKNOWN_MODEL = frozenset({404, 410})
+"""HTTP statuses of a call to a model, or an address, that is not there."""
+USUAL_FAILURES = 0.05
+PASSED_LATELY = 10.0
+"""Where more than this share of requests fail at first, others pass if one did within so many seconds."""
 STOP_SECONDS = 30.0
 """How long nothing is sent after such a failure; then one request may try."""
 
@@ -118,6 +123,7 @@ class ResponseRouter:
             max_delay=config.retry_max_delay,
         )
         self._patience = config.outage_patience
+        self._falls_back = config.on_breaker_open == "fallback"
         self._validation_retries = config.validation_retries
         self._hooks = setup.hooks
         self._keep = keep
@@ -179,7 +185,7 @@ class ResponseRouter:
             if isinstance(reading, Repair):
                 self._repair_or_fail(ticket, reading, effects)
             elif isinstance(reading, ProviderError):
-                self._again_or_fail(lane, ticket, reading, effects)
+                self._again_or_fail(call, ticket, reading, effects)
             elif reading.error is not None:
                 self.fail_locked(ticket, reading.error, effects, reading)
             else:
@@ -273,19 +279,22 @@ class ResponseRouter:
         effects.fail(ticket, waiters, error, refused)
 
     def _again_or_fail(
-        self, lane: Lane, ticket: Ticket, error: ProviderError, effects: DeferredEffects
+        self, call: InFlightCall, ticket: Ticket, error: ProviderError, effects: DeferredEffects
     ) -> None:
         """Decide what becomes of a request without an answer. The cases, in order:
 
         1. The slower tier refused it: it goes on in the standard lane; at once and uncounted, unless the
            tier worked for it until the time-out.
         2. A shared answer lacks it: again at once, alone. Only a provider that shares calls itself is to
-           blame for that; of a packed prompt no retry is counted.
-        3. The policy allows no further try, an outage has lasted too long, or the request must not be sent
+           blame for that; of a packed prompt no try is counted.
+        3. The lane is stopped by a refusal that all requests would meet, and another model takes over: again,
+           there.
+        4. The policy allows no further try, an outage has lasted too long, or the request must not be sent
            again (cancelled, or partly streamed): fail. If the provider never answered anybody, what failed is
            rather an address than a service, and the lane is stopped, so that others do not wait for it.
-        4. Again after its backoff; alone from its second counted failure on, in case it causes them.
+        5. Again after its delay; alone from its second failure on, in case it causes them.
         """
+        lane = call.permit.lane
         refusal = flex_refusal(lane, error)
         if refusal is not None:
             assert lane.standard is not None  # at its price the money was reserved
@@ -298,26 +307,30 @@ class ResponseRouter:
             ticket.alone = True
             self._again(ticket, error, error.kind.value, effects, counted=lane.packing_health is None)
             return
-        outage = self._is_outage(lane, error)
-        retry = decide(
-            self._policy, error.kind, ticket.retry_count, error.retry_after, outage=outage, rng=self._rng
-        )
-        health, stream = lane.provider_health, ticket.stream
+        stream = ticket.stream
+        last = ticket.final or (stream is not None and stream.final)
+        if self._falls_back and not last and lane.breaker.stopped(effects.now) is not None:
+            self._again(ticket, error, error.kind.value, effects)
+            return
+        seen = self._circumstances(call, error, effects.now)
+        kind = retry_kind(error)
+        count = ticket.retry_count
+        retry = decide(self._policy, kind, count, error.retry_after, self._rng, seen)
+        health = lane.provider_health
+        outage = seen.outage and seen.unavailable
         too_long = (
             outage and health.open_since is not None and effects.now - health.open_since > self._patience
         )
-        last = ticket.final or (stream is not None and stream.final)
         health.answered = health.answered or (stream is not None and stream.begun)
         if retry is None or too_long or last:
             self.fail_locked(ticket, error, effects)
-            if error.kind is ErrorKind.NETWORK_ERROR and not health.answered:
+            if not lane.breaker.passed and (is_page(error) or (is_network(error) and not health.answered)):
                 self._stop(lane, error, effects)
             return
-        if len(ticket.waiters) and error.kind is not ErrorKind.RATE_LIMIT and not outage:
-            ticket.alone = ticket.alone or (ticket.lane.shares and ticket.retry_count.counted > 1)
-        if health.answered and lane.breaker.state is not BreakerState.CLOSED:
-            # Behind the others, so that the next probe is another request: one that always fails
-            # must not keep the breaker open for all.
+        if count.failures > 1:
+            ticket.alone = ticket.alone or ticket.lane.shares
+        if health.answered and (count.failures > 1 or lane.breaker.state is not BreakerState.CLOSED):
+            # Behind the others: requests that always fail must not delay them, nor be every probe.
             ticket.key = latest_start(effects.now, ticket.request.priority, ticket.deadline)
         self._again(ticket, error, error.kind.value, effects, retry.delay, counted=retry.counted)
 
@@ -333,7 +346,6 @@ class ResponseRouter:
     ) -> None:
         """Let ``ticket`` wait for a further try, after ``error``."""
         ticket.last_error = error
-        ticket.charged = counted
         self._queue.again_locked(ticket, effects.now + delay, effects.now)
         effects.events.append(
             RetryScheduled(
@@ -348,13 +360,32 @@ class ResponseRouter:
             )
         )
 
-    def _is_outage(self, lane: Lane, error: ProviderError) -> bool:
-        """Whether the failure is the provider's state, known to the breaker, and not the request's."""
-        if lane.breaker.state is BreakerState.CLOSED:
-            return False
-        if error.kind is ErrorKind.NETWORK_ERROR:
-            return lane.provider_health.answered and not error.maybe_billed
-        return error.kind is ErrorKind.SERVER_ERROR and error.status in UNAVAILABLE
+    def _circumstances(self, call: InFlightCall, error: ProviderError, now: float) -> Circumstances:
+        """Return how other calls fared while ``call``, which failed with ``error``, was under way.
+
+        The failure is the provider's state, and not the request's, in these cases:
+
+        1. A connection could not be made, to a provider that has answered before.
+        2. A status says so; a 500 may be the request that breaks the server.
+        3. A web page came, where answers came before.
+        """
+        lane = call.permit.lane
+        breaker = lane.breaker
+        if is_network(error):
+            unavailable = lane.provider_health.answered and not error.maybe_billed
+        elif is_page(error):
+            unavailable = breaker.passed
+        else:
+            unavailable = error.kind is ErrorKind.SERVER_ERROR and error.status in UNAVAILABLE
+        # Where failures are usual, a moment without a success among the last few requests is, too.
+        fails_in_part = breaker.failure_share > USUAL_FAILURES
+        return Circumstances(
+            unavailable=unavailable,
+            outage=breaker.state is not BreakerState.CLOSED,
+            passing=breaker.passed_at >= (now - PASSED_LATELY if fails_in_part else call.started),
+            failure_share=breaker.failure_share,
+            latency=lane.throttle.latency,
+        )
 
     def _end_permit(self, call: InFlightCall, outcomes: Sequence[Outcome], effects: DeferredEffects) -> None:
         lane = call.permit.lane
@@ -373,7 +404,7 @@ class ResponseRouter:
             limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
         )
         changes = self._gates.end(call.permit, ending, effects.now, used)
-        if isinstance(worst, ProviderError) and worst.kind in PERMANENT:
+        if worst is not None and is_for_all(worst) and lane.breaker.passed_at < call.started:
             self._stop(lane, worst, effects)
         if usage is not None and ending is Ending.SUCCESS and call.batch.items[0].request.call is None:
             for ticket, outcome in zip(call.batch.items, outcomes, strict=True):
@@ -429,7 +460,30 @@ def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
     first = errors[0]
     if first.kind is ErrorKind.RATE_LIMIT:
         return Ending.REFUSED, first
-    return (Ending.FAILURE if first.kind in HEALTH_FAILURES else Ending.IGNORED), first
+    return (Ending.FAILURE if retry_kind(first) in HEALTH_FAILURES else Ending.IGNORED), first
+
+
+def is_network(error: ProviderError) -> bool:
+    """Whether no whole answer came."""
+    return error.kind is ErrorKind.NETWORK_ERROR
+
+
+def is_page(error: ProviderError) -> bool:
+    """Whether a web page came instead of an answer."""
+    return error.code == "html"
+
+
+def is_for_all(error: ProviderError) -> bool:
+    """Whether the next request would meet the same refusal: for the key, the account, or the model."""
+    return error.kind in PERMANENT or (
+        error.kind is ErrorKind.CLIENT_ERROR
+        and (error.status in UNKNOWN_MODEL or error.code == "model_not_found")
+    )
+
+
+def retry_kind(error: ProviderError) -> ErrorKind:
+    """Return what a failure counts as: a web page is a gateway's, and may be gone with the next call."""
+    return ErrorKind.SERVER_ERROR if is_page(error) else error.kind
 
 
 def _spoiled(outcomes: Sequence[Outcome]) -> ProviderError | None:

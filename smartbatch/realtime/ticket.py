@@ -206,7 +206,6 @@ class Ticket:
         paused: whether it waits where it is not served: between two tries.
         group: equal for the requests of one half of a call that is sent again.
         final: whether the call under way is the last, whatever comes of it.
-        charged: whether its next try counts against the retry budget.
         repairs: times it was sent again for an answer that did not fit its schema.
         refused: why the last of these answers was refused, with its text.
         cost: USD of all tries; ``None`` once one of them is unknown.
@@ -233,7 +232,6 @@ class Ticket:
     paused: bool = False
     group: object | None = None
     final: bool = False
-    charged: bool = False
     attempts: int = 0
     repairs: int = 0
     refused: ValidationFailed | None = None

@@ -28,8 +28,9 @@ def test_a_pause_of_the_quota_is_seen_before_company_is_gathered(
         return pop(lane_queue)
 
     def come() -> int:
-        client.submit_embedding("refused")
-        clock.sleep(5.0)
+        for number in range(3):
+            client.submit_embedding(f"refused {number}")
+            clock.sleep(5.0)
         monkeypatch.setattr(LaneQueue, "pop", counted)
         for number in range(300):
             client.submit_embedding(f"t{number}")

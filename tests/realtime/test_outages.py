@@ -34,7 +34,7 @@ class Down:
 
     def probes(self) -> list[float]:
         """When calls began during the outage, a while after it had begun."""
-        return [call.at for call in self.provider.starts if self.start + 2 <= call.at < self.end - 1]
+        return [call.at for call in self.provider.starts if self.start + 4 <= call.at < self.end - 1]
 
 
 def changes(events: list[Event]) -> list[tuple[str, str]]:
@@ -69,7 +69,7 @@ def test_ten_minutes_of_outage_cost_a_few_probes(clock: VirtualClock, client_of:
     assert extra <= 200 + 3 + 16
     probes = down.probes()
     assert probes
-    assert all(after - before >= 1.0 for before, after in itertools.pairwise(probes))  # one at a time
+    assert all(1.0 <= after - before <= 5.0 for before, after in itertools.pairwise(probes))
     assert max(future.result().attempts for future in futures) <= 4  # no request is the probe all the time
 
 

@@ -1,12 +1,14 @@
-"""The circuit breaker: stops calls to a provider that fails, and probes it with one call at a time.
+"""The circuit breaker: stops calls to a provider from which nothing comes, and probes it.
 
 There is one for each provider and model. Only the provider's own failures count; a wrong request, a refusal
-for the rate limit and a cancelled call are ``IGNORED``.
+for the rate limit and a cancelled call are ``IGNORED``. Failures of a part of the calls never open it: those
+are usual, and the throttle's to judge (:mod:`smartbatch.core.limits.throttle`).
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -21,11 +23,11 @@ class BreakerState(enum.Enum):
     """What the breaker lets through."""
 
     CLOSED = "closed"
-    """Everything: the provider works."""
+    """Everything: the provider works, or works for a part of the calls."""
     OPEN = "open"
     """Nothing until the pause ends."""
     HALF_OPEN = "half_open"
-    """Probes only; their outcome decides."""
+    """Probes only; the first that succeeds closes it."""
 
 
 class Outcome(enum.Enum):
@@ -40,10 +42,10 @@ class Outcome(enum.Enum):
 _CLOSED, _OPEN, _HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
 LEGAL: Final[Mapping[tuple[BreakerState, BreakerState], str]] = {
-    (_CLOSED, _OPEN): "too many failures, or a permanent error",
+    (_CLOSED, _OPEN): "nothing passes any more, or a permanent error",
     (_OPEN, _HALF_OPEN): "the pause is over and a probe was taken",
     (_HALF_OPEN, _CLOSED): "a probe succeeded",
-    (_HALF_OPEN, _OPEN): "a probe failed, did not come back in time, or met a permanent error",
+    (_HALF_OPEN, _OPEN): "a permanent error",
 }
 """Every change of state there is, and its cause. OPEN closes only by a probe; CLOSED never probes."""
 
@@ -59,94 +61,133 @@ class Transition:
 
 @define(eq=False)
 class Permit:
-    """A call that may go; ended once. ``epoch`` is the breaker's when the call was taken, ``deadline`` when
-    the call, if it is a probe, has to be back.
+    """A call that may go; ended once. ``epoch`` is the breaker's when the call was taken; ``overdue`` is when
+    a probe, if it is one, no longer keeps other probes from going.
     """
 
     epoch: int
-    deadline: float
+    overdue: float
     ended: bool = False
 
 
-_WINDOW = 20
-_MASK = (1 << _WINDOW) - 1
-_SHARE, _LEAST = 0.5, 10
-"""Share of failures among the last 20 outcomes that opens the breaker, given at least 10 failures."""
+_USUAL = 0.05
+"""Share of calls that fail before any is known. ``threshold`` failures in a row are the proof at this share;
+at a higher one, as many as are equally unlikely: at 50 % four times as many, at 90 % 28 times."""
+
+_USUAL_MOST = 0.9
+_QUICK, _SLOW = 32, 256
+"""Shares are those of the last 32 and the last 256 first calls of requests. The first follows what begins;
+the second outlasts the end of a list, where only answers are still to come. Requests are given patience by
+the larger of the two, and the breaker goes by the second. Repeated calls do not count: a few requests that
+always fail would make failures look usual."""
+
+_PROBED_SHARE = 0.015
+"""Probes go at most at 1.5 % of the rate of calls seen before, drawn at random: 2 % on average."""
+
+_RATE_SECONDS = 5.0
+"""Over which the rate of calls is averaged."""
+
+_LEAST_WEIGHT = 1.0 - math.exp(-1.0 / _RATE_SECONDS)
+"""Of calls that came within less than a second, the rate is taken to be that of a whole second."""
+
+_STEADY = 60.0
+"""Seconds of an outage in which probes go at that rate; later the time between two grows with the outage."""
 
 
 @define(eq=False)
 class CircuitBreaker:
-    """Opens after failures in a row or at a share of the last 20 calls; see :data:`LEGAL` for its states.
+    """Opens when nothing passes; see :data:`LEGAL` for its states.
 
-    The outcome of a call taken before a change of state does not count after it: of 64 calls in flight when
-    a provider fails, five open the breaker, and the other 59 must not lengthen its pause.
+    The outcome of a call taken before a change of state does not count after it: the calls in flight when it
+    opens must not open it again once it closed.
 
     Args:
-        threshold: consecutive failures that open it, 1 or more.
-        pause: seconds of the first pause; each failed probe doubles it.
-        max_pause: longest pause in seconds. Each pause is drawn between 50 % and 100 %.
-        probes: most probes in flight at once.
+        threshold: consecutive failures, beyond twice as many as there are calls in flight, that open it where
+            failures are rare, 1 or more.
+        pause: longest time from the opening to the first probe, seconds.
+        max_pause: longest time between two probes, seconds. Each is drawn between 50 % and 100 %.
+        probes: most probes in flight at once; one that is under way for longer than ``max_pause`` does not
+            count.
+
+    Attributes:
+        passed_at: when the last call succeeded.
+        failure_share: share of requests whose first call failed, until then.
     """
 
     _threshold: int = 5
     _pause: float = 1.0
-    _max_pause: float = 15.0
-    _probes: int = 1
+    _max_pause: float = 5.0
+    _probes: int = 4
     state: BreakerState = field(default=_CLOSED, init=False)
+    passed_at: float = field(default=-math.inf, init=False)
     _epoch: int = field(default=0, init=False)
-    _consecutive: int = field(default=0, init=False)
-    _failures: int = field(default=0, init=False)  # the last outcomes as bits, 1 is a failure
-    _seen: int = field(default=0, init=False)
-    _openings: int = field(default=0, init=False)
-    _until: float = field(default=0.0, init=False)
+    _run: int = field(default=0, init=False)  # consecutive failures
+    _in_flight: int = field(default=0, init=False)  # calls of this epoch
+    _firsts: int = field(default=0, init=False)
+    _quick_share: float = field(default=0.0, init=False)  # of first calls that failed
+    _slow_share: float = field(default=0.0, init=False)
+    _usual: float = field(default=_USUAL, init=False)  # the second share, at the last success
+    failure_share: float = field(default=0.0, init=False)
+    _rate: float = field(default=0.0, init=False)  # calls a second that ended, too low by _weight
+    _weight: float = field(default=0.0, init=False)
+    _ended_at: float = field(default=-math.inf, init=False)
+    _opened_at: float = field(default=0.0, init=False)
+    _next: float = field(default=0.0, init=False)  # when the next probe may go
     _jitter: float = field(default=1.0, init=False)
     _probing: list[Permit] = field(factory=list, init=False)
     _error: Exception | None = field(default=None, init=False)
     _changes: list[Transition] = field(factory=list, init=False)
 
+    @property
+    def passed(self) -> bool:
+        """Whether any call ever succeeded."""
+        return self.passed_at > -math.inf
+
     def look(self, now: float) -> float:
         """Return the earliest time a call may go; ``now`` when it may.
 
         1. Closed: now.
-        2. Half open with an overdue probe: the probe failed, the breaker opens again, and case 5 holds.
-        3. Half open with a free probe: now.
-        4. Half open with all probes in flight: the first probe's deadline; by then it has answered or failed.
-        5. Open: the end of the pause.
+        2. The time of the next probe has not come: then.
+        3. As many probes are in flight as may be: when the first of them is overdue.
+        4. A probe may go: now.
         """
         if self.state is _CLOSED:
             return now
-        if self.state is _HALF_OPEN:
-            if any(probe.deadline <= now for probe in self._probing):
-                self._reopen(now, "a probe did not come back in time")
-            elif len(self._probing) < self._probes:
-                return now
-            else:
-                return min(probe.deadline for probe in self._probing)
-        return max(now, self._until)
+        if now < self._next:
+            return self._next
+        overdue = sorted(probe.overdue for probe in self._probing)
+        return now if len(overdue) < self._probes else max(now, overdue[-self._probes])
 
-    def take(self, now: float, probe_deadline: float) -> Permit:
-        """Count a call that :meth:`look` let go; ``probe_deadline`` is when it, if it is a probe, has to be
-        back.
+    def take(self, now: float) -> Permit:
+        """Count a call that :meth:`look` let go.
 
         Raises:
             RuntimeError: when :meth:`look` would not let it go.
         """
+        permit = Permit(self._epoch, now + self._max_pause)
         if self.state is _CLOSED:
-            return Permit(self._epoch, probe_deadline)
+            self._in_flight += 1
+            return permit
         if self.look(now) > now:
             raise RuntimeError("the breaker does not let this call go; ask look() first")
         if self.state is _OPEN:
             self._transition(_HALF_OPEN, "the pause is over")
-        permit = Permit(self._epoch, probe_deadline)
+            permit.epoch = self._epoch
         self._probing.append(permit)
+        self._next = now + self._jitter * self._interval(now)
         return permit
 
-    def end(self, permit: Permit, now: float, outcome: Outcome, rng: RandomSource) -> Transition | None:
+    def end(
+        self, permit: Permit, now: float, outcome: Outcome, rng: RandomSource, *, first: bool = True
+    ) -> Transition | None:
         """Count how a call ended; return the change of state it caused, if any.
 
         1. The call was taken before the last change of state: it does not count.
-        2. Closed: count the outcome; enough failures open the breaker.
-        3. Half open: a success closes it, a failure opens it again, anything else frees the probe.
+        2. Closed: count the outcome; enough failures in a row open the breaker.
+        3. Half open: a success closes it; anything else only ends the probe.
+
+        Args:
+            first: whether it was the first call of its request.
 
         Raises:
             RuntimeError: when the permit was ended before.
@@ -156,72 +197,83 @@ class CircuitBreaker:
         permit.ended = True
         if permit.epoch != self._epoch:
             return None
-        before = len(self._changes)
+        if outcome is Outcome.SUCCESS:
+            self.passed_at = now
         if self.state is _CLOSED:
-            if outcome is not Outcome.IGNORED:
-                self._count(outcome is Outcome.FAILURE, now, rng)
-        else:
-            self._probed(permit, now, outcome, rng)
-        return self._changes.pop() if len(self._changes) > before else None
+            self._in_flight -= 1
+            if outcome is Outcome.IGNORED or not self._count(outcome is Outcome.FAILURE, now, first):
+                return None
+            run, self._run = self._run, 0
+            self._jitter = jittered(1.0, rng)
+            self._opened_at = now
+            self._next = now + self._jitter * min(self._pause, self._interval(now))
+            return self._told(_OPEN, f"{run} failures in a row")
+        self._probing.remove(permit)
+        self._jitter = jittered(1.0, rng)
+        if outcome is not Outcome.SUCCESS:
+            return None
+        self._passed()
+        return self._told(_CLOSED, "a probe succeeded")
 
     def stop(self, error: Exception, now: float, until: float) -> Transition | None:
         """Hold all calls until ``until`` for a permanent error: a wrong key, no money. After that one probe
         goes.
         """
-        before = len(self._changes)
-        if self.state is not _OPEN:
-            self._transition(_OPEN, "permanent error")
+        change = None if self.state is _OPEN else self._told(_OPEN, "permanent error")
         self._error = error
-        self._until = max(now, until)
-        return self._changes.pop() if len(self._changes) > before else None
+        self._opened_at = now
+        self._next = max(now, until)
+        return change
 
     def stopped(self, now: float) -> Exception | None:
         """Return the permanent error that holds all calls now, if there is one."""
-        return self._error if self.state is _OPEN and now < self._until else None
+        return self._error if self.state is _OPEN and now < self._next else None
 
     def changes(self) -> list[Transition]:
-        """Return, once, the changes that :meth:`look` and :meth:`take` caused since the last call."""
+        """Return, once, the changes that :meth:`take` caused since the last call."""
         changes, self._changes = self._changes, []
         return changes
 
-    def _count(self, failed: bool, now: float, rng: RandomSource) -> None:
-        self._failures = (self._failures << 1 | failed) & _MASK
-        self._seen = min(self._seen + 1, _WINDOW)
+    def _count(self, failed: bool, now: float, first: bool) -> bool:
+        """Count an outcome while closed; True when the failures are enough to open."""
+        kept = math.exp((self._ended_at - now) / _RATE_SECONDS) if self._rate else 1.0
+        self._rate = self._rate * kept + 1.0 / _RATE_SECONDS
+        self._weight = self._weight * kept + (1.0 - kept)
+        self._ended_at = now
+        if first:
+            self._firsts += 1
+            self._quick_share += (failed - self._quick_share) / _QUICK
+            self._slow_share += (failed - self._slow_share) / min(_QUICK + self._firsts, _SLOW)
         if not failed:
-            self._consecutive = 0
-            return
-        self._consecutive += 1
-        failures = self._failures.bit_count()
-        if self._consecutive >= self._threshold:
-            reason = f"{self._consecutive} failures in a row"
-        elif failures >= _LEAST and failures >= _SHARE * self._seen:
-            reason = f"{failures} of the last {self._seen} calls failed"
-        else:
-            return
-        self._jitter = jittered(1.0, rng)
-        self._reopen(now, reason)
+            self._passed()
+            return False
+        self._run += 1
+        # Failures arrive sooner than answers, and others take their place: even where every second call is
+        # answered, twice as many may fail as are in flight before the first answer comes.
+        return self._run >= 2 * self._in_flight + self._threshold * math.log(_USUAL) / math.log(self._usual)
 
-    def _probed(self, permit: Permit, now: float, outcome: Outcome, rng: RandomSource) -> None:
-        self._probing.remove(permit)
-        if outcome is Outcome.SUCCESS:
-            self._transition(_CLOSED, "a probe succeeded")
-        elif outcome is Outcome.FAILURE:
-            self._jitter = jittered(1.0, rng)
-            self._reopen(now, "a probe failed")
+    def _passed(self) -> None:
+        """End the run of failures; from now on the share of failures counts as usual."""
+        self._run = 0
+        self.failure_share = max(self._quick_share, self._slow_share)
+        self._usual = min(max(self._slow_share, _USUAL), _USUAL_MOST)
 
-    def _reopen(self, now: float, reason: str) -> None:
-        # An overdue probe is found by look(), which has no random source: it keeps the jitter drawn last.
-        self._until = now + self._jitter * min(self._pause * 2.0**self._openings, self._max_pause)
-        self._openings = min(self._openings + 1, 64)
-        self._transition(_OPEN, reason)
+    def _interval(self, now: float) -> float:
+        """Return the most seconds between two probes."""
+        rate = self._rate / max(self._weight, _LEAST_WEIGHT)
+        slower = max(1.0, (now - self._opened_at) / _STEADY)
+        return min(slower / (_PROBED_SHARE * rate), self._max_pause) if rate else self._max_pause
+
+    def _told(self, after: BreakerState, reason: str) -> Transition:
+        """Change the state and return the change, which :meth:`changes` then does not return."""
+        self._transition(after, reason)
+        return self._changes.pop()
 
     def _transition(self, after: BreakerState, reason: str) -> None:
         """Change the state, see :data:`LEGAL`; nothing else does. Permits taken before no longer count."""
-        before = self.state
+        self._changes.append(Transition(self.state, after, reason))
         self.state = after
         self._epoch += 1
+        self._in_flight = 0
         self._probing = []
         self._error = None
-        if after is _CLOSED:
-            self._consecutive = self._failures = self._seen = self._openings = 0
-        self._changes.append(Transition(before, after, reason))

@@ -6,7 +6,10 @@ Each is a bucket of its own; a call goes when all of them let it.
 
 from __future__ import annotations
 
-from attrs import define
+import math
+from collections import deque
+
+from attrs import define, field
 
 from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround
 from smartbatch.types import LimitReport
@@ -22,6 +25,15 @@ _IMPLYING = 50.0
 
 _CHANGED = 0.05
 """A limit implied by a reset is rounded; only a difference above this share is a change."""
+
+_CONTRADICTED = 2.0
+_SUSPECT = 1.05
+"""A server that admits a minute's worth at once and refills it admits at most twice its limit in a minute. If
+more were answered, the limit it names is not enforced; above 1.05 of it that may be so, and is found out."""
+
+_DOUBT_EVERY = 1.5
+"""Seconds after which calls go in spite of a suspect limit: one, then two, four, … until one is refused, or
+the limit is contradicted. A limit that is enforced is confirmed by one refusal, and doubted no more."""
 
 _SETTLED = 1.0
 """Seconds after a limit became known in which it may still refuse: calls sent before it use it up."""
@@ -60,6 +72,22 @@ class Traffic:
     held_tokens: float = 0.0
     held_output: float = 0.0
     refused_at: float = float("-inf")
+    accepted: int = 0
+    _by_second: deque[tuple[float, int]] = field(factory=deque, init=False)
+
+    def accept(self, now: float) -> None:
+        """Count a call that was answered."""
+        self.accepted += 1
+        seconds = self._by_second
+        if not seconds or now >= seconds[-1][0] + 1.0:
+            seconds.append((now, self.accepted))
+            while seconds[0][0] < now - _MINUTE:
+                seconds.popleft()
+
+    @property
+    def accepted_lately(self) -> int:
+        """Calls answered in the last minute of traffic."""
+        return self.accepted - self._by_second[0][1] + 1 if self._by_second else 0
 
     def start(self, call: Reservation) -> None:
         """Count a call that is sent, and note in it what had been sent until then."""
@@ -99,12 +127,47 @@ class Traffic:
         return SentAround(call.started, call.order, mark, since, unanswered, held, calls, calls_open, blurred)
 
 
+@define
+class Doubt:
+    """Whether the limit of requests that a provider names is enforced.
+
+    Attributes:
+        next: when calls may go in spite of it.
+        left: how many, from then on.
+        size: how many in the next round.
+        over: whether it is known.
+        refuted: whether it is known that it is not enforced.
+    """
+
+    next: float
+    left: int = 1
+    size: int = 1
+    over: bool = False
+    refuted: bool = False
+
+    def look(self, now: float) -> float:
+        """Return when a call may go in spite of the limit; infinity for never."""
+        if self.over:
+            return now if self.refuted else math.inf
+        return max(now, self.next)
+
+    def take(self, now: float) -> None:
+        """Count a call that went in spite of the limit."""
+        if self.over:
+            return
+        self.left -= 1
+        if self.left == 0:
+            self.size *= 2
+            self.left, self.next = self.size, now + _DOUBT_EVERY
+
+
 class HeaderLimits:
     """The limits reported so far. False while there are none: then nothing is held back."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, ReportedBucket] = {}
         self._explained_at = float("-inf")
+        self._doubt: Doubt | None = None  # about the limit of requests
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
@@ -125,12 +188,38 @@ class HeaderLimits:
         for dimension, bucket in self._buckets.items():
             ready = bucket.look(now, _cost(dimension, tokens, output))
             if ready > at:
-                at = ready
+                if dimension == _REQUESTS and self._doubt is not None:
+                    ready = min(ready, self._doubt.look(now))
+                at = max(at, ready)
         return at
 
     def take(self, now: float, call: Reservation) -> None:
         for dimension, bucket in self._buckets.items():
-            bucket.take(now, _cost(dimension, call.tokens, call.output))
+            cost = _cost(dimension, call.tokens, call.output)
+            if dimension == _REQUESTS and self._doubt is not None and bucket.look(now, cost) > now:
+                self._doubt.take(now)
+            bucket.take(now, cost)
+
+    def accepted(self, traffic: Traffic, now: float) -> None:
+        """Hold what was answered in the last minute against the limit of requests. The cases, in order:
+
+        1. No limit, or a refusal confirmed it: nothing to doubt.
+        2. Twice as many were answered: nobody enforces it, and it holds nothing back.
+        3. More were answered than it allows: it is suspect.
+        """
+        bucket, doubt = self._buckets.get(_REQUESTS), self._doubt
+        if bucket is None or (doubt is not None and doubt.over):
+            return
+        lately = traffic.accepted_lately
+        if lately > _CONTRADICTED * bucket.limit:
+            self._doubt = Doubt(now, over=True, refuted=True)
+        elif doubt is None and lately > _SUSPECT * bucket.limit:
+            self._doubt = Doubt(now + _DOUBT_EVERY)
+
+    def confirm(self) -> None:
+        """A call was refused: the limit of requests is doubted no more."""
+        if _REQUESTS in self._buckets:
+            self._doubt = Doubt(math.inf, over=True)
 
     def settle(self, now: float, call: Reservation, tokens: float, output: float | None) -> None:
         """Correct what a call took to the tokens it used; ``None`` for output takes the expected share."""

@@ -6,15 +6,16 @@ Five things hold a call back, and the latest of them counts:
   clock starts when the first call arrives, not when it leaves;
 * the **reported limits**, as the provider's answers state them: buckets that follow the server's own. A
   refusal that they explain proves nothing further;
-* the **cooldown** after a refusal, common to all;
+* the **cooldown** after refusals that prove a limit or are explained by one, common to all;
 * the **window**, a limit on calls in flight that grows with success. It exists only while the burst of a
   configured limit is unproven and after a refusal, so that neither a wrong limit nor the end of a cooldown
   makes a storm;
 * the **spacing** of calls at an even rate. It exists only when refusals proved that bursts are not honoured
   (many providers enforce 600 a minute as 10 a second), or that there is a limit nobody configured.
 
-One refusal proves nothing: shared services refuse at random. A burst of them does, measured against the
-calls that were in flight. No threads and no clock here: the caller holds one lock and passes ``now``.
+One refusal proves nothing: shared services refuse at random. The refused request waits by itself, and the
+window shrinks. A burst of refusals proves a limit, measured against the calls that were in flight; so does a
+second one after a cooldown. No threads and no clock here: the caller holds one lock and passes ``now``.
 """
 
 from __future__ import annotations
@@ -47,9 +48,13 @@ _WIDE = 4096.0
 
 _PROOF = 3.0
 _PROOF_SHARE = 0.25
-_FORGET = 0.01
-"""Refusals prove a limit when three of them, and a quarter of the calls in flight, came together; 100
-successes outweigh one refusal. At 0.3 % random refusals that happens less than once in 10,000 calls."""
+_FORGET = 0.04
+"""Refusals prove a limit when three of them, and a quarter of the calls in flight, came together; 25
+successes outweigh one refusal. So up to 4 % may be refused at random, and no more than that in excess of a
+limit, without a pause for all."""
+
+_REPEATED = 2.0
+"""Evidence at which a refusal among spaced calls is not a lone one: two within some 25 successes."""
 
 _SPACED_SHARE = 0.988
 """Share of the configured rate used when calls are spaced: leaves 1.2 ms in 100 for arrivals out of step."""
@@ -124,7 +129,9 @@ class Quota:
         self._cool_before = self._cool_began = self._cool_until = -math.inf
         self._consecutive = 0
         self._evidence = 0.0
-        self._peak = 1  # calls in flight when the cooldown began
+        self._narrowed_at = -math.inf  # when the window or the rate was lowered last, without a cooldown
+        self._narrowed_to = _RESTART_WINDOW
+        self._peak = 1  # calls in flight when refusals began
         self._judged = False  # once a cooldown is enough
         self._baseline = -math.inf
         self._accepted = 0
@@ -226,6 +233,9 @@ class Quota:
         self._end(reservation)
         self._settle_tokens(reservation, now, actual_tokens, actual_output)
         self._accepted += 1
+        self._traffic.accept(now)
+        if self._header_limits:
+            self._header_limits.accepted(self._traffic, now)
         if self._evidence > 0.0:
             self._evidence -= _FORGET
         if reservation.started >= self._cool_before:
@@ -273,16 +283,18 @@ class Quota:
         retry_after: float | None,
         rng: RandomSource,
         report: LimitReport | None = None,
-    ) -> Cooldown:
-        """The provider refused the call for its rate limit; return the cooldown that follows.
+    ) -> Cooldown | None:
+        """The provider refused the call for its rate limit; return the cooldown that follows for all calls.
 
         The cases, in order:
 
-        1. The reported limits explain the refusal: it proves nothing further, and only the cooldown follows.
-        2. The call was sent after the last cooldown began: a new cooldown, longer than the last one. Where
+        1. The reported limits explain the refusal: it proves nothing further, and a cooldown follows.
+        2. It is not explained, and stands alone: there is no cooldown. A spaced rate is lowered, otherwise
+           the window shrinks. The request waits by itself.
+        3. The call was sent after the last cooldown began: a new cooldown, longer than the last one. Where
            the refusal is not explained, calls begin again slowly (:meth:`_restart`).
-        3. The call was sent before: it belongs to the same event. Its Retry-After may lengthen the cooldown.
-        4. Unexplained refusals add up to evidence; enough of it, measured against the calls in flight, proves
+        4. The call was sent before: it belongs to the same event. Its Retry-After may lengthen the cooldown.
+        5. Unexplained refusals add up to evidence; enough of it, measured against the calls in flight, proves
            a limit that nobody named (:meth:`_proven`), once a cooldown.
 
         Args:
@@ -295,27 +307,38 @@ class Quota:
             self._tokens.settle(now, reservation.tokens)
         self._header_limits.drop(now, reservation)  # if it was charged all the same, the next report shows it
         self._traffic.refused_at = now
+        self._header_limits.confirm()
         explained = self._header_limits.explain(report, reservation, self._traffic, now)
+        if not explained:
+            self._evidence += 1.0
+        self._peak = max(self._peak, in_flight) if self._evidence > 1.0 else in_flight
+        proven = self._evidence >= max(_PROOF, _PROOF_SHARE * self._peak)
         fresh = reservation.started >= self._cool_began
+        if not (explained or proven or self._consecutive or self._repeated):
+            if fresh and reservation.started >= self._narrowed_at:
+                self._give_way(in_flight, now)
+            return None
         if fresh:
             # Refusals arrive sooner than answers. A success among the calls sent between two cooldowns still
             # resets the count of consecutive ones; a success of a call sent before the first does not.
             self._cool_before = self._cool_began if self._consecutive else now
             self._consecutive += 1
             self._cool_began = now
-            self._peak = in_flight
             self._judged = False
             if not explained:
                 self._restart(now)
         if fresh or retry_after is not None:
             seconds = self._pause(retry_after, rng)
             self._cool_until = max(self._cool_until, now + seconds)
-        if not explained:
-            self._evidence += 1.0
-        if not self._judged and self._evidence >= max(_PROOF, _PROOF_SHARE * self._peak):
+        if not self._judged and proven:
             self._judged = True
             self._proven(now)
         return Cooldown(max(0.0, self._cool_until - now), self._consecutive, fresh)
+
+    @property
+    def _repeated(self) -> bool:
+        """Whether refusals came close to each other although calls are spaced."""
+        return self._spacing is not None and self._evidence >= _REPEATED
 
     @property
     def _known(self) -> float | None:
@@ -346,6 +369,15 @@ class Quota:
             return jittered_minimum(retry_after, rng)
         return backoff(self._consecutive, rng, first=_COOLDOWN, longest=_COOLDOWN_MOST)
 
+    def _give_way(self, in_flight: int, now: float) -> None:
+        """Lower what is sent after a refusal that stands alone: the rate, or the calls in flight."""
+        if self._spacing is not None:
+            self._restart(now)
+        else:
+            narrower = max(_RESTART_WINDOW, _DECREASE * min(in_flight, self._window))
+            self._window = self._narrowed_to = narrower
+        self._narrowed_at = now
+
     def _restart(self, now: float) -> None:
         """Begin again slowly after a cooldown.
 
@@ -356,7 +388,7 @@ class Quota:
         if self._spacing is None:
             again = self._threshold != math.inf and self._consecutive == 1
             self._window = max(_RESTART_WINDOW, _DECREASE * self._peak if again else 0.0)
-            self._growth = _DOUBLING
+            self._narrowed_to, self._growth = _RESTART_WINDOW, _DOUBLING
             return
         soon = self._clean < _GROWTH_SCALE
         if self._known is not None:
@@ -401,8 +433,8 @@ class Quota:
         """
         if self._growth == _PROVING or self.in_flight >= self._threshold:
             return math.inf
-        opens = self._cool_until + _DOUBLES_EVERY * math.log2((self.in_flight + 1) / _RESTART_WINDOW)
-        return max(now, opens)
+        doublings = math.log2((self.in_flight + 1) / self._narrowed_to)
+        return max(now, max(self._cool_until, self._narrowed_at) + _DOUBLES_EVERY * doublings)
 
     def _widen(self) -> None:
         grow = self._growth if self._window < self._threshold else 1.0 / self._window

