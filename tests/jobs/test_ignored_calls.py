@@ -10,7 +10,8 @@ from jobs.remote import Api, Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import ErrorKind, ProviderError, StoreError
+from smartbatch.jobs.steps import listing
 from smartbatch.observe import logs
 
 ClientOf = Callable[..., BatchingClient]
@@ -82,3 +83,22 @@ def test_a_batch_that_cannot_be_polled_after_its_cancel_was_refused(
     job.cancel()
     assert job.wait(LONG).cancelled == 2
     assert ignored == [("poll of a batch", "network_error")]
+
+
+def test_an_error_of_the_store_is_not_taken_for_one_of_the_provider(
+    client_of: ClientOf, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is read, and orphans that are found in it are noted in the store."""
+
+    def lost(*_: object) -> Any:
+        raise ProviderError("no answer", kind=ErrorKind.TIMEOUT, maybe_billed=True)
+
+    def full(*_: object) -> Any:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(Api, "create", lost)
+    job = client_of(Remote(clock)).submit_batch(["a", "b"])
+    clock.sleep(0.5)
+    monkeypatch.setattr(listing, "find_orphans", full)
+    clock.sleep(5.0)
+    assert job.status().note == "the disk is full"
