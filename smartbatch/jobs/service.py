@@ -50,8 +50,6 @@ ELSEWHERE = 1.0
 """Seconds between looks at a job that another process carries on."""
 OWN = 30.0
 """Seconds between looks at a job of this process, whose waiters are notified of changes."""
-ASKING = 10_000
-"""Items sent in real time that are counted at most."""
 LAST_NEWS = 2.0
 """Seconds that watchers have at a stop to tell what is stored."""
 REMEMBERED = 1_000
@@ -337,7 +335,7 @@ class JobService:
         row = store.jobs.get(row.id) or row
         asking = 0
         if row.state is not JobState.DONE:
-            asking = len(store.items.in_state(row.id, state=ItemState.IN_FLIGHT, limit=ASKING))
+            asking = store.items.count(row.id, ItemState.IN_FLIGHT)
         return status_of(
             row,
             shards,

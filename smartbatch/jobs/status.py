@@ -296,23 +296,20 @@ def time_left(
     if job.state is JobState.HELD or job.note is not None:  # it waits for somebody, or for money
         return None
     waiting = [shard for shard in shards if shard.state in OPEN_SHARDS]
-    rest = max(0, job.total - job.finished - sum(shard.size for shard in waiting))
-    in_real_time = bool(asking) or _has_items(store, job, ItemState.REALTIME)
-    unplanned = [rest] if rest and not job.cancel_requested and _has_items(store, job, ItemState.OPEN) else []
+    # rows that follow equal ones are in none of these states: they end with those
+    to_ask = asking + store.items.count(job.id, ItemState.REALTIME)
+    to_plan = 0 if job.cancel_requested else store.items.count(job.id, ItemState.OPEN)
+    unplanned = [to_plan] if to_plan else []
     known = speed(job)
     batches = _batch_seconds(waiting, unplanned, known.turnaround, wall) if waiting or unplanned else 0.0
     if batches is None:
         return None
     calls = 0.0
-    if in_real_time:
+    if to_ask:
         # not at the speed of the results so far: how long a batch was waited for says nothing of calls
         others = max(0, known.throughput.ahead - asking)
-        calls = evolve(known.throughput, ahead=others).finish(rest, 0.5)
+        calls = evolve(known.throughput, ahead=others).finish(to_ask, 0.5)
     return max(batches, calls, SOON)
-
-
-def _has_items(store: SqlStore, job: JobRow, state: ItemState) -> bool:
-    return bool(store.items.in_state(job.id, state=state, limit=1))
 
 
 def _batch_seconds(

@@ -59,6 +59,20 @@ def test_calls_in_real_time_are_foretold_from_the_first_answer_on(
             assert status.remaining == pytest.approx(left, rel=0.3, abs=25.0)
 
 
+def test_rows_that_follow_equal_ones_take_no_time(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """Of 80 rows 40 are asked, four at a time; the others end with them."""
+    client = client_of(Remote(clock, batches=False, latency=20.0), store=store, parallelism=4)
+    rows = [f"p{n}" for n in range(40)]
+    told = followed(client.submit_batch([*rows, *rows], batch_fallback="individual"))
+    assert {status.total for status, _ in told} == {80}
+    assert any(status.finished for status, _ in told)
+    for status, left in told:
+        if status.finished:
+            assert status.remaining == pytest.approx(left, rel=0.3, abs=25.0)
+
+
 def test_batches_that_were_given_up_are_evidence_of_slow_ones(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:

@@ -54,6 +54,13 @@ class ItemTable:
         rows = self.db.rows(_in_state(state), state.value, first_of(job), first_of(job + 1), limit)
         return [open_item(row) for row in rows]
 
+    def count(self, job_id: str, state: ItemState) -> int:
+        """Return how many items are in a state."""
+        job = job_number(self.db, job_id)
+        counted = f"SELECT count(*) FROM item WHERE {_where(state)}"
+        [(found,)] = self.db.rows(counted, state.value, first_of(job), first_of(job + 1))
+        return int(found)
+
     def bodies(self, job_id: str, positions: Collection[int]) -> dict[int, bytes]:
         """Return requests of a job by their positions in it; ask for a few hundred at a time."""
         job = job_number(self.db, job_id)
@@ -155,7 +162,11 @@ class ItemTable:
 
 
 def _in_state(state: ItemState) -> str:
-    """Return the statement for items in a state, by the index of those that wait where it has them."""
+    """Return the statement for items in a state."""
+    return f"SELECT no, size, tokens, tries FROM item WHERE {_where(state)} ORDER BY no LIMIT ?"
+
+
+def _where(state: ItemState) -> str:
+    """Return what holds for items in a state, by the index of those that wait where it has them."""
     indexed = "{waiting} AND " if state.value < ItemState.SHARDED.value else ""
-    condition = f"{indexed}state = ? AND no >= ? AND no < ?"
-    return f"SELECT no, size, tokens, tries FROM item WHERE {condition} ORDER BY no LIMIT ?"
+    return f"{indexed}state = ? AND no >= ? AND no < ?"
