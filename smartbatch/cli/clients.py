@@ -18,6 +18,7 @@ from smartbatch.types import Generation
 
 __all__ = ["client_of", "config_of", "missing_store", "params_of"]
 
+_PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")
 _OF_BATCHES: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "batch_fallback")
 """Options that have no effect in real time."""
 
@@ -34,11 +35,7 @@ def config_of(args: argparse.Namespace) -> BatchingConfig:
 
 
 def params_of(args: argparse.Namespace) -> Generation:
-    return Generation(**_params(args))
-
-
-def _params(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("system", "max_tokens", "temperature", "seed")}
+    return Generation(**{name: getattr(args, name) for name in _PARAMETERS})
 
 
 def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
@@ -59,7 +56,7 @@ def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
         config=config_of(args),
         provider_options={**options, **_provider_options(args.provider_option)},
         observers=[print_event] if args.verbose else [],
-        **_params(args),
+        **{name: getattr(args, name) for name in _PARAMETERS},
     )
 
 

@@ -126,15 +126,13 @@ class _Jobs:
     # -- following -------------------------------------------------------------------------------------------
 
     def _watch(self, stored: StoredJobs) -> int:
-        jobs = self._named_or_open(stored)
-        done = self._wait_for(jobs)
-        return self._end(jobs, done)
+        return self._follow(self._named_or_open(stored))
 
     def _resume(self, stored: StoredJobs) -> int:
         jobs = self._named_or_open(stored)
         for job in jobs:
             job.resume()
-        return self._end(jobs, self._wait_for(jobs))
+        return self._follow(jobs)
 
     def _cancel(self, stored: StoredJobs) -> int:
         found: list[Job] = []
@@ -217,7 +215,8 @@ class _Jobs:
                 code = 2
         return code
 
-    def _end(self, jobs: Sequence[Job], done: bool) -> int:
+    def _follow(self, jobs: Sequence[Job]) -> int:
+        done = self._wait_for(jobs)
         statuses = [job.status() for job in jobs]
         for status in statuses:
             self._print_status(status)

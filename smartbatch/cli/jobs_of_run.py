@@ -8,6 +8,7 @@ import secrets
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import chain, count
 from typing import Final
 
 from attrs import frozen
@@ -24,12 +25,9 @@ _NAME: Final = 100
 _MANY: Final = 1_000_000
 """Jobs of a store that are searched: all of them."""
 _RUN: Final = "run"
-"""Label of a run's job: where its results go."""
 _ROWS: Final = "rows"
-"""Label of a run's job: how many rows the input had."""
-_ROUTE: Final = "route"
-"""Label of a run's job: present on those in real time."""
-_REALTIME: Final = "realtime"
+_REALTIME: Final = {"route": "realtime"}
+"""Labels of a run's job: where its results go, how many rows the input had, and that it goes in real time."""
 
 
 @frozen
@@ -87,9 +85,8 @@ class RunIdentity:
         return f"run:{self._name}:{digest.hexdigest()}"
 
     def labels(self, *, realtime: bool) -> dict[str, str]:
-        """Return the labels of a job of this run."""
         labels = {_RUN: self.label, _ROWS: str(self.rows)}
-        return {**labels, _ROUTE: _REALTIME} if realtime else labels
+        return labels | _REALTIME if realtime else labels
 
     def free_key(self, taken: set[str | None], *, realtime: bool) -> str:
         """Return the key of the next job.
@@ -97,14 +94,11 @@ class RunIdentity:
         For batches the plain key, or with ``#2``, ``#3``, … for rows that failed: of two processes that run
         the same command at once, one submits. In real time each run submits its own job, with a random key.
         """
-        base = key = self.key(self.rows)
+        base = self.key(self.rows)
         if realtime:
             return f"{base}#{secrets.token_hex(8)}"
-        number = 1
-        while key in taken:
-            number += 1
-            key = f"{base}#{number}"
-        return key
+        keys = chain([base], (f"{base}#{number}" for number in count(2)))
+        return next(key for key in keys if key not in taken)
 
     def find(
         self, client: BatchingClient, report: Callable[[str], object], *, batches_only: bool
@@ -217,7 +211,7 @@ def _run_job(job: Job) -> RunJob:
     return RunJob(
         job,
         int(rows) if rows.isdecimal() else 0,
-        realtime=job.metadata.get(_ROUTE) == _REALTIME,
+        realtime=_REALTIME.items() <= job.metadata.items(),
         ended=status.done,
         stored=status.finished,
     )

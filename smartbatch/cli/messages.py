@@ -49,7 +49,6 @@ class NoteHandler(logging.Handler):
         self._printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record in place of a progress bar."""
         text = self.format(record)
         if text not in self._printed:
             self._printed.add(text)

@@ -34,7 +34,6 @@ def add_options(
 
 
 def whole(text: str) -> int:
-    """Return a whole number."""
     try:
         return int(text)
     except ValueError:

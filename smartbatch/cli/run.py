@@ -63,7 +63,6 @@ class _Run:
         self._chooser = RouteChooser(self._client, self._input, args, self._clock)
 
     def go(self) -> int:
-        """Run, and return the exit code."""
         keys = self._input.check()
         if self._out is not None:
             self._before = self._out.recover(keys)

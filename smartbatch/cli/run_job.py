@@ -169,7 +169,10 @@ class JobRun:
         """Store the rows as a job that are neither answered nor under way, if there are any."""
         needed = self._identity.needed(jobs, self._answered)
         for one in jobs:
-            self._report_found(one)
+            found = "had ended before; its answers are taken from the store"
+            if not one.ended:
+                found = f"goes on; {one.stored:,} of {one.job.total:,} rows have their results"
+            self._say(f"job {one.job.id}: {found}")
         if not any(needed):
             return None
         plan = self._chooser.choose(needed, self._stopped)
@@ -247,12 +250,6 @@ class JobRun:
     def _say(self, text: str) -> None:
         if not self._args.quiet:
             say(text)
-
-    def _report_found(self, one: RunJob) -> None:
-        if one.ended:
-            self._say(f"job {one.job.id}: had ended before; its answers are taken from the store")
-            return
-        self._say(f"job {one.job.id}: goes on; {one.stored:,} of {one.job.total:,} rows have their results")
 
     def _end_early(self) -> None:
         """Begin no further call, and print what becomes of the rest; on the thread of the signals."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
+from attrs import define, field
+
 from smartbatch._settings import seconds_of
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, scrub
@@ -86,7 +88,7 @@ def agent_call(
     Returns:
         ``call(request, attempt)``; raises ``ProviderError`` for every failure of the run.
     """
-    return _named(_Runs(_always(agent), model_settings, options), timeout, agent.name)
+    return _named(_Runs(_always(agent), dict(model_settings or {}), options), timeout, agent.name)
 
 
 def agent_factory_call(
@@ -105,7 +107,7 @@ def agent_factory_call(
         factory: ``factory(request, attempt)`` returns the agent; ``attempt`` is 0 for the first.
         timeout, model_settings, options: as for :func:`agent_call`.
     """
-    runs = _Runs(factory, model_settings, options, again=True)
+    runs = _Runs(factory, dict(model_settings or {}), options, again=True)
     return _named(runs, timeout, getattr(factory, "__name__", None))
 
 
@@ -136,7 +138,9 @@ class AgentProvider(Provider):
         self.scope = f"agent:{name}"
         fixed = hasattr(agent, "run")
         self._agent = agent if fixed else None
-        self._runs = _Runs(_always(agent) if fixed else agent, model_settings, options, again=not fixed)
+        self._runs = _Runs(
+            _always(agent) if fixed else agent, dict(model_settings or {}), options, again=not fixed
+        )
         self._used = False
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
@@ -175,22 +179,15 @@ class AgentProvider(Provider):
         self._runs.tasks.forget()
 
 
+@define(eq=False)
 class _Runs:
     """Runs agents and turns what they return into answers."""
 
-    def __init__(
-        self,
-        agent_for: Factory,
-        model_settings: Mapping[str, Any] | None,
-        options: Mapping[str, Any],
-        *,
-        again: bool = False,
-    ) -> None:
-        self.tasks = Tasks()
-        self._agent_for = agent_for
-        self._model_settings = dict(model_settings or {})
-        self._options = dict(options)
-        self._again = again
+    _agent_for: Factory
+    _model_settings: Mapping[str, Any]
+    _options: Mapping[str, Any]
+    _again: bool = False
+    tasks: Tasks = field(factory=Tasks, init=False)
 
     def run(self, request: Request, attempt: int, timeout: float) -> Answer:
         """Run the agent of this attempt once; the usage of a failed run is on its error."""
@@ -249,9 +246,9 @@ def _named(runs: _Runs, timeout: Duration, name: str | None) -> Callable[[Reques
 def _settings(request: Request) -> dict[str, Any]:
     """Return the request's parameters as model settings; those that are not set are left to the agent."""
     params = request.params
-    for field in ("schema", "response_format"):
-        if getattr(params, field) is not None:
-            raise InvalidRequest(f"{field} is not for agents: give the agent an output_type", field=field)
+    for name in ("schema", "response_format"):
+        if getattr(params, name) is not None:
+            raise InvalidRequest(f"{name} is not for agents: give the agent an output_type", field=name)
     found = {name: getattr(params, name) for name in ("max_tokens", "temperature", "top_p", "seed")}
     found["extra_body"] = params.extra
     found["stop_sequences"] = None if params.stop is None else list(params.stop)

@@ -187,7 +187,6 @@ class LogObserver:
         self._logger = get_logger(logger) if logger is not None else None
 
     def __call__(self, event: Event) -> None:
-        """Log one event."""
         logger = self._logger if self._logger is not None else _enabled
         if logger is None:
             return

@@ -157,6 +157,7 @@ class BatchMetrics:
             }
             pending = submitted - sum(ended.values())
             in_flight = min(self._open_requests, pending)
+            full = (pending - in_flight) / self._queue_capacity if self._queue_capacity else 0.0
             mean = counts.sent / counts.batches if counts.batches else 0.0
             share = counts.batched / counts.sent if counts.sent else 0.0
             return MetricsSnapshot(
@@ -174,7 +175,7 @@ class BatchMetrics:
                 busy_seconds=busy,
                 efficiency=min(1.0, mean / self._max_batch_size) * share,
                 utilisation=min(1.0, busy / capacity) if capacity > 0 else 0.0,
-                queue_utilisation=_share(pending - in_flight, self._queue_capacity),
+                queue_utilisation=min(1.0, full),
                 **ended,
                 **_copied(counts),
             )
@@ -326,10 +327,6 @@ class BatchMetrics:
         period = max(0.0, at - self._since) if self._state == "running" else 0.0
         self._totals.running += period
         self._totals.capacity += period * self._workers
-
-
-def _share(part: int, whole: int) -> float:
-    return min(1.0, part / whole) if whole else 0.0
 
 
 def _add(table: dict[str, int], key: str) -> None:

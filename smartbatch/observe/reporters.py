@@ -44,12 +44,10 @@ class ConsoleReporter:
         self._json = json
 
     def __call__(self, event: Event) -> None:
-        """Report at the end of a session."""
         if isinstance(event, ClientStopped):
             self.report()
 
     def report(self) -> None:
-        """Print the figures of this moment."""
         stream = SafeStream(self._stream or sys.stdout)
         figures = self._metrics.snapshot()
         stream.write((figures.to_json() if self._json else status_summary(figures)) + "\n")
@@ -71,12 +69,10 @@ class LogReporter:
         self._logger = get_logger(logger) if logger is not None else None
 
     def __call__(self, event: Event) -> None:
-        """Report at the end of a session."""
         if isinstance(event, ClientStopped):
             self.report()
 
     def report(self) -> None:
-        """Log the figures of this moment."""
         logger = self._logger if self._logger is not None else get_logger()
         if logger is not None:
             logger.info("metrics", **clean(self._metrics.snapshot().as_dict()))

@@ -40,7 +40,6 @@ class SafeStream:
         self._broken = False
 
     def write(self, text: str) -> int:
-        """Write ``text``, or nothing once the stream is broken."""
         if not self._broken:
             encoding = getattr(self._stream, "encoding", None) or "utf-8"
             try:
@@ -50,7 +49,6 @@ class SafeStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush, unless the stream is broken."""
         if not self._broken:
             try:
                 self._stream.flush()
