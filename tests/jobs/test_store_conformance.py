@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -1362,3 +1364,54 @@ def test_followers_end_with_their_leader_however_it_ends(
     assert sum(each.deduplicated for each in told) == 5
     store.jobs.forget(job.id)
     assert bench.behind("SELECT count(*) FROM follower") == [(0,)]
+
+
+# -- interrupts ----------------------------------------------------------------------------------------------
+
+
+class Interrupted:
+    """Ctrl-C at the ``at``-th moment at which the interpreter looks for signals: when a function begins, and
+    after a call of one written in C."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return"):
+            self._left -= 1
+            if self._left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+Act = Callable[[SqlStore, JobLease], object]
+ACTS: dict[str, Act] = {
+    "a read": lambda store, _: store.facts.recall("k"),
+    "a write": lambda store, _: store.facts.remember("k", 2),
+    "a write under a lease": lambda store, lease: store.jobs.note(lease, "waits"),
+}
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_what_is_interrupted_at_any_moment_leaves_the_store_to_others(bench: Bench, act: Act) -> None:
+    """The traceback keeps all frames, as a notebook does: no lock and no transaction may stay with them."""
+    store, other = bench.open(), bench.open(busy_timeout=0.5)
+    _, lease = started(store, bench)
+    store.facts.remember("k", 1)
+    kept: list[BaseException] = []
+    for at in range(1, 2000):
+        try:
+            sys.setprofile(Interrupted(at))
+            act(store, lease)
+        except KeyboardInterrupt as error:
+            kept.append(error)
+        else:
+            break
+        finally:
+            sys.setprofile(None)
+        going_on = threading.Thread(target=store.jobs.note, args=(lease, None), daemon=True)
+        going_on.start()
+        going_on.join(10)
+        assert not going_on.is_alive(), f"blocked after an interrupt at moment {at}"
+        other.facts.remember("of another process", at)
+    assert len(kept) > 10
