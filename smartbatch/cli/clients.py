@@ -13,7 +13,7 @@ from smartbatch.cli.messages import print_event
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError
-from smartbatch.jobs.store.opening import default_place
+from smartbatch.jobs.store import default_place
 from smartbatch.types import Generation
 
 __all__ = ["client_of", "config_of", "missing_store", "params_of"]

@@ -17,7 +17,7 @@ import pytest
 from cli.runs import PATIENCE, Child, prompts, stored_jobs, stored_prompts, until, use_emulator, written
 
 from smartbatch.cli.main import main
-from smartbatch.jobs.store.opening import default_place
+from smartbatch.jobs.store import default_place
 from smartbatch.testing import emulator
 
 OWN = "call:own_calls:ask"
