@@ -264,8 +264,12 @@ class StepContext:
         self.tell_change(shard, dead, reason)
         return dead
 
-    def fail(self, shard: ShardRow, error: SmartbatchError, note: str) -> ShardRow:
-        """End a shard that was refused for good: its items fail with ``error``."""
+    def give_up(self, shard: ShardRow, error: SmartbatchError, note: str, *, tried: bool = False) -> ShardRow:
+        """End a shard that was refused for good: its items run in real time where the job may fall back, else
+        they fail with ``error``.
+        """
+        if self.falls_back:
+            return self.discard(shard, note, tried=tried, to=ItemState.REALTIME)
         dead = self.store.shards.fail(self.lease, shard, encode_error(error), note=note, at=self.wall)
         self.tell_change(shard, dead, note)
         self.runtime.tell_progress(self.job)

@@ -16,7 +16,7 @@ from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import enqueued_quota
-from smartbatch.jobs.records import ItemState, RemoteProgress, ShardRow, ShardState
+from smartbatch.jobs.records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps.context import MINUTE, StepContext
 from smartbatch.jobs.steps.listing import find_orphans
 from smartbatch.jobs.steps.shard import most_key
@@ -246,8 +246,7 @@ def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
 
     1. The account cannot be used: the job is held, and the shard goes on when it is resumed.
     2. The request body is too large: the items go into shards of half the size.
-    3. The job may fall back: its items run in real time.
-    4. The items fail with the refusal.
+    3. Otherwise the refusal stands.
     """
     if error.kind in _ACCOUNT:
         step.hold(error)
@@ -255,9 +254,7 @@ def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
     if error.status == 413 and shard.size > 1:
         step.store.facts.remember(most_key(step), max(1, shard.size // 2))  # from now on for this model
         return step.discard(shard, "too big for the server; it goes again in halves")
-    if step.falls_back:
-        return step.discard(shard, f"refused: {error.message}", to=ItemState.REALTIME)
-    return step.fail(shard, error, error.message)
+    return step.give_up(shard, error, error.message)
 
 
 def _spool(step: StepContext, shard: ShardRow) -> Path:

@@ -6,7 +6,7 @@ from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import enqueued_quota, turnaround_log
-from smartbatch.jobs.records import ItemState, RemoteProgress, ShardRow, ShardState
+from smartbatch.jobs.records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps import collect, create, duplicates
 from smartbatch.jobs.steps.context import HOUR, StepContext
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
@@ -96,8 +96,7 @@ def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     1. The quota of enqueued tokens: the items go into new shards, later, and lose no try.
     2. The account cannot be used: the same, when a person has resumed the job.
     3. It is the first refusal of these items: they go into a new shard.
-    4. The job may fall back: they run in real time.
-    5. They fail with the refusal.
+    4. Otherwise the refusal stands.
     """
     reason = batch.reason or "the provider failed the batch as a whole"
     error = batch.error or ProviderError(reason, kind=ErrorKind.CLIENT_ERROR, code=batch.code)
@@ -112,9 +111,7 @@ def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
         return step.discard(shard, reason, tried=False)
     if create.tries_of(step, shard) + 1 < REFUSALS:
         return step.discard(shard, reason, tried=True)
-    if step.falls_back:
-        return step.discard(shard, reason, tried=True, to=ItemState.REALTIME)
-    return step.fail(shard, error, reason)
+    return step.give_up(shard, error, reason, tried=True)
 
 
 def _vanished(step: StepContext, shard: ShardRow) -> ShardRow:

@@ -7,7 +7,6 @@ import math
 from smartbatch.core.batching.sharding import cut
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs import enqueued_quota, job_budget
-from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import OPEN_SHARDS, ItemState, OverJobBudget
 from smartbatch.jobs.steps.context import StepContext
 
@@ -85,9 +84,4 @@ def _refuse_too_big(step: StepContext, ixs: tuple[int, ...]) -> None:
         f"the request alone is above what a batch may have ({step.api.abilities.max_bytes:,} bytes{tokens}); "
         "shorten it or send it in real time"
     )
-    shard = step.plan(ixs)
-    if step.falls_back:
-        step.discard(shard, "too big for a batch; asked in real time", to=ItemState.REALTIME)
-        return
-    step.store.shards.fail(step.lease, shard, encode_error(error), note="too big for a batch", at=step.wall)
-    step.runtime.tell_progress(step.job)
+    step.give_up(step.plan(ixs), error, "too big for a batch")
