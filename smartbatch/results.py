@@ -54,10 +54,7 @@ class ResultList(list[Result[T]]):
     @property
     def usage(self) -> Usage:
         """Tokens of all attempts of all requests."""
-        total = Usage()
-        for result in self:
-            total = total + result.usage
-        return total
+        return sum((result.usage for result in self), Usage())
 
     @property
     def cost(self) -> float:

@@ -16,6 +16,8 @@ from attrs import frozen
 
 __all__ = ["Cut", "Sized", "cut"]
 
+_LINE_END = 1
+"""Bytes of a line besides its item."""
 _DEPTH = 4
 """Shards that the end of a list is cut into at most, for all sizes to differ."""
 _TRIES = 20_000
@@ -52,7 +54,6 @@ def cut(
     max_requests: int,
     max_bytes: float,
     max_tokens: float,
-    overhead_per_line: int = 1,
     distinct: bool = False,
     taken_sizes: Collection[int] = (),
 ) -> Cut:
@@ -66,7 +67,6 @@ def cut(
         max_requests: most items of a shard, 1 or more.
         max_bytes: most bytes of a shard's lines; the caller subtracts what a batch needs besides them.
         max_tokens: most estimated input tokens of a shard: the enqueued-token limit, or infinity.
-        overhead_per_line: bytes of a line besides ``size``: its line end.
         distinct: make all sizes different where that can be, largest first, at the cost of one or two shards
             more.
         taken_sizes: with ``distinct``, sizes of other shards that must not be used again.
@@ -79,9 +79,9 @@ def cut(
     fitting: list[Sized] = []
     too_big: list[Sized] = []
     for item in items:
-        fits = item.size + overhead_per_line <= max_bytes and item.tokens <= max_tokens
+        fits = item.size + _LINE_END <= max_bytes and item.tokens <= max_tokens
         (fitting if fits else too_big).append(item)
-    row = _Row(fitting, max_requests, max_bytes, max_tokens, overhead_per_line)
+    row = _Row(fitting, max_requests, max_bytes, max_tokens)
     sizes = _different(row, frozenset(taken_sizes)) if distinct else _even(row)
     shards: list[tuple[int, ...]] = []
     start = 0
@@ -94,13 +94,11 @@ def cut(
 class _Row:
     """Items in a row, and how far a shard can reach that begins at one of them."""
 
-    def __init__(
-        self, items: Sequence[Sized], requests: int, size: float, tokens: float, overhead: int
-    ) -> None:
+    def __init__(self, items: Sequence[Sized], requests: int, size: float, tokens: float) -> None:
         self.length = len(items)
         self._requests = requests
         self._limits = (
-            (list(accumulate((item.size + overhead for item in items), initial=0)), size),
+            (list(accumulate((item.size + _LINE_END for item in items), initial=0)), size),
             (list(accumulate((item.tokens for item in items), initial=0)), tokens),
         )
 

@@ -115,15 +115,11 @@ def _set_fields(params: Generation) -> dict[str, Any]:
 
 
 def _separate(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    fields: dict[str, Any] = {}
-    generation: dict[str, Any] = {}
-    for name, value in overrides.items():
-        home = generation if name in _GENERATION else fields if name in _FIELDS else None
-        if home is None:
-            _refuse_name(name, {*_GENERATION, *_FIELDS})
-        if value is not None:
-            home[name] = value
-    return fields, generation
+    """Return the fields of a request and the parameters of a generation that are given."""
+    check_params(overrides, _NAMES)
+    given = [(name, value) for name, value in overrides.items() if value is not None]
+    fields = {name: value for name, value in given if name in _FIELDS}
+    return fields, {name: value for name, value in given if name in _GENERATION}
 
 
 def check_params(names: Iterable[str], known: Collection[str]) -> None:
@@ -134,13 +130,9 @@ def check_params(names: Iterable[str], known: Collection[str]) -> None:
     """
     for name in names:
         if name not in known:
-            _refuse_name(name, known)
-
-
-def _refuse_name(name: str, known: Collection[str]) -> NoReturn:
-    other = NEAR.get(name)
-    near = f"; did you mean {other}?" if other in known else did_you_mean(name, known)
-    _refuse(name, f"is no parameter here, and what only the provider knows goes into extra{near}")
+            other = NEAR.get(name)
+            near = f"; did you mean {other}?" if other in known else did_you_mean(name, known)
+            _refuse(name, f"is no parameter here, and what only the provider knows goes into extra{near}")
 
 
 def _merge(below: Generation, level: Mapping[str, Any]) -> Generation:
@@ -358,3 +350,5 @@ _FIELDS: dict[str, FieldCheck] = {
     "call": _callable,
 }
 """The checks of :class:`Request`, field by field."""
+
+_NAMES = frozenset({*_GENERATION, *_FIELDS})

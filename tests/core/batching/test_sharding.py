@@ -51,7 +51,6 @@ limits = st.fixed_dictionaries(
         "max_requests": st.integers(1, 20),
         "max_bytes": st.integers(1, 200) | st.just(math.inf),
         "max_tokens": st.integers(0, 200) | st.just(math.inf),
-        "overhead_per_line": st.integers(0, 3),
         "distinct": st.booleans(),
         "taken_sizes": st.sets(st.integers(1, 20)),
     }
@@ -70,11 +69,11 @@ def test_nothing_is_lost_or_doubled_the_order_stays_and_every_limit_is_kept(
     by_ix = {item.ix: item for item in row}
     for shard in found.shards:
         assert 1 <= len(shard) <= limits["max_requests"]
-        assert sum(by_ix[ix].size + limits["overhead_per_line"] for ix in shard) <= limits["max_bytes"]
+        assert sum(by_ix[ix].size + 1 for ix in shard) <= limits["max_bytes"]
         assert sum(by_ix[ix].tokens for ix in shard) <= limits["max_tokens"]
     for ix in found.too_big:
         item = by_ix[ix]
-        over = item.size + limits["overhead_per_line"] > limits["max_bytes"]
+        over = item.size + 1 > limits["max_bytes"]
         assert over or item.tokens > limits["max_tokens"]
 
 
@@ -86,7 +85,7 @@ def test_there_are_as_few_shards_as_the_greediest_cut_has(row: list[Item], limit
     for item in row:
         if item.ix in found.too_big:
             continue
-        line = item.size + limits["overhead_per_line"]
+        line = item.size + 1
         full = count == limits["max_requests"] or size + line > limits["max_bytes"]
         if not fewest or full or tokens + item.tokens > limits["max_tokens"]:
             fewest, count, size, tokens = fewest + 1, 0, 0, 0
@@ -107,14 +106,14 @@ def test_one_item_more_than_fits_does_not_make_a_shard_of_one() -> None:
 
 
 def test_a_large_item_in_between_leaves_the_others_as_even_as_it_can() -> None:
-    row = [Item(ix, 90 if ix == 3 else 10) for ix in range(8)]
-    found = cut(row, max_requests=100, max_bytes=100, max_tokens=math.inf, overhead_per_line=0)
+    row = [Item(ix, 89 if ix == 3 else 9) for ix in range(8)]
+    found = cut(row, max_requests=100, max_bytes=100, max_tokens=math.inf)
     assert sizes(found) == [3, 2, 3]
 
 
 def test_large_items_at_the_end_get_shards_of_their_own() -> None:
-    row = [Item(ix, 10 if ix < 6 else 100) for ix in range(8)]
-    found = cut(row, max_requests=100, max_bytes=100, max_tokens=math.inf, overhead_per_line=0)
+    row = [Item(ix, 9 if ix < 6 else 99) for ix in range(8)]
+    found = cut(row, max_requests=100, max_bytes=100, max_tokens=math.inf)
     assert sizes(found) == [6, 1, 1]
 
 
