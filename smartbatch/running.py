@@ -29,7 +29,6 @@ from smartbatch.events import (
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.job_submission import JobSubmission, batches_of
-from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.service import JobService, OpenedStore
 from smartbatch.observe import logs
 from smartbatch.observe.dropped import DroppedParameters
@@ -104,7 +103,9 @@ class RunningState:
             config.store,
             wall=clock.wall,
             rng=settings.rng or random.SystemRandom(),
-            counted=lambda job_id, counts: bus.tell(_results_stored(clock.now(), job_id, counts)),
+            counted=lambda job_id, counts: bus.tell(
+                JobResultsStored(at=clock.now(), job_id=job_id, **asdict(counts, recurse=False))
+            ),
         )
         self.history = history = ForecastHistory(clock, bus.tell, store=store.get)
         setup = RealtimeSetup(
@@ -284,11 +285,6 @@ def _dependencies(
         outer_budget=budget.next_to,
         tell_dropped=tell_dropped,
     )
-
-
-def _results_stored(now: float, job_id: str, counts: StoredCounts) -> JobResultsStored:
-    """Return the event of what a transaction stored."""
-    return JobResultsStored(at=now, job_id=job_id, **asdict(counts, recurse=False))
 
 
 def callback_raised(error: BaseException) -> None:

@@ -10,6 +10,7 @@ import json
 import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import Any
 
 from attrs import frozen
@@ -293,16 +294,7 @@ def _differ(before: Sequence[int], newest: Sequence[int]) -> bool:
     spread by factors.
     """
     then, now = ([math.log(max(1, each)) for each in lengths] for lengths in (before, newest))
-    spread = _deviation(now)
+    spread = pstdev(now)
     if len(before) >= len(newest):  # fewer may be of a list that is over
-        spread = max(spread, _deviation(then))
-    return abs(_average(now) - _average(then)) > CHANCE * spread / math.sqrt(len(newest))
-
-
-def _average(figures: Sequence[float]) -> float:
-    return sum(figures) / len(figures)
-
-
-def _deviation(figures: Sequence[float]) -> float:
-    mean = _average(figures)
-    return math.sqrt(_average([(each - mean) ** 2 for each in figures]))
+        spread = max(spread, pstdev(then))
+    return abs(fmean(now) - fmean(then)) > CHANCE * spread / math.sqrt(len(newest))
