@@ -28,16 +28,13 @@ _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6,
 _LONGEST = 64  # characters: no honest value is longer, and a hostile one costs nothing to refuse
 
 
-def parse_retry_after(
-    headers: Mapping[str, str], wall: float, ceiling: float = RETRY_AFTER_CEILING
-) -> float | None:
-    """Return the seconds a server asks to wait, between 0 and ``ceiling``; ``None`` when it did not say.
+def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:
+    """Return the seconds a server asks to wait, at most the ceiling; ``None`` when it did not say.
 
     Args:
         headers: the answer's headers, names in lower case. ``retry-after-ms`` (milliseconds) is asked
             first, then ``retry-after``: seconds, whole or fractional, or an HTTP date (RFC 9110, 10.2.3).
         wall: Unix seconds now, for dates.
-        ceiling: most seconds returned.
     """
     seconds = _number(headers.get("retry-after-ms"))
     if seconds is not None:
@@ -48,7 +45,7 @@ def parse_retry_after(
         if seconds is None:
             date = http_date(text)
             seconds = None if date is None else date - wall
-    return None if seconds is None else min(max(seconds, 0.0), ceiling)
+    return None if seconds is None else min(max(seconds, 0.0), RETRY_AFTER_CEILING)
 
 
 def parse_duration(text: str | None) -> float | None:

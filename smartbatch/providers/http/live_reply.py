@@ -91,13 +91,13 @@ class LiveReply:
                 return
         self._release(reusable=False)
 
-    def drain(self, within: float = 0.25) -> None:
-        """Read what should be the last bytes, for ``within`` seconds at most, so that the connection can be
-        used again; where that fails it is closed instead.
+    def drain(self) -> None:
+        """Read what should be the last bytes, for a quarter of a second, so that the connection can be used
+        again; where that fails it is closed instead.
         """
         sock: Any = self._connection.sock
         if sock is not None:
-            sock.deadline = min(sock.deadline, time.monotonic() + within)
+            sock.deadline = min(sock.deadline, time.monotonic() + 0.25)
         with contextlib.suppress(ProviderError):
             while self._next_piece():
                 pass

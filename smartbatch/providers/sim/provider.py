@@ -175,17 +175,14 @@ class SimProvider(Provider):
     def _compose(self, request: Request, model: str) -> Answer:
         prompt = prompt_text(request)
         params = request.params
-        packed = _packed(prompt, model, self._seed)
-        if packed is not None:
-            asked = count_tokens(prompt) + count_tokens(params.system or "")
-            return Answer(text=packed, usage=Usage(asked, count_tokens(packed)), model=model)
-        text = answer_text(prompt, model, self._seed)
-        form = params.schema if params.schema is not None else _schema_of(params.response_format)
-        if form is not None:
-            text = json.dumps(instance(form, text) if form else {"answer": text})
-        finish = "stop"
-        if params.max_tokens is not None and count_tokens(text) > params.max_tokens:
-            text, finish = text[: 4 * params.max_tokens], "length"
+        text, finish = _packed(prompt, model, self._seed), "stop"
+        if text is None:
+            text = answer_text(prompt, model, self._seed)
+            form = params.schema if params.schema is not None else _schema_of(params.response_format)
+            if form is not None:
+                text = json.dumps(instance(form, text) if form else {"answer": text})
+            if params.max_tokens is not None and count_tokens(text) > params.max_tokens:
+                text, finish = text[: 4 * params.max_tokens], "length"
         usage = Usage(count_tokens(prompt) + count_tokens(params.system or ""), count_tokens(text))
         return Answer(text=text, usage=usage, finish_reason=finish, model=model)
 
