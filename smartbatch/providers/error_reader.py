@@ -14,15 +14,27 @@ from typing import Any
 from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.foreign_text import PLAIN_ID, safe_text, short
+from smartbatch.providers.foreign_text import PLAIN_ID, fields, safe_text, short
 from smartbatch.providers.http.replies import Reply, is_html
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_retry_after
 from smartbatch.types import LimitReport, Request, Usage
 
-__all__ = ["ErrorReader", "Refusal"]
+__all__ = ["ErrorReader", "Refusal", "error_in"]
 
 _ANSWERS = ("choices", "data", "candidates")
 """Fields that hold an answer, whatever else stands next to them."""
+
+
+def error_in(data: Any) -> Mapping[str, Any]:
+    """Return the error that a decoded body carries, its ``message`` a text; empty where it carries none.
+
+    Some servers wrap the body in a list, and some send a bare text in the place of the error.
+    """
+    if isinstance(data, list) and data:
+        data = data[0]
+    error = fields(data).get("error")
+    error = {"message": error} if isinstance(error, str) else fields(error)
+    return error if isinstance(error.get("message", ""), str) else {**error, "message": ""}
 
 
 @frozen

@@ -153,7 +153,7 @@ def test_a_quota_of_nothing_is_not_waited_for(serve, connect_gemini):
         "[" * 100_000,
         "null",
         "[]",
-        '{"error": "busy"}',
+        '{"error": 7}',
         "\xff\xfe",
         '"x"',
         "7",
@@ -164,6 +164,12 @@ def test_error_bodies_come_in_many_shapes(serve, connect_gemini, body):
     found = fails(serve, connect_gemini, says(body.encode("latin-1"), "503 Service Unavailable"))
     assert (found.kind, found.status) == (ErrorKind.SERVER_ERROR, 503)
     assert found.message == "the provider answered 503"
+
+
+def test_a_bare_text_in_the_place_of_the_error_is_shown(serve, connect_gemini):
+    """As some gateways send it."""
+    found = fails(serve, connect_gemini, says('{"error": "busy"}', "503 Service Unavailable"))
+    assert found.message == "the provider answered 503: busy"
 
 
 def test_an_error_in_a_list_is_read(serve, connect_gemini):

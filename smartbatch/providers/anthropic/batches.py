@@ -30,8 +30,8 @@ from smartbatch.providers.batch_api import (
     RemoteState,
 )
 from smartbatch.providers.conversation import encode_json
-from smartbatch.providers.error_reader import ErrorReader
-from smartbatch.providers.foreign_text import PLAIN_WORD, count, echoes, short, unix_seconds, unusable
+from smartbatch.providers.error_reader import ErrorReader, error_in
+from smartbatch.providers.foreign_text import PLAIN_WORD, count, echoes, fields, short, unix_seconds, unusable
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import SpooledBody
@@ -177,8 +177,7 @@ def _path(batch_id: str) -> str:
 
 def _is_own(reply: Reply) -> bool:
     data = reply.json()
-    error = data.get("error") if isinstance(data, dict) and data.get("type") == "error" else None
-    return isinstance(error, dict) and isinstance(error.get("type"), str)
+    return fields(data).get("type") == "error" and isinstance(error_in(data).get("type"), str)
 
 
 def _read_batch(data: Any) -> tuple[RemoteBatch, Any]:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from smartbatch.errors import ErrorKind
-from smartbatch.providers.error_reader import ErrorReader, Refusal
+from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
 from smartbatch.providers.error_table import kind_of_status
-from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, short
+from smartbatch.providers.foreign_text import PLAIN_ID, PLAIN_WORD, fields, short
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import read_anthropic_limits
 from smartbatch.types import LimitReport
@@ -65,25 +65,15 @@ def kind_of(status: int, type_: object, code: object, message: str) -> ErrorKind
 
 
 def _understand(reply: Reply, data: Any) -> Refusal:
-    message, type_, code = _fields(data)
+    error = error_in(data)
+    message, type_ = error.get("message", ""), error.get("type")
+    code = fields(error.get("details")).get("error_code")
     return Refusal(
         kind_of(reply.status, type_, code, message),
         message,
         short(code, PLAIN_WORD) or short(type_, PLAIN_WORD),
-        request_id=short(data.get("request_id"), PLAIN_ID) if isinstance(data, dict) else None,
+        request_id=short(fields(data).get("request_id"), PLAIN_ID),
     )
-
-
-def _fields(data: Any) -> tuple[str, Any, Any]:
-    """Message, type and code of an error body; gateways may send the error as a bare text."""
-    error = data.get("error") if isinstance(data, dict) else None
-    if isinstance(error, str):
-        return error, None, None
-    if not isinstance(error, dict):
-        return "", None, None
-    message, details = error.get("message"), error.get("details")
-    code = details.get("error_code") if isinstance(details, dict) else None
-    return message if isinstance(message, str) else "", error.get("type"), code
 
 
 def _limits(headers: Mapping[str, str]) -> LimitReport | None:

@@ -33,7 +33,7 @@ from smartbatch.providers.batch_api import (
     RemoteState,
 )
 from smartbatch.providers.conversation import encode_json
-from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.error_reader import ErrorReader, error_in
 from smartbatch.providers.foreign_text import PLAIN_WORD, fields, short, unix_seconds, unusable, whole
 from smartbatch.providers.gemini.answers import read_result
 from smartbatch.providers.gemini.bodies import embed_body, generate_body, resource
@@ -233,9 +233,7 @@ def _path(batch_id: str) -> str:
 
 
 def _is_own(reply: Reply) -> bool:
-    data = reply.json()
-    error = data.get("error") if isinstance(data, dict) else None
-    return isinstance(error, dict) and error.get("code") == reply.status
+    return error_in(reply.json()).get("code") == reply.status
 
 
 def _refine(error: ProviderError) -> None:

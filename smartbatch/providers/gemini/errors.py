@@ -13,7 +13,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.error_reader import ErrorReader, Refusal
+from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
 from smartbatch.providers.error_table import kind_of_status
 from smartbatch.providers.foreign_text import PLAIN_WORD, short
 from smartbatch.providers.http.replies import Reply
@@ -139,12 +139,8 @@ def _limits(found: _Error) -> LimitReport | None:
 
 
 def _take_apart(data: Any) -> _Error:
-    if isinstance(data, list) and data:  # the streaming endpoint wraps the object in a list
-        data = data[0]
-    error = data.get("error") if isinstance(data, dict) else None
-    if not isinstance(error, dict):
-        return _Error()
-    message, code = error.get("message"), error.get("code")
+    error = error_in(data)
+    code = error.get("code")
     reasons: list[str] = []
     violations: list[tuple[str, str | None]] = []
     wait: float | None = None
@@ -155,7 +151,7 @@ def _take_apart(data: Any) -> _Error:
         if "retryDelay" in detail:
             wait = _delay(detail["retryDelay"])
     return _Error(
-        message=message if isinstance(message, str) else "",
+        message=error.get("message", ""),
         status=short(error.get("status"), PLAIN_WORD),
         reasons=tuple(reasons),
         violations=tuple(violations),

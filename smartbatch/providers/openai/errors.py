@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smartbatch.errors import ErrorKind
-from smartbatch.providers.error_reader import ErrorReader, Refusal
+from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
 from smartbatch.providers.error_table import kind_of_status
 from smartbatch.providers.foreign_text import PLAIN_WORD, short
 from smartbatch.providers.http.replies import Reply
@@ -20,28 +20,15 @@ _TRY_AGAIN = re.compile(r"try again in ([0-9.hmsuµn]{1,24}?)\.?(?:\s|$)", re.I)
 
 
 def _understand(reply: Reply, data: Any) -> Refusal:
-    message, type_, code = _fields(data)
+    # Older vLLM sends the error flat, some servers a bare text.
+    error = error_in(data) or error_in({"error": data[0] if isinstance(data, list) and data else data})
+    message, type_, code = error.get("message", ""), error.get("type"), error.get("code")
     kind = kind_of_status(reply.status, code, type_, message)
     wait = None
     if kind is ErrorKind.RATE_LIMIT and (found := _TRY_AGAIN.search(message)):
         wait = parse_duration(found[1])
     word = short(str(code) if isinstance(code, int) else code, PLAIN_WORD) or short(type_, PLAIN_WORD)
     return Refusal(kind, message, word, wait=wait)
-
-
-def _fields(data: Any) -> tuple[str, Any, Any]:
-    """Message, type and code of an error body: an object, a bare text, or flat as older vLLM sends it."""
-    error = data
-    if isinstance(data, list) and data:  # Gemini's compatible layer wraps the object in a list
-        error = data = data[0]
-    if isinstance(data, dict) and data.get("error") is not None:
-        error = data["error"]
-    if isinstance(error, str):
-        return error, None, None
-    if not isinstance(error, dict):
-        return "", None, None
-    message = error.get("message")
-    return message if isinstance(message, str) else "", error.get("type"), error.get("code")
 
 
 def _limits(headers: Mapping[str, str]) -> LimitReport | None:
