@@ -97,9 +97,9 @@ def brownout(name: str, rates: dict[str, float], wanted: Wanted, **more: Any) ->
     return Case(name=name, faults=Faults(rates=rates), wanted=wanted, needed=1 / (1 - failing), **more)
 
 
-def same_for_all(name: str, fault: str) -> Case:
-    """A refusal that every row would get: no more calls than run in parallel."""
-    wanted = Wanted(most_calls=WIDE, lost=None)
+def same_for_all(name: str, fault: str, probes: int = 0) -> Case:
+    """A refusal that every row would get: no more calls than run in parallel, and so many probes."""
+    wanted = Wanted(most_calls=WIDE + probes, lost=None)
     return Case(name=name, faults=Faults(always=fault), wanted=wanted, rows=200, patience=60)
 
 
@@ -153,7 +153,7 @@ CASES: Sequence[Case] = (
     same_for_all("no permission", "403"),
     same_for_all("wrong key", "401"),
     same_for_all("no money", "no money"),
-    same_for_all("wrong address", "page"),
+    same_for_all("wrong address", "page", probes=1),
 )
 """The cases, and the figures that are wanted of each."""
 

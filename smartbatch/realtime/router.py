@@ -324,7 +324,7 @@ class ResponseRouter:
         health.answered = health.answered or (stream is not None and stream.begun)
         if retry is None or too_long or last:
             self.fail_locked(ticket, error, effects)
-            if not lane.breaker.passed and (is_page(error) or (is_network(error) and not health.answered)):
+            if is_network(error) and not health.answered:
                 self._stop(lane, error, effects)
             return
         if count.failures > 1:
@@ -406,6 +406,8 @@ class ResponseRouter:
         changes = self._gates.end(call.permit, ending, effects.now, used)
         if worst is not None and is_for_all(worst) and lane.breaker.passed_at < call.started:
             self._stop(lane, worst, effects)
+        if worst is not None and is_page(worst) and not lane.breaker.passed:
+            self._doubt_address(lane, worst, effects)
         if usage is not None and ending is Ending.SUCCESS and call.batch.items[0].request.call is None:
             for ticket, outcome in zip(call.batch.items, outcomes, strict=True):
                 if isinstance(outcome, Answer) and outcome.usage is not None:
@@ -413,6 +415,18 @@ class ResponseRouter:
         for change in changes:
             self.note_change(lane, change, effects)
         _judge_flex(lane, worst, effects)
+
+    def _doubt_address(self, lane: Lane, error: ProviderError, effects: DeferredEffects) -> None:
+        """Find out by a probe whether the address is wrong, which has only sent web pages so far.
+
+        1. The first page: nothing but probes goes for now; an answer to a call in flight shows it is right.
+        2. A probe met a page as well: no other request would fare better.
+        """
+        if lane.breaker.state is BreakerState.CLOSED:
+            reason = "a web page came instead of the first answer"
+            self.note_change(lane, lane.breaker.open(reason, effects.now, self._rng), effects)
+        elif lane.breaker.state is BreakerState.HALF_OPEN:
+            self._stop(lane, error, effects)
 
     def _stop(self, lane: Lane, error: ProviderError, effects: DeferredEffects) -> None:
         """Send nothing more for a while: the next request would only meet the same error."""

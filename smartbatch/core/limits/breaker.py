@@ -195,25 +195,29 @@ class CircuitBreaker:
         if permit.ended:
             raise RuntimeError("a permit ends once")
         permit.ended = True
-        if permit.epoch != self._epoch:
-            return None
         if outcome is Outcome.SUCCESS:
             self.passed_at = now
+        if permit.epoch != self._epoch:
+            return None
         if self.state is _CLOSED:
             self._in_flight -= 1
             if outcome is Outcome.IGNORED or not self._count(outcome is Outcome.FAILURE, now, first):
                 return None
-            run, self._run = self._run, 0
-            self._jitter = jittered(1.0, rng)
-            self._opened_at = now
-            self._next = now + self._jitter * min(self._pause, self._interval(now))
-            return self._told(_OPEN, f"{run} failures in a row")
+            return self.open(f"{self._run} failures in a row", now, rng)
         self._probing.remove(permit)
         self._jitter = jittered(1.0, rng)
         if outcome is not Outcome.SUCCESS:
             return None
         self._passed()
         return self._told(_CLOSED, "a probe succeeded")
+
+    def open(self, reason: str, now: float, rng: RandomSource) -> Transition:
+        """Let nothing but probes through from now on; the first goes after ``pause`` at the latest."""
+        self._run = 0
+        self._jitter = jittered(1.0, rng)
+        self._opened_at = now
+        self._next = now + self._jitter * min(self._pause, self._interval(now))
+        return self._told(_OPEN, reason)
 
     def stop(self, error: Exception, now: float, until: float) -> Transition | None:
         """Hold all calls until ``until`` for a permanent error: a wrong key, no money. After that one probe

@@ -1,0 +1,154 @@
+"""A provider that fails a part of the calls: nothing is lost, and it costs what the failures cost."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from scenes import PATIENCE, Scripted, failure, limited, submit_all, unavailable
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.events import BreakerChanged
+from tests.levels import sampled
+
+ClientOf = Callable[..., BatchingClient]
+ROWS, WIDE, LATENCY = 1_000, 64, 0.05
+UNDISTURBED = ROWS / WIDE * LATENCY
+
+
+def partly(share: float, error: Callable[[], Any], seed: int = 1) -> Callable[[str, int], Any]:
+    """A script by which a share of the calls fails at random."""
+    rng = random.Random(seed)
+    return lambda prompt, _: error() if rng.random() < share else f"re: {prompt}"
+
+
+def ask_all(client: BatchingClient, clock: VirtualClock, rows: int = ROWS) -> None:
+    """Ask for all rows and see that each has its answer."""
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(rows)])
+    assert [future.result(PATIENCE).text for future in futures] == [f"re: p{i}" for i in range(rows)]
+
+
+@pytest.mark.parametrize(("share", "times"), sampled([(0.3, 3.5), (0.1, 2.0), (0.5, 8.0)], keep=1))
+def test_a_share_of_503s_costs_what_it_costs(
+    share: float, times: float, clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """1,000 rows, 64 wide: in so many times the undisturbed time, and with a call more for each failure."""
+    events: list[Any] = []
+    provider = Scripted(clock, partly(share, unavailable), latency=LATENCY)
+    client = client_of(provider, parallelism=WIDE, queue_capacity=2_000, observers=[events.append])
+    ask_all(client, clock)
+    assert clock.now() <= times * UNDISTURBED + 1.0
+    failed = len(provider.starts) - ROWS
+    assert failed == pytest.approx(ROWS * share / (1 - share), rel=0.25), "one call more for each that failed"
+    assert not [event for event in events if isinstance(event, BreakerChanged)]
+
+
+@pytest.mark.parametrize("asked", [None, 1.0])
+def test_lone_refusals_delay_only_the_rows_they_meet(
+    asked: float | None, clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """2 % of 429s, with and without a Retry-After of a second."""
+    provider = Scripted(clock, partly(0.02, lambda: limited(asked)), latency=LATENCY)
+    ask_all(client_of(provider, parallelism=WIDE, queue_capacity=2_000), clock)
+    assert clock.now() <= 4 * UNDISTURBED
+
+
+def test_an_outage_ends_when_it_ends(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Ten seconds of it amid a busy time: all is well again within three seconds, and the probes were few."""
+    outage = range(20, 30)
+    provider = Scripted(
+        clock,
+        lambda prompt, _: unavailable() if int(clock.now()) in outage else f"re: {prompt}",
+        latency=0.2,
+    )
+    ask_all(client_of(provider, parallelism=16, queue_capacity=4_000), clock, rows=2_000)
+    assert clock.now() <= 2_000 / 16 * 0.2 + 10 + 3
+    assert len([start for start in provider.starts if 22 <= start.at < 30]) <= 40
+
+
+def test_a_row_that_alone_keeps_failing_ends_after_its_tries(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Four calls where no other fails; the last two let the others go first and follow alone."""
+    provider = Scripted(
+        clock, lambda prompt, _: unavailable() if prompt == "p7" else f"re: {prompt}", latency=LATENCY
+    )
+    client = client_of(provider, parallelism=4)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(200)])
+    assert isinstance(futures[7].exception(PATIENCE), ProviderError)
+    assert sum(future.exception(PATIENCE) is not None for future in futures) == 1
+    assert provider.prompts.count("p7") == 4
+    assert clock.now() <= 200 / 4 * LATENCY + 5.0
+
+
+@pytest.mark.parametrize("status", [404, 403, 401, 402])
+def test_a_refusal_that_every_row_would_meet_stops_the_lane(
+    status: int, clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """An unknown model, no permission, a wrong key, no money: as many calls as run in parallel, no more."""
+    kinds = {404: ErrorKind.CLIENT_ERROR, 402: ErrorKind.NO_MONEY}
+    kind = kinds.get(status, ErrorKind.AUTH_ERROR)
+    provider = Scripted(clock, lambda *_: failure(kind, status=status))
+    client = client_of(provider, parallelism=8)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(200)])
+    assert {getattr(future.exception(PATIENCE), "kind", None) for future in futures} == {kind}
+    assert len(provider.starts) <= 8
+    assert clock.now() <= 3
+
+
+def test_a_refusal_of_one_row_among_answers_stops_nobody(clock: VirtualClock, client_of: ClientOf) -> None:
+    """A 403 for the words of one prompt, as moderating gateways give it, is that prompt's own."""
+    provider = Scripted(
+        clock,
+        lambda prompt, _: failure(ErrorKind.AUTH_ERROR, status=403) if prompt == "p50" else f"re: {prompt}",
+    )
+    client = client_of(provider, parallelism=4)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(100)])
+    assert [i for i, future in enumerate(futures) if future.exception(PATIENCE) is not None] == [50]
+
+
+def test_the_fallback_model_takes_over_from_an_unknown_one(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Also the rows whose calls were refused are asked there."""
+    provider = Scripted(clock, lambda *_: failure(ErrorKind.CLIENT_ERROR, status=404))
+    client = client_of(provider, parallelism=4, on_breaker_open="fallback", fallback_model="sim:spare")
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(50)])
+    assert {future.result(PATIENCE).model for future in futures} == {"sim:spare"}
+    assert len(provider.starts) <= 4
+
+
+def page() -> ProviderError:
+    """A gateway's page where an answer should be."""
+    return failure(ErrorKind.INVALID_RESPONSE, status=200, code="html")
+
+
+def test_a_stray_web_page_between_answers_is_asked_again(clock: VirtualClock, client_of: ClientOf) -> None:
+    """2 % of them, the very first call's among them."""
+    calls = itertools.count()
+    provider = Scripted(
+        clock, lambda prompt, _: page() if next(calls) % 50 == 0 else f"re: {prompt}", latency=LATENCY
+    )
+    ask_all(client_of(provider, parallelism=8), clock, rows=200)
+    assert clock.now() <= 10
+
+
+def test_an_endpoint_that_only_sends_web_pages_is_a_wrong_address(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """A probe after the first ones is enough: all rows fail, and say why."""
+    provider = Scripted(clock, lambda *_: page(), latency=LATENCY)
+    client = client_of(provider, parallelism=8)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(200)])
+    assert all(isinstance(future.exception(PATIENCE), ProviderError) for future in futures)
+    assert len(provider.starts) <= 9
+    assert clock.now() <= 5
