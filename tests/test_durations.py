@@ -14,6 +14,7 @@ from smartbatch import BatchingClient, BatchingConfig, ConfigError, InvalidReque
 from smartbatch.cli.emulator_command import settings_of
 from smartbatch.cli.main import build_parser, main
 from smartbatch.errors import JobTimeout, SmartbatchError
+from smartbatch.providers import MockProvider
 from smartbatch.testing import Emulator, emulator
 from smartbatch.types import Request
 
@@ -41,6 +42,13 @@ def of_an_emulator(value: Any) -> float | None:
         return emu.settings.latency
 
 
+def of_a_mock(value: Any) -> float | None:
+    waited: list[float] = []
+    with BatchingClient(MockProvider(latency=value, sleep=waited.append)) as client:
+        client.generate(["x"])
+    return waited[0]
+
+
 def of_a_deadline(value: Any) -> float | None:
     with BatchingClient(MODEL) as client:
         return client.plan(["x"], deadline=value).decision.constraints.deadline
@@ -53,6 +61,7 @@ PLACES: dict[str, Callable[[Any], float | None]] = {
     "request": of_a_request,
     "deadline": of_a_deadline,
     "emulator": of_an_emulator,
+    "mock": of_a_mock,
 }
 
 
@@ -73,7 +82,9 @@ def test_every_form_is_taken_everywhere(place: Callable[[Any], float | None], fo
 def test_what_is_no_duration_is_refused_with_its_field(
     place: Callable[[Any], float | None], form: object
 ) -> None:
-    with pytest.raises((ConfigError, InvalidRequest), match=r"timeout|deadline|batch_turnaround") as caught:
+    with pytest.raises(
+        (ConfigError, InvalidRequest), match=r"timeout|deadline|batch_turnaround|latency"
+    ) as caught:
         place(form)
     if isinstance(form, str):
         assert "'2s', '90m', '6h30min'" in str(caught.value)

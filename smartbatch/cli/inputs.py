@@ -102,9 +102,6 @@ class Source:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._file.close()
 
     def same_file(self, path: str) -> bool:

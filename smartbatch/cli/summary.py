@@ -13,7 +13,7 @@ from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.jobs.status import JobStatus, cost_in_words
 from smartbatch.observe.text import escape
-from smartbatch.types import Result, Route, Usage
+from smartbatch.types import Result, Route
 
 __all__ = ["RunSummary", "decision_summary", "failure_line"]
 
@@ -38,7 +38,7 @@ class RunSummary:
         answered, failed: rows by outcome, of this run alone.
         retried: rows that took more than one call.
         extra_calls: calls beyond each row's first.
-        usage: tokens over all attempts.
+        input_tokens, output_tokens: over all attempts.
         cost: USD, over the rows whose price is known.
         unpriced: rows of unknown price.
         sequential: seconds of all answering calls, one after another.
@@ -68,9 +68,8 @@ class RunSummary:
         extra = max(0, result.attempts - 1)
         self.retried += extra > 0
         self.extra_calls += extra
-        usage: Usage = result.usage
-        self.input_tokens += usage.input_tokens
-        self.output_tokens += usage.output_tokens
+        self.input_tokens += result.usage.input_tokens
+        self.output_tokens += result.usage.output_tokens
         if result.cost is not None:
             self.cost += result.cost
         elif result.attempts:

@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 
 from attrs import evolve, frozen
 
+from smartbatch._settings import seconds_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.callable import normalise
 from smartbatch.providers.per_process import PerProcess
 from smartbatch.providers.sim.provider import answer_text, count_tokens, prompt_text
 from smartbatch.providers.sim.streams import MadeStream, words_of
-from smartbatch.types import Answer, Request, Usage
+from smartbatch.types import Answer, Duration, Request, Usage
 
 __all__ = ["MockCall", "MockProvider"]
 
@@ -55,11 +56,11 @@ class MockProvider(Provider):
         answers: a list used up one entry a request, a mapping from prompt texts, or a function of the
             request. An entry is a text, an ``Answer``, any other object, or an exception, which is raised.
             Without a script the answer is a sentence that carries a digest of the prompt.
-        latency: seconds of a call, or until the first word of a stream; needs ``sleep``.
-        throughput: seconds between the words of a stream; needs ``sleep``.
+        latency: time of a call, or until the first word of a stream; needs ``sleep``.
+        throughput: time between the words of a stream; needs ``sleep``.
         sleep: what waits, such as ``time.sleep`` or a virtual clock's ``sleep``.
         rate_limit_on: numbers of the calls, from 1, that are refused with a rate limit.
-        retry_after: seconds such a refusal asks to wait; ``None`` for none.
+        retry_after: the time such a refusal asks to wait; ``None`` for none.
         fail_on: call number → :class:`~smartbatch.errors.ErrorKind` or the exception to raise.
         fail_after: words a stream of such a call hands out before it fails.
         streams: whether answers can be streamed, word by word.
@@ -76,18 +77,20 @@ class MockProvider(Provider):
         self,
         answers: Script | None = None,
         *,
-        latency: float = 0.0,
-        throughput: float = 0.0,
+        latency: Duration = 0.0,
+        throughput: Duration = 0.0,
         sleep: Callable[[float], None] | None = None,
         rate_limit_on: Collection[int] = (),
-        retry_after: float | None = None,
+        retry_after: Duration | None = None,
         fail_on: Mapping[int, ErrorKind | Exception] | None = None,
         fail_after: int = 0,
         streams: bool = True,
         max_shared: int = 1,
         name: str = "mock",
     ) -> None:
-        if (latency or throughput) and sleep is None:
+        self._latency = seconds_of("latency", latency)
+        self._throughput = seconds_of("throughput", throughput)
+        if (self._latency or self._throughput) and sleep is None:
             raise ConfigError(
                 "latency and throughput need sleep=, such as time.sleep or that of a VirtualClock"
             )
@@ -99,11 +102,9 @@ class MockProvider(Provider):
         self.opened = self.closed = 0
         self._script = answers
         self._next_answer = 0
-        self._latency = latency
-        self._throughput = throughput
         self._sleep = sleep
         self._rate_limit_on = frozenset(rate_limit_on)
-        self._retry_after = retry_after
+        self._retry_after = seconds_of("retry_after", retry_after)
         self._fail_on = dict(fail_on or {})
         self._fail_after = fail_after
         self._in_flight = 0
