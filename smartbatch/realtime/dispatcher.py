@@ -271,7 +271,7 @@ class BatchDispatcher:
             deadline = min(deadline, max(limit for limit in limits if limit is not None))
         spec = CallSpec(
             batch,
-            tuple(ticket.request for ticket in batch.items),
+            tuple([ticket.request for ticket in batch.items]),
             lane.label,
             batch.items[0].attempts,
             deadline,
@@ -298,8 +298,8 @@ class BatchDispatcher:
     def _finished(self, call: InFlightCall, outcomes: Sequence[Outcome]) -> CallFinished:
         now, lane = self._clock.now(), call.permit.lane
         errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
-        answers = any(isinstance(outcome, Answer) for outcome in outcomes)
-        error = errors[-1] if errors and not answers else None
+        failed = errors and not any(isinstance(outcome, Answer) for outcome in outcomes)
+        error = errors[-1] if failed else None
         return CallFinished(
             at=now,
             batch_id=call.batch.id,
@@ -316,7 +316,7 @@ class BatchDispatcher:
 
 def _route(call: InFlightCall, outcomes: Sequence[Outcome]) -> Route | None:
     """Return the route a call takes; ``None`` for a function of the user's."""
-    if any(ticket.request.call is not None for ticket in call.batch.items):
+    if call.batch.items[0].request.call is not None:  # such a call has no other request
         return None
     size, lane = len(outcomes), call.permit.lane
     return Route.PACKED if size > 1 and lane.packing_health is not None else route_of(lane, outcomes[0], size)

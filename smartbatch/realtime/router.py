@@ -179,7 +179,9 @@ class ResponseRouter:
             self._judge_packing(lane, lane.packing_health, outcomes, spoiled is not None, effects)
         if spoiled is not None:
             self._bisect(batch, spoiled, effects)
+        any_answer = False
         for ticket, reading in zip(batch.items, readings, strict=True):
+            any_answer = any_answer or not isinstance(reading, ProviderError)
             if ticket.state is not TicketState.IN_FLIGHT:
                 continue  # its time-out ended during the call, or it goes again with its half
             if isinstance(reading, Repair):
@@ -191,7 +193,7 @@ class ResponseRouter:
             else:
                 waiters = self._queue.end_locked(ticket, ok=True)
                 effects.answer(ticket, waiters, reading)
-        batch.close(answered=any(isinstance(outcome, Answer) for outcome in outcomes))
+        batch.close(answered=any_answer)
 
     def _judge_packing(
         self,
