@@ -201,7 +201,7 @@ def _rescue(
     margin = MARGIN * constraints.deadline
     pieces = max(1, min(PIECES, rest // FEWEST))
     each = standard.throughput.finish(rest, 0.5) / pieces
-    saving = _saving(standard, batch) * rest / n
+    saving = (1 - batch.share) * rest / n
 
     points = min(pieces, POINTS)
     places = [(point + 0.5) * pieces / points - 0.5 for point in range(points)]
@@ -229,13 +229,6 @@ def _rescue(
     if share < alone + WORTH:
         pieces, share = 1, alone
     return _Rescue(start.at, start.needs + margin, chance, share, 1 - start.risk, pieces)
-
-
-def _saving(standard: Offer, batch: BatchOffer) -> float:
-    """Return what a batch saves, as a share of the price in real time."""
-    if standard.cost is None or batch.cost is None or not standard.cost.expected:
-        return 1 - batch.share
-    return 1 - batch.cost.expected / standard.cost.expected
 
 
 def _odds(plan: _Rescue, first: int, standard: Offer, constraints: Constraints) -> float:
