@@ -19,7 +19,6 @@ from smartbatch.errors import (
     BudgetExceeded,
     ClientClosed,
     ConfigError,
-    ErrorKind,
     QueueFull,
     RequestCancelled,
     SmartbatchError,
@@ -36,7 +35,7 @@ from smartbatch.jobs.payload import (
     item_id,
 )
 from smartbatch.jobs.records import OPEN_SHARDS, JobLease, JobRow, JobState, LeaseLost, NewResult, StoredItem
-from smartbatch.jobs.steps.context import JobRuntime, held_note
+from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, JobRuntime, held_note
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.prices import RateCard
 from smartbatch.types import Request, Result, Route
@@ -122,7 +121,7 @@ def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
         return Verdict("failed", result)
     if isinstance(error, (BudgetExceeded, ConfigError)) and error.kind is None:
         return Verdict("unrun", result, wait=LATER, note=f"waits: {error.message}")
-    if error.kind in (ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY):
+    if error.kind in ACCOUNT_ERRORS:
         return Verdict("unrun", result, wait=SOON, note=held_note(error), hold=True)
     return Verdict("failed", result)
 

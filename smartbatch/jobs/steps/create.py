@@ -17,7 +17,7 @@ from attrs import evolve
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import enqueued_quota
 from smartbatch.jobs.records import RemoteProgress, ShardRow, ShardState
-from smartbatch.jobs.steps.context import MINUTE, StepContext
+from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, MINUTE, StepContext
 from smartbatch.jobs.steps.listing import find_orphans
 from smartbatch.jobs.steps.shard import most_key
 from smartbatch.jobs.wire_ids import file_name, wire_id
@@ -30,7 +30,6 @@ __all__ = ["adopt", "begin", "repeats_a_prompt", "resume_upload", "submit", "tri
 _REPEAT = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
 )
-_ACCOUNT = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
 _UNSETTLED = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL)
 _TURN = "waits until another create of this account is settled"
 FILE_PAUSE = 2.0
@@ -248,7 +247,7 @@ def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
     2. The request body is too large: the items go into shards of half the size.
     3. Otherwise the refusal stands.
     """
-    if error.kind in _ACCOUNT:
+    if error.kind in ACCOUNT_ERRORS:
         step.hold(error)
         return step.reschedule(shard, 0.0, note=error.message)  # goes on as soon as the job is resumed
     if error.status == 413 and shard.size > 1:

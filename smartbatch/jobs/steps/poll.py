@@ -8,7 +8,7 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import enqueued_quota, turnaround_log
 from smartbatch.jobs.records import RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps import collect, create, duplicates
-from smartbatch.jobs.steps.context import HOUR, StepContext
+from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, HOUR, StepContext
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
 __all__ = ["cancel", "poll"]
@@ -106,7 +106,7 @@ def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     if batch.code in enqueued_quota.QUOTA_CODES:
         enqueued_quota.refused(step, shard, batch.error, batch.reason)
         return step.discard(shard, reason, tried=False)
-    if error.kind in (ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR):
+    if error.kind in ACCOUNT_ERRORS:
         step.hold(error)
         return step.discard(shard, reason, tried=False)
     if create.tries_of(step, shard) + 1 < REFUSALS:
