@@ -20,7 +20,7 @@ from smartbatch.jobs.records import (
     OverJobBudget,
     StoredCounts,
 )
-from smartbatch.jobs.store.database import Reader, Transaction
+from smartbatch.jobs.store.database import Reader, Row, Transaction
 from smartbatch.jobs.store.rows import (
     bare,
     earlier_tries,
@@ -186,18 +186,8 @@ def keep(
         The items that have their result by it, and those that had another one, which stays.
     """
     ended = [number(job, ix) for ix, (state, _) in items.items() if state == ItemState.FINAL.value]
-    digests = dict(tx.rows(_DIGESTS, ended)) if ended else {}
-    new: dict[int, NewResult] = {}
-    doubled: list[int] = []
-    for result in results:
-        if not result.final:
-            continue
-        no = number(job, result.ix)
-        if no not in digests:
-            new[no] = result
-            digests[no] = result.digest
-        elif digests[no] != result.digest:
-            doubled.append(result.ix)
+    finals = [result for result in results if result.final]
+    new, doubled = _first_said(job, finals, tx.rows(_DIGESTS, ended) if ended else [])
     if new:
         first = count(tx, job, list(new.values()), at)
         rows = (
@@ -218,23 +208,35 @@ def keep_verdicts(
     if not verdicts:
         return []
     nos = list({number(job, verdict.ix) for verdict in verdicts})
-    told: dict[int, set[bytes]] = {}
-    known = "SELECT no, digest FROM verdict WHERE no IN {numbers}"
-    for no, digest in (*tx.rows(known, nos), *tx.rows(_DIGESTS, nos)):
-        told.setdefault(no, set()).add(digest)
-    new: dict[int, NewResult] = {}
-    doubled: list[int] = []
-    for verdict in verdicts:
-        no = number(job, verdict.ix)
-        if no not in told:
-            new[no] = verdict
-            told[no] = {verdict.digest}
-        elif verdict.digest not in told[no] and verdict.ix not in final:
-            doubled.append(verdict.ix)
+    known = tx.rows("SELECT no, digest FROM verdict WHERE no IN {numbers}", nos)
+    new, doubled = _first_said(job, verdicts, known + tx.rows(_DIGESTS, nos))
     rows = ((no, verdict.outcome, verdict.digest, verdict.body) for no, verdict in new.items())
     tx.insert("verdict", ("no", "outcome", "digest", "body"), rows)
     charge(tx, job, list(new.values()))
-    return doubled
+    return [ix for ix in doubled if ix not in final]
+
+
+def _first_said(
+    job: int, results: Iterable[NewResult], known: Iterable[Row]
+) -> tuple[dict[int, NewResult], list[int]]:
+    """Return what is the first to be said of an item, by its number, and the items told of otherwise before.
+
+    Args:
+        known: number and digest of what was said before.
+    """
+    digests: dict[int, set[bytes]] = {}
+    for no, digest in known:
+        digests.setdefault(no, set()).add(digest)
+    new: dict[int, NewResult] = {}
+    doubled = []
+    for result in results:
+        no = number(job, result.ix)
+        if no not in digests:
+            new[no] = result
+            digests[no] = {result.digest}
+        elif result.digest not in digests[no]:
+            doubled.append(result.ix)
+    return new, doubled
 
 
 def end_alike(tx: Transaction, job: int, items: list[int], result: NewResult, at: float) -> None:

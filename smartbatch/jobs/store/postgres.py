@@ -148,6 +148,11 @@ def _rows(session: Session, statement: str, values: Sequence[Any]) -> list[Row]:
         return cursor.execute(_spelled(statement), values).fetchall()
 
 
+def _is_idle(session: Session) -> bool:
+    """Whether a session is there, with no transaction and no statement under way."""
+    return session.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
 def _lock_number(schema: str, name: str) -> int:
     """Return the 64-bit number of a name's advisory lock; the server's locks are common to all schemas."""
     digest = hashlib.blake2b(f"smartbatch {schema} {name}".encode(), digest_size=8).digest()
@@ -249,13 +254,16 @@ class PostgresDatabase(Database):
                     if self._reader is None:
                         self._reader = self.connect()
                     return _rows(self._reader, statement, values)
-                except (psycopg.Error, UnicodeEncodeError) as error:
-                    if self._reader is not None and self._reader.closed:
+                except BaseException as error:
+                    if self._reader is not None and not _is_idle(self._reader):
+                        _let_go(self._reader, self._process)  # lost, or interrupted in a statement
                         self._reader = None
-                        if not fresh:  # the session was lost since its last use: a read may go again
-                            fresh = True
+                        if isinstance(error, psycopg.Error) and not fresh:
+                            fresh = True  # lost since its last use: a read may go again
                             continue
-                    raise self._explained(error) from None
+                    if isinstance(error, psycopg.Error | UnicodeEncodeError):
+                        raise self._explained(error) from None
+                    raise
 
     def now(self) -> float:
         [(now,)] = self.rows("SELECT extract(epoch FROM clock_timestamp())::float8")
@@ -328,16 +336,14 @@ class PostgresDatabase(Database):
 
     def _undo(self) -> None:
         """Roll back; a session that cannot is given up, and its transaction with it."""
-        idle = psycopg.pq.TransactionStatus.IDLE
         session = self._writer
-        if session is None or session.info.transaction_status == idle:
+        if session is None or _is_idle(session):
             return
         with contextlib.suppress(psycopg.Error):
             session.execute("ROLLBACK", prepare=False)
-        if session.info.transaction_status != idle:
+        if not _is_idle(session):
             self._writer = None
-            with contextlib.suppress(psycopg.Error):
-                session.close()
+            _let_go(session, self._process)
 
     # -- errors ----------------------------------------------------------------------------------------------
 
