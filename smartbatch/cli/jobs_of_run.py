@@ -64,7 +64,8 @@ class RunIdentity:
 
     def __init__(self, output: str | None, model: str, keys: array[int]) -> None:
         place = "-" if output is None else os.path.realpath(output)
-        self._name = "stdout" if output is None else _printable(os.path.basename(output))
+        name = "stdout" if output is None else os.path.basename(output)[:_NAME]
+        self._name = "".join(each if each.isprintable() and each != "#" else "_" for each in name)
         self.label = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         self.rows = len(keys)
         self._output = output
@@ -198,11 +199,6 @@ class RunIdentity:
         if not 0 < one.rows <= self.rows or one.job.key is None:
             return False
         return one.job.key.partition("#")[0] == self.key(one.rows)
-
-
-def _printable(name: str) -> str:
-    """Return a file's name as a part of a key."""
-    return "".join(each if each.isprintable() and each != "#" else "_" for each in name[:_NAME])
 
 
 def _run_job(job: Job) -> RunJob:
