@@ -12,7 +12,7 @@ from typing import Any
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import Line, NotRun, line_of
-from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.error_reader import ErrorReader, error_in
 from smartbatch.providers.error_table import kind_of_code, kind_of_status
 from smartbatch.providers.foreign_text import (
     PLAIN_ID,
@@ -216,10 +216,8 @@ def _line_answer(response: dict[str, Any], kind: Kind, api: str, errors: ErrorRe
 
 def _without_response(error: Any, secrets: tuple[str, ...]) -> ProviderError | NotRun:
     """A request without an answer: not executed, unless its code says that it was refused or broke off."""
-    told = fields(error)
-    code = short(told.get("code"), PLAIN_WORD)
-    said = told.get("message")
-    message = said if isinstance(said, str) else error if isinstance(error, str) else ""
+    told = error_in({"error": error})
+    code, message = short(told.get("code"), PLAIN_WORD), told.get("message", "")
     kind = kind_of_code(told.get("code"), told.get("type"), message)
     broke_off = "timeout" in (code or "")
     if broke_off:

@@ -27,7 +27,7 @@ from smartbatch.providers.batch_api import (
     RemoteState,
 )
 from smartbatch.providers.conversation import encode_json
-from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.error_reader import ErrorReader, error_in
 from smartbatch.providers.error_table import kind_of_code
 from smartbatch.providers.foreign_text import (
     PLAIN_ID,
@@ -266,11 +266,7 @@ def _quoted(remote_id: str) -> str:
 def _is_refusal(reply: Reply) -> bool:
     """Whether an error answer is the provider's own: a gateway's page says nothing about a batch."""
     data = reply.json()
-    if isinstance(data, list) and data:
-        data = data[0]
-    if not isinstance(data, dict):
-        return False
-    return bool(data.get("error")) or data.get("object") == "error"
+    return bool(error_in(data)) or fields(data).get("object") == "error"
 
 
 def _next(data: Mapping[str, Any], listed: Sequence[Mapping[str, Any]], after: str | None) -> str | None:
@@ -357,10 +353,8 @@ def _failure(errors: Any, secrets: Sequence[str]) -> ProviderError:
     """Why a batch failed as a whole: the first of its errors; nothing of it was run."""
     listed = errors.get("data") if isinstance(errors, dict) else errors
     first = listed[0] if isinstance(listed, list) and listed else listed
-    told = fields(first)
-    said = told.get("message")
-    message = said if isinstance(said, str) else first if isinstance(first, str) else ""
-    code = short(told.get("code"), PLAIN_WORD)
+    told = error_in({"error": first})
+    code, message = short(told.get("code"), PLAIN_WORD), told.get("message", "")
     kind = kind_of_code(code, None, message) or ErrorKind.CLIENT_ERROR
     if _over_quota(code, message):
         code, kind = _QUOTA, ErrorKind.RATE_LIMIT
