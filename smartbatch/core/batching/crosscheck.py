@@ -72,10 +72,6 @@ class Crosscheck:
         self._billed = array("d")
         self._fit: _Fit | None = None
 
-    @property
-    def observed(self) -> int:
-        return len(self._estimates)
-
     def observe(self, estimate: int, billed: int) -> None:
         """Learn from a line; one without counts is ignored.
 
@@ -90,23 +86,17 @@ class Crosscheck:
 
     def suspicious(self, estimate: int, billed: int) -> bool:
         """Whether ``billed`` does not fit a prompt of ``estimate`` tokens, measured by the other lines."""
-        if self.observed < self.NEEDED or estimate <= 0 or billed <= 0:
+        if len(self._estimates) < self.NEEDED or estimate <= 0 or billed <= 0:
             return False
         if self._fit is None:
             self._fit = _fitted(self._estimates, self._billed)
         fit = self._fit
         expected = fit.expected(estimate)
-        width = _WIDTH * fit.spread * (1 + _SMALL / math.sqrt(self.observed))
+        width = _WIDTH * fit.spread * (1 + _SMALL / math.sqrt(len(self._estimates)))
         if abs(billed - expected * math.exp(fit.center)) <= _ROUNDING + 1e-9:
             return False  # one token of three is a large share, but only rounding
         deviation = abs(math.log(billed / expected) - fit.center)
         return deviation > max(width, _LEAST) + _ROUNDING / expected
-
-    @property
-    def rate(self) -> float:
-        """Share of the observed lines that are suspicious; 0 while there are too few lines."""
-        pairs = zip(self._estimates, self._billed, strict=True)
-        return sum(self.suspicious(*pair) for pair in pairs) / max(1, self.observed)  # type: ignore[arg-type]
 
     @property
     def unrelated(self) -> bool:
@@ -114,7 +104,7 @@ class Crosscheck:
 
         Then the spread is so large that no line stands out. Only prompts of different lengths can show it.
         """
-        if self.observed < self.NEEDED:
+        if len(self._estimates) < self.NEEDED:
             return False
         ordered = sorted(self._estimates)
         quarter = len(ordered) // 4

@@ -6,7 +6,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
@@ -25,6 +25,13 @@ def observed(pairs: Iterable[Pair]) -> Crosscheck:
     for estimate, billed in pairs:
         check.observe(estimate, billed)
     return check
+
+
+def rate(pairs: Iterable[Pair]) -> float:
+    """The share of lines that are suspicious, measured by each other."""
+    lines = list(pairs)
+    check = observed(lines)
+    return sum(check.suspicious(*line) for line in lines) / len(lines)
 
 
 def lengths(count: int, seed: int = 1) -> list[int]:
@@ -88,7 +95,7 @@ class TestExchangedAnswers:
         """One in a hundred is exchanged; each time the batch is found unsound."""
         for seed in range(10):
             lines, _ = exchanged(billed(prompts, 0.08, seed=seed), 0.01, random.Random(seed))
-            assert observed(lines).rate > 0
+            assert rate(lines) > 0
 
     @pytest.mark.parametrize("spread", [0.003, 0.08, 0.15])
     def test_when_all_are_exchanged_the_counts_are_unrelated(self, prompts: list[int], spread: float) -> None:
@@ -109,7 +116,7 @@ class TestFalseAlarms:
         self, prompts: list[int], spread: float
     ) -> None:
         flagged = sum(
-            len(prompts) * observed(billed(prompts, spread, constant=9, seed=seed)).rate for seed in range(8)
+            len(prompts) * rate(billed(prompts, spread, constant=9, seed=seed)) for seed in range(8)
         )
         assert flagged <= 0.001 * 8 * len(prompts)
 
@@ -117,18 +124,18 @@ class TestFalseAlarms:
     def test_small_shards_give_no_more_of_them(self, count: int) -> None:
         flagged = unrelated = 0.0
         for seed in range(400):
-            check = observed(billed(lengths(count, seed), 0.08, seed=seed))
-            flagged += check.rate * count
-            unrelated += check.unrelated
+            lines = billed(lengths(count, seed), 0.08, seed=seed)
+            flagged += rate(lines) * count
+            unrelated += observed(lines).unrelated
         assert flagged <= 0.001 * 400 * count
         assert unrelated == 0
 
     @pytest.mark.parametrize("ratio", [0.3, 1.0, 4.0])
     def test_another_tokenizer_is_no_reason(self, ratio: float) -> None:
-        assert observed(billed(lengths(500), 0.05, ratio=ratio)).rate == 0
+        assert rate(billed(lengths(500), 0.05, ratio=ratio)) == 0
 
     def test_a_long_text_that_all_share_and_we_did_not_count_is_no_reason(self) -> None:
-        assert observed(billed(lengths(500), 0.02, constant=5000)).rate == 0
+        assert rate(billed(lengths(500), 0.02, constant=5000)) == 0
 
     def test_a_token_more_or_less_is_no_reason_however_exact_the_others_are(self) -> None:
         check = observed([(estimate, estimate) for estimate in range(200, 600)])
@@ -137,11 +144,11 @@ class TestFalseAlarms:
 
     @pytest.mark.parametrize("count", [2, 3, 4, 8])
     def test_nor_is_it_where_prompts_have_a_few_tokens_only(self, count: int) -> None:
-        assert observed([(count, count)] * 20 + [(count, count - 1), (count, count + 1)] * 5).rate == 0
+        assert rate([(count, count)] * 20 + [(count, count - 1), (count, count + 1)] * 5) == 0
 
     def test_prompts_of_one_length_are_no_reason(self) -> None:
         check = observed([(100, 113)] * 50)
-        assert check.rate == 0
+        assert not check.suspicious(100, 113)
         assert not check.unrelated
         assert check.suspicious(100, 130)
 
@@ -152,20 +159,21 @@ class TestLittleEvidence:
         check = observed(pairs)
         assert not check.suspicious(100, 9000)
         check.observe(50, 56)
-        assert check.observed == 20
         assert check.suspicious(100, 9000)
 
     @pytest.mark.parametrize(("estimate", "count"), [(0, 50), (50, 0), (50, -3), (-1, 50)])
     def test_a_line_without_counts_teaches_nothing_and_is_not_flagged(
         self, estimate: int, count: int
     ) -> None:
-        check = observed(billed(lengths(100), 0.01))
+        check = observed(billed(lengths(19), 0.01))
         check.observe(estimate, count)
-        assert check.observed == 100
+        assert not check.suspicious(100, 9000)  # 19 lines show nothing
+        check.observe(100, 113)
+        assert check.suspicious(100, 9000)
         assert not check.suspicious(estimate, count)
 
-    def test_nothing_observed_has_no_rate(self) -> None:
-        assert Crosscheck().rate == 0
+    def test_nothing_observed_shows_nothing(self) -> None:
+        assert not Crosscheck().suspicious(100, 1000)
         assert not Crosscheck().unrelated
 
     def test_what_was_learned_after_a_question_counts_for_the_next(self) -> None:
@@ -182,8 +190,7 @@ counts = st.tuples(st.integers(-5, 10**6), st.integers(-5, 10**6))
 @given(st.lists(counts, max_size=60), counts)
 def test_no_counts_break_it(pairs: list[Pair], asked: Pair) -> None:
     check = observed(pairs)
-    check.suspicious(*asked)
-    assert 0 <= check.rate <= 1
+    assert check.suspicious(*asked) in (True, False)
     assert check.unrelated in (True, False)
 
 
@@ -202,10 +209,7 @@ def test_the_order_of_the_lines_does_not_matter(pairs: list[Pair], rng: random.R
 def test_a_shard_of_the_largest_size_is_judged_in_a_moment() -> None:
     """A hundred thousand lines; half a second here."""
 
-    def lines() -> Iterator[Pair]:
-        yield from billed(lengths(100_000), 0.08)
-
-    check = observed(lines())
+    lines = billed(lengths(100_000), 0.08)
     started = time.perf_counter()
-    assert check.rate < 0.0001
+    assert rate(lines) < 0.0001
     assert time.perf_counter() - started < 10
