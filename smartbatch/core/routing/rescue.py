@@ -50,9 +50,9 @@ SAVED = 0.5
 """What a batch saves of the price in real time, at all providers."""
 LOOK = 0.05
 """Share of the time left after which such a decision is made again."""
-GRID, HALVINGS = 12, 7
-"""Moments until the deadline that are compared to find when a rescue begins, and how often the time before
-the one found is halved."""
+LOOKS, HALVINGS = 40, 12
+"""To find when a rescue begins: decisions that are followed at most, and how often the time before the one
+found is halved."""
 
 
 @frozen
@@ -165,18 +165,23 @@ def first_rescue(
     """
     margin = margin_of(deadline)
 
-    def begins(now: float) -> bool:
+    def look(now: float) -> Rescue:
         shards = [PendingShard(size, sent=True, size=size, age=now) for size in sizes]
-        return bool(rescue(deadline - now, margin, 0, shards, speed, late_penalty).take_back)
+        return rescue(deadline - now, margin, 0, shards, speed, late_penalty)
 
-    moments = (deadline * place / GRID for place in range(GRID))
-    late = next((moment for moment in moments if begins(moment)), None)
-    if not late:
-        return late
-    early = late - deadline / GRID
-    for _ in range(HALVINGS):
+    early = late = 0.0
+    for _ in range(LOOKS):
+        found = look(late)
+        if found.take_back:
+            break
+        late += found.wait
+        if late >= deadline:
+            return None
+    else:
+        return None
+    for _ in range(HALVINGS):  # a job also looks when it polls, and begins as soon as that is worth more
         middle = (early + late) / 2
-        early, late = (early, middle) if begins(middle) else (middle, late)
+        early, late = (early, middle) if look(middle).take_back else (middle, late)
     return late
 
 

@@ -181,11 +181,16 @@ def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
     assert batch.late_cost == pytest.approx((1 - batch.odds) * cheap.late_penalty * 0.002)
 
 
-def test_a_rescue_is_said_to_begin_when_a_job_will_begin_it() -> None:
-    """The job decides anew at each moment, which is another one than the best that was forecast."""
+@pytest.mark.parametrize("hours", [1, 6, 24])
+def test_a_rescue_is_said_to_begin_when_a_job_will_begin_it(hours: int) -> None:
+    """The job decides anew at each moment, which is another one than the best that was forecast: also where
+    it is short before the deadline, as time for a cancel and a few calls is all that is kept.
+    """
+    deadline = 3600.0 * hours
     times, cancels = steady(900.0, 2.0), cold(CANCEL)
-    there = BatchOffer(times, price(400, 0.5), cancels)
-    decision = choose(Load(400), [individually(400)], there, Constraints(deadline=3600.0))
+    there = BatchOffer(times, price(400, 0.02), cancels)  # so cheap that being late costs several lists
+    alone = evolve(individually(400), cost=price(400, 0.04))
+    decision = choose(Load(400), [alone], there, Constraints(deadline=deadline))
     option = decision.chosen
     assert option.rescue_at is not None
     speed = Speed(individually(400).throughput, cancels, times)
@@ -193,10 +198,10 @@ def test_a_rescue_is_said_to_begin_when_a_job_will_begin_it() -> None:
 
     def begins(now: float) -> bool:
         shards = [PendingShard(size, sent=True, size=size, age=now) for size in pieces]
-        return bool(rescue(3600.0 - now, 18.0, 0, shards, speed, decision.late_penalty).take_back)
+        return bool(rescue(deadline - now, 18.0 * hours, 0, shards, speed, decision.late_penalty).take_back)
 
     assert begins(option.rescue_at)
-    assert not any(begins(option.rescue_at - seconds) for seconds in (5, 30, 300))
+    assert not any(begins(option.rescue_at - seconds) for seconds in (30 * hours, 300, 1200))
     assert f"a chance of {there.chance(option.rescue_at, 400):.0%}" in decision.reason
 
 
