@@ -208,6 +208,7 @@ class RunningState:
             self._callbacks.drain(LAST_STEP)
             self._callbacks.close()
             self.realtime.close_providers()
+            logs.user_errors_left()
 
     def after_fork(self) -> None:
         """In a forked child: end the copies of the parent's futures. The child's state is another one."""

@@ -37,7 +37,16 @@ from smartbatch.events import (
     ThresholdMoved,
 )
 
-__all__ = ["EventLogger", "LogObserver", "disable", "enable", "get_logger", "user_error", "warn"]
+__all__ = [
+    "EventLogger",
+    "LogObserver",
+    "disable",
+    "enable",
+    "get_logger",
+    "user_error",
+    "user_errors_left",
+    "warn",
+]
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -167,6 +176,16 @@ def user_error(where: str, error: BaseException) -> None:
     _last_logged[place] = (now, 0)
     more = f", and {count:,} times more since it was last logged" if count else ""
     _USER_LOGGER.error("exception in %s%s", where, more, exc_info=error)
+
+
+def user_errors_left() -> None:
+    """Log how often mistakes were raised since each was last logged, for which no further one may come."""
+    for place, (last, count) in list(_last_logged.items()):
+        if count:
+            _last_logged[place] = (last, 0)
+            _USER_LOGGER.error(
+                "exception in %s (%s, line %d), %s times more since it was last logged", *place, f"{count:,}"
+            )
 
 
 def job_error(job_id: str | None, error: BaseException) -> None:

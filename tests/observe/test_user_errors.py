@@ -85,7 +85,7 @@ def test_what_is_raised_is_logged_with_its_traceback(
 ) -> None:
     act("canary")
     assert f"exception in {place.removesuffix(' of a job')}" in caplog.messages
-    [record] = [each for each in caplog.records if each.name == "smartbatch"]
+    record, *_ = [each for each in caplog.records if each.name == "smartbatch"]
     assert record.levelno == logging.ERROR
     assert "in mistake" in caplog.text
     assert "ZeroDivisionError: a mistake of mine" in caplog.text
@@ -118,6 +118,22 @@ def test_the_same_mistake_is_logged_once_a_second_with_its_number(
         "exception in an observer",
         "exception in an observer, and 2 times more since it was last logged",
     ]
+
+
+def test_the_end_of_a_client_tells_the_mistakes_that_no_further_one_did(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_QUIET", 600.0)
+    with BatchingClient("sim:x?latency=0", post_process=mistake) as client:
+        for prompt in ("one", "two", "three"):
+            assert client.submit(prompt).exception(PATIENCE)
+    line = mistake.__code__.co_firstlineno + 1
+    assert caplog.messages == [
+        "exception in post_process",
+        f"exception in post_process ({__file__}, line {line}), 2 times more since it was last logged",
+    ]
+    client.stop()
+    assert len(caplog.messages) == 2
 
 
 def test_a_verdict_of_a_middleware_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
