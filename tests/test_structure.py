@@ -94,7 +94,9 @@ FORBIDDEN_IN_CORE = frozenset(
 SDKS = frozenset({"openai", "anthropic", "google", "requests", "prometheus_client", "opentelemetry"})
 """Imported when first used, in functions, if at all."""
 
-SDK_ROOMS = frozenset({"providers/anthropic/sdk.py", "providers/gemini/sdk.py"})
+SDK_ROOMS = frozenset(
+    {"providers/anthropic/sdk.py", "providers/gemini/sdk.py", "providers/http/requests_bridge.py"}
+)
 """Files that are nothing but an SDK, and are therefore imported late themselves."""
 
 EXACTLY_AT = "smartbatch"

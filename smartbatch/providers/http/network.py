@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TypeVar
 
 from urllib3.exceptions import HTTPError
@@ -25,7 +24,7 @@ class HttpNetwork:
     """What a provider's service is reached through; the URL and the headers are checked already.
 
     Attributes:
-        realtime: keeps its connections.
+        realtime: keeps its connections, and sends the headers with every request.
         batches: uses each connection for one call; for files and batches.
         prepare: is called by :meth:`open`; imports the SDK of an adapter that has one.
     """
@@ -39,8 +38,8 @@ class HttpNetwork:
         max_body: int = MAX_BODY,
     ) -> None:
         self.prepare: Callable[[], object] = lambda: None
-        make = partial(Transport, url, headers, connect_timeout=connect_timeout, max_body=max_body)
-        self.realtime, self.batches = make(), make(reuse=False)
+        self.realtime = Transport(url, headers, connect_timeout=connect_timeout, max_body=max_body)
+        self.batches = Transport(url, connect_timeout=connect_timeout, max_body=max_body, reuse=False)
 
     def through(self, make: Callable[[Transport], _T]) -> tuple[PerProcess[_T], PerProcess[_T]]:
         """Return the SDK over each transport, made at its first use; opening makes that of real time."""

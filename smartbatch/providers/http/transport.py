@@ -27,14 +27,13 @@ from smartbatch.providers.http.replies import MAX_BODY, Reply
 from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.providers.per_process import PerProcess
 
-__all__ = ["DEFAULT_WORKERS", "JSON", "Body", "Transport"]
+__all__ = ["DEFAULT_WORKERS", "Body", "Transport"]
 
 DEFAULT_WORKERS = 64
 """Connections of a transport nobody opened for a number of workers."""
 
 
 Body = bytes | SpooledBody
-JSON = {"Content-Type": "application/json"}
 
 _OURS = (b"host", b"content-length", b"transfer-encoding", b"connection", b"accept-encoding")
 
@@ -47,7 +46,7 @@ class Transport:
 
     Args:
         base_url: ``http`` or ``https`` URL, already checked; its path is put before every call's.
-        headers: sent with every request that no SDK has prepared, already checked.
+        headers: sent by :meth:`post`, already checked.
         connect_timeout: most seconds for one address to answer.
         max_body: most bytes of a decoded answer.
         reuse: False for files and batches. Then a connection serves one call: one that was kept may be dead
@@ -173,15 +172,15 @@ class Transport:
         """Return the head of a POST of JSON to ``path``; made once for each path."""
         head = self._heads.get(path)
         if head is None:
-            head = self._heads[path] = self.head_of("POST", path, JSON)
+            target = (self._url.path or "").rstrip("/") + path
+            lines = self._lines + b"Content-Type: application/json\r\n"
+            head = self._heads[path] = self.head_of("POST", target, lines)
         return head
 
-    def head_of(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> bytes:
-        """Return the head of a request to ``path`` and query, with ``headers`` besides the transport's."""
-        target = (self._url.path or "").rstrip("/") + path
-        return self._head(method, target, self._lines + _encoded(headers or {}))
-
-    def _head(self, method: str, target: str, lines: bytes) -> bytes:
+    def head_of(self, method: str, target: str, lines: bytes) -> bytes:
+        """Return a head; ``target`` has the base URL's path in it, ``lines`` are checked header lines besides
+        host, length and encoding.
+        """
         proxy, proxy_headers = self._proxy
         proxied = b""
         if proxy and self._url.scheme == "http":
@@ -204,7 +203,7 @@ class Transport:
         lines = b"".join(b"%b: %b\r\n" % field for field in fields)
         if lines.count(b"\n") != len(fields) or lines.count(b"\r") != len(fields) or b"\0" in lines:
             raise ProviderError("a header has a line break in it", kind=ErrorKind.CLIENT_ERROR)
-        return self._head(method, url.request_uri, lines)
+        return self.head_of(method, url.request_uri, lines)
 
     def leads_to(self, scheme: str, host: str, port: int | None) -> bool:
         """True when this transport's base URL has that origin."""

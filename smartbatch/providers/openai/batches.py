@@ -10,8 +10,8 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import quote, urlencode
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 from attrs import evolve
 
@@ -42,16 +42,19 @@ from smartbatch.providers.foreign_text import (
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import upload_form
-from smartbatch.providers.http.transport import JSON, Body, Transport
 from smartbatch.providers.openai.answers import read_line
 from smartbatch.providers.openai.bodies import dropped_of, embeddings_body
 from smartbatch.types import Kind, Request
+
+if TYPE_CHECKING:
+    from smartbatch.providers.http.requests_bridge import RequestsSession
 
 __all__ = ["OpenAIBatches"]
 
 _PAGE = 100
 _FILES = 10_000
 _MOST_PAGES = 1000  # a list of files that goes on and on: a million of them
+_JSON = {"Content-Type": "application/json"}
 _SUFFIX = ".jsonl"
 """OpenAI takes batch inputs under names that end so."""
 _QUOTA = "token_limit_exceeded"
@@ -85,7 +88,7 @@ class OpenAIBatches(BatchApi):
     """The Batch API next to an :class:`~smartbatch.providers.openai.provider.OpenAIProvider`.
 
     Args:
-        transport: for batches; sends the account's headers.
+        session: returns the session of this process, over a transport for batches.
         api: ``chat`` or ``responses``; the endpoint generations go to.
         body: builds the body of a generation, as for a real-time call.
         window: OpenAI knows ``24h`` only, other servers also ``1h`` or ``7d``.
@@ -99,7 +102,7 @@ class OpenAIBatches(BatchApi):
 
     def __init__(
         self,
-        transport: Transport,
+        session: Callable[[], RequestsSession],
         errors: ErrorReader,
         *,
         scope: str,
@@ -109,7 +112,7 @@ class OpenAIBatches(BatchApi):
         purpose: str = "batch",
     ) -> None:
         self.scope = scope
-        self._transport = transport
+        self._session = session
         self._errors = errors
         self._calls = BatchCalls(errors, _is_refusal, self._read, _mark_over_quota)
         self._api = api
@@ -146,7 +149,9 @@ class OpenAIBatches(BatchApi):
         4. the provider counts other bytes than were sent: the file is not used.
         """
         body, content_type = upload_form({"purpose": self._purpose}, source, name + _SUFFIX)
-        reply = self._ask("POST", "/files", timeout, body, {"Content-Type": content_type})
+        reply = self._session().ask(
+            "POST", "/files", timeout, data=body, headers={"Content-Type": content_type}
+        )
         file = _read_file(self._calls.decoded(reply))
         if file.size is not None and file.size != body.file_size:
             text = f"the provider has {file.size} bytes of an input of {body.file_size}"
@@ -158,7 +163,7 @@ class OpenAIBatches(BatchApi):
         query = {"purpose": self._purpose, "limit": str(_FILES), "order": "desc"}
         deadline = time.monotonic() + timeout
         for _ in range(_MOST_PAGES):
-            reply = self._ask("GET", f"/files?{urlencode(query)}", deadline - time.monotonic())
+            reply = self._session().ask("GET", "/files", deadline - time.monotonic(), params=query)
             data, files = self._listed(reply)
             for each in files:
                 if each.get("filename") in (name, name + _SUFFIX):
@@ -171,7 +176,7 @@ class OpenAIBatches(BatchApi):
 
     def delete_file(self, file_id: str, timeout: float) -> None:
         """Delete a file; only the provider's own word that there is none counts as a success too."""
-        reply = self._ask("DELETE", f"/files/{_quoted(file_id)}", timeout)
+        reply = self._session().ask("DELETE", f"/files/{_quoted(file_id)}", timeout)
         if self._calls.gone(reply) or not reply.body.strip():
             return
         if self._errors.decode(reply).get("deleted") is False:
@@ -190,19 +195,21 @@ class OpenAIBatches(BatchApi):
             "completion_window": self._window,
             "metadata": {"sb": creation.mark, "sbn": str(creation.size)},
         }
-        headers = {**JSON, "Idempotency-Key": creation.mark}
-        return self._calls.created(self._ask("POST", "/batches", timeout, encode_json(wanted), headers))
+        headers = {"Idempotency-Key": creation.mark}
+        return self._calls.created(
+            self._session().ask("POST", "/batches", timeout, json=wanted, headers=headers)
+        )
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
         """Return a batch; ``None`` only when the provider itself says that there is none."""
-        batch = self._calls.found(self._ask("GET", f"/batches/{_quoted(batch_id)}", timeout))
+        batch = self._calls.found(self._session().ask("GET", f"/batches/{_quoted(batch_id)}", timeout))
         # LiteLLM may say its upstream's id, which it does not know later.
         return None if batch is None else evolve(batch, id=batch_id)
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
         """Return up to 100 batches; one that cannot be read is left out unless it carries our mark."""
         query = {"limit": str(_PAGE), **({"after": after} if after else {})}
-        reply = self._ask("GET", f"/batches?{urlencode(query)}", timeout)
+        reply = self._session().ask("GET", "/batches", timeout, params=query)
         data, listed = self._listed(reply)
         batches = []
         for each in listed:
@@ -215,7 +222,7 @@ class OpenAIBatches(BatchApi):
 
     def cancel(self, batch_id: str, timeout: float) -> None:
         """Ask to cancel; 400 and 409 say that it has ended, which the next look at it shows."""
-        reply = self._ask("POST", f"/batches/{_quoted(batch_id)}/cancel", timeout, headers=JSON)
+        reply = self._session().ask("POST", f"/batches/{_quoted(batch_id)}/cancel", timeout, headers=_JSON)
         if reply.status not in (400, 409) or not _is_refusal(reply):
             self._calls.checked(reply)
 
@@ -227,22 +234,12 @@ class OpenAIBatches(BatchApi):
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         """Yield a file of results in pieces of at most 64 kB."""
-        head = self._transport.head_of("GET", f"/files/{_quoted(output)}/content")
-        yield from self._calls.results(self._transport.begin(head, b"", timeout))
+        path = f"/files/{_quoted(output)}/content"
+        yield from self._calls.results(self._session().begin("GET", path, timeout))
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
         """See :meth:`BatchApi.read_line <smartbatch.providers.batch_api.BatchApi.read_line>`."""
         return read_line(line, kind, self._api, self._errors)
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        timeout: float,
-        body: Body = b"",
-        headers: Mapping[str, str] | None = None,
-    ) -> Reply:
-        return self._transport.send(self._transport.head_of(method, path, headers), body, timeout)
 
     def _endpoint(self, kind: Kind) -> str:
         if kind is Kind.EMBED:

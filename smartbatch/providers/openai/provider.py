@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve
 from urllib3 import HTTPHeaderDict
@@ -39,7 +39,11 @@ from smartbatch.providers.openai.bodies import (
 )
 from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
+from smartbatch.providers.per_process import PerProcess
 from smartbatch.types import Answer, Generation, Request
+
+if TYPE_CHECKING:
+    from smartbatch.providers.http.requests_bridge import RequestsSession
 
 __all__ = ["OpenAIProvider"]
 
@@ -132,7 +136,7 @@ class OpenAIProvider(Provider):
         sent = _headers(key, organization, project, own)
         self.network: HttpNetwork = HttpNetwork(url, sent, connect_timeout=connect_timeout, max_body=max_body)
         self._batches = OpenAIBatches(
-            self.network.batches,
+            PerProcess(partial(_session, self.network, url.url, sent)).get,
             self._errors,
             scope=self.scope,
             api=api,
@@ -211,6 +215,13 @@ class OpenAIProvider(Provider):
         return f"{type(self).__name__}({self.scope!r}, api={self._api!r})"
 
     __reduce__ = not_pickled
+
+
+def _session(network: HttpNetwork, url: str, sent: Mapping[str, str]) -> RequestsSession:
+    """Return the session for files and batches; ``requests`` is imported with the first of them."""
+    from smartbatch.providers.http.requests_bridge import RequestsSession
+
+    return RequestsSession(network.batches, url, sent)
 
 
 def _headers(

@@ -1,0 +1,86 @@
+"""``requests`` for files and batches, over our own transport.
+
+``requests`` prepares a request (address, query, JSON, headers) and its
+network has a time-out for each read, no cap on bodies and nothing against forks; so the session's adapter
+sends prepared requests through :class:`~smartbatch.providers.http.transport.Transport`, as
+:mod:`smartbatch.providers.http.sdk_bridge` does for the SDKs.
+
+Importing this module imports ``requests``; adapters do so when their Batch API is first used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from requests import PreparedRequest, Response, Session
+from requests.adapters import BaseAdapter
+from requests.structures import CaseInsensitiveDict
+from urllib3.util import parse_url
+
+from smartbatch.providers.http.live_reply import LiveReply
+from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.http.transport import Transport
+
+__all__ = ["RequestsSession"]
+
+
+class RequestsSession:
+    """A session whose requests all go through one transport, each exactly once.
+
+    Nothing of the environment counts but what the transport reads, no redirect is followed and no cookie is
+    kept: of an answer ``requests`` sees the status only.
+
+    Args:
+        url: the base URL, with the version.
+        headers: sent with every request, and checked already.
+    """
+
+    def __init__(self, transport: Transport, url: str, headers: Mapping[str, str]) -> None:
+        self._url = url.rstrip("/")
+        self._session = Session()
+        self._session.trust_env = False
+        self._session.headers = CaseInsensitiveDict({name: value.strip() for name, value in headers.items()})
+        for scheme in ("https://", "http://"):
+            self._session.mount(scheme, _TransportAdapter(transport))
+
+    def ask(self, method: str, path: str, timeout: float, **more: Any) -> Reply:
+        """Make one request within ``timeout`` seconds in all; return the whole answer, whatever its status.
+
+        ``more`` are arguments of ``requests``, such as ``params``, ``json``, ``data`` and ``headers``.
+        """
+        return self.begin(method, path, timeout, **more).whole()
+
+    def begin(self, method: str, path: str, timeout: float, **more: Any) -> LiveReply:
+        """As :meth:`ask`, once the head of the answer is there."""
+        response = self._session.request(
+            method, self._url + path, timeout=timeout, stream=True, allow_redirects=False, **more
+        )
+        return cast(LiveReply, response.raw)
+
+
+class _TransportAdapter(BaseAdapter):
+    def __init__(self, transport: Transport) -> None:
+        super().__init__()
+        self._transport = transport
+
+    def send(
+        self,
+        request: PreparedRequest,
+        stream: bool = False,  # noqa: ARG002
+        timeout: Any = None,
+        verify: Any = True,  # noqa: ARG002
+        cert: Any = None,  # noqa: ARG002
+        proxies: Any = None,  # noqa: ARG002
+    ) -> Response:
+        """Send a request; TLS and proxies are the transport's own."""
+        texts = ((name, str(value)) for name, value in request.headers.items())
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in texts]
+        head = self._transport.head_for(request.method or "", parse_url(request.url or ""), headers)
+        response = Response()
+        response.raw = self._transport.begin(head, request.body or b"", timeout)  # type: ignore[arg-type]
+        response.status_code = response.raw.status
+        return response
+
+    def close(self) -> None:
+        """Nothing: the transport's owner closes it."""
