@@ -36,7 +36,7 @@ from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import PostProcess, UserHooks
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.results import ResultList
+from smartbatch.results import ResultList, ended
 from smartbatch.routing.list_progress import OnProgress
 from smartbatch.running import ClientSettings, RunningState, forget
 from smartbatch.types import (
@@ -289,7 +289,7 @@ class BatchingClient:
         """
         began = self._settings.clock.now()
         results = ResultList(self.map(prompts, on_error=on_error, on_progress=on_progress, **params))
-        return results.ended(self._settings.clock.now() - began)
+        return ended(results, self._settings.clock.now() - began)
 
     def embed(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from smartbatch.errors import AllRequestsFailed
 from smartbatch.types import Result, Route, T, Usage, Vector
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
 
-__all__ = ["ResultList"]
+__all__ = ["ResultList", "ended"]
 
 
 class ResultList(list[Result[T]]):
@@ -96,12 +96,6 @@ class ResultList(list[Result[T]]):
             return None
         return self.total_latency / self.wall
 
-    def ended(self, wall: float) -> Self:
-        """Note the seconds that the list took; return it. Raises as :meth:`raise_if_all_failed`."""
-        self.wall = wall
-        self.raise_if_all_failed()
-        return self
-
     def raise_if_all_failed(self) -> None:
         """Raise ``AllRequestsFailed`` when there are requests and not one was answered."""
         if self and not self.succeeded:
@@ -112,3 +106,10 @@ class ResultList(list[Result[T]]):
                 request_id=self[0].request_id,
                 results=self,
             ) from first
+
+
+def ended(results: ResultList[T], wall: float) -> ResultList[T]:
+    """Note the seconds that a list took and return it; raises as ``raise_if_all_failed``."""
+    results.wall = wall
+    results.raise_if_all_failed()
+    return results

@@ -37,7 +37,7 @@ from smartbatch.realtime.call.layers import Middleware
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import PostProcess, RealtimeSetup
-from smartbatch.results import ResultList
+from smartbatch.results import ResultList, ended
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.list_progress import OnProgress
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
@@ -189,7 +189,7 @@ def _run(
             results.append(result)
             display.advance(result)
         wall = RealClock.now() - began
-    return results.ended(wall)
+    return ended(results, wall)
 
 
 @final

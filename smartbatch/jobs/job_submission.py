@@ -25,7 +25,7 @@ from smartbatch.observe.progress import Progress
 from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.registry import OpenedModel
-from smartbatch.results import ResultList
+from smartbatch.results import ResultList, ended
 from smartbatch.types import Kind, Prompt, Request, Result, Route
 
 __all__ = ["Fallback", "JobOptions", "JobSubmission", "WaitOptions", "batches_of", "check_priced"]
@@ -180,7 +180,7 @@ class JobSubmission:
             if options.progress or options.on_progress is not None:
                 self._service.finish_listening(job.id, LAST_CALLBACKS)
             bar.show(job.status())
-        return results.ended(self._clock.now() - began)
+        return ended(results, self._clock.now() - began)
 
     # -- what is possible ------------------------------------------------------------------------------------
 

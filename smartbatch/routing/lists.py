@@ -27,7 +27,7 @@ from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
 from smartbatch.realtime.realtime import Realtime, stored_stream
 from smartbatch.realtime.text_stream import TextStream
-from smartbatch.results import ResultList
+from smartbatch.results import ResultList, ended
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.list_job import JobResults, parts_of
 from smartbatch.routing.list_progress import OnProgress, ProgressCounter
@@ -399,7 +399,7 @@ class ListRouter:
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
         began = self._clock.now()
         results = ResultList(self._take(asked, decision, ListOptions()))
-        return results.ended(self._clock.now() - began)
+        return ended(results, self._clock.now() - began)
 
     def _in_real_time(self, asked: _List, decision: Decision, options: ListOptions) -> BoundedMap:
         constraints = decision.constraints
