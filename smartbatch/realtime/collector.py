@@ -59,7 +59,7 @@ class Collector:
     def take_locked(self, effects: DeferredEffects) -> InFlightCall | float:
         """Return the next call with its permit taken, or when to ask again, monotonic seconds.
 
-        The lanes are looked at in the order of their heads. For each lane, in order:
+        The lanes are looked at in the order of their heads (:meth:`_place`). For each lane, in order:
 
         1. Retries whose backoff is over wait for service again.
         2. Nothing waits: the next lane.
@@ -75,9 +75,10 @@ class Collector:
             effects.cancelled(ticket, waiter)
         wake = math.inf
         self._moved = False
+        queue.turns.now = now
         lane_queues = list(queue.lanes.values())
         if len(lane_queues) > 1:
-            lane_queues.sort(key=_latest_start_of_head)
+            lane_queues.sort(key=self._place)
         for lane_queue in lane_queues:
             if lane_queue.delayed:
                 wake = min(wake, lane_queue.promote(now))
@@ -93,6 +94,13 @@ class Collector:
                     wake = min(wake, found)
                     break
         return now if self._moved else wake
+
+    def _place(self, lane_queue: LaneQueue) -> float:
+        """Return what orders the lanes: the head's latest start; first where its turn is due."""
+        head = lane_queue.head()
+        if head is None:
+            return math.inf
+        return -math.inf if not head.urgent and self._queue.turns.is_due(head) else head.key
 
     def expire_locked(self, effects: DeferredEffects) -> float:
         """Fail the requests whose own time-out is over; return when the next one's is."""
@@ -150,6 +158,8 @@ class Collector:
         batch.fill(starting, int(demand.tokens))
         batch.move(BatchState.READY)
         lane.in_flight += len(batch)
+        urgent_waits = any(other.urgent_waits for other in self._queue.lanes.values())
+        self._queue.turns.started(urgent=head.urgent, before_urgent=urgent_waits)
         return InFlightCall(batch, permit, now)
 
     def _note_resumed(self, lane: Lane, size: int, effects: DeferredEffects) -> None:
@@ -312,11 +322,6 @@ def _frame_cost(lane: Lane, size: int) -> float:
 def _may_share_call(head: Ticket, other: Ticket) -> bool:
     together = not other.alone and other.group is head.group and other.own_budget is head.own_budget
     return together and other.batch_key == head.batch_key
-
-
-def _latest_start_of_head(lane_queue: LaneQueue) -> float:
-    head = lane_queue.head()
-    return math.inf if head is None else head.key
 
 
 def _unavailable(lane: Lane, reason: str, cause: BaseException | None) -> ProviderUnavailable:

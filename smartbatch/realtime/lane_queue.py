@@ -8,22 +8,55 @@ import math
 from queue import PriorityQueue
 from typing import TypeAlias
 
+from attrs import define
+
 from smartbatch.core.batching.window import Waiting
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket, TicketState
 
-__all__ = ["LaneQueue"]
+__all__ = ["LaneQueue", "Turns"]
 
 _sequence = itertools.count(1)
 _SPARE = 64
 """Invalid entries a heap may hold in addition to as many as there are requests waiting."""
 
+_SHARE = 0.05 + 1e-9
+"""Of the calls that urgent requests give up; what is added keeps 20 of them from making less than one."""
+
 _Heap: TypeAlias = "list[tuple[float, int, Ticket]]"
 """Entries by a moment; an entry is valid while its number is that of its ticket."""
 
 
+@define
+class Turns:
+    """The slots that urgent requests give up, so that nobody starves behind a stream of them.
+
+    Of 20 calls that urgent requests could have, one goes to a request whose latest start has passed. All
+    lanes of a client share it.
+
+    Attributes:
+        now: the moment of the present look, monotonic seconds.
+        credit: turns that are due; a started urgent call adds a twentieth, up to one.
+    """
+
+    now: float = -math.inf
+    credit: float = 0.0
+
+    def is_due(self, ticket: Ticket) -> bool:
+        """Whether ``ticket``, which is not urgent, goes before urgent ones."""
+        return self.credit >= 1.0 and ticket.key <= self.now
+
+    def started(self, *, urgent: bool, before_urgent: bool) -> None:
+        """Count a call by its head, and whether urgent requests waited while another one started."""
+        if urgent:
+            self.credit = min(1.0, self.credit + _SHARE)
+        elif before_urgent:
+            self.credit -= 1.0
+
+
 class LaneQueue:
-    """Waiting tickets of one lane, in order of their latest start. Guarded by the client's monitor.
+    """Waiting tickets of one lane: urgent ones first, then in order of their latest start. Guarded by the
+    client's monitor.
 
     So of the ``queue.PriorityQueue`` the heap is used and not the lock, which Ctrl-C could leave locked. A
     ticket that leaves early leaves its entries in the heaps, to be passed over when they come up.
@@ -33,11 +66,13 @@ class LaneQueue:
         delayed: retries whose backoff is not over, by its end.
     """
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, turns: Turns) -> None:
         self.lane = lane
+        self._turns = turns
         self.waiting = 0
         self.delayed: _Heap = []
         self._ordered: PriorityQueue[tuple[float, int, Ticket]] = PriorityQueue()
+        self._urgent_first: _Heap = []
         self._by_window_end: _Heap = []
         self._by_arrival: _Heap = []
         self._urgent = 0
@@ -66,20 +101,22 @@ class LaneQueue:
         self._compact()
 
     def head(self) -> Ticket | None:
-        """The ticket that is served next, or ``None``."""
-        entries = self._ordered.queue
-        while entries:
-            _, entry, ticket = entries[0]
-            if ticket.entry == entry:
-                return ticket
-            heapq.heappop(entries)
-        return None
+        """The ticket that is served next, or ``None``. In order: one whose turn is due; an urgent one; the
+        one with the earliest latest start.
+        """
+        urgent, other = _first(self._urgent_first), _first(self._ordered.queue)
+        return other if urgent is None or (other is not None and self._turns.is_due(other)) else urgent
+
+    @property
+    def urgent_waits(self) -> bool:
+        """Whether an urgent ticket could be served now."""
+        return _first(self._urgent_first) is not None
 
     def pop(self) -> Ticket | None:
         """Take the head out; :meth:`unpop` can put it back at the same place."""
         ticket = self.head()
         if ticket is not None:
-            heapq.heappop(self._ordered.queue)
+            heapq.heappop(self._heap_of(ticket))
             self.waiting -= 1
             if self._shares:
                 self._urgent -= _skips_window(ticket)
@@ -90,14 +127,14 @@ class LaneQueue:
         """Put back a ticket that was popped a moment ago."""
         ticket.entry = -ticket.entry
         self.waiting += 1
-        heapq.heappush(self._ordered.queue, (ticket.key, ticket.entry, ticket))
+        heapq.heappush(self._heap_of(ticket), (ticket.key, ticket.entry, ticket))
         if self._shares:  # its entries in the other heaps are still there
             self._urgent += _skips_window(ticket)
 
     def flush(self, now: float) -> None:
         """End the window of what waits now; what comes later is gathered as always."""
         if self._shares:
-            for _, entry, ticket in self._ordered.queue:
+            for _, entry, ticket in (*self._ordered.queue, *self._urgent_first):
                 if ticket.entry == entry and ticket.must_start > now:
                     ticket.must_start = now
                     heapq.heappush(self._by_window_end, (ticket.must_start, entry, ticket))
@@ -142,7 +179,7 @@ class LaneQueue:
             urgent = _skips_window(ticket)
             heapq.heappush(self._by_window_end, (ticket.must_start, entry, ticket))
             heapq.heappush(self._by_arrival, (ticket.due, entry, ticket))
-        heapq.heappush(self._ordered.queue, (ticket.key, entry, ticket))
+        heapq.heappush(self._heap_of(ticket), (ticket.key, entry, ticket))
         if ticket.due > self._newest:
             self._newest = ticket.due
         ticket.paused = False
@@ -150,17 +187,32 @@ class LaneQueue:
         self.waiting += 1
         self._urgent += urgent
 
+    def _heap_of(self, ticket: Ticket) -> _Heap:
+        return self._urgent_first if ticket.urgent else self._ordered.queue
+
     def _compact(self) -> None:
         """Throw out invalid entries once they are most of a heap: they hold memory."""
         most = 2 * self.waiting + _SPARE
         if len(self._ordered.queue) > most:
             self._ordered.queue = _valid(self._ordered.queue)
+        if len(self._urgent_first) > most:
+            self._urgent_first = _valid(self._urgent_first)
         if len(self._by_arrival) > most or len(self._by_window_end) > most:
             self._by_arrival, self._by_window_end = _valid(self._by_arrival), _valid(self._by_window_end)
 
 
 def _skips_window(ticket: Ticket) -> bool:
     return ticket.alone or ticket.urgent or ticket.group is not None
+
+
+def _first(heap: _Heap) -> Ticket | None:
+    """The ticket of the first valid entry."""
+    while heap:
+        _, entry, ticket = heap[0]
+        if ticket.entry == entry:
+            return ticket
+        heapq.heappop(heap)
+    return None
 
 
 def _earliest(heap: _Heap) -> float:

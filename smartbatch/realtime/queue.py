@@ -13,7 +13,7 @@ from attrs import define
 from smartbatch._clock import Clock, Monitor
 from smartbatch.errors import ClientClosed, QueueFull
 from smartbatch.realtime.lane import Lane
-from smartbatch.realtime.lane_queue import LaneQueue
+from smartbatch.realtime.lane_queue import LaneQueue, Turns
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
 from smartbatch.types import Priority
 
@@ -51,6 +51,7 @@ class RequestQueue:
     and the waiting tickets; who waits for room, or for the end of all requests, waits on the same lock.
 
     Attributes:
+        turns: the slots that urgent requests give up.
         lanes: the lanes that are served; replaced as a whole, never changed.
         live: the tickets that have not ended, in the order they came.
         settling: effects whose futures have ended under the lock and are being settled after it.
@@ -80,6 +81,7 @@ class RequestQueue:
         self._urgent_room = clock.monitor(self.monitor.lock)  # for those who may use the reserve
         self._idle = clock.monitor(self.monitor.lock)
         self.counts = RequestCounts()
+        self.turns = Turns()
         self.lanes: dict[Lane, LaneQueue] = {}
         self.live: dict[Ticket, None] = {}
         self.settling: dict[object, None] = {}
@@ -92,7 +94,7 @@ class RequestQueue:
 
     def add_lane(self, lane: Lane) -> None:
         """Serve ``lane`` from now on. One thread at a time may call it; it needs no lock."""
-        self.lanes = {**self.lanes, lane: LaneQueue(lane)}
+        self.lanes = {**self.lanes, lane: LaneQueue(lane, self.turns)}
 
     def admit_locked(self, ticket: Ticket, now: float) -> bool:
         """Let ``ticket`` wait, or let its waiter join an identical one; True when it joined.

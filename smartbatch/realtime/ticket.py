@@ -29,13 +29,14 @@ PATIENCE: dict[Priority, float] = {
     Priority.HIGH: 1.0,
     Priority.NORMAL: 10.0,
     Priority.LOW: 120.0,
-    Priority.DEFERRABLE: 600.0,
+    Priority.DEFERRABLE: 240.0,
 }
 """Seconds after its arrival at which a request of each priority should have started, at the latest.
 
 Requests are served in the order of these moments, so a request ages by itself and none starves: a LOW one
 lets NORMAL ones go first that come within two minutes of it, and no later ones. An URGENT one goes before all
-that have waited less than a day.
+others, but for the turns that those get whose moment has passed: see
+:class:`~smartbatch.realtime.lane_queue.Turns`.
 """
 
 
