@@ -59,6 +59,7 @@ class Plan:
         first: requests of a hybrid that go individually at once.
         requests: how many the provider has to answer.
         cached: further requests, which the cache answers.
+        duplicates: further requests, which share the answer of an equal one of the list.
         quota: share of the known limits it uses while it runs; ``None`` where none is known.
         options: every route that was open, see :class:`~smartbatch.core.routing.choice.Option`.
     """
@@ -75,6 +76,7 @@ class Plan:
         self.cost_high = None if cost is None else cost.high
         self.calls, self.batches, self.first = chosen.calls, chosen.batches, chosen.first
         self.requests, self.cached = decision.load.requests, decision.load.cached
+        self.duplicates = decision.load.duplicates
         self.answers = decision.load.answers
         self.quota = chosen.quota
         self.options: tuple[Option, ...] = decision.options
@@ -95,6 +97,7 @@ class Plan:
             "reason": self.reason,
             "requests": self.requests,
             "cached": self.cached,
+            "duplicates": self.duplicates,
             "tokens_in": self.decision.load.tokens_in,
             "tokens_out": self.decision.load.tokens_out,
             "answers": None if self.answers is None else asdict(self.answers),
@@ -166,8 +169,9 @@ def explain(decision: Decision) -> str:
 def _asked(decision: Decision) -> Iterator[str]:
     load, constraints = decision.load, decision.constraints
     cached = f", {load.cached:,} more from the cache" if load.cached else ""
+    equal = f", {load.duplicates:,} more equal to one of them" if load.duplicates else ""
     yield (
-        f"{load.requests:,} requests{cached}: about {load.tokens_in:,.0f} tokens in, "
+        f"{load.requests:,} requests{equal}{cached}: about {load.tokens_in:,.0f} tokens in, "
         f"{load.tokens_out:,.0f} out"
     )
     if load.answers is not None:

@@ -245,7 +245,7 @@ class ListRouter:
             if self._is_cached(request):
                 workload.cached += 1
             else:
-                workload.add(request)
+                workload.add(request, self._shared_key(request))
         return Plan(self._advisor.consider(workload, constraints, kind, batchable=batchable))
 
     def job_finished(self, event: JobFinished) -> None:
@@ -371,7 +371,7 @@ class ListRouter:
         )
         workload.cached = len(asked.requests) - len(requests)
         for request in requests:
-            workload.add(request)
+            workload.add(request, self._shared_key(request))
         return self._advisor.consider(workload, asked.constraints, asked.kind, batchable=asked.batchable)
 
     def _is_cached(self, request: Request) -> bool:
@@ -379,6 +379,10 @@ class ListRouter:
         return admission.cache is not None and bool(
             admission.recalled(request, admission.fingerprint(request))
         )
+
+    def _shared_key(self, request: Request) -> bytes | None:
+        """Return what equal requests of a list have in common, where they share an answer."""
+        return self._realtime.admission.fingerprint(request) if self._config.deduplicate else None
 
     def _flexible(self, requests: Sequence[Request]) -> bool:
         """Whether the provider has a slower tier, and no request names one by itself."""

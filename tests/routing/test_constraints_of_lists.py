@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from smartbatch import BatchingClient, ConfigError, InvalidRequest, Request, Route, StoreError
+from smartbatch import BatchingClient, ConfigError, InvalidRequest, Plan, Price, Request, Route, StoreError
 from smartbatch.testing import MockProvider
 from smartbatch.types import Prompt
 from tests.levels import sampled
@@ -70,6 +70,20 @@ def test_an_iterator_that_is_to_go_individually_shares_no_calls() -> None:
     with BatchingClient(provider, max_wait=0.5) as client:
         results = client.generate(iter(PROMPTS), strategy="individual")
     assert {result.route for result in results} == {Route.INDIVIDUAL}
+
+
+@pytest.mark.parametrize("ask", [BatchingClient.plan, BatchingClient.forecast])
+def test_equal_prompts_are_forecast_as_they_are_sent(ask: Callable[..., Plan]) -> None:
+    """Of 120 rows 40 are sent, by every route, unless each is to have an answer of its own."""
+    rows = [f"prompt {n}" for n in range(40)]
+    prices = {"sim:model": Price(input=1, output=2)}
+    with BatchingClient("sim:model", prices=prices) as client:
+        alone, alike = ask(client, rows, strategy="batch"), ask(client, rows * 3, strategy="batch")
+        each = ask(client, rows * 3, strategy="batch", deduplicate=False)
+    assert (alike.requests, alike.duplicates, alike.cost) == (40, 80, alone.cost)
+    assert [option.cost for option in alike.options] == [option.cost for option in alone.options]
+    assert alike.explain().startswith("40 requests, 80 more equal to one of them: about")
+    assert (each.requests, each.duplicates) == (120, 0)
 
 
 def test_a_hurried_request_does_not_wait_for_an_identical_one_in_a_batch() -> None:

@@ -54,6 +54,7 @@ class Load:
 
     Attributes:
         cached: further requests, from the cache.
+        duplicates: further requests, with the answers of equal ones.
         answers: what ``tokens_out`` rests on; ``None`` where nothing is generated.
     """
 
@@ -62,6 +63,7 @@ class Load:
     tokens_out: float = 0.0
     cached: int = 0
     answers: AnswerLengths | None = None
+    duplicates: int = 0
 
 
 @frozen

@@ -18,6 +18,10 @@ _UNKNOWN = 0.5
 """Answers that the prior of a model's answer length counts as."""
 _LABEL = 1 / 45
 """Length of an answer that is a label, 10 tokens, as a share of what is assumed before any was observed."""
+NEAR = 1_000
+"""Distinct requests before one that are compared with it: as many as wait at once by default, so that equal
+ones also share a call in real time. Of a job all equal rows are paid once: those further apart are counted
+twice."""
 _SURE = 1.645
 """Standard deviations within which 90 of 100 sums lie, 5 below and 5 above."""
 
@@ -41,6 +45,7 @@ class Workload:
 
     Attributes:
         cached: requests that the cache answers; the caller counts them.
+        duplicates: requests that share the answer of an equal one of the list.
         tokens_in, tokens_out: expected tokens of the requests added.
         tokens_most: output tokens that a budget needs room for, of all requests added.
     """
@@ -55,11 +60,21 @@ class Workload:
         self._generating = False
         self.requests = 0
         self.cached = 0
+        self.duplicates = 0
+        self._keys: dict[bytes, None] = {}
         self.tokens_in = 0.0
         self.tokens_out = 0.0
         self.tokens_most = 0
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, key: bytes | None = None) -> None:
+        """Add a request. Equal ones have the same ``key``; ``None`` is for one that shares no answer."""
+        if key is not None:
+            if key in self._keys:
+                self.duplicates += 1
+                return
+            self._keys[key] = None
+            if len(self._keys) > NEAR:
+                del self._keys[next(iter(self._keys))]
         learned, limit = self._calibration, request.params.max_tokens
         given = learned.input(estimate_request(request))
         made = 0.0 if request.embedding is not None else learned.mean_output(limit)
@@ -88,6 +103,7 @@ class Workload:
             self.tokens_out,
             self.cached,
             answers if self._generating else None,
+            self.duplicates,
         )
 
     def cost(self, processing: str) -> Cost | None:
