@@ -211,7 +211,7 @@ class RemoteProgress:
         cancel_sent_at: Unix seconds of our request to cancel it.
         uploads: uploads of the input file that were begun anew because one may still have been under way.
         results_fetched: the results lie in local files.
-        results_refetched: the results were fetched a second time because lines were missing.
+        results_refetched: how often the results were fetched again because lines were missing.
         results_gone: the provider deleted the results before they were fetched.
         held_job: the job was put on hold once because nobody knew whether this batch was created. A job that
             is active after that was resumed by a person.
@@ -230,7 +230,7 @@ class RemoteProgress:
     cancel_sent_at: float | None = None
     uploads: int = 0
     results_fetched: bool = False
-    results_refetched: bool = False
+    results_refetched: int = field(default=0, converter=int)  # once a flag, which some stores still hold
     results_gone: bool = False
     held_job: bool = False
     checked_for_duplicates: bool = False

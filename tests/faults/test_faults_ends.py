@@ -92,6 +92,47 @@ def test_c15_after_one_expiry_with_nothing_done_all_goes_in_a_new_batch(
 
 
 @each_provider
+def test_c15_expiries_are_not_missing_results(provider: str, tmp_path: Path) -> None:
+    """Some APIs count what expired as failed, and name no results."""
+    with world(provider, tmp_path, batch_turnaround=HOUR, batch_fault_for=first("expire_all")) as w:
+        job = w.process(**SLOW).submit_batch(texts(4))
+        w.wait(job)
+        assert w.creates[0].ended_at is not None
+        assert w.creates[1].at - w.creates[0].ended_at <= 30 * MINUTE + 1  # the next poll
+        assert not w.incidents(job)
+
+
+@each_provider
+@pytest.mark.parametrize("results", sampled(["every line", "finished lines", "no file"], first=1))
+def test_c16_a_cancelled_job_ends_as_soon_as_the_provider_says_that_its_batch_has(
+    provider: str, results: str, tmp_path: Path
+) -> None:
+    """Providers write a line for what was not run, leave it out, or name no results at all."""
+    with world(provider, tmp_path, batch_turnaround=10 * MINUTE, batch_cancel_seconds=5.0) as w:
+        job = w.process().submit_batch(texts(20))
+        w.pass_time(5 * MINUTE)
+        if results == "finished lines":
+            w.rewrite_results(lambda lines: [one for one in lines if w.answer_of(json.loads(one))])
+        elif results == "no file":
+            w.edit_json({"get"}, _without_results)
+        cancelled = w.clock.now()
+        job.cancel()
+        status = w.wait(job)
+        assert w.clock.now() - cancelled <= 5 + 10
+        assert not w.incidents(job)
+        ran = 0 if results == "no file" and provider != "anthropic" else status.succeeded
+        assert (status.succeeded, status.cancelled) == (ran, 20 - ran)
+
+
+def _without_results(said: dict[str, Any]) -> None:
+    said.pop("response", None)
+    said.get("metadata", {}).pop("output", None)
+    for name in ("output_file_id", "error_file_id"):
+        if name in said:
+            said[name] = None
+
+
+@each_provider
 def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, rare=600, batch_window=9 * DAY, batch_turnaround=3 * DAY) as w:
         prompts = texts(6)

@@ -60,7 +60,7 @@ def test_c8_results_in_any_order_find_their_requests(provider: str, tmp_path: Pa
 
 
 def test_c9_ids_that_are_only_late_are_waited_for_and_not_sent_again(provider: str, tmp_path: Path) -> None:
-    """The first download lacks half of the lines and seems whole; a minute later it is."""
+    """The first download lacks half of the lines and seems whole; a few seconds later it is."""
     with world(provider, tmp_path) as w:
         fetched: list[float] = []
 
@@ -73,7 +73,7 @@ def test_c9_ids_that_are_only_late_are_waited_for_and_not_sent_again(provider: s
         job = w.process().submit_batch(prompts)
         assert [result.text for result in w.results(job)] == w.right(prompts)
         assert len(fetched) == 2
-        assert fetched[1] - fetched[0] >= MINUTE
+        assert 0 < fetched[1] - fetched[0] <= 5
         assert len(w.creates) == 1
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
@@ -113,7 +113,7 @@ def test_c9_ids_that_stay_away_are_sent_again_and_no_others(
         job = w.process().submit_batch(prompts)
         assert [result.text for result in w.results(job)] == w.right(prompts)
         assert [record.total for record in w.creates] == [count, percent]
-        assert len(_downloads(w)) <= 4 * len(w.creates)
+        assert len(_downloads(w)) <= 8 * len(w.creates)
         assert w.incidents(job) == {"missing_items": 1}  # says that they may be paid for twice
         assert not w.emu.ledger.paid_twice()
 

@@ -99,23 +99,24 @@ def no_longer_kept(step: StepContext, shard: ShardRow) -> bool:
     return shard.results_until is not None and step.wall >= shard.results_until
 
 
-def ingest(step: StepContext, shard: ShardRow) -> bool:
+def ingest(step: StepContext, shard: ShardRow) -> ResultTotals | None:
     """Read the files into the store, or fetch them again where they are not on this machine.
 
     Returns:
-        True when everything was read, so that the shard can be settled.
+        what was in them, when everything was read, so that the shard can be settled; else ``None``.
     """
     paths = _paths(step, shard, shard.remote)
     if shard.remote.results_fetched and all(path.exists() for path in paths):
         try:
-            doubled = store_results(step, shard, paths).doubled
+            totals = store_results(step, shard, paths)
         except FileNotFoundError:  # a process that took the job over has read and deleted them
             step.reschedule(shard, 0.0)
-            return False
-        _tell(step, shard, "doubled_line", doubled, "requests had another answer when they were read before")
-        return True
-    fetch(step, shard)  # fetched on another machine, deleted, or to be fetched a second time
-    return False
+            return None
+        twice = "requests had another answer when they were read before"
+        _tell(step, shard, "doubled_line", totals.doubled, twice)
+        return totals
+    fetch(step, shard)  # fetched on another machine, deleted, or to be fetched again
+    return None
 
 
 def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> ResultTotals:

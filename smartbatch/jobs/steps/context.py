@@ -53,6 +53,8 @@ ACCOUNT_ERRORS = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
 """The account cannot be used: the job is held until a person resumes it."""
 PAGE = 1000
 """Requests read at a time."""
+REREAD_GROWTH = 4
+"""How much longer each pause is before results are read again: few large downloads, and the first soon."""
 MINUTE = 60.0
 HOUR = 3600.0
 
@@ -79,7 +81,8 @@ class StepLimits:
         send_within: a create that could not be sent this soon after its intent was stored is not sent: the
             process was frozen, and another may own the job.
         max_tries: how often an item is sent before its last failure stands.
-        reread_pause: before results that lack items are fetched a second time.
+        reread_pause: before results that lack lines are read again; each further pause is four times as long.
+        reread_time: most of these pauses together.
         orphan_watch: how long the list is searched for a batch that was given up. 26 hours: by then every
             batch that could exist has ended.
         longest_pause: between two tries of a call that fails.
@@ -95,7 +98,8 @@ class StepLimits:
     transfer_timeout: float = HOUR
     send_within: float = 5.0
     max_tries: int = 3
-    reread_pause: float = MINUTE
+    reread_pause: float = 3.0
+    reread_time: float = MINUTE
     orphan_watch: float = 26 * HOUR
     longest_pause: float = 10 * MINUTE
 
@@ -284,6 +288,16 @@ class StepContext:
         self.tell_change(shard, dead, note)
         self.runtime.tell_progress(self.job)
         return dead
+
+    def reread_pause(self, rereads: int) -> float | None:
+        """Return the pause before results are read again that were read ``rereads`` times more than once;
+        ``None`` when the time for that is over.
+        """
+        pause, whole = self.limits.reread_pause, self.limits.reread_time
+        for _ in range(rereads):
+            whole -= pause
+            pause *= REREAD_GROWTH
+        return min(pause, whole) if whole > 0 else None
 
     def retry_later(
         self, shard: ShardRow, error: ProviderError, *, at_least: float = 0.0, **changes: Any

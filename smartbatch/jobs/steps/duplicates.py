@@ -21,9 +21,6 @@ from smartbatch.providers.batch_api import RemoteBatch
 
 __all__ = ["cancel_all", "examine_suspect", "search_once"]
 
-READINGS = 4
-"""How often the results of a suspect are read before nothing can be found out."""
-
 
 def search_once(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> RemoteProgress:
     """Search once for duplicates of a shard's batch: when all are in the list by now, or it has ended.
@@ -76,7 +73,7 @@ def examine_suspect(step: StepContext, shard: ShardRow) -> ShardRow:
     """``SETTLED``, with suspects: examine the first of them. The cases, in order:
 
     1. It runs: later.
-    2. It has results of which none can be read: read again a few times.
+    2. It has results of which none can be read: read again a few times, then nothing can be found out.
     3. Its results carry the shard's ids: it is a duplicate, and an incident says what it cost.
     4. It is gone, unreadable, or foreign: nothing more is to be done.
     """
@@ -87,8 +84,9 @@ def examine_suspect(step: StepContext, shard: ShardRow) -> ShardRow:
         if batch is not None and not batch.state.ended:
             return step.reschedule(shard, step.limits.poll_interval, tries=0)
         nonces = set() if batch is None else collect.nonces_in(step, batch)
-        if not nonces and batch is not None and batch.outputs and shard.tries + 1 < READINGS:
-            return step.reschedule(shard, step.limits.reread_pause, tries=shard.tries + 1)
+        pause = step.reread_pause(shard.tries)
+        if not nonces and batch is not None and batch.outputs and pause is not None:
+            return step.reschedule(shard, pause, tries=shard.tries + 1)
         if batch is not None and shard.nonce in nonces:
             twice = _tell_cost(step, shard, batch)
     remote = evolve(shard.remote, suspected_duplicates=others)

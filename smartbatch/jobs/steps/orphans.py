@@ -10,10 +10,13 @@ from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.listing import is_watched, newer_than_intent
-from smartbatch.jobs.steps.recover import READINGS, tell_unreadable
+from smartbatch.jobs.steps.recover import tell_unreadable
 from smartbatch.providers.batch_api import RemoteBatch
 
 __all__ = ["watch_dead_shard"]
+
+LOOKS = 4
+"""How often a batch that could be ours is asked for before it counts as gone."""
 
 
 def watch_dead_shard(step: StepContext, shard: ShardRow) -> ShardRow:
@@ -51,7 +54,7 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
     """
     batch = step.api.get(batch_id, step.limits.call_timeout)
     if batch is None:
-        if shard.tries + 1 < READINGS:
+        if shard.tries + 1 < LOOKS:
             return step.reschedule(shard, step.limits.poll_interval, tries=shard.tries + 1)
         return _discard(step, shard, batch_id)
     labels = step.api.abilities.labels
@@ -62,8 +65,8 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
         return step.reschedule(shard, step.limits.poll_interval)
     if not labels:
         nonces = collect.nonces_in(step, batch)
-        if not nonces and shard.tries + 1 < READINGS:
-            return step.reschedule(shard, step.limits.reread_pause, tries=shard.tries + 1)
+        if not nonces and (pause := step.reread_pause(shard.tries)) is not None:
+            return step.reschedule(shard, pause, tries=shard.tries + 1)
         if not nonces:
             tell_unreadable(step, shard, batch)
         if shard.nonce not in nonces:

@@ -19,6 +19,8 @@ _LATE = (
     "still {word} after more than 24 hours, and waited for; cancel the job to keep what is done and end it "
     "(jobs with batch_fallback='individual' send the rest in real time after their time-out)"
 )
+AFTER_CANCEL = 1.0
+"""Seconds from a cancel to the next poll; later pauses are as long as the cancel has taken so far."""
 REFUSALS = 2
 """Batches that are refused at validation before their items fail: a refusal costs nothing."""
 
@@ -29,7 +31,8 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
     1. The job was cancelled, or the batch takes too long: cancel it.
     2. The provider does not know it: see :func:`_vanished`.
     3. It has ended: its results are fetched next, or it failed as a whole.
-    4. It runs: store its progress. Once, its duplicates are searched for.
+    4. It runs: store its progress. Once, its duplicates are searched for. After a cancel it is polled sooner
+       at first, as most cancels take seconds.
     """
     assert shard.batch_id is not None
     if not shard.cancelled and (reason := _reason_to_cancel(step, shard)):
@@ -43,7 +46,10 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
         return _ended(step, shard, batch, remote)
     late = step.wall - (shard.submitted_at or step.wall) > PROMISE
     note = _LATE.format(word=batch.word) if late else None
-    moved = step.reschedule(shard, step.limits.poll_interval, tries=0, note=note, remote=remote)
+    pause = step.limits.poll_interval
+    if remote.cancel_sent_at is not None:
+        pause = min(pause, max(AFTER_CANCEL, step.wall - remote.cancel_sent_at))
+    moved = step.reschedule(shard, pause, tries=0, note=note, remote=remote)
     if remote != shard.remote:
         step.runtime.tell_progress(step.job, running=_running(step))
     return moved
@@ -60,7 +66,7 @@ def cancel(step: StepContext, shard: ShardRow, reason: str) -> ShardRow:
             return _vanished(step, shard)
         return step.retry_later(shard, found)
     remote = evolve(shard.remote, cancel_sent_at=step.wall)
-    pause = min(step.limits.poll_interval, 1.0)
+    pause = min(step.limits.poll_interval, AFTER_CANCEL)
     return step.reschedule(shard, pause, tries=0, cancelled=True, note=reason, remote=remote)
 
 

@@ -24,18 +24,12 @@ from smartbatch.jobs.steps.listing import has_label, newer_than_intent, unclaime
 from smartbatch.providers.batch_api import RemoteBatch
 
 __all__ = [
-    "READINGS",
     "mark_uncertain",
     "resume_if_known",
     "search",
     "tell_unreadable",
     "verify",
 ]
-
-READINGS = 4
-"""How often the results of a batch that could be ours are read before they count as unreadable: the first
-download may be cut, or come too early."""
-
 
 HELD = (
     "held: nobody knows whether a batch was created, and by its policy the job waits 26 hours, or until you "
@@ -130,8 +124,9 @@ def verify(step: StepContext, shard: ShardRow) -> ShardRow:
         nonces = nonces_in(step, batch)
     if shard.nonce in nonces:
         return adopt(step, shard, batch, "its results carry this shard's ids")
-    if shard.tries + 1 < READINGS:
-        return step.reschedule(shard, step.limits.reread_pause, tries=shard.tries + 1)
+    # the first download may be cut, or come too early
+    if (pause := step.reread_pause(shard.tries)) is not None:
+        return step.reschedule(shard, pause, tries=shard.tries + 1)
     if not nonces:
         tell_unreadable(step, shard, batch)
     for nonce in nonces:

@@ -26,11 +26,14 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     again. The cases of items without a result, in order:
 
     1. The provider has deleted the results: an incident, and the items fail as lost.
-    2. Items have no line although they may have been run: fetch the results once more, as the file may not
-       have been complete. After the second time, an incident, since they may be paid twice.
-    3. Each item is classified, see :func:`_classified`.
+    2. Items have no line although they may have been run: fetch the results again after a few seconds, as the
+       file may not have been complete, then after longer pauses; once where a batch that was cancelled or
+       expired names no results at all.
+    3. They still have none: an incident, since they may be paid twice, unless there never were results.
+    4. Each item is classified, see :func:`_classified`.
     """
-    if not collect.ingest(step, shard):
+    read = collect.ingest(step, shard)
+    if read is None:
         return shard
     rest = step.store.shards.unsettled(shard.id)
     missing = [item for item in rest if item.verdict is None]
@@ -41,17 +44,20 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
             f"time: {len(missing):,} requests may have been paid for and have no answer",
             shard,
         )
-    may_have_run = bool(missing) and _may_have_run(shard, rest)
-    if may_have_run and not shard.remote.results_refetched:
+    may_have_run = bool(missing) and _may_have_run(shard, rest, read.billed)
+    has_results = collect.ended_by_itself(shard) or bool(shard.remote.outputs)
+    rereads = shard.remote.results_refetched
+    pause = step.reread_pause(rereads) if has_results or not rereads else None
+    if may_have_run and pause is not None:
         again = step.reschedule(
             shard,
-            step.limits.reread_pause,
-            remote=evolve(shard.remote, results_refetched=True, results_fetched=False),
+            pause,
+            remote=evolve(shard.remote, results_refetched=rereads + 1, results_fetched=False),
             note=f"{len(missing):,} requests have no result yet; the results are fetched again",
         )
         collect.clear(step, shard)  # after the commit: a former owner must not delete what is being read
         return again
-    if may_have_run:
+    if may_have_run and has_results:
         step.incident(
             "missing_items",
             f"{len(missing):,} requests have no result although they may have been run; they go again, and "
@@ -84,21 +90,22 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     return settled
 
 
-def _may_have_run(shard: ShardRow, rest: list[UnsettledItem]) -> bool:
-    """Whether items without a line may have been run, and billed.
+def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bool:
+    """Whether items without a line may have been run, and billed. The cases, in order:
 
-    In a batch that ended by itself all were. In one that expired or was cancelled, when others are said to be
-    unrun and these are not, or when the provider counts more that were run than there are lines of. Where the
-    results are gone, nothing more can be found out.
+    1. The results are gone: nothing more can be found out.
+    2. The batch ended by itself: all were run.
+    3. It expired or was cancelled. Providers leave out the lines of what was not run, or write them, and some
+       count it as failed. So items are missing only when others are said to be unrun and these are not, or
+       when the provider counts more successes than the ``billed`` lines that were read.
     """
     if shard.remote.results_gone:
         return False
-    if collect.ended_by_itself(shard):
+    if collect.ended_by_itself(shard) and not shard.cancelled:
         return True
     if any(item.verdict == "unrun" for item in rest):
         return True
-    answered = shard.size - len(rest) + sum(item.verdict == "again" for item in rest)
-    return (shard.remote.done or 0) > answered
+    return (shard.remote.completed or 0) > billed
 
 
 @define

@@ -93,6 +93,7 @@ def scale_times(task: WorkerTask) -> None:
         StepLimits,
         visibility=task.visibility,
         reread_pause=0.2,
+        reread_time=0.2,
         longest_pause=1.0,
         # else the orphans of all earlier jobs, watched every second, take the time of the present one
         orphan_watch=max(10.0, 3 * task.settle),
