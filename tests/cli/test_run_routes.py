@@ -275,7 +275,7 @@ def test_ctrl_c_while_a_route_is_chosen_leaves_nothing(
     prompts(5000)
     added: list[object] = []
 
-    def add(_self: Workload, request: object) -> None:
+    def add(_self: Workload, request: object, _key: object) -> None:
         added.append(request)
         if len(added) == 3:
             os.kill(os.getpid(), signal.SIGINT)
