@@ -17,6 +17,7 @@ import json
 import math
 import multiprocessing
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -312,7 +313,11 @@ def main() -> None:
     seeds: Sequence[int] = range(options.first, options.first + options.seeds)
     if options.part is not None:
         seeds = [seed for seed in seeds if options.part in draw(seed, options.rows).parts]
-    outcomes = list(run_all(seeds, options.rows, options.processes))
+    outcomes: list[Outcome] = []
+    for outcome in run_all(seeds, options.rows, options.processes):
+        outcomes.append(outcome)
+        if len(outcomes) % 100 == 0:
+            print(f"{len(outcomes)} of {len(seeds)}", file=sys.stderr, flush=True)
     met = report(outcomes)
     lossy = [each for each in outcomes if each.lost]
     worst = sorted(outcomes, key=lambda each: each.goodput)[: options.worst]
