@@ -25,13 +25,17 @@ class Admission:
         model: that answers unless a job names another.
         config: checked settings.
         clock: its wall time dates the cache's entries.
+        fallback: answers while the model cannot; ``None`` where there is none.
 
     Attributes:
         cache: answers kept from run to run; ``None`` where none is configured.
     """
 
-    def __init__(self, model: OpenedModel, config: BatchingConfig, clock: Clock) -> None:
+    def __init__(
+        self, model: OpenedModel, config: BatchingConfig, clock: Clock, fallback: OpenedModel | None = None
+    ) -> None:
         self._model = model
+        self._fallback = fallback
         self._deduplicate = config.deduplicate
         self.cache: ResponseCache | None = None
         if config.cache is not None:
@@ -62,6 +66,14 @@ class Admission:
         if not isinstance(verdict, Parsed):
             return None
         return self.settled(request, evolve(answer, value=verdict.value), Route.CACHED)
+
+    def is_own(self, result: Result) -> bool:
+        """Whether the client's model gave a result of a job of its own, as far as the result can tell.
+
+        A batch is always made with it; in real time the fallback may answer, which may even have its name.
+        """
+        other = None if self._fallback is None else self._fallback.label
+        return result.route is Route.BATCH or result.model == self._model.label != other
 
     def settled(self, request: Request, answer: Answer, route: Route) -> Result:
         """Return the result of a request that took no call and cost nothing."""

@@ -94,7 +94,7 @@ class Realtime:
         self._preparer = preparer
         self.model = model
         self.budget = Budget(setup.config.budget)
-        self.admission = Admission(model, setup.config, setup.clock)
+        self.admission = Admission(model, setup.config, setup.clock, setup.fallback)
         opened = (one.provider for one in (model, setup.fallback) if one is not None)
         self._providers: dict[int, Provider] = {id(provider): provider for provider in opened}
         self._opening = threading.Lock()

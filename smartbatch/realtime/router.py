@@ -17,6 +17,7 @@ from smartbatch.core.limits.breaker import BreakerState, Transition
 from smartbatch.core.limits.quota import Cooldown
 from smartbatch.core.limits.retry import Circumstances, RetryPolicy, decide
 from smartbatch.core.limits.suspension import PackingHealth
+from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, read_answer, repair_request
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
@@ -152,9 +153,8 @@ class ResponseRouter:
         if isinstance(verdict, ValidationFailed):
             result = answered(ticket, answer, seconds=seconds, parsed=None, route=route)
             return evolve(result, error=verdict)
-        cache_key = ticket.submission.cache_key
-        if self._keep is not None and cache_key is not None:
-            self._keep(cache_key, answer)
+        if self._keep is not None and (key := _cache_key(ticket)) is not None:
+            self._keep(key, answer)
         result = answered(ticket, answer, seconds=seconds, parsed=verdict.value, route=route)
         return result if ticket.submission.options.raw else self._hooks.process(result)
 
@@ -572,6 +572,18 @@ def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair 
         takes_temperature=_takes_temperature(ticket, answer),
     )
     return Repair(request, error)
+
+
+def _cache_key(ticket: Ticket) -> bytes | None:
+    """Return where the cache keeps the answer of ``ticket``: under the model that gave it.
+
+    That is not the one that was asked where the fallback took over.
+    """
+    submission, lane = ticket.submission, ticket.lane
+    asked = submission.lane
+    if submission.cache_key is None or (lane.provider is asked.provider and lane.model == asked.model):
+        return submission.cache_key
+    return fingerprint(submission.request, lane.model, lane.provider.scope)
 
 
 def _resize(ticket: Ticket, request: Request) -> None:

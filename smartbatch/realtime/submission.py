@@ -48,7 +48,8 @@ class Submission:
         lane: where it waits.
         options: how it is asked.
         fingerprint: equal for requests that may share one answer; ``None`` for one that must not.
-        cache_key: where the cache keeps the answer; ``None`` where there is no cache, or it must not.
+        cache_key: where the cache keeps the answer of the model that is asked; ``None`` where there is no
+            cache, or it must not.
         input_tokens: estimated from the text alone.
         tokens: input and output together, as far as its lane has learned.
         reserve: the most it can cost, USD.

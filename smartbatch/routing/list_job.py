@@ -90,7 +90,7 @@ class JobResults(Iterator[Result]):
         job: has the requests ``rows.sent``, in that order; ``None`` where there are none.
         options: how they are read. Where that is not in the order of the list, they come as they do, what
             needed no call first.
-        keep: keeps an answer for the cache; ``None`` where there is none.
+        admission: has the cache, for the answers that the client's model gave.
         process: the client's ``post_process``, for answers of this list and of the cache, as in real time.
     """
 
@@ -100,13 +100,13 @@ class JobResults(Iterator[Result]):
         rows: ListParts,
         *,
         options: ListOptions,
-        keep: Callable[[bytes, Answer], object] | None,
+        admission: Admission,
         process: Callable[[Result], Result],
     ) -> None:
         self._job = job
         self._rows = rows
         self._raising = options.raising
-        self._keep = keep
+        self._admission = admission
         self._process = process
         self._arrived = options.arrived
         self._ended = job is None
@@ -189,8 +189,9 @@ class JobResults(Iterator[Result]):
         key = self._rows.keys.get(position)
         if not result.ok:
             return evolve(result, context=request.context)
-        if key is not None and self._keep is not None:
-            self._keep(key, _answer(request, result))
+        cache = self._admission.cache
+        if key is not None and cache is not None and self._admission.is_own(result):
+            cache.put(key, _answer(request, result))
         return self._process(evolve(result, context=request.context, parsed=_parsed(request, result)))
 
     def _copy(self, position: int, result: Result) -> Result:

@@ -430,12 +430,11 @@ class ListRouter:
             )
             row = self._jobs.submit_decided(requests, asked.params, decision, asked.kind, JobOptions())
             job = Job(lambda: self._service, row)
-        cache = realtime.admission.cache
         return JobResults(
             job,
             parts,
             options=options,
-            keep=None if cache is None else cache.put,
+            admission=realtime.admission,
             process=realtime.process,
         )
 

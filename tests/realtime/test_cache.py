@@ -9,19 +9,20 @@ import threading
 from array import array
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from attrs import frozen
 from hosts.run_script import run_script
+from jobs.remote import Remote
 
 from smartbatch import BatchingClient, ConfigError, Route
 from smartbatch._clock import VirtualClock
-from smartbatch.errors import SmartbatchError
+from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
 from smartbatch.events import Event, RequestFinished
 from smartbatch.providers import MockProvider
 from smartbatch.realtime.cache import TRIM_EVERY, ResponseCache
-from smartbatch.types import Answer, Result
+from smartbatch.types import Answer, Request, Result
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -242,6 +243,34 @@ def test_a_hook_that_fails_on_a_kept_answer_fails_its_request_only(path: str, cl
     assert ended == [(True, None), (False, "unknown"), (True, None)]
     with pytest.raises(SmartbatchError, match="post_process raised ValueError"):
         client.submit("bad").result(30)
+
+
+def refused(_: Request | str) -> NoReturn:
+    raise ProviderError("no such key", kind=ErrorKind.AUTH_ERROR, status=401)
+
+
+@pytest.mark.parametrize("route", ["submit", "hybrid"])
+def test_what_the_fallback_answered_is_kept_as_its_answer_and_nobody_elses(
+    route: str, path: str, tmp_path: Path, clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The first model is asked again when it is back; who asks the other one by name has its answer."""
+    spare = "sim:spare?latency=0"
+    settings: dict[str, Any] = {"cache": path, "on_breaker_open": "fallback", "fallback_model": spare}
+    if route == "hybrid":
+        down = Remote(clock, scope="mock:one account", name="mock", reply=refused)
+        client = client_of(down, store=str(tmp_path / "jobs.db"), **settings)
+        results = client.generate([f"q{n}" for n in range(20)], strategy="hybrid")
+        assert {result.model for result in results if result.route is not Route.BATCH} == {"sim:spare"}
+    else:
+        client = client_of(same_account(answers=refused), **settings)
+        assert client.submit("q0").result(30).model == "sim:spare"
+    client.stop()
+    later = (
+        client_of(same_account(answers=lambda _: "of the first model"), cache=path).submit("q0").result(30)
+    )
+    assert (later.text, later.model, later.route) == ("of the first model", "mock:default", Route.INDIVIDUAL)
+    of_the_other = client_of(spare, cache=path).submit("q0").result(30)
+    assert of_the_other.route is Route.CACHED
 
 
 FORKS = """
