@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import IO, Any, Final
 
 from attrs import asdict
@@ -254,13 +255,18 @@ def _write_results(job: Job, output: str | None) -> None:
         except BrokenPipeError:  # the reader ended, as `| head` does
             discard_standard_output()
         return
-    if os.path.lexists(output):
-        raise InputError(f"{output}: is there already; choose another -o, or remove the file")
+    check = partial(_check_free, output)
+    check()
     try:
-        with replaced(output, "writing") as file:
+        with replaced(output, "writing", check=check) as file:
             _write_lines(job, file)
     except OSError as error:
         raise InputError(f"{output}: cannot be written: {error.strerror or error}") from error
+
+
+def _check_free(output: str) -> None:
+    if os.path.lexists(output):
+        raise InputError(f"{output}: is there already; choose another -o, or remove the file")
 
 
 def _write_lines(job: Job, file: IO[Any]) -> None:

@@ -3,12 +3,17 @@
 While a run lasts, a row is one ``write`` at the end of the file, in the order of completion; the next
 answer is looked at after the ``write``. At the end the file is put into the order of the input in a temporary
 copy, which then takes its name. A row of the input takes 16 bytes and one bit of memory.
+
+Other programs may delete, move, cut or save the file meanwhile. What is there is compared with what was
+written: its name and size before each line, its content before it is put in order and before anybody may
+delete the other copy of the answers.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -16,7 +21,7 @@ import stat
 import sys
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Final
 
@@ -29,6 +34,7 @@ from smartbatch.observe.text import escape
 from smartbatch.types import Result
 
 __all__ = [
+    "OutputChanged",
     "OutputFile",
     "OutputLost",
     "Recovered",
@@ -45,6 +51,8 @@ HEAD: Final = b'{"index": '
 """How every line begins."""
 _SUFFIXES: Final = (".jsonl", ".ndjson")
 """Endings of the one format results are written in."""
+_BLOCK: Final = 1 << 20
+"""Bytes read at a time to compare the file with what was written."""
 _PROMPT_SHOWN: Final = 40
 """Characters of the prompt that open a readable line."""
 
@@ -63,6 +71,10 @@ def check_output_name(path: str) -> None:
 
 class OutputLost(InputError):
     """Results cannot be written any more, as on a full disk; every line that was written is whole."""
+
+
+class OutputChanged(OutputLost):
+    """Another program changed the output during the run, which writes nothing more into it."""
 
 
 @define
@@ -93,6 +105,8 @@ class OutputFile:
         self._writing = threading.Lock()
         self._fd = self._open()
         self._end = 0
+        self._digest = hashlib.blake2b()
+        self._changed: OutputChanged | None = None
         self._offsets = array("q")
         self._answered = bytearray()
         self._in_order = True
@@ -109,8 +123,9 @@ class OutputFile:
         with self._writing:
             if self._fd < 0:
                 return
-            if not self._existed and os.fstat(self._fd).st_size == 0:
-                with suppress(OSError):
+            with suppress(OSError):
+                here = os.fstat(self._fd)
+                if not self._existed and not here.st_size and os.path.samestat(here, os.lstat(self._real)):
                     os.unlink(self._real)
             os.close(self._fd)
             self._fd = -1
@@ -125,6 +140,7 @@ class OutputFile:
         Raises:
             InputError: the file belongs to another input or model, or is not an output of a run.
         """
+        self._end, self._digest = 0, hashlib.blake2b()
         self._offsets = array("q", [-1]) * len(keys)
         self._answered = bytearray((len(keys) + 7) // 8)
         found = Recovered()
@@ -141,48 +157,120 @@ class OutputFile:
         """Write one line as a whole; it survives the process from here on.
 
         Raises:
+            OutputChanged: it is not written, as the file is not what was written; the row counts as answered.
             OutputLost: the disk takes no more, or the file is closed; what was written before is whole.
         """
         with self._writing:
+            try:
+                self._check_name_and_size()
+            except OutputChanged:
+                self._mark(row.index, answered)
+                raise
             self._write(line)
             self._record(row.index, answered)
+            self._digest.update(line)
             self._end += len(line)
 
     def put_in_order(self) -> None:
-        """Rewrite the file in the order of the input, one line a row, and swap it in.
+        """Rewrite the file in the order of the input, one line a row, and swap it in; the last write.
 
         Raises:
+            OutputChanged: the file is not what was written; it stays as it is.
             OutputLost: the ordered copy cannot be written; the file stays whole, in the order of completion.
         """
         if self._in_order:
             return
+        copy, digest, size = -1, hashlib.blake2b(), 0
         try:
-            with self._reader() as source, replaced(self._real, "ordering") as target:
+            with (
+                self._reader() as source,
+                replaced(self._real, "ordering", mode=0o600, check=self.check) as target,
+            ):
+                # Locked before it has the name, so that no other run takes it before this one is over.
+                fcntl.flock(target.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(self._fd).st_mode))
+                copy = os.dup(target.fileno())
                 for offset in self._offsets:
                     if offset >= 0:
                         source.seek(offset)
-                        target.write(source.readline())
+                        line = source.readline()
+                        target.write(line)
+                        digest.update(line)
+                        size += len(line)
+            self._fd, copy = copy, self._fd
         except OSError as error:
             raise OutputLost(
                 f"{self.path}: cannot be put in order: {error.strerror or error}; every answered row is in "
                 "it, in the order of completion. Free some space and run the same line again"
             ) from error
-        self._in_order = True
+        finally:
+            if copy >= 0:
+                os.close(copy)
+        self._end, self._digest, self._in_order = size, digest, True
 
     def sync(self) -> None:
-        """Have everything on the disk, so that it survives a loss of power.
+        """Have the file and its name on the disk, so that they survive a loss of power.
 
         Raises:
             OutputLost: the disk does not take it.
         """
         try:
             os.fsync(self._fd)
+            _sync_folder(self._real)
         except OSError as error:
             raise OutputLost(f"{self.path}: cannot be written: {error.strerror or error}") from error
 
+    def check(self) -> None:
+        """Compare the file under the output's name with what was written, byte for byte.
+
+        Raises:
+            OutputChanged: it differs; says in what.
+            OutputLost: it cannot be read.
+        """
+        self._check_name_and_size()
+        found, offset = hashlib.blake2b(), 0
+        try:
+            while block := os.pread(self._fd, _BLOCK, offset):
+                found.update(block)
+                offset += len(block)
+        except OSError as error:
+            raise OutputLost(f"{self.path}: cannot be read: {error.strerror or error}") from error
+        if found.digest() != self._digest.digest():
+            self._changed = self._change("no longer holds what was written")
+            raise self._changed
+
+    def _check_name_and_size(self) -> None:
+        """Raise when the output's name leads elsewhere now, or the size is not what was written.
+
+        Once found, a change stays: lines are missing from then on.
+        """
+        try:
+            here = os.fstat(self._fd)
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            what = "is gone: it was deleted or moved away"
+        except OSError as error:
+            raise OutputLost(f"{self.path}: cannot be written: {error.strerror or error}") from error
+        else:
+            if not os.path.samestat(here, there):
+                what = "is another file now: it was rotated, or an editor saved it"
+            elif here.st_size != self._end:
+                what = f"has {here.st_size:,} bytes, but {self._end:,} were written"
+            else:
+                what = ""
+        if what and self._changed is None:
+            self._changed = self._change(what)
+        if self._changed is not None:
+            raise self._changed
+
+    def _change(self, what: str) -> OutputChanged:
+        return OutputChanged(
+            f"{self.path} {what}, while this run wrote to it; it is left as it is, and the store keeps every "
+            "answer of this run: the same line again writes those that the file lacks, and pays none twice"
+        )
+
     def _open(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW  # links were followed before
         if self._look_only:
             flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe would wait for its writer
         try:
@@ -233,6 +321,7 @@ class OutputFile:
             if not whole and not self._look_only:
                 self._write(b"\n")
             self._accept(content, keys, answered, found)
+            self._digest.update(line if whole else line + b"\n")
             self._end += len(line) + (not whole)
 
     def _accept(self, content: dict[str, Any], keys: array[int], answered: bool, found: Recovered) -> None:
@@ -292,6 +381,9 @@ class OutputFile:
             self._in_order = False
         self._highest = max(self._highest, index)
         self._offsets[index] = self._end
+        self._mark(index, answered)
+
+    def _mark(self, index: int, answered: bool) -> None:
         if answered:
             self._answered[index >> 3] |= 1 << (index & 7)
 
@@ -319,24 +411,58 @@ def _is_output_line(content: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def replaced(path: str, purpose: str) -> Iterator[IO[bytes]]:
-    """Yield a temporary file next to ``path`` that ends in ``purpose``; once whole, it takes its name."""
+def replaced(
+    path: str, purpose: str, *, mode: int = 0o666, check: Callable[[], object] = lambda: None
+) -> Iterator[IO[bytes]]:
+    """Yield a temporary file next to ``path`` that ends in ``purpose``; once whole, it takes its name.
+
+    Args:
+        mode: permissions of the file, without those that the umask takes away.
+        check: called when the file is on the disk, before it takes the name, which an error prevents.
+    """
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{purpose}")
-    try:
-        with open(temporary, "wb") as file:
+    with open(_new_file(temporary, mode), "w+b") as file:
+        try:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        fd = os.open(folder or os.curdir, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+            check()
+            os.replace(temporary, path)
+            _sync_folder(path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+def _new_file(path: str, mode: int) -> int:
+    """Make a file and return its descriptor; what a killed process of this user left there is removed.
+
+    Raises:
+        OutputLost: something else has the name, which in a shared folder may lead into anybody's file.
+    """
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        pass
+    else:
+        if not stat.S_ISREG(there.st_mode) or there.st_uid != os.geteuid():
+            what = "belongs to another user" if stat.S_ISREG(there.st_mode) else "is no regular file"
+            raise OutputLost(
+                f"{path} {what}, and is in the way of a temporary file; remove it, or choose another folder"
+            )
+        os.unlink(path)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+
+
+def _sync_folder(path: str) -> None:
+    """Have the name of a file on the disk."""
+    fd = os.open(os.path.dirname(path) or os.curdir, os.O_RDONLY)
+    try:
+        os.fsync(fd)
     finally:
-        with suppress(OSError):
-            os.unlink(temporary)
+        os.close(fd)
 
 
 class StandardOutput:

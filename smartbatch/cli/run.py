@@ -11,6 +11,7 @@ from smartbatch.cli.clients import client_of, params_of
 from smartbatch.cli.inputs import Source
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import (
+    OutputChanged,
     OutputFile,
     Recovered,
     StandardOutput,
@@ -25,6 +26,7 @@ from smartbatch.cli.summary import RunSummary, failure_line
 from smartbatch.errors import InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
+from smartbatch.types import Result
 
 __all__ = ["run"]
 
@@ -48,6 +50,7 @@ class _Run:
         self._began = self._clock.now()
         self._summary = RunSummary()
         self._before = Recovered()
+        self._changed: OutputChanged | None = None
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
         self._client = client_of(args)
         self._actual = self._client.actual_cost()
@@ -75,19 +78,29 @@ class _Run:
             caught = job_run.go(self._write)
             ended = self._clock.now()
         if self._out is not None:
-            self._out.put_in_order()
+            self._finish(self._out, asked=job_run is not None)
         unanswered = len(keys) - self._before.answered - self._summary.answered - self._summary.failed
         scores: list[tuple[str, str]] = []
-        if job_run is not None and not caught and not unanswered:
-            if self._out is not None:
-                self._out.sync()
+        if job_run is not None and not caught and not unanswered and self._changed is None:
             job_run.forget(all_answered=not self._summary.failed)
             if job_run.submitted_all:
                 scores = self._chooser.score(ended, self._actual)
         self._print_summary(caught, unanswered, [] if job_run is None else job_run.batches, scores)
+        if self._changed is not None:
+            say(f"smartbatch: {self._changed.message}")
         if caught:
             return 128 + caught
-        return 1 if self._summary.failed or unanswered else 0
+        return 1 if self._summary.failed or unanswered or self._changed is not None else 0
+
+    def _finish(self, out: OutputFile, *, asked: bool) -> None:
+        """Put the output in order, and make sure that it is on the disk before the store forgets anything."""
+        try:
+            out.put_in_order()
+            if asked:
+                out.sync()
+                out.check()
+        except OutputChanged as error:
+            self._changed = error
 
     def _write(self, rows: Iterator[tuple[KeyedRow, RowResult]], progress: Progress) -> None:
         """Write rows as their results come. A line that is lost with this process is written by the next."""
@@ -95,9 +108,7 @@ class _Run:
         try:
             for row, outcome in rows:
                 with progress.aside():
-                    sink.append(
-                        row, encode(row, outcome.result, self._args.model), answered=outcome.result.ok
-                    )
+                    self._append(sink, row, outcome.result)
                 if outcome.earlier:
                     self._before.answered += 1
                     continue
@@ -109,6 +120,15 @@ class _Run:
             if isinstance(sink, OutputFile):
                 raise
             discard_standard_output()
+
+    def _append(self, sink: OutputFile | StandardOutput, row: KeyedRow, result: Result) -> None:
+        """Write a row, unless the output was changed: the run goes on, as the store has the answers too."""
+        try:
+            sink.append(row, encode(row, result, self._args.model), answered=result.ok)
+        except OutputChanged as error:
+            if self._changed is None and not self._args.quiet:
+                note(error.message)
+            self._changed = error
 
     def _print_resumed(self, path: str) -> None:
         before = self._before

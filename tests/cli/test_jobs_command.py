@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.runs import until
@@ -94,6 +95,23 @@ def test_results_are_lines_in_order_and_a_file_is_never_replaced(
     assert jobs("results", "letters", "-o", "out.jsonl") == 2
     assert "out.jsonl: is there already" in capfd.readouterr().err
     assert sorted(path.name for path in Path().glob("*out*")) == ["out.jsonl"]
+
+
+def test_a_file_that_gets_the_name_meanwhile_stays(
+    done: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Results never replace what somebody else wrote while they were."""
+    stored = Job.stored
+
+    def meddling(self: Job, *args: Any, **more: Any) -> Any:
+        Path("out.jsonl").write_text("notes")
+        return stored(self, *args, **more)
+
+    monkeypatch.setattr(Job, "stored", meddling)
+    assert jobs("results", "letters", "-o", "out.jsonl") == 2
+    assert "out.jsonl: is there already" in capfd.readouterr().err
+    assert Path("out.jsonl").read_text() == "notes"
+    assert not Path(".out.jsonl.writing").exists()
 
 
 def test_a_job_that_goes_on_is_watched_to_its_end(

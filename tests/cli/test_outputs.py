@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -203,6 +204,76 @@ def test_two_runs_cannot_write_to_one_file(tmp_path: Path) -> None:
     with OutputFile(path), pytest.raises(InputError, match="another run is writing to it"):
         OutputFile(path)
     OutputFile(path).close()
+
+
+def test_a_file_that_is_swapped_while_it_is_opened_is_not_the_one_that_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends at this moment puts its ordered copy under the name: that copy is taken."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(line(0))
+    lock, swaps = fcntl.flock, [line(0) + line(1), line(0) + line(1) + line(2)]
+
+    def swapping(fd: int, operation: int) -> None:
+        lock(fd, operation)
+        if swaps:
+            (tmp_path / "copy").write_bytes(swaps.pop(0))
+            os.replace(tmp_path / "copy", path)
+
+    monkeypatch.setattr(fcntl, "flock", swapping)
+    assert recovered(path, 3) == (Recovered(answered=3), [0, 1, 2])
+
+
+def test_an_ordered_output_stays_locked_until_its_run_is_over(tmp_path: Path) -> None:
+    """The store still has the answers then: another run of the line would write and forget them, too."""
+    path = str(tmp_path / "out.jsonl")
+    with OutputFile(path) as out:
+        out.recover(keys(2))
+        for index in (1, 0):
+            out.append(asked(index), line(index), answered=True)
+        out.put_in_order()
+        out.check()
+        with pytest.raises(InputError, match="another run is writing to it"):
+            OutputFile(path)
+    assert recovered(tmp_path / "out.jsonl", 2) == (Recovered(answered=2), [0, 1])
+
+
+def test_a_link_in_the_way_of_the_ordered_copy_is_not_followed(tmp_path: Path) -> None:
+    """In a shared folder anybody may have planted it; the error names it, and nothing is lost."""
+    path, planted, target = tmp_path / "out.jsonl", tmp_path / ".out.jsonl.ordering", tmp_path / "target"
+    target.write_text("precious")
+    planted.symlink_to(target)
+    with OutputFile(str(path)) as out:
+        out.recover(keys(2))
+        for index in (1, 0):
+            out.append(asked(index), line(index), answered=True)
+        with pytest.raises(
+            OutputLost, match=r"\.out\.jsonl\.ordering is no regular file.*remove it, or choose"
+        ):
+            out.put_in_order()
+    assert target.read_text() == "precious"
+    assert planted.is_symlink()
+    assert path.read_bytes() == line(1) + line(0)
+
+
+def test_an_ordered_copy_of_another_user_is_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is neither used nor removed; a copy that a killed run of this user left is."""
+    path, left = tmp_path / "out.jsonl", tmp_path / ".out.jsonl.ordering"
+    left.write_text("a killed run's")
+    with OutputFile(str(path)) as out:
+        out.recover(keys(2))
+        for index in (1, 0):
+            out.append(asked(index), line(index), answered=True)
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(OutputLost, match=r"\.out\.jsonl\.ordering belongs to another user.*remove it"):
+            out.put_in_order()
+        assert left.read_text() == "a killed run's"
+        monkeypatch.undo()
+        out.put_in_order()
+    assert path.read_bytes() == line(0) + line(1)
+    assert not left.exists()
 
 
 def test_an_output_made_for_nothing_is_removed_again(tmp_path: Path) -> None:

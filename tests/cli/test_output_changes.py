@@ -1,0 +1,200 @@
+"""The output is deleted, moved, cut or saved while a run writes to it: the run says so and loses nothing."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.runs import prompts, stored_jobs, written
+from levels import sampled
+
+from smartbatch.cli.main import main
+from smartbatch.cli.outputs import OutputFile, OutputLost
+
+OWN = "call:own_calls:ask"
+SIM = "sim:demo?batch_seconds=0.02"
+ROWS = 30
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def move(path: Path) -> None:
+    path.rename(f"{path}.1")
+
+
+def rotate(path: Path) -> None:
+    path.rename(f"{path}.1")
+    path.touch()
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size * 2 // 3 - 5)
+
+
+def save(path: Path) -> None:
+    """As editors do that write a new file."""
+    Path("saved").write_bytes(path.read_bytes())
+    os.replace("saved", path)
+
+
+def save_in_place(path: Path) -> None:
+    """As editors do that write into the file; it has not got the last line yet."""
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def extend(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"a note\n")
+
+
+def overwrite(path: Path) -> None:
+    """File and size stay."""
+    path.write_bytes(path.read_bytes().replace(b'"attempts": 1', b'"attempts": 2'))
+
+
+CHANGES = [delete, move, rotate, empty, cut, save, save_in_place, extend, overwrite]
+WORDS = {
+    delete: "is gone: it was deleted or moved away",
+    move: "is gone: it was deleted or moved away",
+    rotate: "is another file now",
+    save: "is another file now",
+    overwrite: "no longer holds what was written",
+}
+
+
+def run(model: str, *more: str, output: str = "out.jsonl") -> int:
+    batch = (
+        ["--strategy", "batch", "--batch-poll-interval", "0.05"] if model == SIM else ["--parallelism", "3"]
+    )
+    return main(["run", "in.txt", "--model", model, *batch, "-o", output, *more])
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], object], int], None]:
+    """Have an output changed after so many of its lines were written."""
+    append = OutputFile.append
+
+    def prepare(change: Callable[[Path], object], after: int) -> None:
+        lines = 0
+
+        def meddling(self: OutputFile, *args: Any, **more: Any) -> None:
+            nonlocal lines
+            append(self, *args, **more)
+            lines += 1
+            if lines == after:
+                change(Path(self.path))
+
+        monkeypatch.setattr(OutputFile, "append", meddling)
+
+    return prepare
+
+
+@pytest.fixture(autouse=True)
+def folder(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(Path("sim").resolve()))
+
+
+@pytest.mark.parametrize(
+    ("change", "after", "output"),
+    sampled(
+        [(change, after, "out.jsonl") for change in CHANGES for after in (10, ROWS)]
+        + [(rotate, 10, name) for name in ("out.ndjson", "out")],
+        keep=10,
+    ),
+)
+def test_a_run_whose_output_changes_says_so_and_pays_nothing_twice(
+    calls: Any,
+    changed: Callable[[Callable[[Path], object], int], None],
+    capfd: pytest.CaptureFixture[str],
+    change: Callable[[Path], object],
+    after: int,
+    output: str,
+) -> None:
+    """In real time: exit code 1 and the reason; the same line writes every row and asks none."""
+    expected = prompts(ROWS)
+    changed(change, after)
+    assert run(OWN, output=output) == 1
+    printed = capfd.readouterr().err
+    assert f"smartbatch: {output} {WORDS.get(change, 'has ')}" in printed
+    assert "Traceback" not in printed
+    assert len(stored_jobs()) == 1
+    assert run(OWN, output=output) == 0
+    assert [row["input"]["prompt"] for row in written(output)] == expected
+    assert Counter(calls.asked) == Counter(expected)
+
+
+@pytest.mark.parametrize(("change", "after"), sampled([(c, n) for c in CHANGES for n in (10, ROWS)], keep=3))
+def test_a_run_by_batch_whose_output_changes_says_so(
+    changed: Callable[[Callable[[Path], object], int], None],
+    capfd: pytest.CaptureFixture[str],
+    change: Callable[[Path], object],
+    after: int,
+) -> None:
+    """By batch it is the same: the job stays, and the same line writes from it."""
+    expected = prompts(ROWS)
+    changed(change, after)
+    assert run(SIM) == 1
+    assert f"smartbatch: out.jsonl {WORDS.get(change, 'has ')}" in capfd.readouterr().err
+    assert run(SIM) == 0
+    assert [row["input"]["prompt"] for row in written()] == expected
+    assert [(job.total, job.succeeded) for job in stored_jobs()] == [(ROWS, ROWS)]
+
+
+@pytest.mark.parametrize("change", sampled(CHANGES, keep=2, first=1))
+def test_the_output_of_a_resumed_run_changes(
+    calls: Any,
+    changed: Callable[[Callable[[Path], object], int], None],
+    change: Callable[[Path], object],
+) -> None:
+    """What the run before wrote is compared as well."""
+    expected = prompts(ROWS)
+
+    def full(_: Path) -> None:
+        raise OutputLost("out.jsonl: cannot be written: No space left on device")
+
+    changed(full, 12)
+    assert run(OWN) == 1
+    changed(change, 5)
+    assert run(OWN) == 1
+    assert run(OWN) == 0
+    assert [row["input"]["prompt"] for row in written()] == expected
+    assert Counter(calls.asked) == Counter(expected)
+
+
+def test_the_change_is_told_when_it_is_seen_and_nothing_is_written_into_a_foreign_file(
+    calls: Any, changed: Callable[[Callable[[Path], object], int], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever stands under the name then belongs to somebody else; with --quiet the end alone tells it."""
+    prompts(ROWS)
+
+    def replace(path: Path) -> None:
+        path.unlink()
+        path.write_text("notes\n")
+
+    changed(replace, 10)
+    assert run(OWN) == 1
+    assert capfd.readouterr().err.count("out.jsonl is another file now") == 2
+    assert Path("out.jsonl").read_text() == "notes\n"
+    Path("out.jsonl").unlink()
+    changed(delete, 10)
+    assert run(OWN, "--quiet") == 1
+    assert capfd.readouterr().err.count("out.jsonl is gone") == 1
+
+
+def test_a_file_of_somebody_else_under_the_name_of_an_empty_output_stays(tmp_path: Path) -> None:
+    """A run that wrote nothing removes its own empty file only."""
+    path = tmp_path / "out.jsonl"
+    with OutputFile(str(path)):
+        path.unlink()
+        path.write_text("notes\n")
+    assert path.read_text() == "notes\n"
