@@ -120,7 +120,7 @@ class RunningState:
         )
         self.realtime = realtime = Realtime(setup, settings.model, settings.preparer)
         self._budget = budget = ClientBudget(
-            JobReservations(realtime.budget, realtime.money_guard, secrets.token_hex(8)), store.get
+            JobReservations(realtime.budget, realtime.guard_money, secrets.token_hex(8)), store.get
         )
         self.advisor = advisor = Advisor(
             settings.model,

@@ -91,8 +91,8 @@ def test_opening_a_provider_keeps_nobody_waiting_who_needs_no_start() -> None:
     starter = threading.Thread(target=lambda: first.append(client.submit("prompt")))
     starter.start()
     assert opening.wait(30)
-    with inside(client).realtime.money_guard():  # all that others need while no call runs
-        assert client.spent == 0.0
+    # all that others need while no call runs
+    assert inside(client).realtime.guard_money(lambda: client.spent) == 0.0
     opened.set()
     starter.join()
     assert first[0].result(30).ok

@@ -401,8 +401,9 @@ class ClientBudget:
             return
         budget = row.policy.budget
         unspent = None if budget is None else max(0.0, budget - row.cost)
-        with self.reservations.reserved(unspent) as reservation:
-            self.reservations.assign(row.id, reservation, row.cost)
+        self.reservations.reserve(
+            unspent, lambda reservation: self.reservations.assign(row.id, reservation, row.cost)
+        )
 
     def next_to(self, row: JobRow) -> Budget | None:
         """Return the client's budget for a job with one of its own that is not held back in it."""

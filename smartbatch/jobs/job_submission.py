@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig, checked
+from smartbatch.core.limits.budget_reservations import NewReservation
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError
@@ -224,10 +225,14 @@ class JobSubmission:
             self._budget.adopt(earlier)
             return self._stored(draft)
         reservations = self._budget.reservations
-        with reservations.reserved(draft.policy.budget) as reservation:
+
+        def store(reservation: NewReservation) -> JobRow:
             policy = evolve(draft.policy, budget=reservation.usd, budget_account=reservations.account)
             row = self._stored(evolve(draft, policy=policy))
             reservations.assign(row.id, reservation, 0.0)
+            return row
+
+        row = reservations.reserve(draft.policy.budget, store)
         self._budget.forget_unreserved(row.id)
         self._budget.refresh(row.id)
         return row

@@ -7,10 +7,9 @@ queue and the gates of one run belong to its :class:`~smartbatch.realtime.engine
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import evolve
 
@@ -36,6 +35,8 @@ from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Answer, Request, Result, Route
 
 __all__ = ["Realtime", "stored_future", "stored_stream"]
+
+_T = TypeVar("_T")
 
 
 def stored_future(callbacks: CallbackThread) -> ResultFuture:
@@ -345,16 +346,18 @@ class Realtime:
         engine = self.engine
         return 0 if engine is None else engine.queue.counts.waiting
 
-    @contextmanager
-    def money_guard(self) -> Iterator[None]:
-        """Hold what guards :attr:`budget`: the monitor of the calls, while there are any."""
+    def guard_money(self, work: Callable[[], _T]) -> _T:
+        """Do ``work`` under what guards :attr:`budget`: the monitor of the calls, while there are any.
+
+        A function, not a context manager: one written in Python leaves the lock taken when a Ctrl-C comes
+        between its beginning and the block.
+        """
         with self._starting:
             engine = self.engine or self._stopping
             if engine is None:
-                yield
-                return
+                return work()
         with engine.queue.monitor:
-            yield
+            return work()
 
     # -- inside ----------------------------------------------------------------------------------------------
 

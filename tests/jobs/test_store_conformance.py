@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
 from attrs import asdict, evolve
+from interrupts import interrupted_at_every_moment
 from jobs.stores import Bench, bench, led, new_items, new_job, postgres_address, result, started, store
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
@@ -1369,21 +1368,6 @@ def test_followers_end_with_their_leader_however_it_ends(
 # -- interrupts ----------------------------------------------------------------------------------------------
 
 
-class Interrupted:
-    """Ctrl-C at the ``at``-th moment at which the interpreter looks for signals: when a function begins, and
-    after a call of one written in C."""
-
-    def __init__(self, at: int) -> None:
-        self._left = at
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_return"):
-            self._left -= 1
-            if self._left == 0:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-
 Act = Callable[[SqlStore, JobLease], object]
 ACTS: dict[str, Act] = {
     "a read": lambda store, _: store.facts.recall("k"),
@@ -1398,20 +1382,9 @@ def test_what_is_interrupted_at_any_moment_leaves_the_store_to_others(bench: Ben
     store, other = bench.open(), bench.open(busy_timeout=0.5)
     _, lease = started(store, bench)
     store.facts.remember("k", 1)
-    kept: list[BaseException] = []
-    for at in range(1, 2000):
-        try:
-            sys.setprofile(Interrupted(at))
-            act(store, lease)
-        except KeyboardInterrupt as error:
-            kept.append(error)
-        else:
-            break
-        finally:
-            sys.setprofile(None)
+    for at in interrupted_at_every_moment(lambda: act(store, lease)):
         going_on = threading.Thread(target=store.jobs.note, args=(lease, None), daemon=True)
         going_on.start()
         going_on.join(10)
         assert not going_on.is_alive(), f"blocked after an interrupt at moment {at}"
         other.facts.remember("of another process", at)
-    assert len(kept) > 10

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from inside import callback_threads, engine_of
+from inside import callback_threads, engine_of, inside
+from interrupts import interrupted_at_every_moment
 from scenes import PATIENCE, Aside, Scripted, eventually, submit_all
 
 from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.client import BatchingClient
+from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.events import Event, RequestSubmitted
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.lane_queue import LaneQueue
@@ -86,6 +88,22 @@ def test_an_interrupted_stop_leaves_no_thread(
             client.stop()
     assert told.wait(PATIENCE)
     eventually(lambda: callback_threads() <= before)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_money_for_a_job_locks_nobody_out_whenever_ctrl_c_comes(started: bool) -> None:
+    """It is held back on the thread of who submits the job, under the lock that every request needs."""
+    client = BatchingClient(lambda _: "done", budget=1.0)
+    if started:
+        client.start()
+    realtime = inside(client).realtime
+    reservations = JobReservations(realtime.budget, realtime.guard_money, "account")
+    for at in interrupted_at_every_moment(lambda: reservations.reserve(0.5, lambda held: held.usd)):
+        going_on = threading.Thread(target=realtime.guard_money, args=(list,), daemon=True)
+        going_on.start()
+        going_on.join(PATIENCE)
+        assert not going_on.is_alive(), f"blocked after an interrupt at moment {at}"
+    client.stop()
 
 
 def test_what_a_finaliser_cancels_is_told_as_well(clock: VirtualClock, client_of: ClientOf) -> None:

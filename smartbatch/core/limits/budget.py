@@ -93,10 +93,11 @@ class Budget:
         if self._limit is not None and self._spent + self._reserved + nano > self._limit:
             raise RuntimeError("reserved more than the budget has left; ask fits() first")
         outer = None if self._outer is None else self._outer.reserve(cost, lasting=lasting)
-        self._reserved += nano
+        made = SpendReservation(nano, outer, lasting)
+        self._reserved += nano  # from here on nothing is called, so that a Ctrl-C comes before or after it
         if lasting:
             self._lasting += nano
-        return SpendReservation(nano, outer, lasting)
+        return made
 
     def settle(self, reservation: SpendReservation, actual: float) -> None:
         """Count what the call really cost, in USD, as spent and release the rest.
@@ -121,6 +122,19 @@ class Budget:
         self._spent += nano
         if self._outer is not None and reservation._outer is not None:
             self._outer.spend(reservation._outer, actual)
+
+    def resize(self, reservation: SpendReservation, cost: float) -> None:
+        """Hold back ``cost`` USD by a reservation from now on, or what there is where that is less."""
+        nano = _up(cost)
+        if self._limit is not None:
+            nano = min(nano, max(0, self._limit - self._spent - self._reserved + reservation._nano))
+        more = nano - reservation._nano
+        reservation._nano = nano
+        self._reserved += more
+        if reservation._lasting:
+            self._lasting += more
+        if self._outer is not None and reservation._outer is not None:
+            self._outer.resize(reservation._outer, cost)
 
     def release(self, reservation: SpendReservation) -> None:
         """Release all of it: the call cost nothing. Raises as :meth:`settle`."""

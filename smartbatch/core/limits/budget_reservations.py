@@ -6,14 +6,24 @@ back here, so that it and everything else the client does stay within the client
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from attrs import define, field, frozen
 
 from smartbatch.core.limits.budget import Budget, SpendReservation
 
-__all__ = ["JobReservations", "NewReservation"]
+__all__ = ["JobReservations", "MoneyGuard", "NewReservation"]
+
+_T = TypeVar("_T")
+
+
+class MoneyGuard(Protocol):
+    """Does something while nothing else reserves or settles."""
+
+    def __call__(self, work: Callable[[], _T], /) -> _T:
+        """Return what ``work`` returns."""
+        ...
 
 
 @define
@@ -28,8 +38,8 @@ class _JobReservation:
 class NewReservation:
     """Money held back for a job that is being submitted, USD; ``job_id`` once it was assigned to the job."""
 
-    usd: float
-    held: SpendReservation
+    usd: float = 0.0
+    held: SpendReservation | None = None
     job_id: str | None = None
 
 
@@ -39,14 +49,13 @@ class JobReservations:
 
     Args:
         budget: the client's.
-        guard: makes a lock to hold; nothing else reserves or settles meanwhile. No method may be called with
-            it held.
+        guard: what reserves or settles runs in it, one at a time; no method may be called there.
         account: a name no other budget has. Jobs store it, so that each process knows which client holds
             money back for them.
     """
 
     budget: Budget
-    _guard: Callable[[], AbstractContextManager[object]]
+    _guard: MoneyGuard
     account: str
     _jobs: dict[str, _JobReservation] = field(factory=dict, init=False)
 
@@ -59,33 +68,38 @@ class JobReservations:
         """Whether money is held back for a job."""
         return job_id in self._jobs
 
-    @contextmanager
-    def reserved(self, wanted: float | None) -> Iterator[NewReservation]:
-        """Hold back money while a job is submitted; it is released unless it was assigned to the job.
+    def reserve(self, wanted: float | None, work: Callable[[NewReservation], _T]) -> _T:
+        """Hold back money while ``work`` submits a job; it is released unless it was assigned to the job.
+
+        A Ctrl-C at any moment leaves nothing held back for nobody.
 
         Args:
             wanted: USD; ``None`` for all that is left. At most what is left is held back.
         """
-        with self._guard():
-            left = self.budget.left
-            assert left is not None, "an account without a limit has nothing to hold back from"
-            usd = left if wanted is None else min(wanted, left)
-            reservation = NewReservation(usd, self.budget.reserve(usd, lasting=True))
+        reservation = NewReservation()
         try:
-            yield reservation
+            self._guard(lambda: self._hold_back(reservation, wanted))
+            return work(reservation)
         finally:
-            if reservation.job_id is None:
-                with self._guard():
-                    self.budget.release(reservation.held)
+            held = reservation.held
+            if reservation.job_id is None and held is not None:
+                self._guard(lambda: self.budget.release(held))
+
+    def _hold_back(self, reservation: NewReservation, wanted: float | None) -> None:
+        left = self.budget.left
+        assert left is not None, "an account without a limit has nothing to hold back from"
+        reservation.usd = left if wanted is None else min(wanted, left)
+        reservation.held = self.budget.reserve(reservation.usd, lasting=True)
 
     def assign(self, job_id: str, reservation: NewReservation, cost: float) -> None:
-        """Give a job what was held back for it, before the block of :meth:`reserved` ends.
+        """Give a job what was held back for it; called by the work of :meth:`reserve`.
 
         Args:
             cost: USD the job has cost so far; they are not spent of this budget.
         """
-        reservation.job_id = job_id
+        assert reservation.held is not None
         self._jobs[job_id] = _JobReservation(reservation.held, cost)
+        reservation.job_id = job_id
 
     def charge(self, job_id: str, cost: float, *, ended: bool, still: float | None = None) -> None:
         """Count what a job has cost so far as spent; at its end, release the rest.
@@ -97,19 +111,18 @@ class JobReservations:
             still: USD that it can still cost, where all its requests have their results; what is held back
                 beyond that is released.
         """
-        with self._guard():
-            reservation = self._jobs.get(job_id)
-            if reservation is None:
-                return
-            more = max(0.0, cost - reservation.cost)
-            reservation.cost += more
-            if ended:
-                del self._jobs[job_id]
-                self.budget.settle(reservation.held, more)
-            elif still is None:
-                self.budget.spend(reservation.held, more)
-            else:
-                self.budget.settle(reservation.held, more)
-                left = self.budget.left
-                usd = still if left is None else min(still, left)
-                reservation.held = self.budget.reserve(usd, lasting=True)
+        self._guard(lambda: self._charge(job_id, cost, ended, still))
+
+    def _charge(self, job_id: str, cost: float, ended: bool, still: float | None) -> None:
+        reservation = self._jobs.get(job_id)
+        if reservation is None:
+            return
+        more = max(0.0, cost - reservation.cost)
+        if ended:
+            self.budget.settle(reservation.held, more)
+            del self._jobs[job_id]
+            return
+        self.budget.spend(reservation.held, more)
+        reservation.cost += more
+        if still is not None:
+            self.budget.resize(reservation.held, still)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
+from interrupts import interrupted_at_every_moment
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations
+
+_T = TypeVar("_T")
+
+
+def unguarded(work: Callable[[], _T]) -> _T:
+    """A guard for a single thread."""
+    return work()
 
 
 def begun(limit: float, job: float | None, *, cost: float = 0.0) -> tuple[Budget, JobReservations]:
     """A client with one job, for which ``job`` USD are held back."""
     budget = Budget(limit)
-    reservations = JobReservations(budget, nullcontext, "account")
-    with reservations.reserved(job) as reservation:
-        reservations.assign("job-1", reservation, cost)
+    reservations = JobReservations(budget, unguarded, "account")
+    reservations.reserve(job, lambda held: reservations.assign("job-1", held, cost))
     return budget, reservations
 
 
@@ -25,9 +33,13 @@ def stand(budget: Budget) -> tuple[float, float]:
 
 def test_a_job_that_is_not_kept_gives_everything_back() -> None:
     budget = Budget(10.0)
-    reservations = JobReservations(budget, nullcontext, "account")
-    with pytest.raises(OSError, match="disk"), reservations.reserved(4.0):
+    reservations = JobReservations(budget, unguarded, "account")
+
+    def fails(_: object) -> None:
         raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk"):
+        reservations.reserve(4.0, fails)
     assert stand(budget) == (0.0, 0.0)
     assert not reservations.jobs
 
@@ -35,8 +47,7 @@ def test_a_job_that_is_not_kept_gives_everything_back() -> None:
 def test_a_job_without_a_constraint_of_its_own_gets_all_there_is_and_nobody_more() -> None:
     budget, reservations = begun(10.0, None)
     assert budget.left == 0.0
-    with reservations.reserved(3.0) as reservation:
-        assert reservation.usd == 0.0
+    assert reservations.reserve(3.0, lambda held: held.usd) == 0.0
 
 
 def test_what_a_job_costs_is_spent_of_what_is_held_back_for_it() -> None:
@@ -78,3 +89,32 @@ def test_a_job_that_ended_is_not_booked_again() -> None:
     reservations.charge("job-1", 3.0, ended=True)
     reservations.charge("job-1", 9.0, ended=False, still=1.0)
     assert stand(budget) == (3.0, 0.0)
+
+
+def test_money_is_held_back_for_a_job_or_not_at_all_whenever_ctrl_c_comes() -> None:
+    """What is held back for nobody would be out of reach until the process ends."""
+    budget, reservations = Budget(1.0), JobReservations(Budget(1.0), unguarded, "account")
+
+    def submit() -> None:
+        nonlocal budget, reservations
+        budget = Budget(1.0)
+        reservations = JobReservations(budget, unguarded, "account")
+        reservations.reserve(0.25, lambda held: reservations.assign("job-1", held, 0.0))
+
+    for _ in interrupted_at_every_moment(submit):
+        assert stand(budget) == ((0.0, 0.25) if reservations.has("job-1") else (0.0, 0.0))
+
+
+@pytest.mark.parametrize("still", [None, 0.125])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_cost_is_counted_once_whenever_ctrl_c_comes(ended: bool, still: float | None) -> None:
+    """It is told again afterwards, and the sums are those of a telling that nothing interrupted."""
+    budget, reservations = begun(1.0, 0.5)
+
+    def charge() -> None:
+        reservations.charge("job-1", 0.25, ended=ended, still=still)
+
+    for _ in interrupted_at_every_moment(charge):
+        charge()
+        assert stand(budget) == (0.25, 0.0 if ended else still or 0.25)
+        budget, reservations = begun(1.0, 0.5)
