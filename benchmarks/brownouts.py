@@ -4,7 +4,7 @@
     python -m benchmarks.brownouts --case "30 % 503" --timeline
     python -m benchmarks.brownouts --virtual --runs 1
 
-Each case runs beside the undisturbed one, a hand-written loop and the vendor's SDK, over real HTTP to a
+Each case runs next to the undisturbed one, a hand-written loop and the vendor's SDK, over real HTTP to a
 server in another process; the median of ``--runs`` counts. Each contestant is a process of its own, so that
 nothing one run learned is known to the next. A run that is not over after its patience is ended.
 
@@ -371,7 +371,7 @@ class Figures:
 
 @frozen
 class Judged:
-    """A figure beside what is wanted of it."""
+    """A figure next to what is wanted of it."""
 
     what: str
     measured: str
@@ -426,10 +426,10 @@ def measure(
             own = found["ours"]
             usual.append(own[-1] if case is undisturbed else run_one(undisturbed, "ours", number))
         figures = {name: Figures.of(own) for name, own in found.items()}
-        beside = statistics.median(each.wall for each in usual)
-        judged = judge(case, figures["ours"], beside, figures.get("sdk"))
+        typical = statistics.median(each.wall for each in usual)
+        judged = judge(case, figures["ours"], typical, figures.get("sdk"))
         everything = everything and all(each.met for each in judged)
-        print(line(case, figures, beside, judged), flush=True)
+        print(line(case, figures, typical, judged), flush=True)
         back = [each for each in map(after_outage, found["ours"]) if each is not None]
         if back:
             first, half = (statistics.median(each[k] for each in back) for k in (0, 1))

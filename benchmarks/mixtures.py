@@ -190,7 +190,7 @@ def share(values: Sequence[float], at: float) -> float:
 
 
 def report(outcomes: Sequence[Outcome]) -> bool:
-    """Print what was found beside what is wanted; return whether all of it is met."""
+    """Print what was found next to what is wanted; return whether all of it is met."""
     goodput = [each.goodput for each in outcomes]
     limited = [each for each in outcomes if each.mixture.has_limit]
     calls = sum(each.calls for each in limited)

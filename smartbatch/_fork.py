@@ -109,26 +109,51 @@ def on_exit(one: Stoppable) -> None:
 
 
 class PerProcess(Generic[_T]):
-    """One value for each process, made at its first use there. Takes no lock.
+    """One value for each process, made at its first use there. A forked child makes its own, also where
+    Python's hooks were not called.
 
-    Of several threads that make the value at the same moment one wins, and the others' are dropped: making
-    one must have no effect that has to be undone. A forked child makes its own, also where Python's hooks
-    were not called.
+    Making one of these costs nothing and makes no lock. :meth:`get` takes none once the value exists. Threads
+    that meet at the first use wait for the one that makes the value, by a lock of this process's own: never
+    one that a thread of the parent holds. The parent's value stays as it is until :meth:`inherited`.
+
+    Args:
+        make: makes the value; what it raises goes to the caller, and the next use tries again.
     """
+
+    __slots__ = ("_locks", "_make", "_values")
 
     def __init__(self, make: Callable[[], _T]) -> None:
         self._make = make
         self._values: dict[int, _T] = {}
+        self._locks: dict[int, threading.RLock] = {}
 
     def get(self) -> _T:
         """Return the value of this process."""
-        process = os.getpid()
-        value = self._values.get(process)
-        return self._values.setdefault(process, self._make()) if value is None else value
+        value = self.peek()
+        if value is None:
+            with self.lock():
+                value = self.peek()
+                if value is None:
+                    value = self._values[os.getpid()] = self._make()
+        return value
 
     def peek(self) -> _T | None:
-        """Return the value of this process if it was made."""
+        """Return the value of this process if it was made. Takes no lock."""
         return self._values.get(os.getpid())
+
+    def take(self) -> _T | None:
+        """Return the value of this process and forget it; ``None`` where there is none."""
+        with self.lock():
+            return self._values.pop(os.getpid(), None)
+
+    def inherited(self) -> _T | None:
+        """Return and forget the value of the process of which this one is a fork. Takes no lock."""
+        others = [process for process in self._values if process != os.getpid()]
+        return self._values.pop(others[-1]) if others else None
+
+    def lock(self) -> threading.RLock:
+        """Return the lock under which this process makes and takes the value; ``setdefault`` is atomic."""
+        return self._locks.setdefault(os.getpid(), threading.RLock())
 
 
 class _Collected:

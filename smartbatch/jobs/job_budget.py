@@ -42,9 +42,9 @@ from smartbatch.prices import RateCard
 from smartbatch.types import Request
 
 __all__ = [
-    "Bill",
     "ClientBudget",
     "CostCeiling",
+    "JobBill",
     "JobBudget",
     "affordable",
     "bill",
@@ -114,7 +114,7 @@ def remaining_budget(row: JobRow) -> float:
 
 
 @frozen
-class Bill:
+class JobBill:
     """What a job has cost by now, USD.
 
     Attributes:
@@ -128,7 +128,7 @@ class Bill:
     open: float | None
 
 
-def bill(store: SqlStore, job_id: str) -> Bill:
+def bill(store: SqlStore, job_id: str) -> JobBill:
     """Return what a job has cost; 0 for one that was deleted.
 
     A job that is done opens no further batch. So when none of its batches is open after it was seen done, the
@@ -136,13 +136,13 @@ def bill(store: SqlStore, job_id: str) -> Bill:
     """
     row = store.jobs.get(job_id)
     if row is None:
-        return Bill(0.0, True, None)
+        return JobBill(0.0, True, None)
     if row.state is not JobState.DONE:
-        return Bill(row.cost, False, None)
+        return JobBill(row.cost, False, None)
     ended = not store.shards.of_job(job_id, states=OPEN_SHARDS)
     row = store.jobs.get(job_id) or row
     reserved = max(0.0, row.reserved)
-    return Bill(row.cost + (reserved if ended else 0.0), ended, reserved)
+    return JobBill(row.cost + (reserved if ended else 0.0), ended, reserved)
 
 
 def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 from attrs import evolve, frozen
 
+from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.callable import normalise
-from smartbatch.providers.per_process import PerProcess
 from smartbatch.providers.sim.provider import answer_text, count_tokens, prompt_text
 from smartbatch.providers.sim.streams import MadeStream, words_of
 from smartbatch.types import Answer, Duration, Request, Usage

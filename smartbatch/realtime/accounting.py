@@ -14,11 +14,11 @@ from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Answer, Route, Usage
 
-__all__ = ["NO_BILL", "Bill", "account", "bill", "route_of"]
+__all__ = ["NO_BILL", "CallBill", "account", "bill", "route_of"]
 
 
 @frozen
-class Bill:
+class CallBill:
     """What a call used and cost.
 
     Attributes:
@@ -32,10 +32,10 @@ class Bill:
     costs: Sequence[float | None] = ()
 
 
-NO_BILL = Bill()
+NO_BILL = CallBill()
 
 
-def bill(lane: Lane, outcomes: Sequence[Outcome]) -> Bill:
+def bill(lane: Lane, outcomes: Sequence[Outcome]) -> CallBill:
     """Add up what the outcomes of a call used and cost."""
     usage: Usage | None = None
     cost: float | None = 0.0
@@ -46,7 +46,7 @@ def bill(lane: Lane, outcomes: Sequence[Outcome]) -> Bill:
         cost = None if cost is None or each is None else cost + each
         if outcome is not None and outcome.usage is not None:
             usage = outcome.usage if usage is None else usage + outcome.usage
-    return Bill(usage, cost, costs)
+    return CallBill(usage, cost, costs)
 
 
 def account(ticket: Ticket, outcome: Outcome, cost: float | None) -> None:

@@ -14,8 +14,7 @@ from typing import TypeAlias
 
 from attrs import define, frozen
 
-from smartbatch.core.limits.breaker import BreakerState, Outcome, Transition
-from smartbatch.core.limits.breaker import Permit as Pass
+from smartbatch.core.limits.breaker import BreakerPermit, BreakerState, Outcome, Transition
 from smartbatch.core.limits.budget import Budget, SpendReservation
 from smartbatch.core.limits.header_limits import Reservation
 from smartbatch.core.limits.quota import Cooldown
@@ -94,7 +93,7 @@ class Permit:
     lane: Lane
     demand: Demand
     reservation: Reservation
-    through: Pass
+    through: BreakerPermit
     hold: SpendReservation
     ended: bool = False
 

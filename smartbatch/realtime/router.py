@@ -22,7 +22,7 @@ from smartbatch.core.preparation.structured import Parsed, read_answer, repair_r
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
 from smartbatch.events import BreakerChanged, CooldownStarted, FlexChanged, PackingChanged, RetryScheduled
-from smartbatch.realtime.accounting import NO_BILL, Bill, account, route_of
+from smartbatch.realtime.accounting import NO_BILL, CallBill, account, route_of
 from smartbatch.realtime.call.layers import Outcome
 from smartbatch.realtime.effects import DeferredEffects, answered
 from smartbatch.realtime.gates import Change, Ending, Gates, Permit, Used
@@ -94,7 +94,7 @@ class InFlightCall:
     batch: Batch[Ticket, Outcome]
     permit: Permit
     started: float
-    bill: Bill = NO_BILL
+    bill: CallBill = NO_BILL
 
 
 class ResponseRouter:

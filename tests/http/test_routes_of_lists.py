@@ -183,7 +183,7 @@ def test_the_threshold_strategy_goes_by_the_count_alone(count: int, route: Route
         assert routes(results) == {route: count}
 
 
-def test_requests_of_a_hurried_purpose_go_individually_whatever_the_list_does(tmp_path: Path) -> None:
+def test_requests_of_an_urgent_purpose_go_individually_whatever_the_list_does(tmp_path: Path) -> None:
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process(prefer_individual_for={"rag_query"})
         results = asked(w, client, texts(20), purpose="rag_query", deadline="20h")

@@ -10,7 +10,7 @@ import pytest
 from jobs.stores import Bench, bench, led, new_items, postgres_address, result, started
 
 from smartbatch.core.limits.budget import Budget
-from smartbatch.jobs.job_budget import Bill, JobBudget, bill, remaining_budget
+from smartbatch.jobs.job_budget import JobBill, JobBudget, bill, remaining_budget
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import (
     ItemState,
@@ -61,13 +61,13 @@ def test_a_shard_is_planned_only_where_its_most_fits(store: SqlStore, bench: Ben
 def test_a_bill_says_what_a_job_has_cost_and_what_it_can_still_cost(store: SqlStore, bench: Bench) -> None:
     job, lease = bounded(store, bench, 10.0, count=1)
     shard = led(store, lease, store.shards.plan(lease, bench.shard(0, reserved=6.0)), ShardState.INGESTING)
-    assert bill(store, job.id) == Bill(0.0, False, None)
+    assert bill(store, job.id) == JobBill(0.0, False, None)
     store.shards.ingest(lease, shard, [result(0)], at=1.0)
-    assert bill(store, job.id) == Bill(0.5, False, 6.0)
+    assert bill(store, job.id) == JobBill(0.5, False, 6.0)
     store.shards.settle(lease, shard, at=2.0, reserved=2.0)  # something else was billed, too, and is lost
-    assert bill(store, job.id) == Bill(2.5, True, 2.0)
+    assert bill(store, job.id) == JobBill(2.5, True, 2.0)
     store.jobs.forget(job.id)
-    assert bill(store, job.id) == Bill(0.0, True, None)
+    assert bill(store, job.id) == JobBill(0.0, True, None)
 
 
 def test_a_batch_that_is_settled_while_its_bill_is_made_is_not_counted_twice(
@@ -84,7 +84,7 @@ def test_a_batch_that_is_settled_while_its_bill_is_made_is_not_counted_twice(
         return look(*args, **words)
 
     monkeypatch.setattr(ShardTable, "of_job", settled_meanwhile)
-    assert bill(store, job.id) == Bill(0.5, True, 0.0)
+    assert bill(store, job.id) == JobBill(0.5, True, 0.0)
 
 
 def test_the_reservation_of_a_shard_ends_with_it(store: SqlStore, bench: Bench) -> None:

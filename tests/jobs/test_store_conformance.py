@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from attrs import asdict, evolve
-from interrupts import interrupted_at_every_moment
+from ctrl_c import interrupted_at_every_moment
 from jobs.stores import Bench, bench, led, new_items, new_job, postgres_address, result, started, store
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError

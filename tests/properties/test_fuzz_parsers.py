@@ -19,6 +19,7 @@ from properties import real_bodies
 from properties.mangling import Pieces, body, garbled, headers, spoiled, stream
 from properties.real_bodies import KEY, PROMPT
 
+from smartbatch._fork import PerProcess
 from smartbatch.core.batching.packing import BatchCompiler, Packed, random_word, split
 from smartbatch.core.preparation.structured import (
     MAX_DEPTH,
@@ -48,7 +49,6 @@ from smartbatch.providers.limit_headers import (
 from smartbatch.providers.openai.errors import ERRORS as OPENAI_ERRORS
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
-from smartbatch.providers.per_process import PerProcess
 from smartbatch.realtime.call.soundness import flaw
 from smartbatch.types import Answer, Embedding, LimitReport, Request, Usage
 from tests.levels import sampled

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ctrl_c import interrupted_at_every_moment
 from inside import callback_threads, engine_of, inside
-from interrupts import interrupted_at_every_moment
 from scenes import PATIENCE, Aside, Scripted, eventually, submit_all
 
 from smartbatch._clock import RealClock, VirtualClock

@@ -127,7 +127,7 @@ class Times:
     def chance(self, seconds: float, size: int) -> float:
         return float(seconds >= MINUTE)
 
-    def doubt(self) -> float:
+    def uncertainty(self) -> float:
         return 0.0
 
 

@@ -86,7 +86,7 @@ def test_equal_prompts_are_forecast_as_they_are_sent(ask: Callable[..., Plan]) -
     assert (each.requests, each.duplicates) == (120, 0)
 
 
-def test_a_hurried_request_does_not_wait_for_an_identical_one_in_a_batch() -> None:
+def test_an_urgent_request_does_not_wait_for_an_identical_one_in_a_batch() -> None:
     requests: list[Prompt] = [Request("same"), *PROMPTS, Request("same", purpose="chat")]
     with BatchingClient(
         "sim:model?batch_seconds=0&latency=0", batch_poll_interval=0.1, prefer_individual_for={"chat"}

@@ -423,7 +423,7 @@ class ForecastAt:
             return 1.0
         return self._correction.original(self._fit.curve.level(math.log(seconds) - self._fit.shift(size)))
 
-    def doubt(self) -> float:
+    def uncertainty(self) -> float:
         """Return the standard error of the mean's logarithm. The prior counts as one observation."""
         return self._fit.deviation / math.sqrt(1 + self._fit.learned)
 

@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 
 from smartbatch.core.limits.backoff import RandomSource, jittered
 
-__all__ = ["BreakerState", "CircuitBreaker", "Outcome", "Permit", "Transition"]
+__all__ = ["BreakerPermit", "BreakerState", "CircuitBreaker", "Outcome", "Transition"]
 
 
 class BreakerState(enum.Enum):
@@ -60,7 +60,7 @@ class Transition:
 
 
 @define(eq=False)
-class Permit:
+class BreakerPermit:
     """A call that may go; ended once. ``epoch`` is the breaker's when the call was taken; ``overdue`` is when
     a probe, if it is one, no longer keeps other probes from going.
     """
@@ -134,7 +134,7 @@ class CircuitBreaker:
     _opened_at: float = field(default=0.0, init=False)
     _next: float = field(default=0.0, init=False)  # when the next probe may go
     _jitter: float = field(default=1.0, init=False)
-    _probing: list[Permit] = field(factory=list, init=False)
+    _probing: list[BreakerPermit] = field(factory=list, init=False)
     _error: Exception | None = field(default=None, init=False)
     _changes: list[Transition] = field(factory=list, init=False)
 
@@ -158,13 +158,13 @@ class CircuitBreaker:
         overdue = sorted(probe.overdue for probe in self._probing)
         return now if len(overdue) < self._probes else max(now, overdue[-self._probes])
 
-    def take(self, now: float) -> Permit:
+    def take(self, now: float) -> BreakerPermit:
         """Count a call that :meth:`look` let go.
 
         Raises:
             RuntimeError: when :meth:`look` would not let it go.
         """
-        permit = Permit(self._epoch, now + self._max_pause)
+        permit = BreakerPermit(self._epoch, now + self._max_pause)
         if self.state is _CLOSED:
             self._in_flight += 1
             return permit
@@ -178,7 +178,7 @@ class CircuitBreaker:
         return permit
 
     def end(
-        self, permit: Permit, now: float, outcome: Outcome, rng: RandomSource, *, first: bool = True
+        self, permit: BreakerPermit, now: float, outcome: Outcome, rng: RandomSource, *, first: bool = True
     ) -> Transition | None:
         """Count how a call ended; return the change of state it caused, if any.
 

@@ -7,7 +7,7 @@ what an overload would make it rise.
 
 The two usual rules do not tell the cases apart. Additive increase, multiplicative decrease (AIMD, as in TCP)
 sends a third of what passes when 30 % fail at random; the SRE book's client-side throttling with K = 2 stops
-when more than half fail. Both were simulated beside this one: see docs/decisions/0042.
+when more than half fail. Both were simulated next to this one: see docs/decisions/0042.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Times(Protocol):
     def chance(self, seconds: float, size: int) -> float:
         """Return the share that is done within ``seconds``: the inverse of :meth:`quantile`."""
 
-    def doubt(self) -> float:
+    def uncertainty(self) -> float:
         """Return the standard error of the mean's logarithm."""
 
 
@@ -115,13 +115,13 @@ class Throughput:
         call, and of each other in flight its rest, which is ``(1 + variance / mean ** 2) / 2`` means on
         average.
         """
-        each, doubt = self.call.expected(size), self.call.doubt()
+        each, uncertainty = self.call.expected(size), self.call.uncertainty()
         middle, high = self.call.quantile(0.5, size), self.call.quantile(0.95, size)
         width = round(20 * math.log(high / middle) / normal_quantile(0.95)) / 20 if middle > 0 else 0.0
         width = min(_WIDEST, width)
         spread = math.expm1(width * width)
         begun = calls - 1 - (self.parallelism - 1) * min(calls / self.parallelism, (1 + spread) / 2)
-        sigma = math.sqrt(doubt * doubt + math.log1p(spread / calls))
+        sigma = math.sqrt(uncertainty * uncertainty + math.log1p(spread / calls))
         return begun / self.parallelism * each * math.exp(-sigma * sigma / 2), sigma, width
 
     def _limited(self, calls: int, requests: int) -> float:

@@ -116,9 +116,9 @@ class Workload:
             return None
         given, made = self._given[processing], self._made[processing]
         seen = self._calibration.alike
-        doubt = _SURE * _SPREAD * math.sqrt(1 / max(1, self.requests) + 1 / (seen + _UNKNOWN))
-        high = made * (1 + doubt)
+        uncertainty = _SURE * _SPREAD * math.sqrt(1 / max(1, self.requests) + 1 / (seen + _UNKNOWN))
+        high = made * (1 + uncertainty)
         if not self._unlimited:
             high = min(high, max(made, self._most[processing]))
-        low = made / (1 + doubt) if seen else made * _LABEL
+        low = made / (1 + uncertainty) if seen else made * _LABEL
         return Cost(given + low, given + made, given + high)

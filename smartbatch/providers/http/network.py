@@ -9,11 +9,11 @@ from typing import TypeVar
 from urllib3.exceptions import HTTPError
 from urllib3.util import Url
 
+from smartbatch._fork import PerProcess
 from smartbatch.errors import ProviderError
 from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import DEFAULT_WORKERS, Transport
-from smartbatch.providers.per_process import PerProcess
 
 __all__ = ["HttpNetwork"]
 

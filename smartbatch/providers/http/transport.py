@@ -16,7 +16,7 @@ from typing import TypeGuard, cast
 from urllib3.exceptions import ClosedPoolError
 from urllib3.util import Url
 
-from smartbatch._fork import on_fork
+from smartbatch._fork import PerProcess, on_fork
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.endpoint import find_proxy
@@ -25,7 +25,6 @@ from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.pool import Connection, ConnectionPool, PlainSocket, open_pool
 from smartbatch.providers.http.replies import MAX_BODY, Reply
 from smartbatch.providers.http.spooled_body import SpooledBody
-from smartbatch.providers.per_process import PerProcess
 
 __all__ = ["DEFAULT_WORKERS", "Body", "Transport"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attrs import evolve
 from urllib3 import HTTPHeaderDict
 
+from smartbatch._fork import PerProcess
 from smartbatch._version import __version__
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
@@ -39,7 +40,6 @@ from smartbatch.providers.openai.bodies import (
 )
 from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
-from smartbatch.providers.per_process import PerProcess
 from smartbatch.types import Answer, Generation, Request
 
 if TYPE_CHECKING:

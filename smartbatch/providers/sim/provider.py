@@ -17,11 +17,11 @@ from collections.abc import Callable, Generator, Mapping
 from statistics import NormalDist
 from typing import Any
 
+from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_in
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.per_process import PerProcess
 from smartbatch.providers.sim.answers import instance
 from smartbatch.providers.sim.streams import MadeStream, words_of
 from smartbatch.types import Answer, Request, Usage
@@ -115,7 +115,7 @@ class SimProvider(Provider):
         return answer
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
-        """Answer word by word: the first after the latency, the others at the pace of ``per_token``.
+        """Answer word by word: the first after the latency, the others with the delay of ``per_token``.
 
         Faults of the connection strike half-way, others before the first word.
 

@@ -182,7 +182,7 @@ class Client:
     flying: int = 0
     again: list[Work] = field(factory=list)
     head: Work | None = None
-    tally: CallCounts = field(factory=CallCounts)
+    counts: CallCounts = field(factory=CallCounts)
 
     def next(self, rng: random.Random) -> Work:
         if self.head is None:
@@ -258,7 +258,7 @@ def _send(
         permit = client.quota.take(now, expected, work.expected_output)
         client.head, client.flying = None, client.flying + 1
         arrives = now + UPLINK + jitter * rng.random()
-        client.tally.calls += 1
+        client.counts.calls += 1
         refused = server.tightest(arrives, work)
         wait = server.admit(arrives, work)
         took = UPLINK + jitter + (client.latency(rng) if wait is None else 0.002)
@@ -271,12 +271,12 @@ def _land(server: Server, back: _Return, now: float, rng: random.Random) -> None
     client, quota = back.client, back.client.quota
     client.flying -= 1
     if back.wait is not None:
-        client.tally.refused += 1
-        client.tally.refusals.append(now)
+        client.counts.refused += 1
+        client.counts.refusals.append(now)
         client.again.append(back.work)
         quota.refused(back.permit, now, back.wait if server.hints else None, rng, back.report)
         return
-    client.tally.answered += 1
+    client.counts.answered += 1
     server.finish(now, back.work)
     quota.succeeded(back.permit, now, back.work.input + back.work.output, back.work.output)
     report = server.report(now, refused=None) if server.late else back.report

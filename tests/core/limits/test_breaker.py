@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from smartbatch.core.limits.breaker import LEGAL, BreakerState, CircuitBreaker, Outcome, Permit
+from smartbatch.core.limits.breaker import LEGAL, BreakerPermit, BreakerState, CircuitBreaker, Outcome
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 OK, FAIL, IGNORED = Outcome.SUCCESS, Outcome.FAILURE, Outcome.IGNORED
@@ -74,7 +74,7 @@ def test_five_failures_in_a_row_open_it_and_say_so() -> None:
 def test_failures_of_a_part_of_the_calls_never_open_it(share: float) -> None:
     """10,000 calls, 64 at once; failures come back in 2 ms and answers in 50 ms."""
     breaker, rng, now, numbers = CircuitBreaker(), random.Random(7), 0.0, itertools.count()
-    flying: list[tuple[float, int, Permit, Outcome]] = []
+    flying: list[tuple[float, int, BreakerPermit, Outcome]] = []
     for _ in range(10_000):
         while len(flying) < 64:
             outcome = FAIL if rng.random() < share else OK
@@ -255,7 +255,11 @@ class Anything(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.breaker, self.now, self.flying = CircuitBreaker(), 0.0, list[tuple[Permit, BreakerState]]()
+        self.breaker, self.now, self.flying = (
+            CircuitBreaker(),
+            0.0,
+            list[tuple[BreakerPermit, BreakerState]](),
+        )
 
     @rule(seconds=st.floats(0.0, 20.0))
     def wait(self, seconds: float) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
-from interrupts import interrupted_at_every_moment
+from ctrl_c import interrupted_at_every_moment
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations

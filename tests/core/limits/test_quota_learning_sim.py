@@ -50,8 +50,8 @@ def test_reported_limits_are_filled_and_kept(limits: str, latency: str) -> None:
     server = Server(style, minute)
     client = run(server, LATENCIES[latency], jitter=0.005)
     assert used(server) >= 0.99
-    assert client.tally.answered > 5000
-    assert client.tally.share <= (0.01 if style == "gemini" else 0.001)
+    assert client.counts.answered > 5000
+    assert client.counts.share <= (0.01 if style == "gemini" else 0.001)
 
 
 @pytest.mark.parametrize("limits", ["gemini, requests", "gemini, input"])
@@ -60,9 +60,9 @@ def test_where_nothing_is_reported_but_refusals_there_is_one_storm(limits: str) 
     style, minute = LIMITS[limits]
     for seed in range(3):
         server = Server(style, minute, hints=seed != 1)
-        tally = run(server, constant(0.05), seed=seed).tally
-        assert tally.refused <= 64, f"seed={seed}"
-        assert max(tally.refusals) - min(tally.refusals) < 5.0, f"seed={seed}"
+        counts = run(server, constant(0.05), seed=seed).counts
+        assert counts.refused <= 64, f"seed={seed}"
+        assert max(counts.refusals) - min(counts.refusals) < 5.0, f"seed={seed}"
 
 
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
@@ -72,7 +72,7 @@ def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object,
     server = Server("openai", {"requests": 6000, "tokens": 600_000 if work is capped_high else 250_000})
     client = run(server, LATENCIES[latency], work=work, jitter=0.005)
     assert used(server) >= 0.99
-    assert client.tally.share <= 0.001
+    assert client.counts.share <= 0.001
 
 
 @pytest.mark.full
@@ -84,7 +84,7 @@ def test_figures_read_at_the_answer_and_without_resets_do_as_well(style: str, la
     server = Server(style, {"requests": 6000, **tokens}, late=True, hints=False, resets=False)
     client = run(server, LATENCIES[latency], jitter=0.005)
     assert used(server) >= 0.99
-    assert client.tally.share <= 0.001
+    assert client.counts.share <= 0.001
 
 
 @pytest.mark.parametrize("latency", sampled(["5 ms", "500 ms"]))
@@ -93,7 +93,7 @@ def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency: str) -> 
     server = Server("openai", {"requests": 6000}, sizes={"requests": 100})
     client = run(server, LATENCIES[latency], seconds=120.0, jitter=0.005)
     assert used(server, 1.0, 120.0) >= 0.99
-    assert client.tally.share <= 0.001
+    assert client.counts.share <= 0.001
 
 
 @pytest.mark.parametrize(("to", "refusals"), [(2400, 1), (300, 6)])
@@ -103,7 +103,7 @@ def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals:
     server = Server("openai", {"requests": 1200, "tokens": 1e6})
     client = run(server, LATENCIES[latency], change=(120.0, {"requests": to}))
     assert server.meters["requests"].used(150.0, 300.0) >= 0.98
-    assert client.tally.refused <= refusals
+    assert client.counts.refused <= refusals
 
 
 @pytest.mark.full
@@ -119,7 +119,7 @@ def test_two_processes_with_one_limit_fill_it_together(limits: str, latency: str
     assert used(server, 60.0, 90.0) >= 0.98
     assert used(server, 90.0, 180.0) >= 0.97
     assert used(server, 180.0, 300.0) >= 0.97
-    assert visits.tally.answered > 100
-    assert stays.tally.share <= 0.01
+    assert visits.counts.answered > 100
+    assert stays.counts.share <= 0.01
     # its first 64 calls leave before it knows anything, and meet an empty bucket
-    assert visits.tally.refused <= 64 + 0.02 * visits.tally.calls
+    assert visits.counts.refused <= 64 + 0.02 * visits.counts.calls

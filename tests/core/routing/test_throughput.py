@@ -37,7 +37,7 @@ class Lognormal:
     def chance(self, seconds: float, size: int) -> float:
         return NORMAL.cdf(math.log(seconds / self.median / size**self.growth) / self.sigma)
 
-    def doubt(self) -> float:
+    def uncertainty(self) -> float:
         return self.unknown
 
 

@@ -63,7 +63,7 @@ class FaultPlan:
     def of_batch(self, index: int, label: Mapping[str, str]) -> tuple[str, ...]:
         """Return the faults of a create; foreign creates meet none."""
         if index not in self._met:
-            if "stranger" in label:
+            if "foreign" in label:
                 self._met[index] = ()
             elif self._script:
                 self._met[index] = self._script.pop(0)
@@ -95,7 +95,7 @@ class FaultPlan:
     def of_line(self, index: int, position: int, custom_id: str | None) -> str | None:
         """Return the fault of a line, or ``None``."""
         met = self._met.get(index, ())
-        if custom_id is not None and custom_id.startswith("stranger"):
+        if custom_id is not None and custom_id.startswith("foreign"):
             return None
         if position == 0 and (scripted := [name for name in met if name in LINE_FAULTS]):
             return scripted[0]

@@ -109,10 +109,10 @@ class Network:
         self._foreign += 1
         size = self.rng.randint(1, self.what.max_requests)
         lines = [
-            {"id": f"stranger-{self._foreign}-{at}", "prompt": f"stranger {self._foreign} {at}"}
+            {"id": f"foreign-{self._foreign}-{at}", "prompt": f"foreign {self._foreign} {at}"}
             for at in range(size)
         ]
-        self.arrive(lines, key, label={"stranger": "1"})
+        self.arrive(lines, key, label={"foreign": "1"})
 
 
 def _entry(custom_id: str, prompt: str) -> records.Entry:

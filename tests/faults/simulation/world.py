@@ -347,7 +347,7 @@ class World:
     def outcome(self, problem: str | None, incidents: Counter[str]) -> Outcome:
         """Totals the run up."""
         records = self.ledger.batches
-        foreign = {batch.id for batch in records if "stranger" in batch.label}
+        foreign = {batch.id for batch in records if "foreign" in batch.label}
         adopted = 0
         if self.job is not None and self.processes:
             shards = self.processes[0].plain.shards.of_job(self.job.id)
@@ -360,7 +360,7 @@ class World:
             crashed=tuple(self.points.crashed),
             frozen=self.points.frozen,
             incidents=incidents,
-            creates=Counter(batch.outcome for batch in records if "stranger" not in batch.label),
+            creates=Counter(batch.outcome for batch in records if "foreign" not in batch.label),
             cancelled=sum(batch.state == "cancelled" for batch in records),
             double=sum(len(paid) > 1 for paid in self.ledger.billed_by_prompt.values()),
             unnamed=self.checker.unnamed,
