@@ -198,6 +198,25 @@ class ShardChanged(Event):
 
 
 @frozen(kw_only=True)
+class BatchEnded(Event):
+    """A batch of a job has ended at the provider. What it took is learned from at once."""
+
+    job_id: str
+    shard_id: str
+    batch_id: str | None
+    model: str
+    size: int
+    state: str
+    """``completed``, ``cancelled``, ``expired`` or ``failed``."""
+    ended_at: float
+    """Unix seconds at which this client saw the end."""
+    seconds: float
+    """From its creation to that moment."""
+    cancelling: float | None
+    """Of these, the seconds since it was asked to cancel; ``None`` where it was not."""
+
+
+@frozen(kw_only=True)
 class JobProgress(Event):
     """The state of a job after a poll or after results were stored."""
 
@@ -343,7 +362,11 @@ class RouteScored(Event):
 
 @frozen(kw_only=True)
 class ForecastMoved(Event):
-    """The forecast of calls or batches changed by more than a quarter."""
+    """The forecast of calls or batches changed by more than a quarter.
+
+    That of calls is told when chance does not explain it; that of batches with each batch that changes it, as
+    the choice of a route follows it at once.
+    """
 
     model: str
     route: Route

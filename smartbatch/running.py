@@ -16,6 +16,7 @@ from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.errors import SmartbatchError, WrongProcess
 from smartbatch.events import (
+    BatchEnded,
     CallFinished,
     ClientStarted,
     ForecastMoved,
@@ -107,7 +108,7 @@ class RunningState:
                 JobResultsStored(at=clock.now(), job_id=job_id, **asdict(counts, recurse=False))
             ),
         )
-        self.history = history = ForecastHistory(clock, bus.tell, store=store.get)
+        self.history = history = ForecastHistory(clock, self._forecast_moved, store=store.get)
         setup = RealtimeSetup(
             config,
             clock,
@@ -165,7 +166,7 @@ class RunningState:
         )
         bus.subscribe_to_all(self.metrics)
         bus.subscribe(history, CallFinished)
-        bus.subscribe(advisor.learned, ForecastMoved)
+        bus.subscribe(history.batch_ended, BatchEnded)
         bus.subscribe(self.routing.job_finished, JobFinished)
         bus.subscribe(budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
         bus.subscribe(dropped, ParameterDropped)
@@ -227,6 +228,10 @@ class RunningState:
         """Nobody holds the client any more: finish what is pending and end, on a thread of its own."""
         if self.realtime.engine is not None or self.service.is_working:
             self.stop(None, "the client was forgotten")
+
+    def _forecast_moved(self, event: ForecastMoved) -> None:
+        self._bus.tell(event)
+        self.advisor.learned(event)  # what follows from it is told after it
 
     def _started(self, _: ClientStarted) -> None:
         """Carry on the jobs of a store that was named: any process started on it does its share, and keeps

@@ -6,11 +6,14 @@ have taken longer (censored observations); without them, forecasts would be too 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from smartbatch.events import BatchEnded
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
-__all__ = ["cancelling", "late", "learn"]
+__all__ = ["cancelling", "late", "learn", "rows_of"]
 
 
 def late(model: str) -> str:
@@ -24,18 +27,42 @@ def cancelling(provider: str) -> str:
 
 
 def learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
-    """Store how long a batch took when it has ended."""
+    """Store how long a batch took when it has ended, and tell it."""
     if shard.submitted_at is None:
         return
-    now, model, store = step.wall, step.job.model, step.store
-    cancelled_at = shard.remote.cancel_sent_at
-    if cancelled_at is not None and cancelled_at <= now:
-        provider = model.partition(":")[0]
-        store.facts.observe_turnarounds(cancelling(provider), [(shard.size, now - cancelled_at, now)])
-        ran = max(0.0, cancelled_at - shard.submitted_at)
+    now, cancelled_at = step.wall, shard.remote.cancel_sent_at
+    ended = BatchEnded(
+        at=step.now,
+        job_id=step.job.id,
+        shard_id=shard.id,
+        batch_id=shard.batch_id,
+        model=step.job.model,
+        size=shard.size,
+        state=batch.state.value,
+        ended_at=now,
+        seconds=max(0.0, now - shard.submitted_at),
+        cancelling=None if cancelled_at is None else max(0.0, now - cancelled_at),
+    )
+    for name, row in rows_of(ended):
+        step.store.facts.observe_turnarounds(name, [row])
+    step.runtime.tell(ended)
+
+
+def rows_of(ended: BatchEnded) -> Iterator[tuple[str, tuple[int, float, float]]]:
+    """Yield the rows of the store that the end of a batch makes: name, and size, seconds and Unix seconds.
+
+    1. It was asked to cancel: how long the cancel took, and that it would have taken longer than until then.
+    2. It expired: that it would have taken longer.
+    3. It was completed: how long it took.
+    """
+    size, at = ended.size, ended.ended_at
+    if ended.cancelling is not None:
+        provider = ended.model.partition(":")[0]
+        yield cancelling(provider), (size, ended.cancelling, at)
         # its time tells when the batch began, too
-        store.facts.observe_turnarounds(late(model), [(shard.size, ran, cancelled_at)])
-    elif batch.state is RemoteState.EXPIRED:
-        store.facts.observe_turnarounds(late(model), [(shard.size, max(0.0, now - shard.submitted_at), now)])
-    elif batch.state is RemoteState.COMPLETED and not shard.cancelled:
-        store.facts.observe_turnarounds(model, [(shard.size, max(0.0, now - shard.submitted_at), now)])
+        ran = max(0.0, ended.seconds - ended.cancelling)
+        yield late(ended.model), (size, ran, at - ended.cancelling)
+    elif ended.state == RemoteState.EXPIRED.value:
+        yield late(ended.model), (size, ended.seconds, at)
+    elif ended.state == RemoteState.COMPLETED.value:
+        yield ended.model, (size, ended.seconds, at)

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TextIO
 from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError, StoreError, scrub
 from smartbatch.events import (
+    BatchEnded,
     BreakerChanged,
     CallFinished,
     ClientStopped,
@@ -227,7 +228,7 @@ def level_of(event: Event) -> str:
             return "warning"
         case CooldownStarted() | BreakerChanged() | PackingChanged() | FlexChanged():
             return "info"
-        case JobAccepted() | JobFinished() | JobRescued() | ShardChanged():
+        case JobAccepted() | JobFinished() | JobRescued() | ShardChanged() | BatchEnded():
             return "info"
         case RouteChosen() | RouteScored() | ForecastMoved() | ThresholdMoved():
             return "info"

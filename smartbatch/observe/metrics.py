@@ -19,6 +19,7 @@ from smartbatch.events import (
     ClientStopped,
     CooldownStarted,
     Event,
+    ForecastMoved,
     JobAccepted,
     JobFinished,
     JobIncident,
@@ -31,6 +32,7 @@ from smartbatch.events import (
     RouteChosen,
     RouteScored,
     ShardChanged,
+    ThresholdMoved,
     snake_case,
 )
 from smartbatch.observe.histogram import Histogram
@@ -236,6 +238,10 @@ class BatchMetrics:
                 _add(counts.decisions.chosen, event.route.value)
             case RouteScored():
                 _score(counts.decisions, event)
+            case ForecastMoved():
+                counts.decisions.forecasts_moved += 1
+            case ThresholdMoved():
+                counts.decisions.thresholds_moved += 1
 
     def _request_finished(self, event: RequestFinished) -> None:
         totals, counts = self._totals, self._totals.counts

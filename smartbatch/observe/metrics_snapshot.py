@@ -51,6 +51,8 @@ class DecisionFigures:
     """The choices of routes of a session."""
 
     chosen: dict[str, int] = _figure("Lists and jobs, by the route that was chosen.", dict)
+    forecasts_moved: int = _counter("Changes of forecasts by more than a quarter.")
+    thresholds_moved: int = _counter("Changes of the number of requests from which lists go by batch.")
     scored: int = _figure("Lists and jobs whose end was seen, which the figures below are about.")
     saved_usd: float = _gauge("USD less than the same tokens individually.", 0.0)
     extra_usd: float = _gauge("USD more than the same tokens by batch.", 0.0)

@@ -222,6 +222,8 @@ def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:
         )
     if d.deadlines_met or d.deadlines_missed:
         yield "deadlines", f"{d.deadlines_met:,} met, {d.deadlines_missed:,} missed"
+    yield "forecasts moved", _number(d.forecasts_moved, " times")
+    yield "thresholds moved", _number(d.thresholds_moved, " times")
     yield "rescued", _number(d.rescued, " batches taken back for a deadline")
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
+from smartbatch.core.forecast.forecaster import ForecastAt
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Infeasible, break_even, choose
 from smartbatch.core.routing.constraints import Constraints
@@ -34,6 +36,26 @@ from smartbatch.routing.history import ForecastHistory
 from smartbatch.types import Kind, Route, Strategy
 
 __all__ = ["Advisor"]
+
+
+@frozen
+class _Watched:
+    """The latest list that could go by batch: the threshold is that of lists like it."""
+
+    load: Load
+    offers: Sequence[Offer]
+    batch: BatchOffer
+    constraints: Constraints
+
+    def threshold(self, forecasts: Mapping[Route, ForecastAt]) -> int | None:
+        """Return the fewest requests that would go by batch, were these the forecasts."""
+        offers = [
+            evolve(offer, throughput=evolve(offer.throughput, call=forecasts[offer.route]))
+            for offer in self.offers
+        ]
+        times = forecasts[Route.BATCH]
+        batch = evolve(self.batch, times=times, seen=times.observations > 0)
+        return break_even(self.load, offers, batch, self.constraints)
 
 
 @define(eq=False)
@@ -59,8 +81,9 @@ class Advisor:
     _room: Callable[[], float | None]
     _tell: Callable[[Event], None]
     _numbers: Iterator[int] = field(factory=partial(itertools.count, 1), init=False)
-    _moved: ForecastMoved | None = field(default=None, init=False)
-    _threshold: tuple[int | None] | None = field(default=None, init=False)
+    _watching: threading.Lock = field(factory=threading.Lock, init=False)
+    _watched: _Watched | None = field(default=None, init=False)
+    _told: dict[Route, ForecastAt] = field(factory=dict, init=False)  # forecasts, when it was last told
 
     def workload(
         self, kind: Kind, requests: int, constraints: Constraints, *, batchable: bool, flexible: bool = False
@@ -104,7 +127,7 @@ class Advisor:
         offers = self._offers(workload, load, kind, constraints)
         batch = None if api is None else self._batch(workload, load, api)
         if batch is not None and load.requests:
-            self._watch_threshold(load, offers, batch, constraints)
+            self._watch(_Watched(load, offers, batch, constraints))
         rounds = None if batch is None else self._rounds(workload, constraints.budget)
         if batch is not None and rounds is not None:
             batch = rounds.cut(batch, load.requests)
@@ -180,33 +203,45 @@ class Advisor:
         return Speed(throughput, cancelling, self._history.turnaround(row.model))
 
     def learned(self, event: ForecastMoved) -> None:
-        """Note that a forecast moved, and perhaps the threshold with it."""
-        self._moved = event
-
-    def _watch_threshold(
-        self, load: Load, offers: Sequence[Offer], batch: BatchOffer, constraints: Constraints
-    ) -> None:
-        """Tell when a batch pays from another number of requests on than before the forecasts moved."""
-        moved, self._moved = self._moved, None
-        known = self._threshold is not None
-        if known and moved is None:
+        """A forecast moved: tell when a batch pays from another number of requests on than when it was last
+        told, for lists like the latest one.
+        """
+        with self._watching:
+            watched, told = self._watched, self._told
+        if watched is None:
             return
-        before, self._threshold = self._threshold, (break_even(load, offers, batch, constraints),)
-        if before is None or moved is None or not _apart(before[0], self._threshold[0]):
-            return
+        now = {route: self._forecast(route) for route in told}
+        before, after = watched.threshold(told), watched.threshold(now)
+        with self._watching:
+            another = self._told[Route.BATCH] is not told[Route.BATCH]  # a thread that tells it meanwhile
+            if another or not _apart(before, after):
+                return
+            self._told = {**self._told, **now}
         reason = (
-            f"{moved.route.value} answers now take {duration(moved.after)} in the middle, "
-            f"{duration(moved.before)} before: {moved.reason}"
+            f"{event.route.value} answers now take {duration(event.after)} in the middle, "
+            f"{duration(event.before)} before: {event.reason}"
         )
         self._tell(
             ThresholdMoved(
                 at=self._clock.now(),
                 model=self._model.label,
-                before=before[0],
-                after=self._threshold[0],
+                before=before,
+                after=after,
                 reason=reason,
             )
         )
+
+    def _watch(self, watched: _Watched) -> None:
+        routes = [Route.BATCH, *(offer.route for offer in watched.offers)]
+        unknown = {route: self._forecast(route) for route in routes if route not in self._told}
+        with self._watching:
+            self._watched = watched
+            self._told = {**unknown, **self._told}
+
+    def _forecast(self, route: Route) -> ForecastAt:
+        if route is Route.BATCH:
+            return self._history.turnaround(self._model.label)
+        return self._history.latency(route, self._model.label)
 
     def _api(self, kind: Kind, constraints: Constraints, batchable: bool) -> BatchApi | None:
         return self._batches(kind) if batchable and constraints.strategy is not Strategy.INDIVIDUAL else None
@@ -241,7 +276,7 @@ class Advisor:
     def _throughput(self, route: Route, tokens: float, *, per_call: int = 1) -> Throughput:
         limits = self._limits()
         return Throughput(
-            call=self._history.latency(route, self._model.label),
+            call=self._forecast(route),
             parallelism=self._config.parallelism,
             per_call=per_call,
             ahead=self._waiting(),
@@ -259,7 +294,7 @@ class Advisor:
         if enqueued is not None and load.tokens_in:
             at_a_time = max(1, math.floor(enqueued / (load.tokens_in / batches)))
         standard, cost = workload.cost("standard"), workload.cost("batch")
-        times = self._history.turnaround(self._model.label)
+        times = self._forecast(Route.BATCH)
         return BatchOffer(
             times=times,
             cost=cost,

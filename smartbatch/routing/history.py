@@ -2,8 +2,9 @@
 
 A topic is one thing whose times are forecast: the calls of a route to a model, its batches, a provider's
 cancels. Each has a forecaster and its rows in the store. What this process sees goes into the forecaster at
-once and, a sample of it, into the store now and then; what other processes saw is read from there, once a
-minute at most. Nothing of this needs a store: without one, or when it fails, everything works in memory.
+once: its calls, of which a sample is written into the store now and then, and its batches, whose rows jobs
+write. What other processes saw is read from the store, once a minute at most. Nothing of this needs a store:
+without one, or when it fails, everything works in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from smartbatch.core.forecast.forecaster import ForecastAt, ForecastChange, Fore
 from smartbatch.core.forecast.turnaround import PROMISE
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind
-from smartbatch.events import CallFinished, Event, ForecastMoved
+from smartbatch.events import BatchEnded, CallFinished, ForecastMoved
 from smartbatch.jobs import turnaround_log
 from smartbatch.jobs.store import SqlStore
 from smartbatch.observe import logs
@@ -41,8 +42,9 @@ PACKED = Prior.of(2.0, 10.0, growth=0.9)
 """A call whose prompts are packed into one: their answers are generated one after the other."""
 FLEX = Prior.of(6.0, 30.0)
 """The half-price tier: OpenAI documents slower answers and no figure; three times as slow is assumed."""
-BATCH = Prior(PROMISE, fade=86_400.0, together=0.03)
-"""A batch; the same as the time remaining of a job rests on."""
+BATCH = Prior(PROMISE, fade=86_400.0, together=0.03, patient=False)
+"""A batch; the same as the time remaining of a job rests on. There are few, and each changes what is
+chosen."""
 CANCEL = Prior.of(60.0, 300.0, fade=7 * 86_400.0)
 """From a cancel to the end of its batch: OpenAI documents at most ten minutes, which 99 of 100 stay within
 here; the other providers document nothing."""
@@ -53,6 +55,8 @@ SAMPLE = 64
 """Calls of a topic that are written at a time, spread evenly over those since the last time."""
 LOADED = 300
 """Rows of a topic that are read; the store keeps 500."""
+OWN = 2 * LOADED
+"""Rows of this process that are remembered, so that they are not learned from again when they are read."""
 A_SECOND = 100
 """Calls of a topic a second that are learned from; more would tell little more, and cost time."""
 
@@ -85,7 +89,7 @@ class _Topic:
     late: str = ""
     loaded: int = 0
     known: frozenset[Observation] = frozenset()
-    own: deque[Observation] = field(factory=lambda: deque(maxlen=4 * SAMPLE))
+    own: deque[Observation] = field(factory=lambda: deque(maxlen=OWN))
     pending: list[Observation] = field(factory=list)
     stride: int = 1
     passed: int = 0
@@ -129,13 +133,17 @@ class ForecastHistory:
 
     Args:
         clock: what is kept is dated by its wall clock.
-        tell: takes :class:`~smartbatch.events.ForecastMoved`. Called without a lock held.
+        tell: takes what moved. Called without a lock held.
         store: opens the store, or returns the one that is open; asked by :meth:`refresh`. ``None``: there is
             none.
     """
 
     def __init__(
-        self, clock: Clock, tell: Callable[[Event], None], *, store: Callable[[], SqlStore] | None = None
+        self,
+        clock: Clock,
+        tell: Callable[[ForecastMoved], None],
+        *,
+        store: Callable[[], SqlStore] | None = None,
     ) -> None:
         self._clock = clock
         self._tell = tell
@@ -167,6 +175,19 @@ class ForecastHistory:
             moved = topic.forecaster.observe(seen)
             topic.keep(seen)
         self._told(topic, moved)
+
+    def batch_ended(self, event: BatchEnded) -> None:
+        """Learn from a batch of a job that this process carries on; its rows are in the store already."""
+        batches, cancels = self._batches(event.model), self._cancels(event.model.partition(":")[0])
+        for name, (size, seconds, at) in turnaround_log.rows_of(event):
+            topic = cancels if name == cancels.name else batches
+            seen = Observation(size, seconds, at, ended=name != batches.late)
+            with self._lock:
+                if seen in topic.known:  # another thread read the store in between
+                    continue
+                topic.own.append(seen)
+                moved = topic.forecaster.observe(seen)
+            self._told(topic, moved)
 
     def _told(self, topic: _Topic, moved: ForecastChange | None) -> None:
         if moved is None or topic.route is None:
@@ -201,11 +222,11 @@ class ForecastHistory:
 
     def turnaround(self, model: str) -> ForecastAt:
         """Return how long a batch takes from its creation to its end, by its number of requests."""
-        return self._view(self._topic(model, BATCH, Route.BATCH, model))
+        return self._view(self._batches(model))
 
     def cancelling(self, provider: str) -> ForecastAt:
         """Return how long a provider's batch still takes to end once its cancel was asked for."""
-        return self._view(self._topic(turnaround_log.cancelling(provider), CANCEL, None, provider))
+        return self._view(self._cancels(provider))
 
     def calibration(self, model: str, kind: Kind) -> Calibration:
         """Return what was learned of a model's tokens (texts and vectors apart): the one object that lanes
@@ -220,6 +241,12 @@ class ForecastHistory:
         if store is not None:
             self._safely(lambda: known.calibration.restore(store.facts.recall(known.name)))
         return known.calibration
+
+    def _batches(self, model: str) -> _Topic:
+        return self._topic(model, BATCH, Route.BATCH, model)
+
+    def _cancels(self, provider: str) -> _Topic:
+        return self._topic(turnaround_log.cancelling(provider), CANCEL, None, provider)
 
     def _latency(self, route: Route, model: str) -> _Topic | None:
         if route not in _TOPICS:

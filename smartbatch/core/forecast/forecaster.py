@@ -85,6 +85,8 @@ class Prior:
         together: share of its own seconds within which an observation must have begun before or after another
             to be of the same moment. Observations of one moment, such as the batches of one list, take about
             the same time, so that together they count as one.
+        patient: whether a gradual change is reported only when chance does not explain it. False for things
+            of which there are few: each change is reported.
     """
 
     times: tuple[tuple[float, float], ...]
@@ -92,6 +94,7 @@ class Prior:
     weight: float = field(default=0.5, validator=_positive)
     fade: float = field(default=43_200.0, validator=_positive)
     together: float = 0.0
+    patient: bool = True
 
     @classmethod
     def of(
@@ -226,8 +229,8 @@ class Forecaster:
         """Learn from an observation; return how the forecast changed, where that is worth reporting.
 
         1. A sudden change is detected: observations before it hardly count any more, and it is reported.
-        2. The median has moved by more than a quarter, and more than chance explains, since the last report:
-           it is reported.
+        2. The median has moved by more than a quarter since the last report, and more than chance explains
+           where the prior is patient: it is reported.
         3. Otherwise: ``None``.
 
         Raises:
@@ -308,7 +311,7 @@ class Forecaster:
         first = self._reported == (self._base.median, self._prior.growth, 0.0)
         error = 0.5 / math.sqrt(max(1.0, fit.learned))  # standard error of a share near one half
         sure = abs(fit.curve.level(before) - 0.5) > (SURE_OF_FIRST if first else SURE) * error
-        if not sure or abs(fit.curve.median - before) < QUARTER:
+        if (self._prior.patient and not sure) or abs(fit.curve.median - before) < QUARTER:
             return None
         than = "what was assumed before anything was seen" if first else "those before, by and by"
         return self._report(fit, before, len(self._kept), than)
@@ -319,7 +322,8 @@ class Forecaster:
         self._reported = (fit.curve.median, fit.growth, fit.center)
         factor = math.exp(fit.curve.median - before)
         shown = f"{factor:.2g}" if factor < 100 else f"{factor:,.0f}"
-        why = f"the latest {seen} took about {shown} times as long as {than}"
+        latest = "the latest" if seen == 1 else f"the latest {seen}"
+        why = f"{latest} took about {shown} times as long as {than}"
         return ForecastChange(math.exp(before), math.exp(fit.curve.median), seen, why, sudden)
 
     # -- fitting ---------------------------------------------------------------------------------------------

@@ -1,0 +1,101 @@
+"""A client that runs learns from its own calls and batches at once, chooses by it, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smartbatch import BatchingClient
+from smartbatch._clock import VirtualClock
+from smartbatch.events import BatchEnded, Event, ForecastMoved, ThresholdMoved
+from smartbatch.types import Route
+
+BATCH_SECONDS = 20.0
+PROMPTS = [f"Summarise text {number}." for number in range(400)]
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def client(
+    clock: VirtualClock, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[BatchingClient]:
+    """A client whose batches take 20 seconds, and 400 of whose calls take 100."""
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
+    with BatchingClient(
+        f"sim:demo?latency=1&batch_seconds={BATCH_SECONDS}",
+        clock=clock,
+        store=str(tmp_path / "jobs.db"),
+        observers=[events.append],
+        batch_poll_interval=2.0,
+        parallelism=4,
+    ) as client:
+        yield client
+
+
+def moved(events: list[Event]) -> tuple[ForecastMoved, ThresholdMoved]:
+    """Return what was told of batches, which is one event of each kind."""
+    (forecast,) = [each for each in events if isinstance(each, ForecastMoved) and each.route is Route.BATCH]
+    (threshold,) = [each for each in events if isinstance(each, ThresholdMoved)]
+    return forecast, threshold
+
+
+def test_the_first_batch_that_ends_moves_the_forecast_and_the_threshold_at_once(
+    client: BatchingClient, events: list[Event]
+) -> None:
+    assert client.plan(PROMPTS).route is Route.INDIVIDUAL
+    client.generate(PROMPTS, strategy="batch")
+    forecast, threshold = moved(events)
+    assert forecast.after == pytest.approx(BATCH_SECONDS, rel=0.1)
+    assert forecast.before > 600
+    assert "the latest took about" in forecast.reason
+    assert threshold.before is None or threshold.before > len(PROMPTS)
+    assert threshold.after is not None
+    assert threshold.after <= len(PROMPTS)
+    assert "batch answers now take" in threshold.reason
+    (ended,) = [each for each in events if isinstance(each, BatchEnded)]
+    assert (ended.size, ended.state, ended.cancelling) == (len(PROMPTS), "completed", None)
+    assert ended.at == forecast.at == threshold.at  # and not a minute later
+    assert client.plan(PROMPTS).route is Route.BATCH
+    figures = client.metrics.snapshot().decisions
+    assert (figures.forecasts_moved, figures.thresholds_moved) == (1, 1)
+
+
+def test_lists_of_the_threshold_go_by_batch_and_shorter_ones_do_not(
+    client: BatchingClient, events: list[Event]
+) -> None:
+    client.generate(PROMPTS, strategy="batch")
+    threshold = moved(events)[1].after
+    assert threshold is not None
+    assert {client.plan(PROMPTS[: threshold + by]).route for by in (1, 7)} <= {Route.BATCH, Route.HYBRID}
+    assert client.plan(PROMPTS[: threshold // 2]).route is Route.INDIVIDUAL
+
+
+def test_a_batch_is_learned_from_once(
+    client: BatchingClient, clock: VirtualClock, events: list[Event]
+) -> None:
+    """Its row in the store, which is read a minute later, is known."""
+    client.generate(PROMPTS, strategy="batch")
+    learned = client.plan(PROMPTS, strategy="batch").p50
+    events.clear()
+    clock.sleep(90.0)
+    assert client.plan(PROMPTS, strategy="batch").p50 == learned
+    assert not [each for each in events if isinstance(each, ForecastMoved) and each.route is Route.BATCH]
+
+
+def test_a_cancel_is_told_with_what_it_took(
+    client: BatchingClient, clock: VirtualClock, events: list[Event]
+) -> None:
+    job = client.submit_batch(PROMPTS)
+    clock.sleep(BATCH_SECONDS / 2)
+    job.cancel()
+    job.wait(600)
+    (ended,) = [each for each in events if isinstance(each, BatchEnded)]
+    assert ended.state == "cancelled"
+    assert ended.cancelling is not None
+    assert BATCH_SECONDS / 2 <= ended.seconds - ended.cancelling <= BATCH_SECONDS
