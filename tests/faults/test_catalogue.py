@@ -172,6 +172,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_faults_ends.py::"
             "test_c15_what_expires_with_nothing_done_again_and_again_ends_and_says_so",
             "faults/test_faults_ends.py::test_c15_after_one_expiry_with_nothing_done_all_goes_in_a_new_batch",
+            "faults/test_faults_ends.py::test_c15_expiries_are_not_missing_results",
         ),
     ),
     "C16": (
@@ -180,6 +181,8 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_faults_ends.py::test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for",
             "faults/test_faults_ends.py::"
             "test_c16_what_replaces_a_batch_that_takes_too_long_begins_after_its_end",
+            "faults/test_faults_ends.py::"
+            "test_c16_a_cancelled_job_ends_as_soon_as_the_provider_says_that_its_batch_has",
         ),
     ),
     "C17": (
