@@ -291,6 +291,35 @@ class JobIncident(Event):
 
 
 @frozen(kw_only=True)
+class StoreUnavailable(Event):
+    """Answers of jobs cannot be stored: they are kept in memory, and no job asks anything in real time."""
+
+    reason: str
+    unstored: int
+    """Answers that are kept in memory, by now."""
+
+
+@frozen(kw_only=True)
+class StoreAvailable(Event):
+    """The answers that were kept in memory are stored, and jobs go on."""
+
+    seconds: float
+    """Since :class:`StoreUnavailable`."""
+
+
+@frozen(kw_only=True)
+class AnswersLost(Event):
+    """The client ended while answers could not be stored: they may be paid for, and are not there."""
+
+    answers: int
+    """Those that came; ``cost`` is theirs, as far as prices are known."""
+    cost: float
+    awaited: int
+    """Requests under way whose answers would have come."""
+    reason: str
+
+
+@frozen(kw_only=True)
 class JobFinished(Event):
     job_id: str
     model: str

@@ -2,7 +2,8 @@
 
 One thread claims items and submits them, another stores the results. Between the two is the client's ordinary
 path of a request, with its queue, limits, retries and checks. An item is ``ASKING`` on disk before it is
-submitted, and a result is stored before anybody sees it.
+submitted, and a result is stored before anybody sees it. While results cannot be stored nothing is asked:
+what came is kept in memory, what has not started is taken back.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from smartbatch.errors import (
     SmartbatchError,
     WrongProcess,
 )
+from smartbatch.events import StoreAvailable, StoreUnavailable
 from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job_budget import JobBudget, exceeded
 from smartbatch.jobs.payload import (
@@ -36,7 +38,9 @@ from smartbatch.jobs.payload import (
 )
 from smartbatch.jobs.records import OPEN_SHARDS, JobLease, JobRow, JobState, LeaseLost, NewResult, StoredItem
 from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, JobRuntime, held_note
+from smartbatch.jobs.store_health import StoreHealth, UnstoredAnswers
 from smartbatch.jobs.threads import OwnThreads, wait_while
+from smartbatch.observe import logs
 from smartbatch.prices import RateCard
 from smartbatch.types import Request, Result, Route
 
@@ -46,6 +50,8 @@ PORTION = 100
 """Items claimed in one transaction."""
 LONGEST_PAUSE = 10.0
 """Seconds between two tries to store results: they are paid for and held in memory only."""
+LAST_PAUSE = 1.0
+"""The same once the runner ends."""
 SOON = 1.0
 """Seconds until a full queue is tried again."""
 LATER = 60.0
@@ -74,6 +80,11 @@ class Verdict:
     note: str | None = None
     hold: bool = False
     asked: bool = True
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it came from the provider, and may be paid for."""
+        return self.outcome != "unrun" and self.asked
 
     def result(self, ix: int, standard: RateCard | None) -> NewResult:
         """Return the row that is stored for the item at ``ix``.
@@ -188,9 +199,11 @@ class RealtimeRunner:
         self._empty = clock.monitor(self._monitor.lock)
         self._jobs: dict[str, RealtimeItems] = {}
         self._verdicts: deque[tuple[RealtimeItems, int, Verdict]] = deque()
+        self._unstored: dict[RealtimeItems, list[tuple[int, Verdict]]] = {}
+        self._health = StoreHealth(clock)
         self._under_way = 0
         self._started: set[str] = set()
-        self._submitting = self._halted = self._ended = False
+        self._submitting = self._halted = self._ending = self._ended = False
 
     # -- for the supervisor ----------------------------------------------------------------------------------
 
@@ -243,6 +256,11 @@ class RealtimeRunner:
         if known:
             self.forget(job.lease.job_id)
 
+    @property
+    def problem(self) -> str | None:
+        """Why no results can be stored, for users; ``None`` where they can."""
+        return self._health.problem
+
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread of this class, in an observer of the user's."""
         return self._threads.has_current()
@@ -258,18 +276,26 @@ class RealtimeRunner:
             self._monitor.notify_all()
             if not self.on_own_thread():
                 wait_while(lambda: self._submitting, self._empty, self._clock, HANDOVER)
-            jobs = list(self._jobs)
-        for job_id in jobs:
-            self.recall(job_id)
+        self._recall_all()
 
-    def finish(self, grace: float) -> int:
-        """Store results for up to ``grace`` seconds, and end; return how many could not be stored."""
+    def finish(self, grace: float) -> UnstoredAnswers:
+        """Store results for up to ``grace`` seconds, and end; return what could not be stored."""
         with self._monitor:
+            self._ending = True
+            self._inbox.notify_all()  # the next try at once, and then every second
             if not self.on_own_thread():
                 wait_while(lambda: self._under_way, self._empty, self._clock, grace)
             self._ended = True
             self._inbox.notify_all()
-            return self._under_way
+            return self._unstored_locked()
+
+    def _unstored_locked(self) -> UnstoredAnswers:
+        kept = [verdict for group in self._unstored.values() for _, verdict in group]
+        kept += [verdict for _, _, verdict in self._verdicts]
+        answers = [verdict.ended_with for verdict in kept if verdict.is_answer]
+        reason = self._health.problem or "the store did not answer in time"
+        cost = sum(result.cost or 0.0 for result in answers)
+        return UnstoredAnswers(len(answers), cost, max(0, self._under_way - len(kept)), reason)
 
     # -- claiming --------------------------------------------------------------------------------------------
 
@@ -293,14 +319,15 @@ class RealtimeRunner:
     def _next_turn(self) -> tuple[RealtimeItems, int] | None:
         """Wait for a job whose items may be claimed, and return it with how many. For each job, in turn:
 
-        1. As many items are under way as may be: not now; a stored result wakes this thread.
+        1. Results cannot be stored, or as many items are under way as may be: not now; a stored result wakes
+           this thread.
         2. It has items and is not paused: its turn.
         3. It is paused: wait until then, at most.
         """
         with self._monitor:
             while not self._halted:
                 soonest = math.inf
-                for job_id in list(self._jobs):
+                for job_id in [] if self._health.is_stuck else list(self._jobs):
                     job = self._jobs[job_id] = self._jobs.pop(job_id)  # its next turn comes after the others'
                     most = self._attended_limit if job.row.policy.attended else self._limit
                     room = most - self._under_way
@@ -393,9 +420,11 @@ class RealtimeRunner:
 
         user_id = item_id(job.row.id, item.ix, item.user_id)
         with self._monitor:
-            self._submitting = not self._halted
+            stuck = self._health.is_stuck
+            self._submitting = not self._halted and not stuck
         if not self._submitting:
-            not_asked(ClientClosed("the client was stopped", request_id=user_id))
+            reason = "no answer can be stored at the moment" if stuck else "the client was stopped"
+            not_asked(ClientClosed(reason, request_id=user_id))
             return
         future: Future[Result] | None = None
         try:
@@ -406,7 +435,7 @@ class RealtimeRunner:
             if future is not None and item.ix in job.under_way:
                 job.under_way[item.ix] = future
             self._submitting = False
-            late = self._halted
+            late = self._halted or self._health.is_stuck
             self._empty.notify_all()
         if late and future is not None:
             self._drop(future)
@@ -437,6 +466,16 @@ class RealtimeRunner:
         with self._monitor:
             self._verdicts.append((job, ix, verdict))
             self._inbox.notify()
+            stuck = verdict.is_answer and self._health.is_stuck
+        if stuck:  # here, because the threads of this class may be waiting for the store
+            self._recall_all()
+
+    def _recall_all(self) -> None:
+        """Take back the items of all jobs whose calls have not started."""
+        with self._monitor:
+            jobs = list(self._jobs)
+        for job_id in jobs:
+            self.recall(job_id)
 
     def _claim_failed(self, job: RealtimeItems, error: BaseException) -> None:
         with self._monitor:
@@ -452,25 +491,29 @@ class RealtimeRunner:
     # -- storing ---------------------------------------------------------------------------------------------
 
     def _store_loop(self) -> None:
-        pending: dict[RealtimeItems, list[tuple[int, Verdict]]] = {}
         tries = 0
-        while self._gather(pending, tries):
-            for job in list(pending):
+        while self._gather(tries):
+            for job, group in list(self._unstored.items()):
+                with self._monitor:
+                    self._health.begins()
                 try:
-                    self._store_group(job, pending[job])
+                    self._store_group(job, group)
                 except BaseException as error:  # the results are paid for: kept and stored later
-                    if not tries:
-                        self._report(job.lease.job_id, error)
-                else:
-                    del pending[job]
-            tries = tries + 1 if pending else 0
+                    self._not_stored(job, error, first=not tries)
+            if self._unstored:
+                tries += 1
+            else:
+                tries = 0
+                self._all_stored()
 
-    def _gather(self, pending: dict[RealtimeItems, list[tuple[int, Verdict]]], tries: int) -> bool:
-        """Move verdicts to ``pending``: while one group is stored, the next one gathers. False at the end."""
+    def _gather(self, tries: int) -> bool:
+        """Add verdicts to what is to be stored: while one group is stored, the next gathers. False at the
+        end."""
         with self._inbox:
             if tries and not self._ended:
-                self._inbox.wait(backoff(tries, self._runtime.rng, first=0.5, longest=LONGEST_PAUSE))
-            while not self._verdicts and not pending:
+                longest = LAST_PAUSE if self._ending else LONGEST_PAUSE
+                self._inbox.wait(backoff(tries, self._runtime.rng, first=0.5, longest=longest))
+            while not self._verdicts and not self._unstored:
                 if self._ended:
                     return False
                 self._inbox.wait()
@@ -478,8 +521,34 @@ class RealtimeRunner:
                 return False
             while self._verdicts:
                 job, ix, verdict = self._verdicts.popleft()
-                pending.setdefault(job, []).append((ix, verdict))
+                self._unstored.setdefault(job, []).append((ix, verdict))
             return True
+
+    def _not_stored(self, job: RealtimeItems, error: BaseException, *, first: bool) -> None:
+        """Ask nothing more while the store cannot be written, and tell it once."""
+        with self._monitor:
+            before = self._health.problem
+            self._health.ends(error)
+            problem, unstored = self._health.problem, self._unstored_locked()
+        if first:
+            self._report(job.lease.job_id, error)
+        if problem is not None and before is None:
+            self._runtime.tell(
+                StoreUnavailable(at=self._clock.now(), reason=problem, unstored=unstored.answers)
+            )
+            logs.alarm(
+                f"{problem}. Nothing more is asked until the answers that came are stored: "
+                f"{unstored.answers:,} are kept in memory, and {unstored.awaited:,} requests were under way"
+            )
+        if problem is not None:
+            self._recall_all()
+
+    def _all_stored(self) -> None:
+        with self._monitor:
+            seconds = self._health.recovers()
+            self._monitor.notify()
+        if seconds is not None:
+            self._runtime.tell(StoreAvailable(at=self._clock.now(), seconds=seconds))
 
     def _store_group(self, job: RealtimeItems, group: Sequence[tuple[int, Verdict]]) -> None:
         provider, _, model = job.row.model.partition(":")
@@ -507,6 +576,8 @@ class RealtimeRunner:
             for result in results:
                 job.under_way.pop(result.ix, None)
             self._under_way -= len(results)
+            del self._unstored[job]
+            self._health.ends(None)
             if not all(final):
                 job.wanting = True
             if wait:

@@ -17,10 +17,10 @@ from smartbatch.errors import (
     ClientClosed,
     JobConflict,
     JobNotFound,
-    StoreError,
     WrongProcess,
 )
 from smartbatch.events import (
+    AnswersLost,
     Event,
     JobAccepted,
     JobFinished,
@@ -39,8 +39,10 @@ from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import Counted, SqlStore, open_store
+from smartbatch.jobs.store_health import UnstoredAnswers
 from smartbatch.jobs.supervisor import JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
+from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result, Usage
 
@@ -431,7 +433,7 @@ class JobService:
         supervisor = self._supervisor
         if row.state is JobState.DONE:
             return None
-        if supervisor is not None and (error := supervisor.error_of(row.id)) is not None:
+        if supervisor is not None and (error := supervisor.problem_with(row.id)) is not None:
             return error
         if row.policy.attended and row.id not in self._attended and self.is_free(row.id):
             goes_on = f"the same line again, or smartbatch jobs resume {row.id}, goes on"
@@ -477,10 +479,9 @@ class JobService:
             supervisor, self._supervisor = self._supervisor, None
             watchers, self._watchers = list(self._watchers.values()), {}
         if supervisor is not None:
-            lost = supervisor.realtime.finish(answers)
-            if lost:
-                text = f"{lost} answers came, or were still to come, that could not be stored"
-                self.report(None, StoreError(text))
+            unstored = supervisor.realtime.finish(answers)
+            if unstored:
+                self._tell_lost(unstored)
             supervisor.stop(max(0.0, steps - (self.clock.now() - began)))
             something_ended()
         for watcher in watchers:
@@ -489,6 +490,24 @@ class JobService:
             watcher.finish(LAST_NEWS)
         self.serving.close()
         self._opened.close()
+
+    def _tell_lost(self, unstored: UnstoredAnswers) -> None:
+        """Tell which answers are lost, also where logging is off: they are paid for."""
+        self._dependencies.tell(
+            AnswersLost(
+                at=self.clock.now(),
+                answers=unstored.answers,
+                cost=unstored.cost,
+                awaited=unstored.awaited,
+                reason=unstored.reason,
+            )
+        )
+        logs.alarm(
+            f"the client ended while answers could not be stored: {unstored.answers:,} that came "
+            f"({unstored.cost:.6f} USD) are lost, and {unstored.awaited:,} were still to come. Whoever takes "
+            f"their jobs up asks these requests again, with an incident that says so. {unstored.reason}",
+            lost=True,
+        )
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""

@@ -117,11 +117,12 @@ class JobSupervisor:
         with self._monitor:
             return job_id in self._owned
 
-    def error_of(self, job_id: str) -> str | None:
-        """Return, for users, the error that keeps this process from carrying the job on."""
+    def problem_with(self, job_id: str) -> str | None:
+        """Return, for users, what keeps this process from carrying the job on."""
         with self._monitor:
             owned = self._owned.get(job_id)
-            return self._error if owned is None else owned.error or self._error
+            error = self._error if owned is None else owned.error or self._error
+        return error if owned is None else error or self.realtime.problem
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread of the supervisor, in an observer of the user's."""

@@ -1,5 +1,5 @@
-"""Events as log lines, through structlog; off by default. What the user's own code raised, through the
-standard ``logging``; on by default.
+"""Events as log lines, through structlog; off by default. What the user's own code raised, and
+paid answers that are in danger, through the standard ``logging``; on by default.
 
 No event is logged unless the user passes a logger, or calls :func:`enable`. Lines carry the fields of
 :mod:`smartbatch.events` and nothing else: ids, counts, seconds, tokens, USD. Texts pass
@@ -17,6 +17,7 @@ from typing import Any, Protocol, TextIO
 from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError, StoreError, scrub
 from smartbatch.events import (
+    AnswersLost,
     BatchEnded,
     BreakerChanged,
     CallFinished,
@@ -35,12 +36,15 @@ from smartbatch.events import (
     RouteChosen,
     RouteScored,
     ShardChanged,
+    StoreAvailable,
+    StoreUnavailable,
     ThresholdMoved,
 )
 
 __all__ = [
     "EventLogger",
     "LogObserver",
+    "alarm",
     "disable",
     "enable",
     "get_logger",
@@ -189,6 +193,14 @@ def user_errors_left() -> None:
             )
 
 
+def alarm(text: str, *, lost: bool = False) -> None:
+    """Tell whoever runs the program of paid answers that are in danger, or lost; with logging off as well.
+
+    It goes to the standard logger ``smartbatch``: a warning, and an error where they are lost.
+    """
+    _USER_LOGGER.log(logging.ERROR if lost else logging.WARNING, "%s", scrub(text))
+
+
 def job_error(job_id: str | None, error: BaseException) -> None:
     """Log what keeps jobs from going on; of foreign errors only the class: their text may hold an answer."""
     message = error.message if isinstance(error, StoreError) else ""
@@ -224,11 +236,13 @@ def level_of(event: Event) -> str:
             return "warning"
         case PackingChanged(enabled=False) | FlexChanged(enabled=False) | JobIncident() | JobHeld():
             return "warning"
+        case StoreUnavailable() | AnswersLost():
+            return "warning"
         case ClientStopped(failed=failed) if failed:
             return "warning"
         case CooldownStarted() | BreakerChanged() | PackingChanged() | FlexChanged():
             return "info"
-        case JobAccepted() | JobFinished() | JobRescued() | ShardChanged() | BatchEnded():
+        case JobAccepted() | JobFinished() | JobRescued() | ShardChanged() | BatchEnded() | StoreAvailable():
             return "info"
         case RouteChosen() | RouteScored() | ForecastMoved() | ThresholdMoved():
             return "info"

@@ -17,7 +17,9 @@ from jobs.stores import Bench
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
+from smartbatch.events import AnswersLost, Event, StoreAvailable, StoreUnavailable
 from smartbatch.jobs.dependencies import RealtimeItem
+from smartbatch.jobs.job import Job
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, JobPolicy, NewItem
@@ -215,6 +217,93 @@ def test_answers_are_kept_while_the_store_is_full(
     assert warnings == ["job_error the disk is full"]
 
 
+class FullDisk:
+    """A store that takes no result while it is full; everything else that is written is small, and fits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = True
+        self.refused = threading.Event()
+        real = ItemTable.answer
+
+        def answer(table: ItemTable, lease: Any, results: Any, *, at: float) -> Any:
+            if self.full:
+                self.refused.set()
+                raise StoreError("the disk is full")
+            return real(table, lease, results, at=at)
+
+        monkeypatch.setattr(ItemTable, "answer", answer)
+
+
+def attended(client: BatchingClient, count: int) -> Job:
+    prompts = [f"p{n}" for n in range(count)]
+    return client.submit_run(prompts, client.forecast(prompts, strategy="individual"))
+
+
+def test_nothing_more_is_asked_while_answers_cannot_be_stored(
+    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attended job has a thousand requests in the queue: those not under way are taken back."""
+    disk, remote, events = FullDisk(monkeypatch), Remote(clock, batches=False, latency=1.0), list[Event]()
+    client = client_of(remote, store=place, parallelism=4, observers=[events.append])
+    job = attended(client, 300)
+    clock.sleep(100.0)
+    assert len(remote.asked) <= 8  # what was under way, and what began before the first write had failed
+    assert job.status().note == "the disk is full"
+    disk.full = False
+    assert job.wait(LONG).completed == 300
+    assert sorted(remote.asked) == sorted(f"p{n}" for n in range(300))
+    told = [event for event in events if isinstance(event, (StoreUnavailable, StoreAvailable))]
+    assert [event.name for event in told] == ["store_unavailable", "store_available"]
+    assert job.status().note is None
+
+
+def test_a_write_that_hangs_counts_as_one_that_fails(
+    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes while it hangs is paid for, and kept in memory only."""
+    real, asked = ItemTable.answer, list[int]()
+
+    def hung(self: ItemTable, lease: Any, results: Any, *, at: float) -> Any:
+        if not asked:
+            clock.sleep(60.0)
+            asked.append(len(remote.asked))
+        return real(self, lease, results, at=at)
+
+    monkeypatch.setattr(ItemTable, "answer", hung)
+    remote = Remote(clock, batches=False, latency=1.0)
+    job = attended(client_of(remote, store=place, parallelism=4), 300)
+    assert job.wait(LONG).completed == 300
+    assert asked[0] <= 4 * 6  # for a few seconds, not for sixty
+    assert sorted(remote.asked) == sorted(f"p{n}" for n in range(300))
+
+
+def test_answers_that_could_never_be_stored_are_told_at_the_end_and_named_when_they_are_asked_again(
+    client_of: ClientOf,
+    clock: VirtualClock,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They are lost and paid for: that is said where logging is off as well, with their number and cost."""
+    disk, events = FullDisk(monkeypatch), list[Event]()
+    remote = Remote(clock, batches=False, latency=1.0, priced=True)
+    prices = {"remote:default": Price(input=1e6, output=1e6)}  # a dollar a token
+    client = client_of(remote, store=place, parallelism=4, prices=prices, observers=[events.append])
+    job = attended(client, 300)
+    clock.sleep(30.0)
+    client.stop(timeout=5.0)
+    asked = len(remote.asked)
+    [lost] = [event for event in events if isinstance(event, AnswersLost)]
+    assert (lost.answers, lost.awaited, lost.reason) == (asked, 0, "the disk is full")
+    assert lost.cost > 0
+    assert f"{asked} that came" in caplog.text
+    disk.full = False
+    again = client_of(remote, store=place, seed_of_rng=2).job(job.id)
+    assert again.wait(LONG).completed == 300
+    assert len(remote.asked) == 300 + asked
+    assert [incident.kind for incident in again.incidents()] == ["maybe_billed"]
+
+
 @pytest.mark.parametrize("policy", ["settle", "hold"])
 def test_items_that_were_being_asked_when_their_process_died(
     policy: str, client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
@@ -313,7 +402,7 @@ def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: s
     )
     runner.offer(lease)
     assert halted.wait(PATIENCE)
-    assert runner.finish(LONG) == 0
+    assert not runner.finish(LONG)
     assert asked == ["p0", "p1"]
     assert len(store.items.in_state(job.id, state=ItemState.REALTIME)) == 48
     bench.close()

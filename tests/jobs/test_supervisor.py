@@ -29,6 +29,8 @@ PATIENCE = 20.0
 class RecordingRunner:
     """Records what the supervisor calls."""
 
+    problem = None
+
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
 
@@ -241,7 +243,7 @@ def test_no_error_of_a_step_ends_a_thread(error: BaseException, scene: Scene) ->
     supervisor = scene.supervisor()
     supervisor.start()
     scene.until(lambda: sum(job_id == broken for _, job_id in scene.steps) > 8)
-    assert supervisor.error_of(broken) is None  # it is over
+    assert supervisor.problem_with(broken) is None  # it is over
     supervisor.stop(1.0)
     times = [at for at, job_id in scene.steps if job_id == broken]
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
