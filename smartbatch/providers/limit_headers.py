@@ -34,7 +34,8 @@ def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:
     Args:
         headers: the answer's headers, names in lower case. ``retry-after-ms`` (milliseconds) is asked
             first, then ``retry-after``: seconds, whole or fractional, or an HTTP date (RFC 9110, 10.2.3).
-        wall: Unix seconds now, for dates.
+            A date is one of the server's clock, so it is compared with the ``date`` of the answer.
+        wall: Unix seconds now, for dates in answers without one of their own.
     """
     seconds = _number(headers.get("retry-after-ms"))
     if seconds is not None:
@@ -43,8 +44,8 @@ def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:
         text = headers.get("retry-after")
         seconds = _number(text)
         if seconds is None:
-            date = http_date(text)
-            seconds = None if date is None else date - wall
+            date, answered = http_date(text), http_date(headers.get("date"))
+            seconds = None if date is None else date - (wall if answered is None else answered)
     return None if seconds is None else min(max(seconds, 0.0), RETRY_AFTER_CEILING)
 
 

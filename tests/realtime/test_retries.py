@@ -86,6 +86,19 @@ def test_the_servers_retry_after_wins(clock: VirtualClock, client_of: ClientOf) 
     assert 7.0 <= provider.starts[1].at <= 7.7
 
 
+def test_tries_are_not_used_up_by_a_server_that_asks_for_no_wait(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Refused for five minutes with Retry-After: 0, every request is answered, after a dozen calls each."""
+    provider = Scripted(
+        clock, lambda *_: limited(0.0) if clock.now() - begun < 300.0 else "fine", latency=0.01
+    )
+    begun = clock.now()
+    results = client_of(provider, parallelism=16).generate(map(str, range(16)))
+    assert results.failed == 0
+    assert len(provider.starts) < 16 * 12
+
+
 def test_a_lone_refusal_holds_only_the_request_it_met(clock: VirtualClock, client_of: ClientOf) -> None:
     """After a 429 that asks for 20 seconds it waits 20 seconds, and the others are answered meanwhile."""
     provider = Scripted(clock, lambda prompt, n: limited(20.0) if (prompt, n) == ("a", 0) else "fine")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["RandomSource", "backoff", "exponential", "jittered", "jittered_minimum"]
+__all__ = ["RandomSource", "backoff", "exponential", "jittered", "jittered_minimum", "shortest"]
 
 _EXTRA_SHARE = 0.1
 _EXTRA_MOST = 1.0
 """A server's Retry-After is a minimum; up to a tenth of it, at most a second, is added so that clients that
 were told the same time do not return together."""
+
+_SHORTEST = 0.2
+"""Seconds, of which up to half is jitter: a server that asks for no wait at all gets one."""
 
 
 class RandomSource(Protocol):
@@ -40,6 +43,11 @@ def jittered(seconds: float, rng: RandomSource) -> float:
 def jittered_minimum(retry_after: float, rng: RandomSource) -> float:
     """Return ``retry_after`` seconds, which a server asked for, and up to a tenth or a second more."""
     return retry_after + min(_EXTRA_SHARE * retry_after, _EXTRA_MOST) * rng.random()
+
+
+def shortest(rng: RandomSource) -> float:
+    """Return the least seconds between a failed call and the next try of its request, 0.1 to 0.2."""
+    return jittered(_SHORTEST, rng)
 
 
 def backoff(

@@ -24,7 +24,7 @@ import math
 
 from attrs import frozen
 
-from smartbatch.core.limits.backoff import RandomSource, backoff, jittered_minimum
+from smartbatch.core.limits.backoff import RandomSource, backoff, jittered_minimum, shortest
 from smartbatch.core.limits.bucket import Bucket, limit_bucket, spaced_capacity
 from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic
 from smartbatch.types import LimitReport
@@ -327,9 +327,10 @@ class Quota:
             self._judged = False
             if not explained:
                 self._restart(now)
-        if fresh or retry_after is not None:
-            seconds = self._pause(retry_after, rng)
-            self._cool_until = max(self._cool_until, now + seconds)
+        if fresh:
+            self._cool_until = max(self._cool_until, now + self._pause(retry_after, rng))
+        elif retry_after is not None:
+            self._cool_until = max(self._cool_until, now + jittered_minimum(retry_after, rng))
         if not self._judged and proven:
             self._judged = True
             self._proven(now)
@@ -364,10 +365,20 @@ class Quota:
         if self._header_limits:
             self._header_limits.settle(now, reservation, actual, output)
 
-    def _pause(self, retry_after: float | None, rng: RandomSource) -> float:
-        if retry_after is not None:
-            return jittered_minimum(retry_after, rng)
-        return backoff(self._consecutive, rng, first=_COOLDOWN, longest=_COOLDOWN_MOST)
+    def _pause(self, asked: float | None, rng: RandomSource) -> float:
+        """Return the seconds of a new cooldown.
+
+        1. The server named none: a backoff over the cooldowns in a row.
+        2. It named some: these, and never none at all.
+        3. The last cooldown was followed by another one: what the server names is not enough, so the backoff
+           holds as well.
+        """
+        if asked is None:
+            return backoff(self._consecutive, rng, first=_COOLDOWN, longest=_COOLDOWN_MOST)
+        least = shortest(rng)
+        if self._consecutive > 1:
+            least = backoff(self._consecutive - 1, rng, first=_COOLDOWN, longest=_COOLDOWN_MOST)
+        return max(jittered_minimum(asked, rng), least)
 
     def _give_way(self, in_flight: int, now: float) -> None:
         """Lower what is sent after a refusal that stands alone: the rate, or the calls in flight."""

@@ -18,6 +18,7 @@ from smartbatch.core.limits.backoff import (
     exponential,
     jittered,
     jittered_minimum,
+    shortest,
 )
 from smartbatch.errors import ErrorKind
 
@@ -137,19 +138,21 @@ def decide(
     The cases, in order:
 
     1. The next call would fail alike (wrong key, wrong request, no credit): no retry.
-    2. The rate limit: a retry that does not count, after what the server asked or a backoff of its own; the
+    2. The rate limit: a retry that does not count, after a backoff of its own and what the server asked; the
        quota's cooldown adds to it. No retry after ``limit_retries`` of them.
     3. The provider is down and the breaker is not closed: a retry that does not count, and no delay; the
        breaker holds the call.
     4. A kind that is retried once was retried: no retry.
     5. A failure counts as a whole try, unless it may be the provider's and nothing was billed: then it counts
        less, the more of the other calls fail. More than ``retries`` of them: no retry.
-    6. A retry, after the server's delay if it named one. Otherwise, while other calls pass, after a few
-       latencies; else after the policy's backoff.
+    6. A retry. While other calls pass it comes after a few latencies, else after the policy's backoff; and
+       not before the server's delay, if it named one.
 
     Args:
         count: the request's own; changed when the decision is a retry.
-        retry_after: seconds the server asked to wait, already clamped; it wins over the backoff.
+        retry_after: seconds the server asked to wait, already clamped. It is a minimum, and the first time it
+            stands for the backoff. A request that waited so long and failed again was told wrongly: from then
+            on the backoff holds as well, so that no server makes it use up its tries at once.
     """
     if kind in _NEVER:
         return None
@@ -157,11 +160,7 @@ def decide(
         if count.rate_limits >= policy.limit_retries:
             return None
         count.rate_limits += 1
-        if retry_after is None:
-            delay = backoff(count.rate_limits, rng, first=_REFUSED, longest=_REFUSED_MOST)
-        else:
-            delay = jittered_minimum(retry_after, rng)
-        return Retry(delay, counted=False)
+        return Retry(_refused_delay(count.rate_limits, retry_after, rng), counted=False)
     if seen.outage and seen.unavailable:
         return Retry(0.0, counted=False)
     if kind in count.once:
@@ -173,16 +172,33 @@ def decide(
         return None
     if kind in _ONCE:
         count.once |= {kind}
-    if retry_after is not None:
-        delay = jittered_minimum(retry_after, rng) if policy.jitter else retry_after
-    elif seen.passing and seen.latency > 0.0:
-        steps = exponential(count.failures, 1.0, 2.0, _SLOWEST)
-        delay = jittered(min(steps * seen.latency, policy.max_delay), rng)
+    if retry_after is None:
+        delay = _own_delay(policy, count.failures, rng, seen)
     else:
-        delay = policy.delay(count.failures, rng)
+        delay = jittered_minimum(retry_after, rng) if policy.jitter else retry_after
+        own = _own_delay(policy, max(0, count.failures - 1), rng, seen)
+        delay = max(delay, own if count.failures else min(own, shortest(rng)))
     count.counted += counts
     count.failures += 1
     return Retry(delay, counted=counts == 1.0)
+
+
+def _refused_delay(refusals: int, asked: float | None, rng: RandomSource) -> float:
+    """Return the seconds that a request waits which was refused so often for the rate limit."""
+    if asked is None:
+        return backoff(refusals, rng, first=_REFUSED, longest=_REFUSED_MOST)
+    least = (
+        backoff(refusals - 1, rng, first=_REFUSED, longest=_REFUSED_MOST) if refusals > 1 else shortest(rng)
+    )
+    return max(jittered_minimum(asked, rng), least)
+
+
+def _own_delay(policy: RetryPolicy, failures: int, rng: RandomSource, seen: Circumstances) -> float:
+    """Return the seconds before a retry for which the server named none."""
+    if seen.passing and seen.latency > 0.0:
+        steps = exponential(failures, 1.0, 2.0, _SLOWEST)
+        return jittered(min(steps * seen.latency, policy.max_delay), rng)
+    return policy.delay(failures, rng)
 
 
 _WHOLE = 1.0 - 1e-9

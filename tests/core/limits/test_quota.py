@@ -141,9 +141,9 @@ def prove(limit: Quota, at: float, retry_after: float | None = None) -> Cooldown
     return pauses[2]
 
 
-def again(limit: Quota, at: float) -> Cooldown:
+def again(limit: Quota, at: float, retry_after: float | None = None) -> Cooldown:
     """Let a call be refused that was sent after a cooldown."""
-    pause = limit.refused(limit.take(at, 0), at, None, Top())
+    pause = limit.refused(limit.take(at, 0), at, retry_after, Top())
     assert pause is not None
     return pause
 
@@ -183,6 +183,17 @@ def test_refusals_that_repeat_pause_all_and_retry_after_wins() -> None:
     pause = prove(limit, 1.0, 7.0)
     assert (pause.seconds, pause.consecutive, pause.fresh) == (pytest.approx(7.7), 1, True)
     assert limit.look(1.0, 0.0) == pytest.approx(8.7)
+
+
+def test_pauses_in_a_row_grow_whatever_time_the_server_names() -> None:
+    """Told to come back at once, all wait a fifth of a second, then 1 s, 2 s, 4 s."""
+    limit = quota()
+    assert prove(limit, 1.0, 0.0).seconds == pytest.approx(0.2)
+    now, seconds = 1.0, []
+    for _ in range(3):
+        now = limit.look(now, 0)
+        seconds.append(again(limit, now, 0.0).seconds)
+    assert seconds == pytest.approx([1.0, 2.0, 4.0])
 
 
 def test_the_later_of_two_deadlines_holds() -> None:

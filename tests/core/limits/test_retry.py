@@ -82,12 +82,32 @@ def test_a_crowd_that_failed_together_does_not_return_together() -> None:
     assert max(sum(t <= a < t + 0.1 for a in at) for t in at) < 333
 
 
-@given(st.floats(0.0, 600.0), st.integers())
-def test_retry_after_is_a_minimum(asked: float, seed: int) -> None:
-    """What the server asks for wins over the backoff, shorter or longer, with a little on top."""
-    retry = decide(RetryPolicy(), ErrorKind.SERVER_ERROR, RetryCount(), asked, random.Random(seed))
+@given(st.floats(0.0, 600.0), st.integers(), st.sampled_from([ErrorKind.SERVER_ERROR, ErrorKind.RATE_LIMIT]))
+def test_retry_after_is_a_minimum(asked: float, seed: int, kind: ErrorKind) -> None:
+    """What the server asks for at first stands for the backoff, a little on top, and is never nothing."""
+    retry = decide(RetryPolicy(), kind, RetryCount(), asked, random.Random(seed))
     assert retry is not None
-    assert asked <= retry.delay <= asked + min(1.0, 0.1 * asked)
+    assert max(asked, 0.1) <= retry.delay <= max(asked + min(1.0, 0.1 * asked), 0.2)
+
+
+@pytest.mark.parametrize("asked", [0.0, 0.5])
+def test_a_server_that_names_too_short_a_time_again_meets_the_backoff(asked: float) -> None:
+    """From the second refusal on the waits double, up to a minute; the tries of a request last 20 minutes."""
+    count, delays = RetryCount(), []
+    while (retry := decide(SURE, ErrorKind.RATE_LIMIT, count, asked, RNG)) is not None:
+        delays.append(retry.delay)
+    assert all(2.0**n / 2.0 <= delay <= 2.0**n for n, delay in enumerate(delays[1:7]))
+    assert all(30.0 <= delay <= 60.0 for delay in delays[7:])
+    assert len(delays) == 30
+
+
+def test_a_fault_that_names_no_wait_uses_up_no_try_at_once() -> None:
+    """503 with Retry-After: 0, again and again: a moment, then the policy's backoff."""
+    count = RetryCount()
+    delays = [decide(SURE, ErrorKind.SERVER_ERROR, count, 0.0, RNG) for _ in range(4)]
+    assert delays[0] is not None
+    assert 0.1 <= delays[0].delay <= 0.2
+    assert delays[1:] == [Retry(1.0, True), Retry(2.0, True), None]
 
 
 def test_a_refusal_for_the_limit_costs_no_try() -> None:
