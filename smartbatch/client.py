@@ -90,7 +90,8 @@ class BatchingClient:
             ``openai:``, ``api="responses"``.
         preprocess: hooks run in order on each request before it is queued.
         post_process: called with each answered result on a worker; returns it, or a changed one.
-        middleware: layers around each call, outermost first.
+        middleware: layers around each call, outermost first; requests share no answer unless each has an
+            attribute ``shareable`` that is true.
         observers: called with every event.
         classifiers: own verdicts on errors, asked before the provider's.
         clock, rng: time and random numbers, for tests.

@@ -81,6 +81,18 @@ def _rebuild(cls: type[_E], message: str, state: dict[str, Any]) -> _E:
     return error
 
 
+def named(error: _E, request_id: str) -> _E:
+    """Return ``error`` as that of a request: itself the first time, then a copy, so that no two futures share
+    one exception.
+    """
+    if error.request_id is not None:
+        cause = error.__cause__
+        error = _rebuild(type(error), error.message, dict(error.__dict__))
+        error.__cause__ = cause
+    error.request_id = request_id
+    return error
+
+
 def after_refusal(error: _E, refused: ValidationFailed) -> _E:
     """Return a copy of ``error``, which also says why the answer that came before it was refused."""
     said = _rebuild(type(error), error.message, dict(error.__dict__))

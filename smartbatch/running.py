@@ -153,6 +153,7 @@ class RunningState:
             preparer=settings.preparer,
             service=self.service,
             budget=budget,
+            deduplicate=config.deduplicate and settings.hooks.shareable,
         )
         self.routing = ListRouter(
             config,

@@ -347,6 +347,7 @@ class Answer:
         embedding: the vector, for embeddings; an ``array('f')``, exact to the wire.
         dropped: parameters the provider does not take and that were left out, each with the reason.
         tier: the tier of service that answered, in the provider's word; ``None`` when it did not say.
+        kept: whether it was kept from an earlier call, see the setting ``cache``.
     """
 
     text: str | None = None
@@ -360,6 +361,7 @@ class Answer:
     embedding: Vector | None = None
     dropped: tuple[tuple[str, str], ...] = ()
     tier: str | None = None
+    kept: bool = False
 
 
 @frozen(eq=False)

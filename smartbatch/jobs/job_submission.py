@@ -84,7 +84,7 @@ class _Draft:
 
 @frozen
 class JobSubmission:
-    """Stores jobs for one client, within its budget."""
+    """Stores jobs for one client, within its budget; ``deduplicate`` gives equal rows of a job one answer."""
 
     _config: BatchingConfig
     _clock: Clock
@@ -93,6 +93,7 @@ class JobSubmission:
     _preparer: RequestPreparer = field(kw_only=True)
     _service: JobService = field(kw_only=True)
     _budget: ClientBudget = field(kw_only=True)
+    _deduplicate: bool = field(kw_only=True)
 
     # -- submitting ------------------------------------------------------------------------------------------
 
@@ -261,7 +262,7 @@ class JobSubmission:
             api=api,
             realtime=draft.realtime,
             realtime_for=purposes,
-            deduplicate=self._config.deduplicate,
+            deduplicate=self._deduplicate,
             tell_dropped=self._service.tell_dropped,
         )
         return self._service.accept(job, items)

@@ -14,7 +14,7 @@ from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Answer, Route, Usage
 
-__all__ = ["NO_BILL", "CallBill", "account", "bill", "route_of"]
+__all__ = ["NO_BILL", "CallBill", "account", "bill", "is_kept", "route_of"]
 
 
 @frozen
@@ -71,9 +71,16 @@ def _cost_of(lane: Lane, outcome: Outcome) -> float | None:
 
 def route_of(lane: Lane, outcome: Outcome, size: int) -> Route:
     """Return the route of one request's result, among ``size`` that shared its call."""
+    if is_kept(outcome):
+        return Route.CACHED
     if lane.standard is not None and not _upgraded(lane, outcome):
         return Route.FLEX
     return Route.SHARED if size > 1 else Route.INDIVIDUAL
+
+
+def is_kept(outcome: Outcome) -> bool:
+    """Whether no call was made for it: it came from the cache, below a middleware."""
+    return isinstance(outcome, Answer) and outcome.kept
 
 
 def _rates(lane: Lane, outcome: Outcome) -> RateCard | None:

@@ -7,12 +7,11 @@ import uuid
 
 from attrs import evolve
 
-from smartbatch._clock import Clock
-from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.cache import ResponseCache
+from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.types import Answer, Request, Result, Route
 
 __all__ = ["Admission"]
@@ -23,19 +22,17 @@ class Admission:
 
     Args:
         model: that answers unless a job names another.
-        config: checked settings.
-        clock: its wall time dates the cache's entries.
-        fallback: answers while the model cannot; ``None`` where there is none.
+        setup: what all parts share; the wall time of its clock dates the cache's entries.
 
     Attributes:
         cache: answers kept from run to run; ``None`` where none is configured.
     """
 
-    def __init__(
-        self, model: OpenedModel, config: BatchingConfig, clock: Clock, fallback: OpenedModel | None = None
-    ) -> None:
+    def __init__(self, model: OpenedModel, setup: RealtimeSetup) -> None:
+        config, clock = setup.config, setup.clock
         self._model = model
-        self._fallback = fallback
+        self._fallback = setup.fallback
+        self._hooks = setup.hooks
         self._deduplicate = config.deduplicate
         self.cache: ResponseCache | None = None
         if config.cache is not None:
@@ -51,7 +48,7 @@ class Admission:
 
     def fingerprint(self, request: Request) -> bytes | None:
         """Return what requests that may share one answer have in common; ``None`` for one that must not."""
-        if not request.deduplicate or request.call is not None:
+        if not request.deduplicate or request.call is not None or not self._hooks.shareable:
             return None
         if not self._deduplicate and self.cache is None:
             return None
@@ -68,12 +65,15 @@ class Admission:
         return self.settled(request, evolve(answer, value=verdict.value), Route.CACHED)
 
     def is_own(self, result: Result) -> bool:
-        """Whether the client's model gave a result of a job of its own, as far as the result can tell.
+        """Whether a result of one of the client's jobs is what its model said, as far as the result can tell.
 
-        A batch is always made with it; in real time the fallback may answer, which may even have its name.
+        By batch it always is. In real time the fallback may have answered, which may even have the same name,
+        or a middleware may have changed the answer.
         """
+        if result.route is Route.BATCH:
+            return True
         other = None if self._fallback is None else self._fallback.label
-        return result.route is Route.BATCH or result.model == self._model.label != other
+        return result.model == self._model.label != other and not self._hooks.middleware
 
     def settled(self, request: Request, answer: Answer, route: Route) -> Result:
         """Return the result of a request that took no call and cost nothing."""

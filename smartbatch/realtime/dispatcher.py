@@ -19,7 +19,7 @@ from smartbatch.core.batching.request_batch import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CallFinished, CallStarted
 from smartbatch.observe import logs
-from smartbatch.realtime.accounting import bill, route_of
+from smartbatch.realtime.accounting import bill, is_kept, route_of
 from smartbatch.realtime.call.layers import CallSpec, Outcome
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.effects import DeferredEffects
@@ -315,11 +315,12 @@ class BatchDispatcher:
 
 
 def _route(call: InFlightCall, outcomes: Sequence[Outcome]) -> Route | None:
-    """Return the route a call takes; ``None`` for a function of the user's."""
-    if call.batch.items[0].request.call is not None:  # such a call has no other request
+    """Return the route a call takes; ``None`` for a function of the user's, and where none was made."""
+    sent = [outcome for outcome in outcomes if not is_kept(outcome)]
+    if not sent or call.batch.items[0].request.call is not None:  # such a call has no other request
         return None
-    size, lane = len(outcomes), call.permit.lane
-    return Route.PACKED if size > 1 and lane.packing_health is not None else route_of(lane, outcomes[0], size)
+    size, lane = len(sent), call.permit.lane
+    return Route.PACKED if size > 1 and lane.packing_health is not None else route_of(lane, sent[0], size)
 
 
 def _internal_error(call: InFlightCall, cause: BaseException) -> ProviderError:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from attrs import define, field
 
-from smartbatch.errors import SmartbatchError, ValidationFailed, after_refusal
+from smartbatch.errors import SmartbatchError, ValidationFailed, after_refusal, named
 from smartbatch.events import Event, ParameterDropped, RequestFinished
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.realtime.ticket import Ticket, Waiter
 from smartbatch.types import NO_USAGE, Answer, Request, Result, Route, evolve
 
-__all__ = ["DeferredEffects", "answered", "parameters_dropped", "request_finished"]
+__all__ = ["DeferredEffects", "answered", "parameters_dropped", "request_finished", "share_of"]
 
 
 @define(eq=False)
@@ -41,17 +41,16 @@ class DeferredEffects:
     def answer(self, ticket: Ticket, waiters: list[Waiter], result: Result) -> None:
         """Settle ``waiters`` with the result of ``ticket``; the first pays, the others get it at no cost."""
         for position, waiter in enumerate(waiters):
-            if position:
-                result = evolve(
-                    result,
-                    request_id=waiter.request_id,
-                    usage=NO_USAGE,
-                    cost=0.0,
-                    context=waiter.request.context,
-                    deduplicated=True,
-                )
-            elif result.request_id != waiter.request_id:  # the time-out of the one it was made for is over
-                result = evolve(result, request_id=waiter.request_id, context=waiter.request.context)
+            self._settle(ticket, waiter, share_of(waiter, result, pays=position == 0))
+
+    def answer_each(self, ticket: Ticket, waiters: list[Waiter], results: Mapping[Waiter, Result]) -> None:
+        """Settle each of ``waiters`` with its own result, which a hook may have failed."""
+        for position, waiter in enumerate(waiters):
+            result = results[waiter]
+            if position == 0 and result.deduplicated:  # the time-out of the one who was to pay is over
+                result = evolve(result, usage=ticket.usage, cost=ticket.cost, deduplicated=False)
+            if result.error is not None:
+                result = evolve(result, error=named(result.error, waiter.request_id))
             self._settle(ticket, waiter, result)
 
     def fail(
@@ -75,8 +74,7 @@ class DeferredEffects:
         kept = refused or Result("")
         for position, waiter in enumerate(waiters):
             first = position == 0 and not left
-            own = error if position == 0 and error.request_id is None else _copy(error)
-            own.request_id = waiter.request_id
+            own = named(error, waiter.request_id)
             result = Result(
                 request_id=waiter.request_id,
                 text=kept.text,
@@ -175,6 +173,27 @@ def request_finished(
     )
 
 
+def share_of(waiter: Waiter, result: Result, *, pays: bool) -> Result:
+    """Return what ``waiter`` gets of a result that was made for the first waiter of its ticket: under its own
+    id, with its own context and vector, at no cost unless it ``pays``.
+    """
+    own_id, context = waiter.request_id, waiter.request.context
+    if pays:
+        if result.request_id == own_id and result.context is context:
+            return result
+        return evolve(result, request_id=own_id, context=context)  # the first waiter's time-out is over
+    vector = None if result.embedding is None else result.embedding[:]
+    return evolve(
+        result,
+        request_id=own_id,
+        embedding=vector,
+        usage=NO_USAGE,
+        cost=0.0,
+        context=context,
+        deduplicated=True,
+    )
+
+
 def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, route: Route) -> Result:
     """Return the result of the ticket's first waiter."""
     waiter = next(iter(ticket.waiters), None)  # one step: a time-out may empty the list at any moment
@@ -203,11 +222,3 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
 def _first_chunk(ticket: Ticket, most: float = math.inf) -> float | None:
     stream = ticket.stream
     return min(most, stream.first_at - ticket.started) if stream is not None and stream.begun else None
-
-
-def _copy(error: SmartbatchError) -> SmartbatchError:
-    """Return a copy of ``error``, so that no two futures share one exception."""
-    function, arguments = error.__reduce__()[:2]
-    copy: SmartbatchError = function(*arguments)
-    copy.__cause__ = error.__cause__
-    return copy

@@ -14,6 +14,7 @@ from attrs import evolve
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import RequestSubmitted
+from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.dispatcher import BatchDispatcher
@@ -26,7 +27,7 @@ from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
-from smartbatch.types import Answer, Result
+from smartbatch.types import Result
 
 __all__ = ["RealtimeEngine"]
 
@@ -40,12 +41,10 @@ class RealtimeEngine:
     Args:
         setup: what all parts share.
         budget: the client's money, which outlives a stop.
-        keep: keeps an answer for the cache, by its key; ``None`` where there is none.
+        cache: answers kept from run to run; ``None`` where there is none.
     """
 
-    def __init__(
-        self, setup: RealtimeSetup, budget: Budget, keep: Callable[[bytes, Answer], object] | None
-    ) -> None:
+    def __init__(self, setup: RealtimeSetup, budget: Budget, cache: ResponseCache | None) -> None:
         config, clock = setup.config, setup.clock
         self._setup = setup
         self._clock = clock
@@ -58,10 +57,10 @@ class RealtimeEngine:
         )
         self.gates = Gates(budget, setup.rng)
         self.callbacks = CallbackThread(clock, setup.report)
-        self.router = ResponseRouter(setup, self.queue, self.gates, keep)
+        self.router = ResponseRouter(setup, self.queue, self.gates, None if cache is None else cache.put)
         self.collector = Collector(setup, self.queue, self.gates, self.router, self._fallback_lane)
         self.dispatcher = BatchDispatcher(setup, self.queue, self.collector, self.router)
-        self.lanes = LaneFactory(setup, self._attach)
+        self.lanes = LaneFactory(setup, self._attach, cache)
         if setup.fallback is not None:  # its lane is built under the monitor, where nothing may be read
             self.lanes.read(setup.fallback.provider, setup.fallback.name)
         self.dispatcher.start()

@@ -20,7 +20,9 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.providers.flex import FlexTier
+from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.call.layers import build_call
+from smartbatch.realtime.call.recalled import recalling
 from smartbatch.realtime.lane import Lane, ProviderHealth
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared_quota import shared_quota
@@ -52,14 +54,19 @@ class LaneFactory:
     Args:
         setup: what all parts share.
         opened: told of each new lane, so that the engine serves it.
+        cache: answers kept from run to run; ``None`` where there is none.
     """
 
-    def __init__(self, setup: RealtimeSetup, opened: Callable[[Lane], None]) -> None:
+    def __init__(
+        self, setup: RealtimeSetup, opened: Callable[[Lane], None], cache: ResponseCache | None = None
+    ) -> None:
         config = setup.config
         self._setup = setup
         self._config = config
         self._clock = setup.clock
         self._opened = opened
+        # Without middleware the cache is asked before the queue.
+        self._cache = cache if setup.hooks.middleware and setup.hooks.shareable else None
         self._prices = PriceBook(config.prices)
         # Ids in packed prompts are secrets, so they do not come from random numbers a user may seed.
         self._words = partial(random_word, random.SystemRandom())
@@ -172,6 +179,7 @@ class LaneFactory:
                 now=self._clock.now,
                 classifiers=self._setup.hooks.classifiers,
                 middleware=self._setup.hooks.middleware,
+                innermost=None if self._cache is None else recalling(self._cache, provider, model),
                 compiler=compiler,
                 tier=tier,
             ),

@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 from collections import deque
+from collections.abc import Collection
 from concurrent.futures import Future
 
 from attrs import define
@@ -154,8 +155,22 @@ class RequestQueue:
         self._notify_room_locked(len(ticket.waiters))
         return True
 
-    def end_locked(self, ticket: Ticket, *, ok: bool) -> list[Waiter]:
-        """End ``ticket``, in flight or waiting; returns the waiters to settle once the monitor is free."""
+    def close_to_others(self, ticket: Ticket) -> list[Waiter]:
+        """Let no identical request join ``ticket`` any more; returns who waits for it. Takes the monitor.
+
+        From then on its waiters can only become fewer, by their time-outs.
+        """
+        if ticket.fingerprint is None:
+            return list(ticket.waiters)
+        with self.monitor:
+            self._refuse_joining_locked(ticket)
+            return list(ticket.waiters)
+
+    def end_locked(self, ticket: Ticket, *, ok: bool, refused: Collection[Waiter] = ()) -> list[Waiter]:
+        """End ``ticket``, in flight or waiting; returns the waiters to settle once the monitor is free.
+
+        Where it is ``ok``, it is so but for those ``refused``: a hook failed their results.
+        """
         waiters = ticket.waiters
         if ticket.state is TicketState.IN_FLIGHT:
             self.counts.in_flight -= len(waiters)
@@ -165,10 +180,9 @@ class RequestQueue:
             self._notify_room_locked(len(waiters))
             waiters = [waiter for waiter in waiters if waiter.running or waiter.begin()]
             self.counts.cancelled += len(ticket.waiters) - len(waiters)
-        if ok:
-            self.counts.succeeded += len(waiters)
-        else:
-            self.counts.failed += len(waiters)
+        succeeded = sum(waiter not in refused for waiter in waiters) if ok else 0
+        self.counts.succeeded += succeeded
+        self.counts.failed += len(waiters) - succeeded
         self._forget_locked(ticket)
         return waiters
 
@@ -341,10 +355,13 @@ class RequestQueue:
     def _forget_locked(self, ticket: Ticket) -> None:
         ticket.state = TicketState.DONE
         self.live.pop(ticket, None)
-        if ticket.fingerprint is not None and self._identical.get(ticket.fingerprint) is ticket:
-            del self._identical[ticket.fingerprint]
+        self._refuse_joining_locked(ticket)
         if not self.live:
             self._idle.notify_all()
+
+    def _refuse_joining_locked(self, ticket: Ticket) -> None:
+        if ticket.fingerprint is not None and self._identical.get(ticket.fingerprint) is ticket:
+            del self._identical[ticket.fingerprint]
 
 
 def _refusal(closed: ClientClosed, request_id: str) -> ClientClosed:

@@ -95,7 +95,7 @@ class Realtime:
         self._preparer = preparer
         self.model = model
         self.budget = Budget(setup.config.budget)
-        self.admission = Admission(model, setup.config, setup.clock, setup.fallback)
+        self.admission = Admission(model, setup)
         opened = (one.provider for one in (model, setup.fallback) if one is not None)
         self._providers: dict[int, Provider] = {id(provider): provider for provider in opened}
         self._opening = threading.Lock()
@@ -153,12 +153,12 @@ class Realtime:
         """Queue a request that was checked and preprocessed before; errors as :meth:`submit`."""
         admission, hooks, config, model = self.admission, self._setup.hooks, self._config, options.model
         streamed = options.stream is not None
-        mixed = options.raw and hooks.post_process is not None  # others that join would get it raw as well
         own = self.model.is_same(model.provider, model.name)
-        key = None if streamed or mixed or not own else admission.fingerprint(request)
-        known = admission.recalled(request, key)
+        key = None if streamed or not own else admission.fingerprint(request)
+        recalls = not hooks.middleware  # one that there is sees what is kept as well: see its layer
+        known = admission.recalled(request, key) if recalls else None
         if known is not None:
-            return self._settled(request, hooks.process(known), options)
+            return self._settled(request, known if options.raw else hooks.process(known), options)
         engine = self._running()  # once: a lane belongs to one engine, and another may have started since
         flex = options.flex and not streamed
         lane = engine.lanes.of(model.provider, model.name, request.embedding, flex=flex)
@@ -177,7 +177,7 @@ class Realtime:
                 lane,
                 options,
                 fingerprint=shared if config.deduplicate else None,
-                cache_key=key if admission.cache is not None else None,
+                cache_key=key if admission.cache is not None and recalls else None,
                 input_tokens=estimated,
                 tokens=tokens,
                 reserve=reserve,
@@ -261,9 +261,7 @@ class Realtime:
                 provider.open(self._config.parallelism)
             with self._starting:
                 self._check_not_stopped()
-                cache = self.admission.cache
-                keep = None if cache is None else cache.put
-                engine = self.engine = RealtimeEngine(self._setup, self.budget, keep)
+                engine = self.engine = RealtimeEngine(self._setup, self.budget, self.admission.cache)
         something_started()
         self._setup.tell(ClientStarted(at=self._clock.now(), workers=self._config.parallelism))
         return engine

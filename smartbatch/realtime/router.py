@@ -7,7 +7,7 @@ requests, never over the answers: a request that has no answer is sent again, al
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from attrs import define, frozen
@@ -18,18 +18,18 @@ from smartbatch.core.limits.quota import Cooldown
 from smartbatch.core.limits.retry import Circumstances, RetryPolicy, decide
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.fingerprint import fingerprint
-from smartbatch.core.preparation.structured import Parsed, read_answer, repair_request
+from smartbatch.core.preparation.structured import Parsed, own_object, read_answer, repair_request
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
 from smartbatch.events import BreakerChanged, CooldownStarted, FlexChanged, PackingChanged, RetryScheduled
-from smartbatch.realtime.accounting import NO_BILL, CallBill, account, route_of
+from smartbatch.realtime.accounting import NO_BILL, CallBill, account, is_kept, route_of
 from smartbatch.realtime.call.layers import Outcome
-from smartbatch.realtime.effects import DeferredEffects, answered
+from smartbatch.realtime.effects import DeferredEffects, answered, share_of
 from smartbatch.realtime.gates import Change, Ending, Gates, Permit, Used
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.ticket import Ticket, TicketState, latest_start
+from smartbatch.realtime.ticket import Ticket, TicketState, Waiter, latest_start
 from smartbatch.types import Answer, Request, Result, Route, evolve
 
 __all__ = ["InFlightCall", "ResponseRouter"]
@@ -77,9 +77,21 @@ class Repair:
     error: ValidationFailed
 
 
-Reading: TypeAlias = "Result | Repair | ProviderError"
-"""What an outcome means for one request, before the queue has a say: its result, failed or not; a further try
-for an answer that does not fit; or the error, after which a further try is still to be decided."""
+@frozen
+class Shares:
+    """The results of all who asked for one answer, each with objects of its own and after the hooks."""
+
+    results: Mapping[Waiter, Result]
+
+    def refused(self) -> list[Waiter]:
+        """Return those whose result a hook made a failed one."""
+        return [waiter for waiter, result in self.results.items() if result.error is not None]
+
+
+Reading: TypeAlias = "Result | Shares | Repair | ProviderError"
+"""What an outcome means for one request, before the queue has a say: its result, failed or not, or those of
+all who asked for it; a further try for an answer that does not fit; or the error, after which a further try
+is still to be decided."""
 
 
 @define(eq=False)
@@ -137,7 +149,7 @@ class ResponseRouter:
         readings: list[Reading] = []
         ended = zip(call.batch.items, call.batch.outcomes, call.bill.costs, strict=True)
         for ticket, outcome, cost in ended:
-            ticket.attempts += 1
+            ticket.attempts += not is_kept(outcome)
             account(ticket, outcome, cost)
             if isinstance(outcome, Answer):
                 readings.append(self._read(ticket, outcome, seconds, route_of(ticket.lane, outcome, size)))
@@ -145,8 +157,13 @@ class ResponseRouter:
                 readings.append(MissingAnswer() if outcome is None else outcome)
         return readings
 
-    def _read(self, ticket: Ticket, answer: Answer, seconds: float, route: Route) -> Result | Repair:
-        """Return what an answer makes of its request: a result, failed or not, or a further try."""
+    def _read(self, ticket: Ticket, answer: Answer, seconds: float, route: Route) -> Result | Shares | Repair:
+        """Return what an answer makes of its request: a result, failed or not, or a further try.
+
+        What is shared and kept is what the provider said: whoever asked has an object of its own, and the
+        hooks run for each with its own context, those excepted who get their result raw. A text that no hook
+        wants to see is left to be handed out when the ticket ends: others may join until then.
+        """
         verdict = _validated(ticket, answer, self._validation_retries)
         if isinstance(verdict, Repair):
             return verdict
@@ -156,7 +173,16 @@ class ResponseRouter:
         if self._keep is not None and (key := _cache_key(ticket)) is not None:
             self._keep(key, answer)
         result = answered(ticket, answer, seconds=seconds, parsed=verdict.value, route=route)
-        return result if ticket.submission.options.raw else self._hooks.process(result)
+        if result.parsed is None and self._hooks.post_process is None:
+            return result
+        waiters = self._queue.close_to_others(ticket)
+        params = ticket.submission.request.params
+        shares: dict[Waiter, Result] = {}
+        for waiter in waiters:  # all are made before a hook may change one
+            parsed = own_object(params, answer, result.parsed) if shares else result.parsed
+            shares[waiter] = share_of(waiter, evolve(result, parsed=parsed), pays=not shares)
+        process = self._hooks.process
+        return Shares({each: own if each.raw else process(own) for each, own in shares.items()})
 
     def route_locked(self, call: InFlightCall, readings: Sequence[Reading], effects: DeferredEffects) -> None:
         """Decide what becomes of every ticket of ``call``.
@@ -167,8 +193,9 @@ class ResponseRouter:
 
         1. Its answer does not fit its schema: again, or fail (:meth:`_repair_or_fail`).
         2. It has an error: again, on in another lane, or fail (:meth:`_again_or_fail`).
-        3. It has a result that a hook or the schema made a failed one: fail.
-        4. It has a result: done.
+        3. Each who asked has a result: done, but for those whose result a hook made a failed one.
+        4. It has a result that the schema made a failed one: fail.
+        5. It has a result: done.
         """
         batch, lane = call.batch, call.permit.lane
         outcomes = batch.outcomes
@@ -188,6 +215,9 @@ class ResponseRouter:
                 self._repair_or_fail(ticket, reading, effects)
             elif isinstance(reading, ProviderError):
                 self._again_or_fail(call, ticket, reading, effects)
+            elif isinstance(reading, Shares):
+                waiters = self._queue.end_locked(ticket, ok=True, refused=reading.refused())
+                effects.answer_each(ticket, waiters, reading.results)
             elif reading.error is not None:
                 self.fail_locked(ticket, reading.error, effects, reading)
             else:
@@ -394,7 +424,7 @@ class ResponseRouter:
         ending, worst = _ending(outcomes)
         if worst is not None and flex_refusal(lane, worst) is not None:
             ending = Ending.IGNORED  # it is the slower tier's state: no limit, and no outage of the model
-        if not isinstance(worst, ProviderError) or worst.status is not None:
+        if ending is not Ending.DROPPED and (worst is None or worst.status is not None):
             lane.provider_health.answered = True
         usage = call.bill.usage
         used = Used(
@@ -470,6 +500,8 @@ class ResponseRouter:
 
 def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
     """Return how the call as a whole ended, and the error that says so."""
+    if all(map(is_kept, outcomes)):
+        return Ending.DROPPED, None
     errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
     if len(errors) < len(outcomes):
         return Ending.SUCCESS, None

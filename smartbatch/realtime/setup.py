@@ -38,6 +38,11 @@ class UserHooks:
     middleware: tuple[Middleware, ...] = ()
     classifiers: Classifiers = field(factory=lambda: Classifiers(()))
 
+    @property
+    def shareable(self) -> bool:
+        """Whether one call may answer several who ask the same: every middleware says so itself."""
+        return all(getattr(layer, "shareable", False) is True for layer in self.middleware)
+
     def process(self, result: Result) -> Result:
         """Return what ``post_process`` makes of an answered result; where it fails, a failed one."""
         if self.post_process is None:

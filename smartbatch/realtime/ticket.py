@@ -146,6 +146,7 @@ class Waiter:
 
     Attributes:
         deadline: the moment at which its own time-out is over, or ``None``.
+        raw: whether its result is left as it came, without the hooks.
         joined: whether it joined the ticket of an identical request.
         running: whether its future can no longer be cancelled.
         ticket: the ticket it waits for, once the queue has taken it in.
@@ -157,6 +158,7 @@ class Waiter:
     submitted: float
     deadline: float | None
     sink: Callable[[Result], None] | None
+    raw: bool = False
     joined: bool = False
     running: bool = False
     ticket: Ticket | None = None
@@ -164,9 +166,9 @@ class Waiter:
     @classmethod
     def of(cls, submission: Submission, future: ResultFuture, submitted: float) -> Waiter:
         """Return the waiter of ``future``, which is submitted now."""
-        request = submission.request
+        request, options = submission.request, submission.options
         deadline = None if request.timeout is None else submitted + request.timeout
-        waiter = cls(request, submission.request_id, future, submitted, deadline, submission.options.sink)
+        waiter = cls(request, submission.request_id, future, submitted, deadline, options.sink, options.raw)
         future.waiter = waiter
         return waiter
 

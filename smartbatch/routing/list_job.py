@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -10,7 +11,7 @@ from attrs import evolve, frozen
 from smartbatch._fork import run_after_collection
 from smartbatch.core.preparation.preparer import RequestPreparer, row_named
 from smartbatch.core.preparation.structured import Parsed, read_answer
-from smartbatch.errors import SmartbatchError
+from smartbatch.errors import SmartbatchError, named
 from smartbatch.jobs.job import Job
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import ListOptions
@@ -162,22 +163,23 @@ class JobResults(Iterator[Result]):
         next_sent = next(waiting, None)
         for position in range(len(rows.requests)):
             if position == next_sent:
-                result = self._own(position, next(stored))
+                result = next(stored)
                 for follower in rows.followers.get(position, ()):
-                    copies[follower] = self._copy(follower, result)
+                    copies[follower] = result
                 next_sent = next(waiting, None)
-                yield result
+                yield self._own(position, result)
+            elif position in copies:
+                yield self._copy(position, copies.pop(position))
             else:
-                yield copies.pop(position) if position in copies else self._known(position)
+                yield self._known(position)
 
     def _as_stored(self) -> Iterator[Result]:
         yield from (self._known(position) for position in self._rows.known)
         for result in () if self._job is None else self._job.unprocessed_results(ordered=False):
             assert isinstance(result.context, int)
             position = result.context
-            own = self._own(position, result)
-            yield own
-            yield from (self._copy(follower, own) for follower in self._rows.followers.get(position, ()))
+            yield self._own(position, result)
+            yield from (self._copy(follower, result) for follower in self._rows.followers.get(position, ()))
 
     def _known(self, position: int) -> Result:
         """Return the result of a request that needs no call. What a hook answered is nobody's answer."""
@@ -187,23 +189,34 @@ class JobResults(Iterator[Result]):
     def _own(self, position: int, result: Result) -> Result:
         request = self._rows.requests[position]
         key = self._rows.keys.get(position)
-        if not result.ok:
-            return evolve(result, context=request.context)
         cache = self._admission.cache
-        if key is not None and cache is not None and self._admission.is_own(result):
+        if result.ok and key is not None and cache is not None and self._admission.is_own(result):
             cache.put(key, _answer(request, result))
-        return self._process(evolve(result, context=request.context, parsed=_parsed(request, result)))
+        return self._made(request, result)
 
     def _copy(self, position: int, result: Result) -> Result:
+        """Return the result of a row that follows another, made of what is stored for that one."""
         request = self._rows.requests[position]
-        return evolve(
-            result,
-            request_id=request.id or result.request_id,
-            context=request.context,
-            usage=Usage(),
-            cost=0.0,
-            deduplicated=True,
+        own_id = self._admission.id_of(request)
+        return self._made(
+            request,
+            evolve(
+                result,
+                request_id=own_id,
+                usage=Usage(),
+                cost=0.0,
+                error=None if result.error is None else named(result.error, own_id),
+                deduplicated=True,
+            ),
         )
+
+    def _made(self, request: Request, result: Result) -> Result:
+        """Return a stored result as the one who asked gets it: with an object of its own, after the hooks."""
+        if not result.ok:
+            return evolve(result, context=request.context)
+        vector = None if result.embedding is None else result.embedding[:]
+        parsed = _parsed(request, result)
+        return self._process(evolve(result, context=request.context, embedding=vector, parsed=parsed))
 
 
 def _answer(request: Request, result: Result) -> Answer:
@@ -224,6 +237,6 @@ def _answer(request: Request, result: Result) -> Answer:
 def _parsed(request: Request, result: Result) -> object:
     """A store keeps plain data; who asked with a class gets its object."""
     if request.params.schema is None or result.text is None:
-        return result.parsed
+        return copy.deepcopy(result.parsed)  # plain data, as JSON has it
     verdict = read_answer(request.params, result.text, result.finish_reason or "stop")
     return verdict.value if isinstance(verdict, Parsed) else result.parsed

@@ -7,6 +7,7 @@ answer is never completed.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from attrs import evolve, frozen
 
 from smartbatch.core.preparation.json_snapshot import MAX_DEPTH
 from smartbatch.core.preparation.schemas import schema_of
-from smartbatch.types import Generation, Message, Request
+from smartbatch.types import Answer, Generation, Message, Request
 
 __all__ = [
     "TEMPERATURES",
@@ -28,6 +29,7 @@ __all__ = [
     "Problem",
     "check_answer",
     "check_schema",
+    "own_object",
     "read_answer",
     "recover_json",
     "repair_request",
@@ -90,6 +92,20 @@ def read_answer(params: Generation, text: str | None, finish_reason: str) -> Par
         return Parsed(recover_json(text or ""))
     except JsonNotFound:
         return Parsed(None)
+
+
+def own_object(params: Generation, answer: Answer, value: Any) -> Any:
+    """Return an object for one more asker of ``answer``, of which ``value`` was made: no two share one.
+
+    In this order: a copy; where there is none, another one made of the text; and an object of an own function
+    that cannot be copied itself, for want of another.
+    """
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # the user's own classes
+        verdict = read_answer(params, answer.text, answer.finish_reason)
+        made = verdict.value if isinstance(verdict, Parsed) else None
+        return value if made is None else made
 
 
 def recover_json(text: str) -> Any:

@@ -4,9 +4,11 @@ Outside in, and why each stands where it stands:
 
 1. observe: outermost, so that its seconds contain everything and every call is seen once;
 2. middleware: the user's own, sees the classified outcome and may change requests or answers;
-3. classify: below middleware, so that nothing above ever meets a foreign exception;
-4. deadline: next to the provider, so that what the layers above used is taken off;
-5. the provider, or the request's own callable.
+3. the cache, where there is middleware: below it, so that what is kept is what the provider said, and each
+   middleware sees that (:mod:`smartbatch.realtime.call.recalled`);
+4. classify: below middleware, so that nothing above ever meets a foreign exception;
+5. deadline: next to the provider, so that what the layers above used is taken off;
+6. the provider, or the request's own callable.
 """
 
 from __future__ import annotations
@@ -77,15 +79,17 @@ def build_call(
     now: Callable[[], float],
     classifiers: Classifiers,
     middleware: Sequence[Middleware] = (),
+    innermost: Middleware | None = None,
     compiler: BatchCompiler | None = None,
     tier: FlexTier | None = None,
 ) -> Call:
     """Return the call of ``provider`` and ``model`` with its layers around it; it never raises.
 
-    With a ``compiler`` several requests go as one packed prompt; with a ``tier`` each asks for it.
+    With a ``compiler`` several requests go as one packed prompt; with a ``tier`` each asks for it. The layer
+    ``innermost`` stands below the middleware: it sees what is really sent, and what the provider said.
     """
     call = _classified(_deadlined(provider, model, now, compiler, tier), provider, classifiers)
-    for layer in reversed(middleware):
+    for layer in reversed((*middleware, *([] if innermost is None else [innermost]))):
         call = _with_middleware(layer, call)
     return _guarded(call, provider) if middleware else call
 
