@@ -212,6 +212,8 @@ class RemoteProgress:
         uploads: uploads of the input file that were begun anew because one may still have been under way.
         results_fetched: the results lie in local files.
         results_refetched: how often the results were fetched again because lines were missing.
+        results_cut: how often they were fetched again because they ended in the middle of a line.
+        results_size: bytes that came the last time that happened.
         results_gone: the provider deleted the results before they were fetched.
         held_job: the job was put on hold once because nobody knew whether this batch was created. A job that
             is active after that was resumed by a person.
@@ -231,6 +233,8 @@ class RemoteProgress:
     uploads: int = 0
     results_fetched: bool = False
     results_refetched: int = field(default=0, converter=int)  # once a flag, which some stores still hold
+    results_cut: int = 0
+    results_size: int | None = None
     results_gone: bool = False
     held_job: bool = False
     checked_for_duplicates: bool = False

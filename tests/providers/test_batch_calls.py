@@ -291,6 +291,12 @@ def test_results_that_are_refused_are_an_error_with_its_status(api, side, status
     assert fails(lambda: read(batches, side)).status == status
 
 
+def test_a_part_of_the_results_is_not_taken_for_all_of_them(api, side):
+    """Some proxy cuts large answers into ranges that nobody asked for."""
+    batches, _ = api(says(b"{}\n", "206 Partial Content", content_range="bytes 0-2/9000"))
+    assert fails(lambda: read(batches, side)).code == "truncated"
+
+
 def test_a_download_that_is_left_early_gives_its_connection_back(api, side):
     """And can begin again."""
     batches, server = api(says(b"x" * 1_000_000))

@@ -14,15 +14,18 @@ from pathlib import Path
 from attrs import define, evolve
 
 from smartbatch.core.batching.crosscheck import Crosscheck
+from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import ParameterDropped
 from smartbatch.jobs.payload import item_id
 from smartbatch.jobs.records import NewResult, RemoteProgress, ShardRow, ShardState, StoredItem
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.result_lines import (
+    MAX_LINE,
     OddLines,
     ResultLine,
     ResultReader,
+    ends_in_a_line,
     nonces_of,
     pages_of,
     read_lines,
@@ -34,14 +37,18 @@ __all__ = [
     "clear",
     "cost_of",
     "download_all",
+    "download_whole",
     "ended_by_itself",
     "fetch",
+    "fetch_cut_again",
     "ingest",
     "no_longer_kept",
     "nonces_in",
     "store_results",
 ]
 
+_MANY_CUTS = 6
+"""Downloads in a row that are cut before an incident tells it: some three minutes."""
 PEEK = 1 << 20
 """Most bytes of each output of a candidate that are read to see whose it is."""
 
@@ -79,13 +86,35 @@ def _not_fetched(step: StepContext, shard: ShardRow, error: ProviderError) -> Sh
         return _gone(step, shard)
     until = shard.results_until
     if until is not None and step.wall > ((shard.submitted_at or until) + until) / 2:
-        step.incident(
-            "results_at_risk",
-            f"the results of batch {shard.batch_id} cannot be fetched ({error.kind.value}), and the provider "
-            f"keeps them until {time.strftime('%Y-%m-%d %H:%M', time.gmtime(until))} UTC only",
-            shard,
-        )
+        _tell_at_risk(step, shard, f"cannot be fetched ({error.kind.value})")
     return step.retry_later(shard, error)
+
+
+def fetch_cut_again(step: StepContext, shard: ShardRow, size: int) -> ShardRow:
+    """Have results fetched again that were cut, after a pause that grows from one time to the next.
+
+    Args:
+        size: bytes that came.
+    """
+    times = shard.remote.results_cut + 1
+    if times >= _MANY_CUTS:
+        _tell_at_risk(step, shard, "end in the middle of a line each time they are fetched")
+    again = step.reschedule(
+        shard,
+        backoff(times, step.runtime.rng, first=step.limits.reread_pause, longest=step.limits.longest_pause),
+        remote=evolve(shard.remote, results_cut=times, results_size=size, results_fetched=False),
+        note=f"the results end in the middle of a line, after {size:,} bytes; they are fetched again",
+    )
+    clear(step, shard)  # after the commit: a former owner must not delete what is being read
+    return again
+
+
+def _tell_at_risk(step: StepContext, shard: ShardRow, what: str) -> None:
+    kept = ""
+    if shard.results_until is not None:
+        until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(shard.results_until))
+        kept = f", and the provider keeps them until {until} UTC only"
+    step.incident("results_at_risk", f"the results of batch {shard.batch_id} {what}{kept}", shard)
 
 
 def _gone(step: StepContext, shard: ShardRow) -> ShardRow:
@@ -144,7 +173,9 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
             "other requests. Compare some before you use them",
             shard,
         )
-    totals, calibration = ResultTotals(), step.runtime.calibration(step.job)
+    size = sum(path.stat().st_size for path in paths)
+    totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut)
+    calibration = step.runtime.calibration(step.job)
     before = step.store.jobs.get(step.job.id) or step.job
     for page in pages_of(read_lines(step, shard, paths, OddLines()), measures):
         items = step.store.shards.items_at(shard.id, [line.position for line in page])
@@ -191,7 +222,7 @@ def _results(
 
 def cost_of(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ResultTotals:
     """Fetch and read the results of a second batch of a shard that is settled, only for what they cost."""
-    paths = download_all(step, shard, batch)
+    paths = download_whole(step, shard, batch)
     reader = ResultReader(step, Crosscheck(), shard.submitted_at)
     totals = ResultTotals()
     for page in pages_of(read_lines(step, shard, paths, OddLines()), step.store.shards.measures(shard.id)):
@@ -201,15 +232,23 @@ def cost_of(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ResultTot
     return totals
 
 
-def nonces_in(step: StepContext, batch: RemoteBatch) -> set[str | None]:
+def nonces_in(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> set[str | None]:
     """Return the nonces in the first megabyte of a batch's results; ``None`` stands for ids of another form.
 
     Not of the first line alone: a line may be garbled, or foreign. An empty set proves nothing.
+
+    Raises:
+        ProviderError: an output ends in the middle of a line, and what came does not say whose it is.
     """
     found: set[str | None] = set()
+    cut = False
     for output in batch.outputs:
         with closing(_received(step, batch, output)) as pieces:
-            found |= nonces_of(step, _first(pieces, PEEK))
+            first = b"".join(_first(pieces, PEEK))
+        found |= nonces_of(step, [first])
+        cut |= len(first) < PEEK and ends_in_a_line(step, first)
+    if cut and shard.nonce not in found:
+        raise _was_cut()
     return found
 
 
@@ -223,6 +262,9 @@ class ResultTotals:
         doubled: requests that had another answer already.
         usd: what the billed ones cost; ``None`` when the price of one is unknown.
         wasted: what those of them cost that were not used.
+        size: bytes of the files.
+        unended: a file ends without a newline.
+        cut: a file ends in the middle of a line.
     """
 
     billed: int = 0
@@ -230,6 +272,9 @@ class ResultTotals:
     doubled: int = 0
     usd: float | None = 0.0
     wasted: float | None = 0.0
+    size: int = 0
+    unended: bool = False
+    cut: bool = False
 
     @property
     def price(self) -> str:
@@ -275,6 +320,26 @@ def download_all(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> list
         with closing(_received(step, batch, output)) as pieces:
             step.write_file(path, pieces)
     return paths
+
+
+def download_whole(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
+    """Fetch every output as :func:`download_all` does.
+
+    Raises:
+        ProviderError: one ends in the middle of a line.
+    """
+    paths = download_all(step, shard, batch)
+    for path in paths:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - MAX_LINE))
+            if ends_in_a_line(step, file.read()):
+                raise _was_cut()
+    return paths
+
+
+def _was_cut() -> ProviderError:
+    text = "the results end in the middle of a line; they are fetched again"
+    return ProviderError(text, kind=ErrorKind.NETWORK_ERROR, code="truncated")
 
 
 def _received(step: StepContext, batch: RemoteBatch, output: str) -> Generator[bytes, None, None]:

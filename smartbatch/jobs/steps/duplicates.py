@@ -83,7 +83,7 @@ def examine_suspect(step: StepContext, shard: ShardRow) -> ShardRow:
         batch = step.api.get(suspect, step.limits.call_timeout)
         if batch is not None and not batch.state.ended:
             return step.reschedule(shard, step.limits.poll_interval, tries=0)
-        nonces = set() if batch is None else collect.nonces_in(step, batch)
+        nonces = set() if batch is None else collect.nonces_in(step, shard, batch)
         pause = step.reread_pause(shard.tries)
         if not nonces and batch is not None and batch.outputs and pause is not None:
             return step.reschedule(shard, pause, tries=shard.tries + 1)

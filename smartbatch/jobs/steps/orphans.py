@@ -64,7 +64,7 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
             return step.reschedule(shard, step.limits.poll_interval, cancelled=True)
         return step.reschedule(shard, step.limits.poll_interval)
     if not labels:
-        nonces = collect.nonces_in(step, batch)
+        nonces = collect.nonces_in(step, shard, batch)
         if not nonces and (pause := step.reread_pause(shard.tries)) is not None:
             return step.reschedule(shard, pause, tries=shard.tries + 1)
         if not nonces:
@@ -83,7 +83,7 @@ def _discard(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRow:
 
 def _salvage_orphan(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     """Use the orphan's answers for items that are still open: they are paid for. Say what it cost."""
-    totals = collect.store_results(step, shard, collect.download_all(step, shard, batch))
+    totals = collect.store_results(step, shard, collect.download_whole(step, shard, batch))
     if totals.billed:
         step.incident(
             "double_submission",

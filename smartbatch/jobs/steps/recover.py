@@ -121,7 +121,7 @@ def verify(step: StepContext, shard: ShardRow) -> ShardRow:
                 candidate=None,
                 due_at=step.wall + _search_pause(step, shard),
             )
-        nonces = nonces_in(step, batch)
+        nonces = nonces_in(step, shard, batch)
     if shard.nonce in nonces:
         return adopt(step, shard, batch, "its results carry this shard's ids")
     # the first download may be cut, or come too early

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from attrs import define, evolve, field, frozen
 
@@ -32,6 +33,7 @@ __all__ = [
     "OddLines",
     "ResultLine",
     "ResultReader",
+    "ends_in_a_line",
     "nonces_of",
     "pages_of",
     "raw_lines",
@@ -45,6 +47,9 @@ PAGE_BYTES = 8 << 20
 MAX_LINE = 64 * 2**20
 """Longest line, bytes: far above any answer (128,000 tokens are some 512 kB, 3,072 floats some 60 kB), and
 small enough to hold in memory."""
+
+_TAIL = 4096
+"""Bytes of the end of a file that tell whether it ends with a line."""
 
 _OUTCOMES = {LineOutcome.FAILED: "failed", LineOutcome.RETRY: "again", LineOutcome.UNRUN: "unrun"}
 _BOM = b"\xef\xbb\xbf"
@@ -90,6 +95,8 @@ class OddLines:
         foreign: lines with ids that were never sent.
         doubled: further, different lines of a request.
         repeats: the usage of these.
+        unended: a file ends without a newline, so it may have been cut.
+        cut: its last line cannot be read, so it was.
         seen: the digest of the first line of each request, by position.
     """
 
@@ -97,6 +104,8 @@ class OddLines:
     foreign: int = 0
     doubled: int = 0
     repeats: list[Usage] = field(factory=list)
+    unended: bool = False
+    cut: bool = False
     seen: dict[int, bytes] = field(factory=dict)
 
 
@@ -128,12 +137,15 @@ def read_lines(
     kind = Kind(step.job.kind)
     for path in paths:
         with open(path, "rb") as file:
+            readable = True
             for raw in raw_lines(iter(partial(file.read, 1 << 16), b"")):
                 try:
                     if raw is None:
                         raise ValueError("too long a line")
                     line = step.api.read_line(raw, kind)
+                    readable = True
                 except ValueError:
+                    readable = False
                     odd.malformed += 1
                     continue
                 parsed = parse_wire_id(line.wire_id)
@@ -150,6 +162,27 @@ def read_lines(
                     continue
                 odd.seen[position] = digest
                 yield ResultLine(position, line, digest, len(raw))
+            if _is_unended(file):
+                odd.unended = True
+                odd.cut |= not readable
+
+
+def _is_unended(file: IO[bytes]) -> bool:
+    """Whether a file that was read to its end has anything behind its last newline."""
+    file.seek(max(0, file.tell() - _TAIL))
+    return bool(file.read().rpartition(b"\n")[2].strip())
+
+
+def ends_in_a_line(step: StepContext, data: bytes) -> bool:
+    """Whether a download ends in the middle of a line: what is behind the last newline cannot be read."""
+    tail = data.rpartition(b"\n")[2].strip()
+    if not tail:
+        return False
+    try:
+        step.api.read_line(tail, Kind(step.job.kind))
+    except ValueError:
+        return True
+    return False
 
 
 def pages_of(lines: Iterator[ResultLine], measures: Mapping[int, ItemSize]) -> Iterator[list[ResultLine]]:

@@ -26,11 +26,12 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     again. The cases of items without a result, in order:
 
     1. The provider has deleted the results: an incident, and the items fail as lost.
-    2. Items have no line although they may have been run: fetch the results again after a few seconds, as the
+    2. The results were cut, which proves nothing: fetch them again as long as they are kept.
+    3. Items have no line although they may have been run: fetch the results again after a few seconds, as the
        file may not have been complete, then after longer pauses; once where a batch that was cancelled or
        expired names no results at all.
-    3. They still have none: an incident, since they may be paid twice, unless there never were results.
-    4. Each item is classified, see :func:`_classified`.
+    4. They still have none: an incident, since they may be paid twice, unless there never were results.
+    5. Each item is classified, see :func:`_classified`.
     """
     read = collect.ingest(step, shard)
     if read is None:
@@ -44,6 +45,8 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
             f"time: {len(missing):,} requests may have been paid for and have no answer",
             shard,
         )
+    if missing and _was_cut(step, shard, read):
+        return collect.fetch_cut_again(step, shard, read.size)
     may_have_run = bool(missing) and _may_have_run(shard, rest, read.billed)
     has_results = collect.ended_by_itself(shard) or bool(shard.remote.outputs)
     rereads = shard.remote.results_refetched
@@ -88,6 +91,19 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     collect.clear(step, shard)
     step.runtime.tell_progress(before)
     return settled
+
+
+def _was_cut(step: StepContext, shard: ShardRow, read: collect.ResultTotals) -> bool:
+    """Whether results that were read are to be fetched again because they end too early. The cases, in order:
+
+    1. The results are gone or no longer kept, or the job is cancelled: what came is all there is.
+    2. They end in the middle of a line: they were cut.
+    3. They end with a line, without its newline: they may have been cut there, unless the download before was
+       of the same size. Some servers end their files like that.
+    """
+    if shard.remote.results_gone or step.job.cancel_requested or collect.no_longer_kept(step, shard):
+        return False
+    return read.cut or (read.unended and read.size != shard.remote.results_size)
 
 
 def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bool:

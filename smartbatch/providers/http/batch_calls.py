@@ -108,11 +108,12 @@ class BatchCalls:
         """Yield a file of results as it comes, and close it.
 
         A web page is an error: it would count as results without a single readable line. So is a body that is
-        cut, stalls or is too large.
+        cut, stalls or is too large, and one that says it is a part of them.
         """
         try:
-            if not 200 <= live.status < 300:
+            if live.status != 200:
                 self.checked(live.whole())
+                raise unusable("only a part of the results came", "truncated", status=live.status)
             if is_html(live.headers):
                 raise unusable(
                     "a web page came back instead of results: sign in to the network", "html", status=200

@@ -1,0 +1,136 @@
+"""Downloads of results that end too early are no evidence that lines are missing: nothing is asked again.
+
+Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from smartbatch.emulator.provider_api import Reply
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
+from tests.levels import sampled
+
+Cut = Callable[[bytes], bytes]
+
+
+def in_a_line(body: bytes) -> bytes:
+    return body[: body.index(b"\n") + 20]
+
+
+def in_the_first_line(body: bytes) -> bytes:
+    return body[:20]
+
+
+def before_the_end_of_a_line(body: bytes) -> bytes:
+    return body[: body.index(b"\n", len(body) // 2)]
+
+
+def cut_downloads(w: World, cut: Cut, whole: Callable[[int], bool]) -> Counter[str]:
+    """Cut each download until ``whole`` says of its number that it comes whole; nothing tells of the cut."""
+    fetched: Counter[str] = Counter()
+
+    def alter(seen: Seen, reply: Reply) -> Reply:
+        if seen.what != "download" or reply.status != 200:
+            return reply
+        fetched[seen.path] += 1
+        body = reply.body if isinstance(reply.body, bytes) else b"".join(reply.body)
+        return reply if whole(fetched[seen.path]) else evolve(reply, body=cut(body))
+
+    w.service.alter = alter
+    return fetched
+
+
+def check_nothing_was_asked_again(w: World) -> None:
+    assert len(w.creates) == 1
+    assert not w.requests("ask")
+    assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@pytest.mark.parametrize(
+    ("provider", "cut", "times"),
+    sampled(
+        [
+            (provider, cut, times)
+            for provider in PROVIDERS
+            for cut in (in_a_line, in_the_first_line)
+            for times in (2, 12)
+        ],
+        keep=4,
+        first=1,
+    ),
+)
+def test_c9_downloads_that_end_in_the_middle_of_a_line_are_fetched_until_they_are_whole(
+    provider: str, cut: Cut, times: int, tmp_path: Path
+) -> None:
+    """Two in a row, or many: what is behind the cut was answered and paid for."""
+    with world(provider, tmp_path) as w:
+        cut_downloads(w, cut, lambda number: number > times)
+        prompts = texts(12)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        check_nothing_was_asked_again(w)
+        assert "missing_items" not in w.incidents(job)
+
+
+@pytest.mark.parametrize("provider", sampled(PROVIDERS))
+def test_c9_a_download_without_its_last_newline_may_be_cut_before_it(provider: str, tmp_path: Path) -> None:
+    """Its last line can be read, and still others may be missing behind it."""
+    lengths = iter((0.2, 0.4, 0.6, 0.8))
+    with world(provider, tmp_path) as w:
+
+        def shorter(body: bytes) -> bytes:
+            return body[: body.index(b"\n", int(next(lengths) * len(body)))]
+
+        cut_downloads(w, shorter, lambda number: number > 4)
+        prompts = texts(12)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        check_nothing_was_asked_again(w)
+
+
+def test_c9_a_batch_whose_results_are_cut_is_not_taken_for_a_foreign_one(tmp_path: Path) -> None:
+    """Where batches have no labels, the ids in the results say whose a batch is, and a cut line says none."""
+    with world("anthropic", tmp_path, batch_turnaround=MINUTE, batch_faults={"lost_create": 1.0}) as w:
+        cut_downloads(w, in_the_first_line, lambda number: number > 12)
+        prompts = texts(8)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        check_nothing_was_asked_again(w)
+        assert not w.incidents(job)
+
+
+@pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
+def test_c9_a_file_that_has_no_last_newline_each_time_is_whole(provider: str, tmp_path: Path) -> None:
+    """Some servers end their files like that; what is missing in such a file goes again."""
+    with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "missing_lines", {3})) as w:
+        cut_downloads(w, lambda body: body[:-1], lambda number: False)
+        prompts = texts(9)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert [record.total for record in w.creates] == [9, 1]
+        assert w.incidents(job) == {"missing_items": 1}
+
+
+@pytest.mark.parametrize("provider", sampled(PROVIDERS))
+def test_c9_what_could_be_read_is_there_while_the_rest_is_waited_for(provider: str, tmp_path: Path) -> None:
+    """The pauses grow, and the status says what is going on; a job that is cancelled does not wait."""
+    with world(provider, tmp_path) as w:
+        fetched = cut_downloads(w, in_a_line, lambda number: False)
+        prompts = texts(9)
+        job = w.process().submit_batch(prompts)
+        w.pass_time(12 * HOUR)
+        status = job.status()
+        assert (status.completed, status.done) == (1, False)
+        assert max(fetched.values()) <= 12 * 6 * 2 + 20
+        assert any("end in the middle of a line" in (shard.note or "") for shard in status.shards)
+        assert w.incidents(job)["results_at_risk"] == 1
+        check_nothing_was_asked_again(w)
+        job.cancel()
+        status = w.wait(job)
+        assert (status.completed, status.cancelled) == (1, 8)
