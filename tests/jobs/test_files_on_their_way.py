@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,14 +70,15 @@ def test_a_full_disk_is_told_and_waited_out(
 ) -> None:
     """In words that say what to do; when there is room the job goes on by itself, and sends nothing twice."""
     full = [True]
-    opened = builtins.open
+    opened = os.open
 
-    def no_room(path: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
-        if full[0] and f".{what}." in str(path) and mode == "wb":
-            return opened("/dev/full", "wb", buffering=0)
-        return opened(path, mode, *rest, **options)
+    def no_room(path: Any, *rest: Any, **options: Any) -> int:
+        if full[0] and f".{what}." in str(path):
+            opened(path, *rest, **options)
+            return opened("/dev/full", os.O_WRONLY)
+        return opened(path, *rest, **options)
 
-    monkeypatch.setattr(context, "open", no_room, raising=False)
+    monkeypatch.setattr(os, "open", no_room)
     remote = Remote(clock)
     job = client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a", "b"])
     with pytest.raises(JobTimeout, match=r"cannot be written \(No space left on device\).* make room"):

@@ -370,7 +370,8 @@ class StepContext:
 
 
 def write_whole(path: Path, partial: Path, pieces: Iterable[bytes]) -> None:
-    """Write ``pieces`` into ``partial``, and rename it to ``path`` when all of it is on the disk.
+    """Write ``pieces`` into ``partial``, for its owner only, and rename it to ``path`` when all of it is on
+    the disk.
 
     Where the pieces or the disk fail, ``partial`` is deleted: on a full disk the store needs the room.
 
@@ -380,7 +381,9 @@ def write_whole(path: Path, partial: Path, pieces: Iterable[bytes]) -> None:
         Exception: whatever ``pieces`` raise.
     """
     with _disk_errors(path):
-        file = open(partial, "wb")  # noqa: SIM115
+        partial.unlink(missing_ok=True)  # of a process that died: it is made anew, and never through a link
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = open(os.open(partial, flags, 0o600), "wb")  # noqa: SIM115
     try:
         for piece in pieces:
             with _disk_errors(path):

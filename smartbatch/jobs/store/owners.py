@@ -17,7 +17,7 @@ from random import Random
 from typing import Protocol
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.store.checks import private_folder
+from smartbatch.jobs.store.checks import own_folder
 from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.items_of_job import delete_items
 
@@ -148,7 +148,7 @@ def _drop(tx: Transaction, owner: str) -> None:
 
 
 class FileLocks(OwnerLocks):
-    """Locks of owners on one machine, each on a file in ``folder``."""
+    """Locks of owners on one machine, each on a file in ``folder``, inside a folder of the store's own."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -158,8 +158,9 @@ class FileLocks(OwnerLocks):
     def take(self, owner: str) -> bool:
         path = self._path(owner)
         try:
-            private_folder(self._folder)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            own_folder(os.path.dirname(self._folder))
+            own_folder(self._folder)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(
                 f"the folder {self._folder} cannot be written ({error.strerror}): the store keeps its locks"

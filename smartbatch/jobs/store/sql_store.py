@@ -23,7 +23,7 @@ from typing import Any
 
 from smartbatch._fork import on_fork
 from smartbatch.errors import StoreError
-from smartbatch.jobs.store.checks import private_folder
+from smartbatch.jobs.store.checks import own_folder
 from smartbatch.jobs.store.database import Database
 from smartbatch.jobs.store.fact_table import FactTable
 from smartbatch.jobs.store.item_table import ItemTable
@@ -79,9 +79,9 @@ class SqlStore:
 
     @property
     def spool(self) -> str:
-        """A folder of this store, on the local disk, for files on their way; mode 0700."""
+        """A folder of this store, on the local disk, for files on their way; this user's alone, mode 0700."""
         try:
-            private_folder(self._spool)
+            own_folder(self._spool)
         except OSError as error:
             raise StoreError(
                 f"the folder {self._spool} cannot be made ({error.strerror}): files on their way to and from"

@@ -129,11 +129,12 @@ class SqliteDatabase(Database):
 
     def _make(self) -> None:
         """Make the file, while no other process does."""
-        lock = os.open(f"{self.place}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = checks.new_file(f"{self.place}.new")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # held by others for the few milliseconds that making it takes
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            checks.check_own(self.place)  # an empty file may have been put there by anybody
             self._opened(alone=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self.place}.new")

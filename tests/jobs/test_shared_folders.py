@@ -1,0 +1,103 @@
+"""A store in a folder that others may write to takes nothing that they planted there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs.remote import Remote
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import JobTimeout, StoreError
+from smartbatch.jobs.steps import context
+from smartbatch.jobs.store import open_store
+
+ClientOf = Callable[..., BatchingClient]
+ADVICE = "others could read prompts and answers, and change them; remove it, or name another store"
+
+
+@pytest.mark.parametrize("planted", ["jobs.db.spool", "jobs.db.spool/owners"])
+def test_a_planted_folder_is_refused(
+    planted: str, client_of: ClientOf, clock: VirtualClock, tmp_path: Path
+) -> None:
+    """A link leads into a folder whose owner reads what is sent; the message says what to do."""
+    theirs, link = tmp_path / "theirs", tmp_path / planted
+    theirs.mkdir()
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(theirs)
+    remote = Remote(clock)
+    job = client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a"])
+    with pytest.raises(JobTimeout, match=f"{link} is a symbolic link: {ADVICE}"):
+        job.wait(100.0)
+    assert not list(theirs.iterdir())
+    link.unlink()
+    assert job.wait(1e6).completed == 1
+
+
+def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made it first can change inputs and results in it."""
+    store = open_store(str(tmp_path / "jobs.db"))
+    assert Path(store.spool).is_dir()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(StoreError, match=f"jobs.db.spool belongs to another user: {ADVICE}"):
+        _ = store.spool
+    store.close()
+
+
+def test_an_empty_file_of_another_user_becomes_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been put there to be read; an existing store of somebody else can be looked at."""
+    path = tmp_path / "jobs.db"
+    path.touch()
+    own = os.lstat(tmp_path).st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    made = os.lstat
+
+    def lstat(name: str) -> os.stat_result:
+        found = made(name)
+        return found if name == str(path) else os.stat_result((*found[:4], own + 1, *found[5:]))
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    with pytest.raises(StoreError, match=f"jobs.db belongs to another user: {ADVICE}"):
+        open_store(str(path))
+    assert path.read_bytes() == b""
+
+
+def test_a_folder_that_others_could_write_to_is_closed_to_them(
+    client_of: ClientOf, clock: VirtualClock, tmp_path: Path
+) -> None:
+    """One that this user made with another umask."""
+    spool = tmp_path / "jobs.db.spool"
+    spool.mkdir()
+    spool.chmod(0o777)
+    job = client_of(Remote(clock), store=str(tmp_path / "jobs.db")).submit_batch(["a"])
+    assert job.wait(1e6).completed == 1
+    assert stat.S_IMODE(spool.stat().st_mode) == 0o700
+
+
+def test_files_on_their_way_are_for_their_owner_only(tmp_path: Path) -> None:
+    """Whatever the umask says; and what has the name of one already is not written into."""
+    path, partial, target = tmp_path / "shard.in", tmp_path / "shard.in.1.part", tmp_path / "target"
+    target.write_text("precious")
+    partial.symlink_to(target)
+    before = os.umask(0)
+    try:
+        context.write_whole(path, partial, [b"prompts"])
+    finally:
+        os.umask(before)
+    assert path.read_bytes() == b"prompts"
+    assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+    assert target.read_text() == "precious"
+
+
+def test_a_new_store_is_not_made_through_a_link(tmp_path: Path) -> None:
+    """The lock that lies next to it while it is made has a name that anybody can guess."""
+    (tmp_path / "jobs.db.new").symlink_to(tmp_path / "target")
+    with pytest.raises(StoreError, match=f"jobs.db.new is a symbolic link: {ADVICE}"):
+        open_store(str(tmp_path / "jobs.db"))
+    assert not (tmp_path / "target").exists()
