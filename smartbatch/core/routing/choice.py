@@ -2,7 +2,8 @@
 
 The rules, in order:
 
-1. A forced strategy leaves one route; ``threshold`` goes by the number of requests alone.
+1. A forced strategy leaves one route; ``threshold`` goes by the number of requests alone. The first few of a
+   forced hybrid go in real time, which is all of up to ``at_once``.
 2. Up to ``at_once`` requests (3) go in real time. From there to ``threshold`` (10) a batch is considered only
    next to a first few in real time, that is as a hybrid. From ``threshold`` on every route is considered.
 3. With a deadline: the cheapest route that meets it in 95 of 100 cases; of those that cost about the same,
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from attrs import evolve, field, frozen
 
@@ -41,6 +43,9 @@ from smartbatch.core.routing.rescue import Speed, first_rescue
 from smartbatch.core.routing.risk import SURE, chance_within, late_penalty
 from smartbatch.prices import dollars
 from smartbatch.types import Route, Strategy
+
+_Judge: TypeAlias = "Callable[[Constraints], Sequence[Option]]"
+"""Returns the options of a list under other constraints."""
 
 __all__ = ["Decision", "Infeasible", "Option", "break_even", "choose"]
 
@@ -114,7 +119,7 @@ def choose(
 
     options = _ruled_out(judged(constraints), constraints)
     feasible = [option for option in options if option.feasible and not option.ruled_out]
-    found = _best(feasible, load, constraints) if feasible else _likeliest(options, constraints)
+    found = _best(feasible, load, constraints) if feasible else _likeliest(options, constraints, judged)
     if found is None:
         raise _infeasible(load.requests, constraints, judged)
     best, reason = found
@@ -255,17 +260,20 @@ def _too_dear(option: Option, constraints: Constraints) -> bool:
     return constraints.budget is not None and option.cost is not None and option.cost.low > constraints.budget
 
 
-def _likeliest(options: Sequence[Option], constraints: Constraints) -> tuple[Option, str] | None:
+def _likeliest(
+    options: Sequence[Option], constraints: Constraints, judged: _Judge
+) -> tuple[Option, str] | None:
     if constraints.deadline is None:
         return None
     tried = [each for each in options if each.odds >= EVEN and not _too_dear(each, constraints)]
     if not tried:
         return None
     chosen = likeliest(tried)
-    return (
-        chosen,
-        f"nothing is sure to meet the deadline, and this has the best chance of it, {chosen.odds:.0%}",
-    )
+    reason = f"nothing is sure to meet the deadline, and this has the best chance of it, {chosen.odds:.0%}"
+    sooner = _in_real_time(constraints, judged)
+    if sooner is not None:
+        reason += f"; real time meets it ({_with_money(sooner)}, {_strategy_of(sooner)})"
+    return chosen, reason
 
 
 def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> tuple[Option, str]:
@@ -342,6 +350,8 @@ def _forced(option: Option, load: Load, constraints: Constraints) -> str:
     if constraints.strategy is Strategy.THRESHOLD:
         sign = "at least" if load.requests >= constraints.threshold else "fewer than"
         return f"{load.requests} requests are {sign} the threshold of {constraints.threshold}"
+    if constraints.strategy is Strategy.HYBRID and load.requests <= constraints.at_once:
+        return f"so few requests as {constraints.at_once} all go in real time, as the first of a hybrid do"
     if option.route.value != constraints.strategy.value:
         return f"strategy={constraints.strategy.value!r} was asked for, which is not to be had here"
     return f"strategy={constraints.strategy.value!r} was asked for"
@@ -362,10 +372,34 @@ def _counted(options: Sequence[Option]) -> str:
     return f"{len(options)} route{'s' if len(options) > 1 else ''}"
 
 
-def _infeasible(
-    requests: int, constraints: Constraints, judged: Callable[[Constraints], Sequence[Option]]
-) -> Infeasible:
-    """Return the error with the nearest constraints that are met: another deadline, or another budget.
+def _in_real_time(constraints: Constraints, judged: _Judge) -> Option | None:
+    """Return the soonest route in real time that meets the constraints, where a batch was forced."""
+    if constraints.strategy not in (Strategy.BATCH, Strategy.HYBRID, Strategy.THRESHOLD):
+        return None
+    options = judged(evolve(constraints, strategy=Strategy.AUTO))
+    return _soonest([option for option in options if not option.batches])
+
+
+def _strategy_of(option: Option) -> str:
+    """Return the strategy with which a route in real time is taken."""
+    strategy = Strategy.INDIVIDUAL if option.route is Route.INDIVIDUAL else Strategy.AUTO
+    return f"with strategy={strategy.value!r}"
+
+
+def _with_money(option: Option) -> str:
+    money = "" if option.cost is None else f", {option.cost.expected:.6f} USD"
+    return f"{option.route.value}{money}"
+
+
+def _soonest(options: Sequence[Option]) -> Option | None:
+    """Return the soonest of those that are feasible."""
+    feasible = (option for option in options if option.feasible)
+    return min(feasible, key=lambda option: option.p95, default=None)
+
+
+def _infeasible(requests: int, constraints: Constraints, judged: _Judge) -> Infeasible:
+    """Return the error with the nearest constraints that are met, in order: real time, where a batch was
+    forced, with the deadline as it is or a later one; another deadline; another budget.
 
     There is a later option only where there is a deadline, and a dearer one only where there is a budget.
     """
@@ -374,7 +408,7 @@ def _infeasible(
         return [option for option in judged(eased) if option.feasible]
 
     def soonest(eased: Constraints) -> Option | None:
-        return min(met(eased), key=lambda option: option.p95, default=None)
+        return _soonest(judged(eased))
 
     deadline, budget = constraints.deadline, constraints.budget
     later = soonest(evolve(constraints, deadline=None))
@@ -382,17 +416,21 @@ def _infeasible(
     if later is None and dearer is None:
         later = soonest(evolve(constraints, deadline=None, budget=None))
     near = []
+    if deadline is not None and (sooner := _in_real_time(evolve(constraints, deadline=None), judged)):
+        when = "that deadline" if sooner.p95 <= deadline else f"a deadline of {math.ceil(sooner.p95)} s"
+        if later is None or sooner.p95 < later.p95:
+            near.append(f"{when} in real time ({_with_money(sooner)}, {_strategy_of(sooner)})")
     if later is not None:
-        money = "" if later.cost is None else f", {later.cost.expected:.6f} USD"
-        near.append(f"a deadline of {math.ceil(later.p95)} s ({later.route.value}{money})")
+        near.append(f"a deadline of {math.ceil(later.p95)} s ({_with_money(later)})")
         if dearer is None and budget is not None and later.cost is not None and later.cost.low > budget:
-            near[0] += ", which is above the budget as well"
+            near[-1] += ", which is above the budget as well"
     if dearer is not None and dearer.cost is not None:
         near.append(f"a budget of {dearer.cost.expected:.6f} USD ({dearer.route.value})")
     wanted = [f"a deadline of {_seconds(deadline)}"] if deadline is not None else []
     wanted += [f"a budget of {dollars(budget)}"] if budget is not None else []
     asked = " and ".join(wanted) or f"prefer={constraints.prefer!r}"
-    text = f"no route meets {asked} for {requests} requests; nothing was sent"
+    forced = "" if constraints.strategy is Strategy.AUTO else f" with strategy={constraints.strategy.value!r}"
+    text = f"no route meets {asked} for {requests} requests{forced}; nothing was sent"
     if near:
         text += ". What would be met: " + ", or ".join(near)
     return Infeasible(text)

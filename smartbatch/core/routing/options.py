@@ -100,6 +100,9 @@ def open_routes(
     if strategy is Strategy.INDIVIDUAL:
         yield real_time(individual(offers), n)
         return
+    if strategy is Strategy.HYBRID and n <= constraints.at_once:
+        yield real_time(standard, n)
+        return
     if strategy is Strategy.AUTO or batch is None:
         yield from (real_time(offer, n) for offer in offers if offer.open)
     if batch is None or n == 0 or (strategy is Strategy.AUTO and n <= constraints.at_once):

@@ -100,7 +100,7 @@ def test_the_plain_threshold_goes_by_number_alone(requests: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", [Strategy.INDIVIDUAL, Strategy.BATCH, Strategy.HYBRID])
-@pytest.mark.parametrize("requests", [2, 9, 100, 20_000])
+@pytest.mark.parametrize("requests", [4, 9, 100, 20_000])
 def test_a_forced_strategy_leaves_one_route(strategy: Strategy, requests: int) -> None:
     decision = chosen(requests, Constraints(strategy=strategy))
     assert len(decision.options) == 1
@@ -108,7 +108,14 @@ def test_a_forced_strategy_leaves_one_route(strategy: Strategy, requests: int) -
     assert strategy.value in decision.reason
 
 
-@pytest.mark.parametrize("requests", [2, 3, 30, 1000, 50_000])
+@pytest.mark.parametrize("requests", [1, 2, 3])
+def test_a_forced_hybrid_of_up_to_three_goes_in_real_time(requests: int) -> None:
+    decision = chosen(requests, Constraints(strategy=Strategy.HYBRID))
+    assert [option.route for option in decision.options] == [Route.INDIVIDUAL]
+    assert "all go in real time, as the first of a hybrid do" in decision.reason
+
+
+@pytest.mark.parametrize("requests", [4, 5, 30, 1000, 50_000])
 def test_a_forced_hybrid_asks_at_most_a_tenth_at_once_beyond_the_first_three(requests: int) -> None:
     first = chosen(requests, Constraints(strategy=Strategy.HYBRID)).chosen.first
     assert 0 < first <= max(3, requests // 10)
@@ -279,6 +286,34 @@ def test_what_is_more_likely_late_than_not_is_refused_with_the_nearest_that_is_m
     assert chosen(1000, Constraints(deadline=nearest + 1)).chosen.feasible
 
 
+@pytest.mark.parametrize("strategy", [Strategy.BATCH, Strategy.HYBRID, Strategy.THRESHOLD])
+def test_a_forced_batch_that_is_too_late_is_refused_with_the_time_that_real_time_needs(
+    strategy: Strategy,
+) -> None:
+    forced = Constraints(strategy=strategy, deadline=0.5)
+    with pytest.raises(Infeasible, match=r"in real time \(individual, .* strategy='individual'") as raised:
+        chosen(20, forced)
+    nearest, by_batch = deadlines_named(raised.value)
+    assert nearest < by_batch
+    assert f"for 20 requests with strategy={strategy.value!r}" in str(raised.value)
+    free = evolve(forced, strategy=Strategy.INDIVIDUAL, deadline=nearest + 1)
+    assert chosen(20, free).chosen.feasible
+
+
+def test_a_forced_batch_with_a_deadline_that_only_real_time_meets_says_so() -> None:
+    with pytest.raises(Infeasible, match=r"met: that deadline in real time \(individual"):
+        chosen(20, Constraints(strategy=Strategy.BATCH, deadline=50.0))
+
+
+def test_a_forced_batch_that_may_be_late_names_real_time_that_is_not() -> None:
+    """Half of the batches end within 60 s, and a cancel takes as long: there is no time for a rescue."""
+    forced = Constraints(strategy=Strategy.BATCH, deadline=65.0)
+    decision = chosen(20, forced, batch=steady(60.0, 2.0))
+    assert decision.chosen.route is Route.BATCH
+    assert 0.5 < decision.chosen.odds < 0.95
+    assert "real time meets it (individual, " in decision.reason
+
+
 def test_a_budget_that_will_not_do_is_refused_with_the_one_that_would() -> None:
     with pytest.raises(Infeasible, match=r"a budget of 0\.050000 USD"):
         chosen(100, Constraints(budget=0.039))
@@ -414,12 +449,11 @@ def test_a_choice_is_sound_and_can_be_explained(
     assert decision.reason in explain(decision)
 
 
-@pytest.mark.parametrize("requests", [1, 2, 3])
-def test_a_forced_hybrid_of_few_requests_leaves_one_for_the_batch(requests: int) -> None:
+def test_a_forced_hybrid_asks_at_once_what_real_time_answers_in_a_tenth_of_the_time_of_the_batch() -> None:
     """Real time answers two of them in a tenth of the batch's time, and three not."""
     calls = Throughput(Forecaster(Prior.of(1.0, 1.01)).at(0.0), parallelism=1)
     there = BatchOffer(Forecaster(Prior.of(25.0, 25.1)).at(0.0), None)
     forced = Constraints(strategy=Strategy.HYBRID)
-    decision = choose(Load(requests), [Offer(Route.INDIVIDUAL, calls, None)], there, forced)
-    assert decision.chosen.first == requests - 1
+    decision = choose(Load(4), [Offer(Route.INDIVIDUAL, calls, None)], there, forced)
+    assert decision.chosen.first == 2
     assert decision.chosen.batches == 1
