@@ -21,9 +21,11 @@ __all__ = [
 RETRY_AFTER_CEILING = 600.0
 """Most seconds a server is believed when it asks to wait: longer ones seen in the wild were mistakes."""
 
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[+-]?inf(?:inity)?", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(
+    r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:e[+-]?\d++)?|[+-]?inf(?:inity)?", re.ASCII | re.IGNORECASE
+)
 # "ms" before "m", or 250ms would read as 250 minutes and a stray s. Both signs for micro are in use.
-_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|us|µs|μs|ns|h|m|s)", re.ASCII)
+_PART = re.compile(r"(?<!\d)(\d++(?:\.\d*+)?|\.\d++)(ms|us|µs|μs|ns|h|m|s)", re.ASCII)
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 _LONGEST = 64  # characters: no honest value is longer, and a hostile one costs nothing to refuse
 

@@ -6,4 +6,5 @@
 - ``fingerprint``: a key that equal requests share.
 - ``tokens``: how many tokens a request and its answer are expected to take.
 - ``structured``: JSON recovered from an answer, checked against the schema that was asked for.
+- ``keywords``: the keywords of schemas whose check has to be bounded, and ``patterns`` what they match with.
 """

@@ -19,6 +19,8 @@ from typing import Any, NoReturn
 from attrs import evolve, frozen
 
 from smartbatch.core.preparation.json_snapshot import MAX_DEPTH
+from smartbatch.core.preparation.keywords import bounded
+from smartbatch.core.preparation.patterns import PatternError, compiled
 from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.types import Answer, Generation, Message, Request
 
@@ -45,9 +47,11 @@ MAX_QUOTED = 20_000
 """Characters of a bad answer up to which it is sent back to the model."""
 MAX_FLAWS = 3
 """Errors that are sent to the model at once."""
-REPAIRABLE = 10_000
+SEARCHED = 2_000_000
+"""Characters of an answer up to which JSON is looked for inside it; a longer one has to be JSON itself."""
+REPAIRABLE = 5_000
 """Characters of a broken answer up to which it is repaired. The time of json-repair grows with the square of
-stray quotes and brackets: two seconds at this size, a quarter of an hour for 200,000 characters."""
+stray quotes and brackets: a third of a second at this size, minutes for 200,000 characters."""
 
 
 class JsonNotFound(ValueError):
@@ -118,13 +122,17 @@ def recover_json(text: str) -> Any:
     3. Exactly one object, or list of objects or lists, stands in the text (in the one fenced block, if any).
     4. Brackets close, but it is not quite JSON (single quotes, trailing commas, comments): it is repaired.
 
+    Its time grows with the length of the text, but for the last case, which has a limit of its own.
+
     Raises:
         JsonNotFound: there is none, there are several, or it does not end.
     """
     text = text.strip().removeprefix("\ufeff").strip()
     with suppress(JsonNotFound):
         return _loads(text)
-    fenced = _FENCE.findall(text)
+    if len(text) > SEARCHED:
+        raise JsonNotFound(f"it is not JSON, and longer than {SEARCHED} characters")
+    fenced = list(islice(_fenced(text), 2))
     if len(fenced) == 1:
         text = fenced[0].strip()
         with suppress(JsonNotFound):
@@ -137,7 +145,22 @@ def recover_json(text: str) -> Any:
     return _mended(text)
 
 
-_FENCE = re.compile(r"```[a-zA-Z0-9]*[ \t]*\r?\n(.*?)\n?[ \t]*```", re.DOTALL)
+def _fenced(text: str) -> Iterator[str]:
+    """Yield the contents of the fenced blocks in ``text``; each character is looked at once or twice."""
+    start = text.find("```")
+    while start >= 0:
+        head = _FENCE_HEAD.match(text, start)
+        if head is None:
+            start = text.find("```", start + 1)
+            continue
+        end = text.find("```", head.end())
+        if end < 0:
+            return
+        yield text[head.end() : end]
+        start = text.find("```", end + 3)
+
+
+_FENCE_HEAD = re.compile(r"```[a-zA-Z0-9]*+[ \t]*+\r?\n")
 _TRIES = 20
 """Opening brackets at which a value is looked for; a hostile text must not cost much time."""
 
@@ -254,11 +277,34 @@ def _validator(schema: str) -> Any:
         where = "".join(f"[{part!r}]" for part in error.absolute_path)
         problem = f"is no JSON schema: at {where or 'the top'} it breaks {error.validator!r}"
         raise ValueError(problem) from None
+    for pattern in _patterns(decoded):
+        try:
+            compiled(pattern)
+        except PatternError as error:
+            raise ValueError(f"cannot be checked: the pattern {pattern[:80]!r} {error}") from None
+    if '"unevaluatedProperties": ' in schema and '"patternProperties": ' in schema:  # jsonschema runs these
+        raise ValueError(
+            "has patternProperties and unevaluatedProperties; use additionalProperties with patterns"
+        )
     for reference in _references(decoded):
         if not reference.startswith("#"):
             raise ValueError(f"refers to {reference[:80]!r}; only references within the schema are followed")
     # A registry of our own: the default one fetches foreign references over the network.
-    return kind(decoded, registry=REGISTRY)
+    return bounded(kind)(decoded, registry=REGISTRY)
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _patterns(item)
+    elif isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key == "pattern" and isinstance(value, str):
+                yield value
+            elif key not in ("enum", "const", "default", "examples"):
+                if key == "patternProperties" and isinstance(value, Mapping):
+                    yield from value
+                yield from _patterns(value)
 
 
 def _references(schema: Any) -> Iterator[str]:

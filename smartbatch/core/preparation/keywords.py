@@ -1,0 +1,110 @@
+"""Keywords of JSON schemas that are checked in bounded time, in place of those of ``jsonschema``.
+
+There, patterns are run by an engine that backtracks, and elements are compared each with each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from smartbatch.core.preparation.patterns import compiled
+
+__all__ = ["bounded"]
+
+COMPARED = 1_000
+"""Parts of one value up to which it is looked for those that no other keyword has checked."""
+
+
+def bounded(kind: Any) -> Any:
+    """Return the validator class ``kind`` with the keywords below."""
+    from jsonschema.validators import extend
+
+    own = {name: keyword for name, keyword in _OWN.items() if name in kind.VALIDATORS}
+    for name in ("unevaluatedItems", "unevaluatedProperties"):
+        if name in kind.VALIDATORS:
+            own[name] = _limited(name, kind.VALIDATORS[name])
+    return extend(kind, own)  # type: ignore[no-untyped-call]
+
+
+def _pattern(validator: Any, pattern: str, value: Any, _schema: Any) -> Iterator[Any]:
+    if validator.is_type(value, "string") and not compiled(pattern).found_in(value):
+        yield _flaw(f"{_quoted(value)} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    if not validator.is_type(value, "object"):
+        return
+    for pattern, schema in patterns.items():
+        for key, item in value.items():
+            if compiled(pattern).found_in(key):
+                yield from validator.descend(item, schema, path=key, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Any) -> Iterator[Any]:
+    if not validator.is_type(value, "object"):
+        return
+    named = schema.get("properties", {})
+    patterns = [compiled(pattern) for pattern in schema.get("patternProperties", {})]
+    extras = [
+        key for key in value if key not in named and not any(pattern.found_in(key) for pattern in patterns)
+    ]
+    if validator.is_type(allowed, "object"):
+        for key in extras:
+            yield from validator.descend(value[key], allowed, path=key)
+    elif not allowed and extras:
+        told = ", ".join(_quoted(key) for key in extras[:5])
+        yield _flaw(f"Additional properties are not allowed ({told} unexpected)")
+
+
+def _unique_items(validator: Any, unique: Any, value: Any, _schema: Any) -> Iterator[Any]:
+    if unique and validator.is_type(value, "array") and len({_form(item) for item in value}) < len(value):
+        yield _flaw(f"{_quoted(value)} has non-unique elements")
+
+
+def _limited(name: str, keyword: Any) -> Any:
+    """Return a keyword that is asked about values of at most :data:`COMPARED` parts; longer ones break it.
+
+    It looks each of them up in a list, and runs the patterns of ``patternProperties`` by itself.
+    """
+
+    def limited(validator: Any, schema_of_rest: Any, value: Any, schema: Any) -> Iterator[Any]:
+        if isinstance(value, dict | list) and len(value) > COMPARED:
+            yield _flaw(f"has more than {COMPARED} parts, which {name} is not applied to")
+            return
+        yield from keyword(validator, schema_of_rest, value, schema)
+
+    return limited
+
+
+_OWN = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "uniqueItems": _unique_items,
+}
+
+
+def _flaw(message: str) -> Any:
+    from jsonschema.exceptions import ValidationError
+
+    return ValidationError(message)
+
+
+def _quoted(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _form(value: Any) -> str:
+    """Return a text that equal JSON values have in common: 1 and 1.0 are equal, 1 and true are not."""
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

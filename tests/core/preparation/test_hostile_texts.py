@@ -1,0 +1,235 @@
+"""No answer, and no text of a server, takes time that grows faster than its length."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import json
+import pkgutil
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+
+import smartbatch
+from smartbatch.core.preparation.patterns import PatternError, compiled
+from smartbatch.core.preparation.structured import JsonNotFound, Parsed, check_answer, recover_json
+from smartbatch.errors import InvalidRequest
+from smartbatch.providers import MockProvider
+
+SMALL, FACTOR = 8_000, 4
+"""Characters of the shorter text, and how much longer the other one is."""
+SHORT = 0.02
+"""Seconds of the processor below which growth is not worth a look."""
+LINEAR = 2.2
+"""How much faster than the text its time may grow: where it grows with the square, that is 4."""
+
+
+def seconds(run: Callable[[], object]) -> float:
+    began = time.thread_time()
+    run()
+    return time.thread_time() - began
+
+
+def grows_with_the_square(run: Callable[[int], object], *, small: int = SMALL, short: float = SHORT) -> bool:
+    """Whether ``run`` takes much more than four times as long for a text four times as long."""
+    if seconds(lambda: run(small * FACTOR)) < short:
+        return False
+    less = min(seconds(lambda: run(small)) for _ in range(3))
+    more = min(seconds(lambda: run(small * FACTOR)) for _ in range(3))
+    return more > short and more > FACTOR * LINEAR * less
+
+
+def repeated(unit: str, before: str = "", after: str = "") -> Callable[[int], str]:
+    return lambda size: before + unit * (size // len(unit)) + after
+
+
+ANSWERS = {
+    **{f"fence of {unit!r}": repeated(unit, "```json\n") for unit in (" ", "\n", "\t", "\n ", "` ", "``")},
+    **{
+        f"only {unit!r}": repeated(unit, after="!")
+        for unit in ('"', "\\", "[", "{", "}", "[{", '{"a":', "```", "1", "'")
+    },
+    "tag": repeated("a", "```", "!"),
+    "blank tag": repeated(" ", "```json", "!"),
+    "many tags": repeated("```a "),
+    "closed": repeated(" ", '```json\n{"a": 1}', "```"),
+    "escapes": repeated('\\"', '{"a": "', ""),
+    "strings": repeated('"a" ', "{", "}"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_json_is_looked_for_in_time_that_grows_with_the_answer(name: str) -> None:
+    def recover(size: int) -> None:
+        with suppress(JsonNotFound):
+            recover_json(ANSWERS[name](size))
+
+    assert not grows_with_the_square(recover)
+
+
+def test_what_stands_between_fences_is_found_as_before() -> None:
+    for text in ('```json\n{"a": 1}\n  ```', '``` \r\n{"a": 1}```', 'x ````\n{"a": 1}\n```` y'):
+        assert recover_json(text) == {"a": 1}
+
+
+def found(schema: dict[str, Any], value: Any) -> bool:
+    return isinstance(check_answer(schema, lambda made: made, json.dumps(value), "stop"), Parsed)
+
+
+PATTERNS = {
+    r"^(a+)+$": "a",
+    r"^(?:\w+\s?)*$": "a ",
+    r"(?:x+x+)+y": "x",
+    r"a*b": "a",
+    r"^([a-z0-9]+[._-]?)+@example\.org$": "a.",
+    r"^(?=(a+)+$)(?!.*b)": "a",
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("where", ["pattern", "patternProperties"])
+def test_a_pattern_takes_time_that_grows_with_the_text(where: str, pattern: str) -> None:
+    """Neither exponentially (27 letters took the usual engine a quarter of a minute) nor with its square."""
+    by_value = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+    by_key = {"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False}
+    schema = by_value if where == "pattern" else by_key
+
+    def check(size: int) -> None:
+        text = PATTERNS[pattern] * (size // len(PATTERNS[pattern])) + "!"
+        found(schema, {"a" if where == "pattern" else text: text})
+
+    assert not grows_with_the_square(check)
+
+
+def test_equal_elements_are_found_in_time_that_grows_with_their_number() -> None:
+    schema = {"type": "array", "uniqueItems": True}
+
+    def check(size: int) -> None:
+        assert found(schema, [{"a": n} for n in range(size // 8)])
+
+    assert not grows_with_the_square(check)
+    assert not found(schema, [{"a": 1}, {"a": 1.0}])
+    assert found(schema, [1, True, [1], [True], "1", {"a": 1}])
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^\d{3}-\d{4}$",
+        r"\bcat\b",
+        r"^(?!foo)[a-f]{2,4}$",
+        r"(?<=a)b|c$",
+        r"(?i)^[^\sx]+\.?$",
+        r"^(ab|a)(c|bcd)?$",
+        r"(?m)^a$",
+    ],
+)
+def test_patterns_mean_what_they_meant(pattern: str) -> None:
+    """As in the standard library's engine."""
+    texts = [
+        "",
+        "123-4567",
+        "a cat",
+        "scat",
+        "foobar",
+        "fab",
+        "abcd",
+        "ABC.",
+        "b\na\nc",
+        "a\n",
+        "xab c",
+        "ac",
+        "٣23-4567",
+    ]
+    expected = [bool(re.search(pattern, text)) for text in texts]
+    assert [compiled(pattern).found_in(text) for text in texts] == expected
+    assert any(expected)
+    assert not all(expected)
+
+
+@pytest.mark.parametrize("pattern", [r"(a)\1", r"(", r"((a{500}){500}){500}", r"(?>a+)b"])
+def test_a_pattern_that_cannot_be_checked_is_refused_before_anything_is_sent(pattern: str) -> None:
+    with pytest.raises(PatternError):
+        compiled(pattern)
+    provider = MockProvider()
+    with smartbatch.BatchingClient(provider) as client, pytest.raises(InvalidRequest, match="pattern"):
+        client.submit(
+            "q", schema={"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
+        )
+    assert provider.calls == []
+
+
+# -- every regular expression of the library ---------------------------------------------------------------
+
+
+def expressions() -> Iterator[tuple[str, re.Pattern[Any], bool]]:
+    """Yield the names of all, and whether each is looked for anywhere in a text or only from a place on."""
+    for module in pkgutil.walk_packages(smartbatch.__path__, "smartbatch."):
+        if module.name.endswith("__main__") or ".integrations." in module.name:
+            continue
+        try:
+            loaded = importlib.import_module(module.name)
+        except ImportError:  # an extra that is not installed
+            continue
+        source = inspect.getsource(loaded)
+        for name, value in vars(loaded).items():
+            if isinstance(value, re.Pattern):
+                anywhere = re.search(rf"\b{name}\.(?:search|sub|findall|finditer|split)\b", source)
+                yield f"{module.name}.{name}", value, anywhere is not None
+
+
+UNITS = (" ", "a", "1", "-", "_", ".", '"', "/", "[", "=", "1.", "a ")
+BEFORE = (
+    "",
+    "bearer ",
+    "sk-",
+    "?key=",
+    "Limit: ",
+    "other ",
+    "every of ",
+    "```a\n",
+    "http://a/",
+    "exceed",
+    "1",
+    '"',
+)
+LETTERS = 1_500
+
+
+def matched(pattern: re.Pattern[Any], text: str, *, anywhere: bool) -> None:
+    given: Any = text if isinstance(pattern.pattern, str) else text.encode()
+    pattern.match(given)
+    pattern.fullmatch(given)
+    if anywhere:
+        pattern.sub(given[:0], given)
+
+
+def test_no_expression_of_the_library_takes_time_that_grows_faster_than_the_text() -> None:
+    """Each is used as the library does, on long texts of every kind of character it may stumble on."""
+    known = {id(pattern): (name, pattern, anywhere) for name, pattern, anywhere in expressions()}
+    assert len(known) > 40
+    slow = []
+    for name, pattern, anywhere in known.values():
+        for before, unit in itertools.product(BEFORE, UNITS):
+            text = repeated(unit, before, "\x00")
+            run = partial(_run, pattern, text, anywhere)
+            if grows_with_the_square(run, small=LETTERS, short=0.008):
+                slow.append(f"{name} {before!r} {unit!r}")
+    assert slow == []
+
+
+def _run(pattern: re.Pattern[Any], text: Callable[[int], str], anywhere: bool, size: int) -> None:
+    matched(pattern, text(size), anywhere=anywhere)
+
+
+def test_an_expression_that_grows_with_the_square_is_seen() -> None:
+    """The measure itself."""
+    text = repeated("1")
+    number = re.compile(r"\d+x")
+    assert grows_with_the_square(partial(_run, number, text, True), small=LETTERS, short=0.008)
