@@ -99,3 +99,15 @@ def test_a_cancel_is_told_with_what_it_took(
     assert ended.state == "cancelled"
     assert ended.cancelling is not None
     assert BATCH_SECONDS / 2 <= ended.seconds - ended.cancelling <= BATCH_SECONDS
+
+
+def test_calls_that_are_sooner_answered_than_was_believed_raise_the_threshold(
+    client: BatchingClient, events: list[Event]
+) -> None:
+    """A second each, where two were assumed: real time keeps longer lists."""
+    client.plan(PROMPTS)
+    client.generate(PROMPTS[:20], strategy="individual")
+    (threshold,) = [each for each in events if isinstance(each, ThresholdMoved)]
+    assert threshold.before is not None
+    assert threshold.after is None or threshold.after > threshold.before
+    assert threshold.reason.startswith("individual answers now take 1.0 s in the middle, 2.0 s before")
