@@ -127,6 +127,15 @@ class CooldownStarted(Event):
 
 
 @frozen(kw_only=True)
+class LongWait(Event):
+    """What is known of the limits lets no call go for more than a minute; once, until that is over."""
+
+    scope: str
+    model: str
+    seconds: float
+
+
+@frozen(kw_only=True)
 class BreakerChanged(Event):
     model: str
     before: str

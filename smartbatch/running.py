@@ -19,12 +19,15 @@ from smartbatch.events import (
     BatchEnded,
     CallFinished,
     ClientStarted,
+    CooldownStarted,
     ForecastMoved,
     JobFinished,
     JobProgress,
     JobResultsStored,
+    LongWait,
     Observer,
     ParameterDropped,
+    RetryScheduled,
     ShardChanged,
 )
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
@@ -34,6 +37,7 @@ from smartbatch.jobs.service import JobService, OpenedStore
 from smartbatch.observe import logs
 from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.event_bus import EventBus
+from smartbatch.observe.long_waits import LongWaits
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel
@@ -171,6 +175,7 @@ class RunningState:
         bus.subscribe(self.routing.job_finished, JobFinished)
         bus.subscribe(budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
         bus.subscribe(dropped, ParameterDropped)
+        bus.subscribe(LongWaits(), CooldownStarted, LongWait, RetryScheduled)
         bus.subscribe(self._started, ClientStarted)
         on_fork(self)
         on_exit(self)

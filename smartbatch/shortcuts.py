@@ -21,7 +21,14 @@ from smartbatch.core.preparation.validation import refuse_for_vectors
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Throughput
 from smartbatch.errors import ClientClosed, ConfigError, WrongProcess
-from smartbatch.events import CallFinished, Observer, ParameterDropped
+from smartbatch.events import (
+    CallFinished,
+    CooldownStarted,
+    LongWait,
+    Observer,
+    ParameterDropped,
+    RetryScheduled,
+)
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import JobRow
@@ -30,6 +37,7 @@ from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.observe import logs
 from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.event_bus import EventBus
+from smartbatch.observe.long_waits import LongWaits
 from smartbatch.observe.progress import Progress, watched
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
@@ -306,6 +314,7 @@ class _StoreState:
         )
         self._bus.subscribe(self._history, CallFinished)
         self._bus.subscribe(dropped, ParameterDropped)
+        self._bus.subscribe(LongWaits(), CooldownStarted, LongWait, RetryScheduled)
         on_fork(self)
         on_exit(self)
 

@@ -31,6 +31,7 @@ from smartbatch.events import (
     JobHeld,
     JobIncident,
     JobRescued,
+    LongWait,
     PackingChanged,
     RequestFinished,
     RouteChosen,
@@ -234,7 +235,13 @@ def level_of(event: Event) -> str:
     match event:
         case CallFinished(error=str()) | RequestFinished(ok=False, cancelled=False) | RouteScored(met=False):
             return "warning"
-        case PackingChanged(enabled=False) | FlexChanged(enabled=False) | JobIncident() | JobHeld():
+        case (
+            LongWait()
+            | PackingChanged(enabled=False)
+            | FlexChanged(enabled=False)
+            | JobIncident()
+            | JobHeld()
+        ):
             return "warning"
         case StoreUnavailable() | AnswersLost():
             return "warning"

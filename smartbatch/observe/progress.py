@@ -16,7 +16,8 @@ from attrs import Factory, define, field
 
 from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError
-from smartbatch.events import BreakerChanged, CooldownStarted, Event
+from smartbatch.events import BreakerChanged, CooldownStarted, Event, LongWait, RetryScheduled
+from smartbatch.observe.long_waits import LONG_WAIT
 from smartbatch.observe.text import SafeStream, duration, escape
 from smartbatch.types import Result
 
@@ -161,8 +162,11 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         """Take notes from a client's events: pauses for limits, and an unavailable provider."""
-        if isinstance(event, CooldownStarted):
+        if isinstance(event, CooldownStarted | LongWait):
             self._set_note(f"limit {event.model}", "waiting: rate limit", event.at + event.seconds)
+        elif isinstance(event, RetryScheduled):
+            if event.delay > LONG_WAIT:
+                self._set_note(f"retry {event.model}", "a retry waits", event.at + event.delay)
         elif isinstance(event, BreakerChanged):
             opened = event.after == "open"
             until = event.at + event.pause if 0 < event.pause < math.inf else None

@@ -36,19 +36,20 @@ def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:
     Args:
         headers: the answer's headers, names in lower case. ``retry-after-ms`` (milliseconds) is asked
             first, then ``retry-after``: seconds, whole or fractional, or an HTTP date (RFC 9110, 10.2.3).
-            A date is one of the server's clock, so it is compared with the ``date`` of the answer.
-        wall: Unix seconds now, for dates in answers without one of their own.
+            A moment is one of the server's clock, so it is compared with the ``date`` of the answer.
+        wall: Unix seconds now, for moments in answers without a date of their own.
     """
+    answered = http_date(headers.get("date"))
+    now = wall if answered is None else answered
     seconds = _number(headers.get("retry-after-ms"))
     if seconds is not None:
         seconds /= 1000.0
     else:
         text = headers.get("retry-after")
         seconds = _number(text)
-        if seconds is None:
-            date, answered = http_date(text), http_date(headers.get("date"))
-            seconds = None if date is None else date - (wall if answered is None else answered)
-    return None if seconds is None else min(max(seconds, 0.0), RETRY_AFTER_CEILING)
+        if seconds is None and (date := http_date(text)) is not None:
+            seconds = date - now
+    return None if seconds is None else min(max(_until(seconds, now), 0.0), RETRY_AFTER_CEILING)
 
 
 def parse_duration(text: str | None) -> float | None:
@@ -71,12 +72,19 @@ def parse_duration(text: str | None) -> float | None:
     return total if at == len(text) else None
 
 
-def read_limits(headers: Mapping[str, str]) -> LimitReport | None:
-    """Return what OpenAI's ``x-ratelimit-*`` headers say; ``None`` without any. Missing is not unlimited."""
-    tokens, project = _figures(headers, "tokens"), _figures(headers, "project-tokens")
+def read_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
+    """Return what OpenAI's ``x-ratelimit-*`` headers say; ``None`` without any. Missing is not unlimited.
+
+    Args:
+        headers: the answer's headers, names in lower case. Resets are durations; some servers send moments
+            as Unix time, in seconds or milliseconds.
+        wall: Unix seconds now, for moments in answers without a date of their own.
+    """
+    now = _server_time(headers, wall)
+    tokens, project = _figures(headers, "tokens", now), _figures(headers, "project-tokens", now)
     if project.limit is not None or project.remaining is not None:
         tokens = _tighter(tokens, project)
-    return _report(requests=_figures(headers, "requests"), tokens=tokens)
+    return _report(requests=_figures(headers, "requests", now), tokens=tokens)
 
 
 class _Figures(NamedTuple):
@@ -103,12 +111,13 @@ def _report(**figures: _Figures) -> LimitReport | None:
     return LimitReport(**found) if found else None
 
 
-def _figures(headers: Mapping[str, str], what: str) -> _Figures:
+def _figures(headers: Mapping[str, str], what: str, now: float) -> _Figures:
     """Read one limit's headers; gateways such as LiteLLM pass the provider's own on with a prefix."""
     for prefix in ("x-ratelimit-", "llm_provider-x-ratelimit-"):
         limit = _count(headers.get(f"{prefix}limit-{what}"))
         remaining = _count(headers.get(f"{prefix}remaining-{what}"))
         reset = parse_duration(headers.get(f"{prefix}reset-{what}"))
+        reset = None if reset is None else max(0.0, _until(reset, now))
         if limit is not None or remaining is not None or reset is not None:
             return _Figures(limit, remaining, reset)
     return _UNSAID
@@ -154,6 +163,8 @@ _ANTHROPIC = (
     ("input", "input-tokens"),
     ("output", "output-tokens"),
 )
+_EARLIEST, _LATEST = 1.5e9, 1e10
+"""Unix seconds of 2017 and 2286: a number between them is no duration. In milliseconds likewise."""
 _DATE_IS_EXACT_TO = 2.0  # seconds: a Date header has whole ones, and the answer was under way
 
 
@@ -163,6 +174,14 @@ def _number(text: str | None) -> float | None:
     if len(text) > _LONGEST or not _NUMBER.fullmatch(text):
         return None
     return float(text)
+
+
+def _until(number: float, now: float) -> float:
+    """Return the seconds a number names: itself, or those from ``now`` to the moment that it is."""
+    for unit in (1.0, 1000.0):
+        if _EARLIEST <= number / unit <= _LATEST:
+            return number / unit - now
+    return number
 
 
 def _count(text: str | None) -> int | None:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from smartbatch.core.batching.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKENS, PackRoom
 from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderUnavailable, RequestTimeout, scrub
-from smartbatch.events import FlexChanged, PackingChanged
+from smartbatch.events import FlexChanged, LongWait, PackingChanged
+from smartbatch.observe.long_waits import LONG_WAIT
 from smartbatch.observe.text import duration
 from smartbatch.prices import dollars
 from smartbatch.realtime.call.layers import Outcome
@@ -136,6 +137,7 @@ class Collector:
             at = self._gates.look(lane, _demand(lane, [head]), now)
             if at > now:
                 self._note_changes_locked(lane, effects)
+                self._note_wait(lane, at, effects)
                 return self._end_of_patience(lane, at)
         tickets = self._fill_locked(lane_queue, head, now)
         demand = _demand(lane, tickets)
@@ -145,6 +147,7 @@ class Collector:
         if not isinstance(permit, Permit):
             for ticket in tickets:
                 lane_queue.unpop(ticket)
+            self._note_wait(lane, permit, effects)
             return self._end_of_patience(lane, permit)
         starting = [ticket for ticket in tickets if self._queue.start_locked(ticket, now)]
         if not starting:
@@ -274,6 +277,15 @@ class Collector:
         if lane.provider_health.open_since is not None:
             for change in lane.breaker.changes():
                 self._router.note_change(lane, change, effects)
+
+    def _note_wait(self, lane: Lane, at: float, effects: DeferredEffects) -> None:
+        """Tell of a long wait for the limits; of one for the breaker or a cooldown it was told already."""
+        now = effects.now
+        long = math.isfinite(at) and at > max(now, lane.wait_told) + LONG_WAIT
+        if not long or lane.provider_health.open_since is not None:
+            return
+        lane.wait_told = at
+        effects.events.append(LongWait(at=now, scope=lane.provider.scope, model=lane.label, seconds=at - now))
 
     def _end_of_patience(self, lane: Lane, at: float) -> float:
         """Return ``at``, or the moment at which an outage has lasted too long, if that is sooner."""

@@ -470,6 +470,7 @@ class ResponseRouter:
         """Remember a change of the breaker or a new cooldown, and tell of it."""
         if isinstance(change, Cooldown):
             if change.fresh and change.seconds > 0:  # others tell of the same cooldown again
+                lane.wait_told = effects.now + change.seconds
                 effects.events.append(
                     CooldownStarted(
                         at=effects.now,

@@ -45,3 +45,16 @@ def test_a_date_to_wait_for_is_read_by_the_servers_clock() -> None:
         results = ask(server)
     assert results.failed == 0
     assert server.calls <= 2 * CALLS
+
+
+def test_a_moment_at_which_a_limit_is_full_again_is_no_duration() -> None:
+    """Unix time, read as seconds from now, would put the second call off by years."""
+
+    def full_in_a_second(refused: bool) -> dict[str, str]:
+        limit = {"limit": "6000", "remaining": "0", "reset": str(int(time.time()) + 1)}
+        return {f"x-ratelimit-{name}-requests": value for name, value in limit.items()}
+
+    with refusing_server(0.0, full_in_a_second) as server:
+        results = ask(server)
+    assert results.failed == 0
+    assert server.calls == CALLS

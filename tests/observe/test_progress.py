@@ -11,13 +11,13 @@ import types
 from typing import Any
 
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_events import answer
+from sample_events import answer, retry
 
 from smartbatch.errors import ConfigError, ProviderError
-from smartbatch.events import BreakerChanged, CooldownStarted
+from smartbatch.events import BreakerChanged, CooldownStarted, LongWait
 from smartbatch.observe.progress import Progress, watched
 from smartbatch.observe.text import SafeStream, duration, escape
 from smartbatch.types import Result
@@ -249,6 +249,20 @@ def test_a_pause_for_a_limit_is_noted_until_it_is_over(stream: io.StringIO, cloc
         "0% 0/10 (waiting: rate limit 12 s)",
         "10% 1/10, 0.05/s, 3:00 min left (waiting: rate limit 2.0 s)",
         "10% 1/10, 0.0333/s, 4:30 min left",
+    ]
+
+
+def test_a_long_wait_for_a_limit_or_a_retry_is_noted(stream: io.StringIO, clock: ManualClock) -> None:
+    """An hour's pause is not silent; a retry of half a second needs no note."""
+    progress = Progress(10, "lines", stream, clock)
+    clock.time = 10.0
+    progress(retry())
+    progress(evolve(retry(), at=10.0, delay=300.0))
+    clock.time = 20.0
+    progress(LongWait(at=20.0, scope="key", model="m", seconds=3600.0))
+    assert stream.getvalue().splitlines() == [
+        "0% 0/10 (a retry waits 5:00 min)",
+        "0% 0/10 (waiting: rate limit 1:00 h)",
     ]
 
 

@@ -270,7 +270,7 @@ def all_headers(rng: random.Random) -> bool:
     wall = rng.choice((0.0, 1_790_000_000.0, 2.0**40))
     wait = parse_retry_after(found, wall)
     check_wait(wait)
-    reports = read_limits(found), read_anthropic_limits(found, wall)
+    reports = read_limits(found, wall), read_anthropic_limits(found, wall)
     for report in reports:
         check_limits(report)
     for value in found.values():

@@ -48,6 +48,9 @@ FORMS = [
     ({"retry-after": "Wed, 18 Nov 2026 11:59:30 GMT", "date": "Wed, 18 Nov 2026 11:59:00 GMT"}, 30.0),
     ({"retry-after": "Wed, 18 Nov 2026 12:01:30 GMT", "date": "Wed, 18 Nov 2026 12:01:00 GMT"}, 30.0),
     ({"retry-after": "Wed, 18 Nov 2026 12:00:30 GMT", "date": "yesterday"}, 30.0),
+    ({"retry-after": "1795003230"}, 30.0),
+    ({"retry-after": "1795003230000"}, 30.0),
+    ({"retry-after": "1795003230", "date": "Wed, 18 Nov 2026 12:00:10 GMT"}, 20.0),
     ({"retry-after-ms": "250"}, 0.25),
     ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
     ({"retry-after-ms": "?", "retry-after": "9"}, 9.0),
@@ -109,12 +112,32 @@ def test_limits_are_read_and_what_is_missing_stays_unknown() -> None:
             "x-ratelimit-reset-requests": "12ms",
             "x-ratelimit-limit-tokens": "many",
             "x-ratelimit-reset-tokens": "6m0s",
-        }
+        },
+        NOON,
     )
     assert report == LimitReport(
         requests_limit=5000, requests_remaining=4999, requests_reset=0.012, tokens_reset=360.0
     )
-    assert read_limits({"content-type": "application/json", "x-ratelimit-limit-tokens": "-5"}) is None
+    assert read_limits({"content-type": "application/json", "x-ratelimit-limit-tokens": "-5"}, NOON) is None
+
+
+@pytest.mark.parametrize(
+    ("named", "seconds"),
+    [
+        ("1795003230", 30.0),
+        ("1795003230.5", 30.5),
+        ("1795003230000", 30.0),
+        ("1795003100", 0.0),
+        ("1400000000", 1.4e9),
+    ],
+)
+def test_a_reset_that_is_a_moment_is_no_duration(named: str, seconds: float) -> None:
+    """Unix time in seconds or milliseconds; it is the server's, whose clock may be another one."""
+    headers = {"x-ratelimit-reset-requests": named}
+    for wall, date in [(NOON, {}), (NOON + 500.0, {"date": "Wed, 18 Nov 2026 12:00:00 GMT"})]:
+        report = read_limits(headers | date, wall)
+        assert report is not None
+        assert report.requests_reset == seconds
 
 
 PROJECT = {
@@ -138,7 +161,7 @@ def test_of_a_projects_and_an_organisations_limit_the_tighter_holds(
 ) -> None:
     """In limit and in what is left; a reset is only told of the limit it belongs to."""
     own = {f"x-ratelimit-{name}-tokens": value for name, value in organisation.items()}
-    report = read_limits(PROJECT | own)
+    report = read_limits(PROJECT | own, NOON)
     assert report is not None
     assert (report.tokens_limit, report.tokens_remaining, report.tokens_reset) == tokens
 
@@ -146,15 +169,15 @@ def test_of_a_projects_and_an_organisations_limit_the_tighter_holds(
 def test_limits_passed_on_by_a_gateway_are_read() -> None:
     """They carry its prefix; its own limits come first where it has some."""
     passed = {"llm_provider-x-ratelimit-limit-requests": "60", "llm_provider-x-ratelimit-limit-tokens": "9"}
-    assert read_limits(passed) == LimitReport(requests_limit=60, tokens_limit=9)
-    own = read_limits(passed | {"x-ratelimit-limit-requests": "30"})
+    assert read_limits(passed, NOON) == LimitReport(requests_limit=60, tokens_limit=9)
+    own = read_limits(passed | {"x-ratelimit-limit-requests": "30"}, NOON)
     assert own == LimitReport(requests_limit=30, tokens_limit=9)
 
 
 @given(st.dictionaries(st.sampled_from(["x-ratelimit-limit-tokens", "x-ratelimit-reset-tokens"]), st.text()))
 def test_no_limit_header_can_raise(headers: dict[str, str]) -> None:
     """Whatever is written there, a report is numbers or nothing."""
-    report = read_limits(headers)
+    report = read_limits(headers, NOON)
     assert report is None or (report.tokens_reset or 0.0) < math.inf
 
 

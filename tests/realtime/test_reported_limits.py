@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +12,10 @@ from scenes import Scripted
 
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.events import CooldownStarted, Event
+from smartbatch.events import CooldownStarted, Event, LongWait
 from smartbatch.realtime import shared_quota
 from smartbatch.types import Answer, LimitReport
+from tests.levels import sampled
 
 REPORT = LimitReport(requests_limit=600, requests_remaining=500)
 
@@ -44,3 +47,53 @@ def test_calls_refused_together_are_one_pause(clock: VirtualClock, client_of: Ca
     results = client_of(provider, parallelism=16, observers=[seen.append]).generate(map(str, range(16)))
     assert results.failed == 0
     assert len([event for event in seen if isinstance(event, CooldownStarted)]) == 1
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("reset", "longest"),
+    sampled([(1.8e9, HOUR), (1e400, HOUR), (math.nan, 61.0), (HOUR, HOUR), (20 * HOUR, 20.1 * HOUR)], keep=2),
+)
+def test_no_reset_holds_a_call_for_longer_than_an_hour_or_a_quota_of_a_day(
+    reset: float, longest: float, clock: VirtualClock, client_of: Callable[..., Any]
+) -> None:
+    """One call is allowed and none is left; the next one goes all the same, at the latest after that time."""
+    used_up = LimitReport(requests_limit=1, requests_remaining=0, requests_reset=reset)
+    provider = Scripted(clock, lambda *_: Answer("yes", limits=used_up), latency=0.0)
+    client = client_of(provider, parallelism=1)
+    begun = clock.now()
+    assert client.submit("one").result(30.0).ok
+    assert client.submit("two").result(30.0).ok
+    assert clock.now() - begun <= longest + 1.0
+
+
+def test_a_wait_of_more_than_a_minute_is_told(
+    clock: VirtualClock, client_of: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, as an event and as a warning that is on standard error by default."""
+    seen: list[Event] = []
+    used_up = LimitReport(requests_limit=2, requests_remaining=0, requests_reset=2 * HOUR)
+    provider = Scripted(clock, lambda *_: Answer("yes", limits=used_up), latency=0.0)
+    with caplog.at_level(logging.WARNING, "smartbatch"):
+        results = client_of(provider, parallelism=1, observers=[seen.append]).generate(["one", "two"])
+    assert results.failed == 0
+    [told] = [event for event in seen if isinstance(event, LongWait)]
+    assert told.seconds == pytest.approx(HOUR, rel=0.02)
+    assert [record.getMessage() for record in caplog.records] == [
+        "scripted:default: nothing is sent for 1:00 h, as the provider asked"
+    ]
+
+
+def test_a_long_wait_of_one_request_is_told(
+    clock: VirtualClock, client_of: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Told to come back in five minutes it does; the others are answered meanwhile."""
+    refusal = ProviderError("slow down", kind=ErrorKind.RATE_LIMIT, status=429, retry_after=300.0)
+    provider = Scripted(clock, lambda prompt, n: refusal if (prompt, n) == ("0", 0) else "yes")
+    with caplog.at_level(logging.WARNING, "smartbatch"):
+        results = client_of(provider, parallelism=4).generate(map(str, range(4)))
+    assert results.failed == 0
+    [record] = caplog.records
+    assert "a request that failed is not sent again for 5:0" in record.getMessage()

@@ -11,7 +11,7 @@ from collections import deque
 
 from attrs import define, field
 
-from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround
+from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround, believed_reset
 from smartbatch.types import LimitReport
 
 __all__ = ["HeaderLimits", "Reservation", "Traffic"]
@@ -323,17 +323,21 @@ def _readings(report: LimitReport) -> list[tuple[int, LimitReading]]:
     A figure for input and output together is left out where they are reported apart: then it is only the
     tighter of the two again.
     """
-    given = LimitReading(report.input_limit, report.input_remaining, report.input_reset)
-    made = LimitReading(report.output_limit, report.output_remaining, report.output_reset)
+    given = _reading(report.input_limit, report.input_remaining, report.input_reset)
+    made = _reading(report.output_limit, report.output_remaining, report.output_reset)
     found = [
-        (_REQUESTS, LimitReading(report.requests_limit, report.requests_remaining, report.requests_reset)),
+        (_REQUESTS, _reading(report.requests_limit, report.requests_remaining, report.requests_reset)),
         (_INPUT, given),
         (_OUTPUT, made),
     ]
     if given == made == _NOTHING:
-        tokens = LimitReading(report.tokens_limit, report.tokens_remaining, report.tokens_reset)
+        tokens = _reading(report.tokens_limit, report.tokens_remaining, report.tokens_reset)
         found.append((_TOKENS, tokens))
     return [(dimension, reading) for dimension, reading in found if reading != _NOTHING]
+
+
+def _reading(limit: int | None, remaining: int | None, reset: float | None) -> LimitReading:
+    return LimitReading(limit, remaining, believed_reset(reset))
 
 
 def _implied_limit(reading: LimitReading) -> float | None:

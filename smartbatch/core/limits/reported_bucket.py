@@ -18,12 +18,16 @@ from typing import NamedTuple
 
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity, used_capacity, used_rate
 
-__all__ = ["LimitReading", "ReportedBucket", "SentAround"]
+__all__ = ["LimitReading", "ReportedBucket", "SentAround", "believed_reset"]
 
 _MINUTE = 60.0
 _LONGER_THAN_A_MINUTE = 66.0
 """Seconds. A minute's limit is full again within 60 s. One that needs more than 66 s (10 % for clocks that
 differ) is counted over a longer time, as some tiers' requests a day are, and refills as the reset says."""
+
+_HOUR, _DAY = 3600.0, 25 * 3600.0
+"""Seconds. No call is held for longer than an hour, or 25 hours by a limit that is counted over a day; and a
+reset beyond these is a mistake."""
 
 _SMALLER_CAPACITY = 0.9
 """A reset that implies less than this share of the limit tells the server's true capacity; above, it is
@@ -61,6 +65,15 @@ class LimitReading(NamedTuple):
     limit: float | None
     remaining: float | None
     reset: float | None
+
+
+def believed_reset(reset: float | None) -> float | None:
+    """Return the seconds of a reset as far as they are believed: an hour where more than a day is named, and
+    nothing where they are no number, 0 or more.
+    """
+    if reset is None or not reset >= 0.0:
+        return None
+    return reset if reset <= _DAY else _HOUR
 
 
 class SentAround(NamedTuple):
@@ -114,13 +127,22 @@ class ReportedBucket:
         self._reported_at = now
         self._counted_from = 0  # the first call, by its order, that the level contains
         self._follows_server = False
+        self._longest_wait = _HOUR
         self._rounding = min(_ROUNDED_TO / 2.0, _ROUNDING_SHARE * limit) if rounded else 0.0
         self._last_order = -1
         self._last_reading: tuple[float, SentAround] | None = None  # remaining
         self._charged = self._expected = self._calls = 0.0
 
     def look(self, now: float, cost: float) -> float:
-        return self.bucket.look(now, self._needed(cost))
+        """Return the earliest time a call may go, which an honest limit does not put off for hours: a debt
+        that would, of calls in flight for which little refills, is remitted.
+        """
+        ready = self.bucket.look(now, self._needed(cost))
+        too_long = ready - now - self._longest_wait
+        if too_long <= 0.0:
+            return ready
+        self.bucket.level += too_long * self.bucket.rate
+        return now + self._longest_wait
 
     def take(self, now: float, cost: float) -> None:
         self.bucket.take(now, self._needed(cost))
@@ -211,6 +233,7 @@ class ReportedBucket:
         assert reading.remaining is not None
         rate, size = self.limit / _MINUTE, self.limit
         if reading.reset is not None:
+            self._longest_wait = _DAY if reading.reset > _HOUR else _HOUR
             used = self.limit - reading.remaining
             if reading.reset > _LONGER_THAN_A_MINUTE and used > 0.0:
                 rate = min(rate, used / reading.reset)

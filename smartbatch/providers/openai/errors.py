@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +34,7 @@ def _understand(reply: Reply, data: Any) -> Refusal:
 
 def _limits(headers: Mapping[str, str]) -> LimitReport | None:
     if any(name.startswith("x-ratelimit-") for name in headers):
-        return read_limits(headers)
+        return read_limits(headers, time.time())
     return None
 
 
