@@ -231,6 +231,14 @@ def _checked(value: Any, attribute: Attribute[Any]) -> Any:
     return spec_of(attribute).check(attribute.name, value)
 
 
+def _without_password(value: object) -> str:
+    """Return the ``repr`` of a setting; of an address without the password in it."""
+    return _PASSWORD.sub("[hidden]", repr(value)) if isinstance(value, str) else repr(value)
+
+
+_PASSWORD = re.compile(r"(?<=://)\S*(?=@)|(?<=password=)('[^']*'|[^&\s'\"]+)", re.I)
+
+
 def setting(
     default: Any, kind: str, help: str, low: float = -math.inf, high: float = math.inf, **more: Any
 ) -> Any:
@@ -239,7 +247,8 @@ def setting(
     ``None`` is a value where it is the default; ``more`` are further attributes of :class:`Spec`.
     """
     spec = Spec(kind=kind, low=low, high=high, help=help, optional=default is None, **more)
-    return field(default=default, converter=Converter(_checked, takes_field=True), metadata={"spec": spec})
+    converter = Converter(_checked, takes_field=True)
+    return field(default=default, converter=converter, repr=_without_password, metadata={"spec": spec})
 
 
 def seconds(default: float | None, help: str, low: float, high: float) -> Any:

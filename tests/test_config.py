@@ -396,3 +396,20 @@ def test_every_setting_describes_itself() -> None:
 def test_a_config_survives_pickling() -> None:
     config = BatchingConfig(budget="2 USD", prices={"m": Price(1, 2)})
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "postgresql://me:s3cret@db.example:5432/jobs",
+        "postgresql://me:s3c/re@s3cret@db.example/jobs",
+        "postgresql://db.example/jobs?user=me&password=s3cret&schema=x",
+        "host=db.example password=s3cret dbname=jobs",
+    ],
+)
+def test_the_password_of_a_store_is_not_shown(store: str) -> None:
+    """A configuration is printed and logged; the address stays recognisable."""
+    config = BatchingConfig(store=store)
+    assert "s3cret" not in repr(config) + str(config)
+    assert "db.example" in repr(config)
+    assert config.store == store

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.providers.foreign_text import PLAIN_ID, fields, safe_text, short
 from smartbatch.providers.http.replies import Reply, is_html
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_retry_after
@@ -108,14 +108,15 @@ class ErrorReader:
         if wait is None and found.wait is not None:
             wait = min(found.wait, RETRY_AFTER_CEILING)
         said = "reported an error" if reply.ok and found.status is None else f"answered {status}"
-        code = f" {found.code}" if found.code else ""
+        word = self._plain(found.code)
+        code = f" {word}" if word else ""
         return ProviderError(
             f"the provider {said}{code}{f': {text}' if text else ''}",
             kind=found.kind,
             status=status,
-            code=found.code,
+            code=word,
             retry_after=wait,
-            provider_request_id=self.request_id(reply) or found.request_id,
+            provider_request_id=self.request_id(reply) or self._plain(found.request_id),
             limits=found.limits or self.limits(reply),
             maybe_billed=reply.ok or status == 504,
             usage=usage,
@@ -189,7 +190,11 @@ class ErrorReader:
 
     def request_id(self, reply: Reply) -> str | None:
         """Return the provider's id of the call, from the headers."""
-        return short(reply.headers.get(self.id_header), PLAIN_ID) if self.id_header else None
+        return self._plain(short(reply.headers.get(self.id_header), PLAIN_ID)) if self.id_header else None
+
+    def _plain(self, word: str | None) -> str | None:
+        """Return a code or an id of the provider's, unless it is a key or holds one."""
+        return word if word is None or scrub(word, *self.secrets) == word else None
 
     def limits(self, reply: Reply) -> LimitReport | None:
         """Return what the headers say about limits."""

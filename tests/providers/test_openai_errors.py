@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from asking import ask
+from asking import KEY, ask, forms_of
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_server import error, says
@@ -41,6 +41,13 @@ def test_a_rate_limit_says_when_to_come_back(serve, connect):
     assert found.limits.requests_limit == 10
     assert not found.maybe_billed
     assert found.message == "the provider answered 429 rate_limit_exceeded: Rate limit reached"
+
+
+def test_a_key_that_comes_back_as_a_code_or_an_id_is_left_out(serve, connect):
+    """A server may echo it where a word is expected; nothing of the error shows or keeps it."""
+    found = fails(serve, connect, says(error("no", KEY, KEY), "400 Bad Request", x_request_id=f"req_{KEY}"))
+    assert (found.code, found.provider_request_id) == (None, None)
+    assert not [form for form in forms_of(found) if KEY in form]
 
 
 def test_the_waiting_time_may_stand_in_the_text(serve, connect):
