@@ -28,6 +28,7 @@ from typing import IO, Any, Final, NoReturn, TypeAlias, TypeVar, cast
 from attrs import frozen
 
 from smartbatch.errors import InputError
+from smartbatch.observe.text import escape
 
 __all__ = ["BadRow", "Row", "Source"]
 
@@ -81,17 +82,17 @@ class Source:
     """
 
     def __init__(self, path: str, format: str | None = None) -> None:
-        self.name = "standard input" if path == "-" else path
+        self.name = "standard input" if path == "-" else escape(path)
         stem = path[:-3] if path.endswith(".gz") else path
         self.format = format or _SUFFIXES.get(os.path.splitext(stem)[1].lower(), "")
         try:
             self._file, stream = _open_twice_readable(path)
         except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+            raise InputError(f"{self.name}: cannot be read: {error.strerror or error}") from error
         if not self.format and not stream:
             self._file.close()
             raise InputError(
-                f"{path}: cannot tell the format from the name; name it .txt, .jsonl or .csv (and .gz), "
+                f"{self.name}: cannot tell the format from the name; name it .txt, .jsonl or .csv (and .gz), "
                 f"or say --format {'|'.join(READERS)}"
             )
         self._gzipped = path.endswith(".gz") or (stream and self._file.read(2) == _GZIP_MAGIC)

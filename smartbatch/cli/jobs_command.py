@@ -89,11 +89,12 @@ class _Jobs:
     def _no_store(self, path: str) -> int:
         if self._args.ids:
             raise JobNotFound(
-                f"there is no store at {path}, so no job {self._args.ids[0]!r:.80}; --store or "
+                f"there is no store at {escape(path)}, so no job {self._args.ids[0]!r:.80}; --store or "
                 "SMARTBATCH_STORE names another one"
             )
         if not self._args.json:
-            say(f"no jobs: there is no store at {path} yet; --store or SMARTBATCH_STORE names another one")
+            shown = escape(path)
+            say(f"no jobs: there is no store at {shown} yet; --store or SMARTBATCH_STORE names another one")
         return 0
 
     # -- looking ---------------------------------------------------------------------------------------------

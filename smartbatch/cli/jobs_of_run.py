@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import sys
-from array import array
 from collections.abc import Callable, Sequence
 from itertools import chain, count
 from typing import Final
 
 from attrs import frozen
 
+from smartbatch.cli.prompts import RowKeys
 from smartbatch.client import BatchingClient
 from smartbatch.errors import InputError
 from smartbatch.jobs.job import Job
@@ -62,7 +61,7 @@ class RunIdentity:
         keys: the key of every row, see :class:`smartbatch.cli.prompts.Keys`.
     """
 
-    def __init__(self, output: str | None, model: str, keys: array[int]) -> None:
+    def __init__(self, output: str | None, model: str, keys: RowKeys) -> None:
         place = "-" if output is None else os.path.realpath(output)
         name = "stdout" if output is None else os.path.basename(output)[:_NAME]
         self._name = "".join(each if each.isprintable() and each != "#" else "_" for each in name)
@@ -71,19 +70,13 @@ class RunIdentity:
         self._output = output
         self._model = model
         self._keys = keys
-        self._portable = keys
-        if sys.byteorder != "little":  # the same name on every machine that shares a store
-            self._portable = array("Q", keys)
-            self._portable.byteswap()
 
     def key(self, rows: int) -> str:
         """Return the beginning of the key of a job whose rows are among the first ``rows`` ones.
 
         People recognise it by the output's name, and the run by the rest.
         """
-        digest = hashlib.blake2b(f"{self.label}\n{self._model}\n".encode(), digest_size=16)
-        digest.update(memoryview(self._portable)[:rows])
-        return f"run:{self._name}:{digest.hexdigest()}"
+        return f"run:{self._name}:{self._keys.digest(rows, self.label, self._model)}"
 
     def labels(self, *, realtime: bool) -> dict[str, str]:
         labels = {_RUN: self.label, _ROWS: str(self.rows)}
@@ -150,7 +143,7 @@ class RunIdentity:
         """
         match result.context:
             case [int(index), str(key)] if 0 <= index < self.rows:
-                if key == f"{self._keys[index]:016x}":
+                if key == f"{self._keys[index]:032x}":
                     return index
         raise InputError(
             f"request {result.request_id} of the store belongs to no row of this input, although its job has "

@@ -27,7 +27,7 @@ from typing import IO, Any, Final
 
 from attrs import asdict, define
 
-from smartbatch.cli.prompts import KeyedRow
+from smartbatch.cli.prompts import KeyedRow, RowKeys
 from smartbatch.errors import InputError
 from smartbatch.events import snake_case
 from smartbatch.observe.text import escape
@@ -51,6 +51,8 @@ HEAD: Final = b'{"index": '
 """How every line begins."""
 _SUFFIXES: Final = (".jsonl", ".ndjson")
 """Endings of the one format results are written in."""
+_KEY_DIGITS: Final = 32
+"""Hexadecimal digits of a row's key; an earlier version wrote half as many."""
 _BLOCK: Final = 1 << 20
 """Bytes read at a time to compare the file with what was written."""
 _PROMPT_SHOWN: Final = 40
@@ -66,7 +68,10 @@ def check_output_name(path: str) -> None:
     suffix = os.path.splitext(path)[1]
     if suffix and suffix.lower() not in _SUFFIXES:
         known = " or ".join(_SUFFIXES)
-        raise InputError(f"{path}: results are JSON lines, which {suffix} does not say: name it {known} (-o)")
+        raise InputError(
+            f"{escape(path)}: results are JSON lines, which {escape(suffix)} does not say: "
+            f"name it {known} (-o)"
+        )
 
 
 class OutputLost(InputError):
@@ -99,6 +104,7 @@ class OutputFile:
 
     def __init__(self, path: str, *, look_only: bool = False) -> None:
         self.path = path
+        self._shown = escape(path)
         self._look_only = look_only
         self._real = os.path.realpath(path)
         self._existed = os.path.lexists(self._real)
@@ -134,7 +140,7 @@ class OutputFile:
         """Whether the file has the answer of the row at an index."""
         return bool(self._answered[index >> 3] & 1 << (index & 7))
 
-    def recover(self, keys: array[int]) -> Recovered:
+    def recover(self, keys: RowKeys) -> Recovered:
         """Read what an earlier run left, cut off a torn last line, and remember which rows are answered.
 
         Raises:
@@ -150,7 +156,7 @@ class OutputFile:
             if os.fstat(self._fd).st_size > self._end and not self._look_only:
                 os.ftruncate(self._fd, self._end)
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+            raise InputError(f"{self._shown}: cannot be read: {error.strerror or error}") from error
         return found
 
     def append(self, row: KeyedRow, line: bytes, *, answered: bool) -> None:
@@ -200,7 +206,7 @@ class OutputFile:
             self._fd, copy = copy, self._fd
         except OSError as error:
             raise OutputLost(
-                f"{self.path}: cannot be put in order: {error.strerror or error}; every answered row is in "
+                f"{self._shown}: cannot be put in order: {error.strerror or error}; every answered row is in "
                 "it, in the order of completion. Free some space and run the same line again"
             ) from error
         finally:
@@ -218,7 +224,7 @@ class OutputFile:
             os.fsync(self._fd)
             _sync_folder(self._real)
         except OSError as error:
-            raise OutputLost(f"{self.path}: cannot be written: {error.strerror or error}") from error
+            raise OutputLost(f"{self._shown}: cannot be written: {error.strerror or error}") from error
 
     def check(self) -> None:
         """Compare the file under the output's name with what was written, byte for byte.
@@ -234,7 +240,7 @@ class OutputFile:
                 found.update(block)
                 offset += len(block)
         except OSError as error:
-            raise OutputLost(f"{self.path}: cannot be read: {error.strerror or error}") from error
+            raise OutputLost(f"{self._shown}: cannot be read: {error.strerror or error}") from error
         if found.digest() != self._digest.digest():
             self._changed = self._change("no longer holds what was written")
             raise self._changed
@@ -250,7 +256,7 @@ class OutputFile:
         except FileNotFoundError:
             what = "is gone: it was deleted or moved away"
         except OSError as error:
-            raise OutputLost(f"{self.path}: cannot be written: {error.strerror or error}") from error
+            raise OutputLost(f"{self._shown}: cannot be written: {error.strerror or error}") from error
         else:
             if not os.path.samestat(here, there):
                 what = "is another file now: it was rotated, or an editor saved it"
@@ -265,8 +271,9 @@ class OutputFile:
 
     def _change(self, what: str) -> OutputChanged:
         return OutputChanged(
-            f"{self.path} {what}, while this run wrote to it; it is left as it is, and the store keeps every "
-            "answer of this run: the same line again writes those that the file lacks, and pays none twice"
+            f"{self._shown} {what}, while this run wrote to it; it is left as it is, and the store keeps "
+            "every answer of this run: the same line again writes those that the file lacks, and pays none "
+            "twice"
         )
 
     def _open(self) -> int:
@@ -287,7 +294,7 @@ class OutputFile:
                 os.close(fd)
         except OSError as error:
             verb = "read" if self._look_only else "written"
-            raise InputError(f"{self.path}: cannot be {verb}: {error.strerror or error}") from error
+            raise InputError(f"{self._shown}: cannot be {verb}: {error.strerror or error}") from error
 
     def _reader(self) -> IO[bytes]:
         """Read the locked file itself, whatever has become of its name."""
@@ -298,19 +305,19 @@ class OutputFile:
     def _check_and_lock(self, fd: int) -> None:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             instead = "" if self._look_only else "; leave -o away to write to standard output"
-            raise InputError(f"{self.path}: is not a regular file{instead}")
+            raise InputError(f"{self._shown}: is not a regular file{instead}")
         if self._look_only:
             return
         if not os.access(os.path.dirname(self._real), os.W_OK):
-            raise InputError(f"{self.path}: its folder cannot be written, which putting it in order needs")
+            raise InputError(f"{self._shown}: its folder cannot be written, which putting it in order needs")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
-                f"{self.path}: another run is writing to it; wait for its end or choose another -o"
+                f"{self._shown}: another run is writing to it; wait for its end or choose another -o"
             ) from None
 
-    def _scan(self, file: IO[bytes], keys: array[int], found: Recovered) -> None:
+    def _scan(self, file: IO[bytes], keys: RowKeys, found: Recovered) -> None:
         for number, line in enumerate(file, 1):
             whole = line.endswith(b"\n")
             content = self._content(number, line, last=not whole or not file.peek(1))  # type: ignore[attr-defined]
@@ -324,7 +331,7 @@ class OutputFile:
             self._digest.update(line if whole else line + b"\n")
             self._end += len(line) + (not whole)
 
-    def _accept(self, content: dict[str, Any], keys: array[int], answered: bool, found: Recovered) -> None:
+    def _accept(self, content: dict[str, Any], keys: RowKeys, answered: bool, found: Recovered) -> None:
         """Record a line, unless its row is answered or it failed under settings other than this run's."""
         index: int = content["index"]
         if self.is_answered(index) or (not answered and int(content["key"], 16) != keys[index]):
@@ -340,7 +347,9 @@ class OutputFile:
         try:
             content = json.loads(line)
             if isinstance(content, dict) and _is_output_line(content):
-                return content
+                if len(content["key"]) == _KEY_DIGITS:
+                    return content
+                reason = "was written by an earlier version, whose keys are too short to tell edited rows"
         except (ValueError, RecursionError):
             # A file of one torn line is an output only when that line begins like one.
             if number > 1 or line.startswith(HEAD) or HEAD.startswith(line):
@@ -348,29 +357,29 @@ class OutputFile:
                     return None
                 reason = "is not valid JSON"
         raise InputError(
-            f"{self.path}: line {number} {reason}; choose another -o, or mend or remove the file"
+            f"{self._shown}: line {number} {reason}; choose another -o, or mend or remove the file"
         )
 
-    def _check(self, number: int, content: dict[str, Any], keys: array[int]) -> bool:
+    def _check(self, number: int, content: dict[str, Any], keys: RowKeys) -> bool:
         """Compare a line with the row it answers; return whether it is an answer."""
         index, key = content["index"], int(content["key"], 16)
         way_out = "choose another -o, or remove the file to start afresh"
         if index >= len(keys):
             raise InputError(
-                f"{self.path} belongs to another input: its line {number} answers row {index + 1}, but the "
+                f"{self._shown} belongs to another input: its line {number} answers row {index + 1}, but the "
                 f"input has {len(keys)} rows (is --limit smaller than before?); {way_out}"
             )
         if content["error"] is not None:
             return False
-        if key >> 32 != keys[index] >> 32:
+        if key >> 64 != keys[index] >> 64:
             raise InputError(
-                f"{self.path} belongs to another model, system text or parameters: its line {number} (row "
+                f"{self._shown} belongs to another model, system text or parameters: its line {number} (row "
                 f"{index + 1}) was answered by {str(content.get('model'))[:100]!r} under other settings; "
                 f"{way_out}"
             )
         if key != keys[index]:
             raise InputError(
-                f"{self.path} belongs to another input: its line {number} answers another prompt than row "
+                f"{self._shown} belongs to another input: its line {number} answers another prompt than row "
                 f"{index + 1} of this input and template asks; {way_out}"
             )
         return True
@@ -399,7 +408,7 @@ class OutputFile:
                     os.ftruncate(self._fd, self._end)
             full = "; free some space and run the same line again" if error.errno == errno.ENOSPC else ""
             raise OutputLost(
-                f"{self.path}: cannot be written: {error.strerror or error}; what was written is kept{full}"
+                f"{self._shown}: cannot be written: {error.strerror or error}; what was written is kept{full}"
             ) from error
 
 
@@ -407,7 +416,7 @@ def _is_output_line(content: dict[str, Any]) -> bool:
     index, key = content.get("index"), content.get("key")
     if type(index) is not int or index < 0 or type(key) is not str or "error" not in content:
         return False
-    return re.fullmatch("[0-9a-f]{16}", key) is not None
+    return re.fullmatch("[0-9a-f]{16}|[0-9a-f]{32}", key) is not None
 
 
 @contextmanager
@@ -450,7 +459,8 @@ def _new_file(path: str, mode: int) -> int:
         if not stat.S_ISREG(there.st_mode) or there.st_uid != os.geteuid():
             what = "belongs to another user" if stat.S_ISREG(there.st_mode) else "is no regular file"
             raise OutputLost(
-                f"{path} {what}, and is in the way of a temporary file; remove it, or choose another folder"
+                f"{escape(path)} {what}, and is in the way of a temporary file; remove it, or choose another "
+                "folder"
             )
         os.unlink(path)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
@@ -519,7 +529,7 @@ def error_kind(result: Result) -> str:
 def encode(row: KeyedRow, result: Result, model: str) -> bytes:
     """Return the output line of ``result``, ASCII only, so that no reader can cut it in the wrong place."""
     head = {"index": row.index, "id": row.id, "input": row.fields}
-    return _to_line({**head, **_outcome(result, model), "key": f"{row.key:016x}"})
+    return _to_line({**head, **_outcome(result, model), "key": f"{row.key:032x}"})
 
 
 def encode_result(index: int, result: Result, model: str) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import string
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -21,7 +22,7 @@ from smartbatch.core.preparation import validation
 from smartbatch.errors import InputError, InvalidRequest, SmartbatchError
 from smartbatch.types import Generation, Request, evolve
 
-__all__ = ["InputRequests", "KeyedRow", "Keys", "PromptMaker", "parse_template"]
+__all__ = ["InputRequests", "KeyedRow", "Keys", "PromptMaker", "RowKeys", "parse_template"]
 
 _MAX_BAD_ROWS: Final = 10
 """Bad rows listed in one error: enough to see the pattern, few enough to read."""
@@ -150,11 +151,12 @@ def _default_prompt(fields: Mapping[str, Any]) -> Any:
 
 @frozen
 class Keys:
-    """Digests that tie a line of an output to its request: 32 bits for model and parameters, 32 for the
-    prompt. Two halves, so that a mismatch can say which of the two is different.
+    """Digests that tie a line of an output to its request: 64 bits for model and parameters, 64 for the
+    prompt. Two halves, so that a mismatch can say which of the two is different; and each so wide that no two
+    rows, nor two versions of one, have the same by chance.
 
     Attributes:
-        settings: 32 bits over model, system and parameters.
+        settings: 64 bits over model, system and parameters.
     """
 
     settings: int
@@ -165,9 +167,40 @@ class Keys:
         return cls(_digest(_canonical({"model": model, "params": sent})))
 
     def key(self, prompt: Any) -> int:
-        """Return the 64 bits that identify ``prompt`` under these settings."""
+        """Return the 128 bits that identify ``prompt`` under these settings."""
         data = prompt.encode("utf-8", "surrogatepass") if isinstance(prompt, str) else _canonical(prompt)
-        return self.settings << 32 | _digest(data)
+        return self.settings << 64 | _digest(data)
+
+
+class RowKeys:
+    """The keys of all rows of an input, in order: 8 bytes a row, as they share their settings."""
+
+    def __init__(self, settings: int) -> None:
+        self._settings = settings
+        self._prompts = array("Q")
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __getitem__(self, index: int) -> int:
+        return self._settings << 64 | self._prompts[index]
+
+    def append(self, key: int) -> None:
+        """Add the key of the next row, under the same settings."""
+        self._prompts.append(key & _HALF)
+
+    def digest(self, rows: int, *more: str) -> str:
+        """Return 128 bits over the first ``rows`` keys and ``more``, the same on every machine."""
+        prompts = self._prompts[:rows]
+        if sys.byteorder != "little":
+            prompts.byteswap()
+        whole = hashlib.blake2b("".join(f"{each}\n" for each in more).encode(), digest_size=16)
+        whole.update(self._settings.to_bytes(8, "little"))
+        whole.update(prompts)
+        return whole.hexdigest()
+
+
+_HALF: Final = 2**64 - 1
 
 
 def _canonical(value: Any) -> bytes:
@@ -175,7 +208,7 @@ def _canonical(value: Any) -> bytes:
 
 
 def _digest(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=4).digest())
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())
 
 
 @frozen
@@ -210,10 +243,10 @@ class InputRequests:
         self._params = validation.admit_defaults(params)
         self._keys_of = Keys.of(model, params)
         self._limit = limit
-        self.keys = array("Q")
+        self.keys = RowKeys(self._keys_of.settings)
         self._changed = f"{source.name}: changed while it was being read; run the same line again"
 
-    def check(self) -> array[int]:
+    def check(self) -> RowKeys:
         """Read the input once, refuse it if any row is bad, and return the rows' keys.
 
         Raises:

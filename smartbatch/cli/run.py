@@ -26,6 +26,7 @@ from smartbatch.cli.summary import RunSummary, failure_line
 from smartbatch.errors import InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
+from smartbatch.observe.text import escape
 from smartbatch.types import Result
 
 __all__ = ["run"]
@@ -58,7 +59,7 @@ class _Run:
         self._out: OutputFile | None = None
         if args.output is not None:
             if source.same_file(args.output):
-                raise InputError(f"{args.output}: is the input itself; choose another -o")
+                raise InputError(f"{escape(args.output)}: is the input itself; choose another -o")
             check_output_name(args.output)
             self._out = stack.enter_context(OutputFile(args.output))
         stack.callback(self._client.stop, timeout=0)
@@ -139,7 +140,7 @@ class _Run:
             parts.append(f"{before.failed:,} failed ones tried again")
         if before.cut:
             parts.append(f"a torn last line of {before.cut:,} bytes cut off")
-        say(f"{path}: " + ", ".join(parts))
+        say(f"{escape(path)}: " + ", ".join(parts))
 
     def _print_summary(
         self, caught: int, unanswered: int, jobs: Sequence[JobStatus], scores: Sequence[tuple[str, str]]

@@ -194,7 +194,7 @@ class JobRun:
     def _requests(self, needed: bytearray) -> Iterator[Request]:
         for request in self._input.read(skip=lambda index: not needed[index], stopped=self._stopped):
             row: KeyedRow = request.context
-            yield evolve(request, context=[row.index, f"{row.key:016x}"])
+            yield evolve(request, context=[row.index, f"{row.key:032x}"])
 
     # -- reading ---------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import stat
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered, encode
-from smartbatch.cli.prompts import KeyedRow, Keys
+from smartbatch.cli.prompts import KeyedRow, Keys, RowKeys
 from smartbatch.errors import BudgetExceeded, ErrorKind, InputError, ProviderError, SmartbatchError
 from smartbatch.types import Generation, Result, Usage
 
@@ -24,8 +23,15 @@ MODEL = "sim:test"
 KEYS = Keys.of(MODEL, Generation())
 
 
-def keys(count: int, of: Keys = KEYS) -> array[int]:
-    return array("Q", [of.key(f"prompt {i}") for i in range(count)])
+def keys_of(*prompts: str, of: Keys = KEYS) -> RowKeys:
+    keys = RowKeys(of.settings)
+    for prompt in prompts:
+        keys.append(of.key(prompt))
+    return keys
+
+
+def keys(count: int, of: Keys = KEYS) -> RowKeys:
+    return keys_of(*(f"prompt {i}" for i in range(count)), of=of)
 
 
 def asked(index: int) -> KeyedRow:
@@ -173,10 +179,40 @@ def test_another_model_is_told_from_another_input(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"another model, system text or parameters.*row 1.*'sim:test'"):
             out.recover(keys(1, Keys.of(MODEL, Generation(temperature=1.0))))
         with pytest.raises(InputError, match=r"another input: its line 1 answers another prompt than row 1"):
-            out.recover(array("Q", [KEYS.key("something else")]))
+            out.recover(keys_of("something else"))
     path.write_bytes(line(0) + line(4))
     with pytest.raises(InputError, match=r"another input: its line 2 answers row 5, but .* has 3 rows"):
         recovered(path, 3)
+
+
+def test_an_edited_row_does_not_count_as_answered(tmp_path: Path) -> None:
+    """Of these two prompts the first 32 bits of the digest used before were the same."""
+    path = tmp_path / "out.jsonl"
+    before, edited = "Is review 63955 positive?", "Is review 73704 positive?"
+    row = KeyedRow(0, 0, {"prompt": before}, KEYS.key(before))
+    path.write_bytes(encode(row, Result("0", text="yes"), MODEL))
+    with OutputFile(str(path)) as out, pytest.raises(InputError, match="answers another prompt than row 1"):
+        out.recover(keys_of(edited))
+
+
+def test_an_output_with_short_keys_is_refused_in_words(tmp_path: Path) -> None:
+    """It is left as it is; nothing in it is taken for answered."""
+    path = tmp_path / "out.jsonl"
+    old = json.dumps({**json.loads(line(0)), "key": "0123456789abcdef"}).encode() + b"\n"
+    path.write_bytes(old)
+    with pytest.raises(InputError, match=r"line 1 was written by an earlier version.*choose another -o"):
+        recovered(path, 1)
+    assert path.read_bytes() == old
+
+
+def test_a_name_with_a_newline_makes_no_line_of_its_own(tmp_path: Path) -> None:
+    """An error about it stays on one line."""
+    name = str(tmp_path / "out\nsmartbatch: all done.jsonl")
+    Path(name).mkdir()
+    with pytest.raises(InputError) as refused:
+        OutputFile(name)
+    assert "\n" not in refused.value.message
+    assert r"out\nsmartbatch" in refused.value.message
 
 
 def test_failures_under_other_settings_do_not_bind_the_file(tmp_path: Path) -> None:
@@ -338,7 +374,7 @@ def test_a_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_line_holds_what_was_asked_and_what_it_cost() -> None:
     """The fields of an answered row, in their order."""
-    row = KeyedRow(2, "r-3", {"id": "r-3", "text": "a"}, 0x0123456789ABCDEF)
+    row = KeyedRow(2, "r-3", {"id": "r-3", "text": "a"}, 0x0123456789ABCDEF << 64)
     result = Result(
         "x",
         text="b\u2028",
@@ -371,7 +407,7 @@ def test_a_line_holds_what_was_asked_and_what_it_cost() -> None:
         "attempts": 2,
         "dropped": {},
         "error": None,
-        "key": "0123456789abcdef",
+        "key": "0123456789abcdef0000000000000000",
     }
 
 

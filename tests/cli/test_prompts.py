@@ -107,8 +107,8 @@ def test_keys_tell_settings_from_prompts() -> None:
     one = Keys.of("sim:a", Generation())
     other = Keys.of("sim:a", Generation(system="s"))
     assert len({one.settings, other.settings, Keys.of("sim:b", Generation()).settings}) == 3
-    assert one.key("p") >> 32 == one.key("q") >> 32 == one.settings
-    assert one.key("p") & 0xFFFFFFFF == other.key("p") & 0xFFFFFFFF != one.key("q") & 0xFFFFFFFF
+    assert one.key("p") >> 64 == one.key("q") >> 64 == one.settings
+    assert one.key("p") % 2**64 == other.key("p") % 2**64 != one.key("q") % 2**64
     assert one.key([{"role": "user", "content": "p"}]) == one.key([{"content": "p", "role": "user"}])
     assert one.key("\ud800") != one.key("?"), "a lone surrogate is digested, to be refused elsewhere"
 

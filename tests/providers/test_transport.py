@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import threading
+import time
 import tracemalloc
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -102,6 +103,29 @@ def test_an_unknown_name_was_not_billed(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     found = fails(provider)
     assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "dns", False)
+
+
+def test_a_resolver_that_hangs_ends_with_the_call(monkeypatch):
+    """Three calls, each over in its time and not billed, wait for one lookup."""
+    answered, asked = threading.Event(), []
+
+    def hangs(host, *_, **__):
+        asked.append(host)
+        answered.wait(20.0)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    provider = OpenAIProvider(KEY, "https://nowhere.example/v1")
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    begun = time.monotonic()
+    try:
+        found = [fails(provider, timeout=0.2) for _ in range(3)]
+    finally:
+        answered.set()
+    assert time.monotonic() - begun < 10.0
+    assert {(each.kind, each.code, each.maybe_billed) for each in found} == {
+        (ErrorKind.TIMEOUT, "deadline", False)
+    }
+    assert asked == ["nowhere.example"]
 
 
 def test_chunked_and_unframed_answers_are_read(serve, connect):

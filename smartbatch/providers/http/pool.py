@@ -19,6 +19,7 @@ from urllib3.util import Url
 
 from smartbatch.errors import ProviderError
 from smartbatch.providers.http.network_errors import Step, failure
+from smartbatch.providers.http.resolver import resolve
 
 __all__ = ["IDLE_SECONDS", "Connection", "ConnectionPool", "PlainSocket", "open_pool", "seconds_left"]
 
@@ -127,9 +128,8 @@ class Connection(HTTPConnection):
 
     def _new_conn(self) -> socket.socket:
         error: OSError = OSError("the name has no address")
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            self._dns_host, self.port, type=socket.SOCK_STREAM
-        ):
+        until = min(self.deadline, time.monotonic() + self.pool.connect_timeout)
+        for family, kind, protocol, _, address in resolve(self._dns_host, self.port, until):
             sock = self.dialling = PlainSocket(family, kind, protocol)
             sock.deadline = self.deadline
             try:
