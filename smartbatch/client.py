@@ -168,7 +168,7 @@ class BatchingClient:
             QueueFull: the queue is full and ``queue_full`` is ``"raise"``, or ``queue_timeout`` is over.
             ClientClosed: the client was stopped.
         """
-        return self._running.realtime.submit(self._settings.preparer.request(prompt, params))
+        return self._running.submit(self._settings.preparer.request(prompt, params))
 
     def submit_urgent(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> ResultFuture[T]:
         """As :meth:`submit`, on the next free slot and without a window."""
@@ -540,11 +540,11 @@ class BatchingClient:
 
     def cancel_pending(self) -> int:
         """Cancel every request whose call has not started; return how many."""
-        return self._running.realtime.cancel_pending()
+        return self._running.deferral.cancel_pending()
 
     def flush(self) -> None:
         """Send what waits in windows now."""
-        self._running.realtime.flush()
+        self._running.deferral.flush()
 
     # -- looking ---------------------------------------------------------------------------------------------
 

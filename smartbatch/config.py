@@ -169,6 +169,12 @@ class BatchingConfig:
     exclusive_workspace: bool = setting(
         False, "bool", "Nobody else creates batches in this Anthropic workspace."
     )
+    deferrable: Literal["realtime", "batch"] = choice(
+        "realtime",
+        "Where submitted requests of priority deferrable go: real time, or together into the Batch API.",
+        "realtime",
+        "batch",
+    )
 
     strategy: Literal["auto", "individual", "batch", "hybrid", "threshold"] = choice(
         "auto",
@@ -312,6 +318,7 @@ class Settings(TypedDict, total=False):
     batch_retention: Duration | None
     batch_enqueued_tokens: int | None
     exclusive_workspace: bool
+    deferrable: Literal["realtime", "batch"]
     strategy: StrategyName
     prefer: Prefer
     time_value: float
@@ -350,6 +357,11 @@ def _contradictions(c: BatchingConfig) -> Iterator[str]:
         yield (
             "packing = True puts prompts together and strategy = 'individual' keeps them apart: "
             "leave one of them out"
+        )
+    if c.deferrable == "batch" and not c.batch_enabled:
+        yield (
+            "deferrable = 'batch' waits for the Batch API and batch_enabled is false: set batch_enabled to "
+            "true or leave deferrable out"
         )
     if c.queue_full == "raise" and c.queue_timeout is not None:
         yield (

@@ -30,6 +30,7 @@ from smartbatch.events import (
     RetryScheduled,
     ShardChanged,
 )
+from smartbatch.jobs.deferred_jobs import DeferredJobs
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.job_submission import JobSubmission, batches_of
@@ -47,6 +48,7 @@ from smartbatch.realtime.setup import RealtimeSetup, UserHooks
 from smartbatch.realtime.submission import CallOptions
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.advisor import Advisor
+from smartbatch.routing.deferral import Deferral, DeferralParts
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Kind
@@ -93,6 +95,8 @@ class RunningState:
         service: carries jobs on.
         advisor: chooses routes, and scores the choices.
         routing: finds lists their routes.
+        deferral: has requests wait for the Batch API, where the user allows it.
+        submit: takes a normalised request, and returns its future.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -169,6 +173,20 @@ class RunningState:
             service=self.service,
             advisor=advisor,
         )
+        self.deferral = deferral = Deferral(
+            config,
+            clock,
+            DeferralParts(
+                settings.preparer,
+                realtime,
+                self.jobs,
+                self.service,
+                advisor,
+                DeferredJobs(config, settings.model, self.service),
+                self._callbacks,
+            ),
+        )
+        self.submit = deferral.submit if config.deferrable == "batch" else realtime.submit
         bus.subscribe_to_all(self.metrics)
         bus.subscribe(history, CallFinished)
         bus.subscribe(history.batch_ended, BatchEnded)
@@ -188,20 +206,33 @@ class RunningState:
     def start(self) -> None:
         """Start the threads, also after a stop."""
         self.realtime.allow_start()
+        self.deferral.open()
         self.service.open()
         self.realtime.start()
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread of the client, where it must not wait for the client's end."""
-        return self.realtime.on_own_thread() or self.service.on_own_thread()
+        return any(part.on_own_thread() for part in (self.realtime, self.service, self.deferral))
 
     def stop(self, timeout: float | None, reason: str, *, cancel_waiting: bool = False) -> None:
         """Finish what is pending within ``timeout`` seconds, fail the rest, give the jobs back, end.
 
-        With ``cancel_waiting`` only what is in flight is finished.
+        With ``cancel_waiting`` only what is in flight in real time is finished, and jobs of deferred requests
+        are left in the store.
         """
         if cancel_waiting:
-            self.realtime.cancel_pending()
+            self.deferral.cancel_pending()
+        began = self._clock.now()
+        try:
+            self.deferral.finish(timeout, wait=not cancel_waiting)
+        except BaseException:  # Ctrl-C: wait no longer, but end every request
+            self.deferral.cancel_pending()
+            self._stop_parts(self._grace, reason)
+            raise
+        left = None if timeout is None else max(0.0, timeout - (self._clock.now() - began))
+        self._stop_parts(left, reason)
+
+    def _stop_parts(self, timeout: float | None, reason: str) -> None:
         began = self._clock.now()
         self.service.halt()
         try:
@@ -223,6 +254,7 @@ class RunningState:
             "the request belongs to the parent process; a forked child starts with an empty client"
         )
         self.realtime.abandon(error)
+        self.deferral.abandon(error)
         self.service.abandon(error)
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from random import Random
+from typing import Protocol
 
 from attrs import evolve
 
@@ -46,7 +47,7 @@ from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result, Usage
 
-__all__ = ["JobService", "OpenedStore"]
+__all__ = ["JobService", "OpenedStore", "Taker"]
 
 ELSEWHERE = 1.0
 """Seconds between looks at a job that another process carries on."""
@@ -62,6 +63,18 @@ WATCHERS = 100
 DRAWS = 10
 """Ids tried for a job; the second is needed with a seeded generator only."""
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
+
+
+class Taker(Protocol):
+    """Takes the result of an item, as a future does."""
+
+    def settle(self, result: Result) -> None:
+        """Take the result as it is stored, or one with the error that ended the waiting for it."""
+        ...
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: what was waited for belongs to the parent. Takes no inherited lock."""
+        ...
 
 
 class OpenedStore:
@@ -373,6 +386,13 @@ class JobService:
         """Return a future for each item of a job; after a stop those that are not stored fail at once."""
         with self._lock:
             return self._watcher_locked(job_id).futures(total)
+
+    def deliver(self, job_id: str, takers: Mapping[int, Taker]) -> None:
+        """Hand results to ``takers``, by the position of their item, before ``post_process`` has seen them;
+        after a stop those that are not stored fail at once.
+        """
+        with self._lock:
+            self._watcher_locked(job_id).deliver(takers, self.stored_result)
 
     def listen(self, job_id: str, call: Callable[[JobStatus], object]) -> None:
         """Call ``call`` with the status of a job now and after each change, up to the end or to a stop."""

@@ -5,7 +5,7 @@ A watcher settles futures and calls callbacks from what is stored, and from noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -73,8 +73,12 @@ class WatchedService(Protocol):
 
     clock: Clock
     notifier: ChangeNotifier
-    new_future: Callable[[], Any]
-    report: Callable[[str | None, BaseException], None]
+
+    @property
+    def new_future(self) -> Callable[[], Any]: ...
+
+    @property
+    def report(self) -> Callable[[str | None, BaseException], None]: ...
 
     def refresh_interval(self, job_id: str) -> float: ...
 
@@ -91,10 +95,12 @@ class _FutureGroup:
 
     Attributes:
         waiting: those that are not settled, by the position of their item. They can be settled and abandoned.
+        read: makes the result that they get.
         after: sequence number of the last result that was read for them.
     """
 
     waiting: dict[int, Any]
+    read: Callable[[ResultRow, str], Result]
     after: int = 0
 
 
@@ -128,11 +134,18 @@ class Watcher:
         """Return a future for each item, in order."""
         futures = [self._service.new_future() for _ in range(total)]
         if futures:
-            with self._monitor:
-                self._groups.append(_FutureGroup(dict(enumerate(futures))))
-                self._start_locked()
-            self._service.notifier.notify()
+            self._settle_later(_FutureGroup(dict(enumerate(futures)), self._service.result_of))
         return futures
+
+    def deliver(self, takers: Mapping[int, Any], read: Callable[[ResultRow, str], Result]) -> None:
+        """Settle ``takers``, by the position of their item, with what ``read`` makes of each result."""
+        self._settle_later(_FutureGroup(dict(takers), read))
+
+    def _settle_later(self, group: _FutureGroup) -> None:
+        with self._monitor:
+            self._groups.append(group)
+            self._start_locked()
+        self._service.notifier.notify()
 
     def listen(self, call: Callable[[JobStatus], object]) -> None:
         """Call ``call`` with the status, now and after each change, up to the end."""
@@ -209,7 +222,7 @@ class Watcher:
                 group.after = row.seq
                 future = group.waiting.pop(row.ix, None)
                 if future is not None:
-                    future.settle(self._service.result_of(row, self._job_id))
+                    future.settle(group.read(row, self._job_id))
             if not page:
                 return
 

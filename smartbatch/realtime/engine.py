@@ -65,10 +65,14 @@ class RealtimeEngine:
             self.lanes.read(setup.fallback.provider, setup.fallback.name)
         self.dispatcher.start()
 
-    def submit(self, submission: Submission) -> ResultFuture:
-        """Put a checked request into the queue and return its future; errors as the queue's."""
+    def submit(self, submission: Submission, future: ResultFuture | None = None) -> ResultFuture:
+        """Put a checked request into the queue and return its future; errors as the queue's.
+
+        A ``future`` that its caller has already tells :meth:`cancelled` when it is cancelled.
+        """
         now = self._clock.now()
-        future = ResultFuture(self.callbacks.run_later, self._cancelled, self.cancel_pending)
+        if future is None:
+            future = ResultFuture(self.callbacks.run_later, self.cancelled, self.cancel_pending)
         waiter = Waiter.of(submission, future, now)
         ticket = Ticket.of(submission, waiter)
         if ticket.stream is not None:
@@ -220,7 +224,7 @@ class RealtimeEngine:
         effects.perform(self._setup.tell)
         return sum(future.cancel() for future in futures)
 
-    def _cancelled(self, future: ResultFuture) -> None:
+    def cancelled(self, future: ResultFuture) -> None:
         """Tell of a future that was cancelled, and take its request out."""
         waiter = future.waiter
         if waiter is None:

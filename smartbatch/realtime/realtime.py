@@ -149,8 +149,12 @@ class Realtime:
         """Whether a request is asked in a call of its own, and never by batch, because of its purpose."""
         return request.purpose in self._config.prefer_individual_for
 
-    def ask(self, request: Request, options: CallOptions) -> ResultFuture:
-        """Queue a request that was checked and preprocessed before; errors as :meth:`submit`."""
+    def ask(self, request: Request, options: CallOptions, future: ResultFuture | None = None) -> ResultFuture:
+        """Queue a request that was checked and preprocessed before; errors as :meth:`submit`.
+
+        Args:
+            future: ends with its result, where its caller has one already; a new one when ``None``.
+        """
         admission, hooks, config, model = self.admission, self._setup.hooks, self._config, options.model
         streamed = options.stream is not None
         own = self.model.is_same(model.provider, model.name)
@@ -158,7 +162,7 @@ class Realtime:
         recalls = not hooks.middleware  # one that there is sees what is kept as well: see its layer
         known = admission.recalled(request, key) if recalls else None
         if known is not None:
-            return self._settled(request, known if options.raw else hooks.process(known), options)
+            return self._settled(request, known if options.raw else hooks.process(known), options, future)
         engine = self._running()  # once: a lane belongs to one engine, and another may have started since
         flex = options.flex and not streamed
         lane = engine.lanes.of(model.provider, model.name, request.embedding, flex=flex)
@@ -181,7 +185,8 @@ class Realtime:
                 input_tokens=estimated,
                 tokens=tokens,
                 reserve=reserve,
-            )
+            ),
+            future,
         )
 
     def process(self, result: Result) -> Result:
@@ -196,23 +201,47 @@ class Realtime:
         elif isinstance(future, ResultFuture):
             engine.drop(future)
 
+    def submit_prepared(
+        self, request: Request, prepared: Request | Answer, future: ResultFuture | None = None
+    ) -> ResultFuture:
+        """Queue what the hooks made of a request; ``future`` and errors as :meth:`ask` and :meth:`submit`."""
+        return self._submit_prepared(request, prepared, CallOptions(self.model), future)
+
+    def cancelled(self, future: ResultFuture) -> None:
+        """Take out the request of a future that :meth:`ask` was given and that was cancelled."""
+        engine = self.engine
+        if engine is not None:
+            engine.cancelled(future)
+
     def _submit(self, request: Request, options: CallOptions) -> ResultFuture:
-        prepared = self._preparer.preprocessed(request)
+        return self._submit_prepared(request, self._preparer.preprocessed(request), options)
+
+    def _submit_prepared(
+        self,
+        request: Request,
+        prepared: Request | Answer,
+        options: CallOptions,
+        future: ResultFuture | None = None,
+    ) -> ResultFuture:
         if isinstance(prepared, Answer):
             known = self.admission.settled(request, prepared, Route.LOCAL)
-            return self._settled(request, known, options)
+            return self._settled(request, known, options, future)
         self._preparer.check(prepared)
         if not options.alone and self.never_waits(prepared):
             options = evolve(options, alone=True)
-        return self.ask(prepared, options)
+        return self.ask(prepared, options, future)
 
-    def _settled(self, request: Request, result: Result, options: CallOptions) -> ResultFuture:
+    def _settled(
+        self, request: Request, result: Result, options: CallOptions, future: ResultFuture | None
+    ) -> ResultFuture:
         """Settle a request that needs no call: no queue, no cost, but counted like any other."""
         engine, now = self._running(), self._clock.now()
         if options.stream is not None:
             result = evolve(result, time_to_first_chunk=0.0)
-        future = ResultFuture(engine.callbacks.run_later, lambda _: None)
-        future.set_running_or_notify_cancel()
+        if future is None:
+            future = ResultFuture(engine.callbacks.run_later, lambda _: None)
+        if not future.running():
+            future.set_running_or_notify_cancel()
         self._setup.tell(
             RequestSubmitted(
                 at=now,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from attrs import define, evolve, field, frozen
@@ -16,6 +16,7 @@ from attrs import define, evolve, field, frozen
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.forecast.forecaster import ForecastAt
+from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Infeasible, break_even, choose
 from smartbatch.core.routing.constraints import Constraints
@@ -33,7 +34,7 @@ from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.routing.budget_rounds import Rounds, rounds_of
 from smartbatch.routing.history import ForecastHistory
-from smartbatch.types import Kind, Route, Strategy
+from smartbatch.types import Kind, Request, Route, Strategy
 
 __all__ = ["Advisor"]
 
@@ -102,6 +103,18 @@ class Advisor:
             "flex": self._flex_rates() if flexible and kind is Kind.GENERATE else None,
         }
         return Workload(self._history.calibration(self._model.label, kind), rates)
+
+    def ceiling(self, requests: Iterable[Request], kind: Kind) -> float | None:
+        """Return the most that requests can cost in real time, USD; ``None`` where the price is unknown."""
+        rates, learned = self._rates("standard"), self._history.calibration(self._model.label, kind)
+        if rates is None:
+            return None
+        most = 0.0
+        for request in requests:
+            made = 0 if kind is Kind.EMBED else learned.most_output(request.params.max_tokens)
+            given = learned.input(estimate_request(request))
+            most += rates.cost(rates.expected_usage(given, made))
+        return most
 
     def consider(
         self,

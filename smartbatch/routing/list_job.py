@@ -1,4 +1,4 @@
-"""A list that goes by batch: stored as a job, and read back as if it had been asked in real time."""
+"""Requests that go by batch: stored as a job, and read back as if they had been asked in real time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.types import Answer, Request, Result, Route, Usage
 
-__all__ = ["JobResults", "ListParts", "parts_of"]
+__all__ = ["JobResults", "ListParts", "Reading", "parts_of"]
 
 
 @frozen
@@ -84,6 +84,41 @@ def parts_of(
     return ListParts(prepared, tuple(sent), known, followers, keys)
 
 
+@frozen
+class Reading:
+    """How results of a job are read as if they had come in real time.
+
+    Args:
+        admission: has the cache, for the answers that the client's model gave.
+        process: the client's ``post_process``.
+    """
+
+    admission: Admission
+    process: Callable[[Result], Result]
+
+    def own(self, request: Request, result: Result, key: bytes | None) -> Result:
+        """Return the result of ``request``, whose answer the cache keeps under ``key``."""
+        cache = self.admission.cache
+        if result.ok and key is not None and cache is not None and self.admission.is_own(result):
+            cache.put(key, _answer(request, result))
+        return self._made(request, result)
+
+    def follower(self, request: Request, result: Result) -> Result:
+        """Return the result of a request that gets the answer of an identical one, as it is stored."""
+        own_id = self.admission.id_of(request)
+        error = None if result.error is None else named(result.error, own_id)
+        copy = evolve(result, request_id=own_id, usage=Usage(), cost=0.0, error=error, deduplicated=True)
+        return self._made(request, copy)
+
+    def _made(self, request: Request, result: Result) -> Result:
+        """Return a stored result as the one who asked gets it: with an object of its own, after the hooks."""
+        if not result.ok:
+            return evolve(result, context=request.context)
+        vector = None if result.embedding is None else result.embedding[:]
+        parsed = _parsed(request, result)
+        return self.process(evolve(result, context=request.context, embedding=vector, parsed=parsed))
+
+
 class JobResults(Iterator[Result]):
     """The results of a list whose requests are in a job; one thread reads it.
 
@@ -91,24 +126,14 @@ class JobResults(Iterator[Result]):
         job: has the requests ``rows.sent``, in that order; ``None`` where there are none.
         options: how they are read. Where that is not in the order of the list, they come as they do, what
             needed no call first.
-        admission: has the cache, for the answers that the client's model gave.
-        process: the client's ``post_process``, for answers of this list and of the cache, as in real time.
+        reading: also for answers of the cache.
     """
 
-    def __init__(
-        self,
-        job: Job | None,
-        rows: ListParts,
-        *,
-        options: ListOptions,
-        admission: Admission,
-        process: Callable[[Result], Result],
-    ) -> None:
+    def __init__(self, job: Job | None, rows: ListParts, *, options: ListOptions, reading: Reading) -> None:
         self._job = job
         self._rows = rows
         self._raising = options.raising
-        self._admission = admission
-        self._process = process
+        self._reading = reading
         self._arrived = options.arrived
         self._ended = job is None
         self._results = self._in_order() if options.ordered else self._as_stored()
@@ -184,39 +209,14 @@ class JobResults(Iterator[Result]):
     def _known(self, position: int) -> Result:
         """Return the result of a request that needs no call. What a hook answered is nobody's answer."""
         known = self._rows.known[position]
-        return self._process(known) if known.route is Route.CACHED else known
+        return self._reading.process(known) if known.route is Route.CACHED else known
 
     def _own(self, position: int, result: Result) -> Result:
-        request = self._rows.requests[position]
-        key = self._rows.keys.get(position)
-        cache = self._admission.cache
-        if result.ok and key is not None and cache is not None and self._admission.is_own(result):
-            cache.put(key, _answer(request, result))
-        return self._made(request, result)
+        return self._reading.own(self._rows.requests[position], result, self._rows.keys.get(position))
 
     def _copy(self, position: int, result: Result) -> Result:
         """Return the result of a row that follows another, made of what is stored for that one."""
-        request = self._rows.requests[position]
-        own_id = self._admission.id_of(request)
-        return self._made(
-            request,
-            evolve(
-                result,
-                request_id=own_id,
-                usage=Usage(),
-                cost=0.0,
-                error=None if result.error is None else named(result.error, own_id),
-                deduplicated=True,
-            ),
-        )
-
-    def _made(self, request: Request, result: Result) -> Result:
-        """Return a stored result as the one who asked gets it: with an object of its own, after the hooks."""
-        if not result.ok:
-            return evolve(result, context=request.context)
-        vector = None if result.embedding is None else result.embedding[:]
-        parsed = _parsed(request, result)
-        return self._process(evolve(result, context=request.context, embedding=vector, parsed=parsed))
+        return self._reading.follower(self._rows.requests[position], result)
 
 
 def _answer(request: Request, result: Result) -> Answer:

@@ -29,7 +29,7 @@ from smartbatch.realtime.realtime import Realtime, stored_stream
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.results import ResultList, ended
 from smartbatch.routing.advisor import Advisor
-from smartbatch.routing.list_job import JobResults, parts_of
+from smartbatch.routing.list_job import JobResults, Reading, parts_of
 from smartbatch.routing.list_progress import OnProgress, ProgressCounter
 from smartbatch.types import (
     ConstraintParams,
@@ -434,8 +434,7 @@ class ListRouter:
             job,
             parts,
             options=options,
-            admission=realtime.admission,
-            process=realtime.process,
+            reading=Reading(realtime.admission, realtime.process),
         )
 
     def _list_budget(self, usd: float | None) -> Budget | None:

@@ -10,7 +10,7 @@ import math
 
 from attrs import frozen
 
-__all__ = ["BatchAccumulator", "Waiting", "Window"]
+__all__ = ["BatchAccumulator", "GatherWindow", "Waiting", "Window"]
 
 PAIR = 2
 """Requests that make a call shared. A larger ``min_size`` is a wish for fuller calls."""
@@ -117,3 +117,36 @@ class BatchAccumulator:
         if count >= window.min_size and waiting.latency > 0:
             due = min(due, waiting.opened + self.SHARE * waiting.latency)
         return due
+
+
+@frozen
+class GatherWindow:
+    """When requests that may wait for the Batch API have waited long enough for others.
+
+    Args:
+        most: requests that are enough.
+        quiet: seconds without a new request after which no further one is expected.
+        longest: seconds that any request waits at most.
+    """
+
+    most: int
+    quiet: float = 10.0
+    longest: float = 240.0
+
+    def closes(self, count: int, opened: float, newest: float, leave_by: float) -> float:
+        """Return the time at which the requests go.
+
+        The cases, in order:
+
+        1. There are enough: when the first came, which is over.
+        2. Otherwise when none has come for a while, when the first has waited long enough, or when one has
+           to leave, whichever comes first.
+
+        Args:
+            count: requests that wait.
+            opened, newest: when the first and the last of them came.
+            leave_by: when one of them has to go, because of its time-out.
+        """
+        if count >= self.most:
+            return opened
+        return min(newest + self.quiet, opened + self.longest, leave_by)

@@ -1,0 +1,416 @@
+"""Single requests that may wait for the Batch API: gathered, sent together as a job, settled one by one."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from attrs import define, evolve, field, frozen
+
+from smartbatch._clock import Clock
+from smartbatch.config import BatchingConfig
+from smartbatch.core.batching.window import GatherWindow
+from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
+from smartbatch.errors import ClientClosed, JobNotFound, SmartbatchError, StoreError, WrongProcess
+from smartbatch.jobs.deferred_jobs import DeferredJobs, Place, Storable
+from smartbatch.jobs.job_submission import JobSubmission
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.service import JobService
+from smartbatch.jobs.threads import OwnThreads
+from smartbatch.observe import logs
+from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.realtime import Realtime
+from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.routing.advisor import Advisor
+from smartbatch.routing.list_job import Reading
+from smartbatch.types import Answer, Priority, Request, Result
+
+__all__ = ["Deferral", "DeferralParts"]
+
+SHORTEST = 0.001
+"""Seconds of a time-out that is over, for a request that then fails with it."""
+
+
+@frozen
+class DeferralParts:
+    """The parts of a client that a deferral puts together."""
+
+    preparer: RequestPreparer
+    realtime: Realtime
+    jobs: JobSubmission
+    service: JobService
+    advisor: Advisor
+    deferred_jobs: DeferredJobs
+    callbacks: CallbackThread
+
+
+@define(eq=False)
+class _Deferred:
+    """A request that waits for others, or is in a job.
+
+    Attributes:
+        request: as the hooks left it, with an id.
+        storable: as a job keeps it.
+        cache_key: where the cache keeps its answer; ``None`` where it does not.
+        deadline: the moment at which its time-out is over; infinity for never.
+        leave_by: the moment from which on a batch would have less time than it may take.
+    """
+
+    request: Request
+    storable: Storable
+    cache_key: bytes | None
+    future: ResultFuture
+    deadline: float
+    leave_by: float
+
+
+@define(eq=False)
+class _Group:
+    """Requests that may go in one job, by their futures; times are monotonic seconds."""
+
+    opened: float
+    newest: float
+    waiting: dict[ResultFuture, _Deferred] = field(factory=dict)
+    flushed: bool = False
+
+
+@define(eq=False)
+class _Takers:
+    """Those in this process who take the answer of one request of a job.
+
+    Attributes:
+        first: whether the first of them is told what it cost; the others took part in it.
+    """
+
+    deferral: Deferral
+    place: Place
+    deferred: list[_Deferred]
+    first: bool = True
+
+    def settle(self, result: Result) -> None:
+        """Settle every future; once, by one thread."""
+        self.deferral.settle(self, result)
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: end the copies of the parent's futures."""
+        for each in self.deferred:
+            each.future.abandon(error)
+
+
+class Deferral:
+    """Has requests of priority deferrable wait for the Batch API.
+
+    A request waits until no further one has come for a while, and goes in a job with the others. What a
+    batch cannot take, and too few for a batch, go in real time. One thread runs while requests wait.
+    """
+
+    def __init__(self, config: BatchingConfig, clock: Clock, parts: DeferralParts) -> None:
+        self._config = config
+        self._clock = clock
+        self._parts = parts
+        self._window = GatherWindow(config.batch_max_requests)
+        self._reading = Reading(parts.realtime.admission, parts.realtime.process)
+        self._threads = OwnThreads(clock)
+        self._settling = threading.local()
+        self._monitor = clock.monitor()
+        self._groups: dict[Hashable, _Group] = {}
+        self._under_way: dict[ResultFuture, _Deferred] = {}
+        self._running = False
+        self._closing = False
+        self._no_store: SmartbatchError | None = None
+
+    # -- submitting ------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> ResultFuture:
+        """Queue one normalised request, or have it wait for a batch, and return its future.
+
+        Raises:
+            InvalidRequest, QueueFull, ClientClosed: as :meth:`.Realtime.submit`.
+        """
+        realtime = self._parts.realtime
+        prepared = self._parts.preparer.preprocessed(request)
+        if isinstance(prepared, Answer) or not self._may_wait(prepared):
+            return realtime.submit_prepared(request, prepared)
+        self._parts.preparer.check(prepared)
+        key = realtime.admission.fingerprint(prepared)
+        if realtime.admission.recalled(prepared, key) is not None:
+            return realtime.submit_prepared(request, prepared)
+        prepared = evolve(prepared, id=realtime.admission.id_of(prepared))
+        storable = self._parts.deferred_jobs.storable(prepared)
+        if storable is None:
+            return realtime.submit_prepared(request, prepared)
+        if realtime.engine is None:
+            realtime.start()
+        future = ResultFuture(self._parts.callbacks.run_later, self._cancelled, self.cancel_pending)
+        now, timeout = self._clock.now(), prepared.timeout
+        deadline = math.inf if timeout is None else now + timeout
+        kept = key if realtime.admission.cache is not None else None
+        leave_by = deadline - self._config.batch_timeout
+        self._put(_Deferred(prepared, storable, kept, future, deadline, leave_by), now)
+        return future
+
+    def _may_wait(self, request: Request) -> bool:
+        """Whether a request may wait for a batch, as far as can be said of it alone."""
+        return (
+            request.priority is Priority.DEFERRABLE
+            and request.call is None
+            and not self._parts.realtime.never_waits(request)
+            and (request.timeout is None or request.timeout >= self._config.batch_timeout)
+            and self._parts.jobs.batch_api(kind_of(request)) is not None
+            and self._has_store()
+        )
+
+    def _has_store(self) -> bool:
+        """Whether there is a store; one that cannot be opened is told once, and left alone until a start."""
+        if self._no_store is None:
+            try:
+                _ = self._parts.service.store
+            except SmartbatchError as error:
+                self._no_store = error
+                logs.job_error(None, error)
+        return self._no_store is None
+
+    def _put(self, deferred: _Deferred, now: float) -> None:
+        lane = (kind_of(deferred.request), deferred.deadline < math.inf)
+        with self._monitor:
+            if self._closing:
+                raise ClientClosed("the client was stopped; the request was not taken")
+            if not self._running:
+                self._threads.start(self._run, "smartbatch-deferral")
+                self._running = True
+            group = self._groups.setdefault(lane, _Group(now, now))
+            group.newest = now
+            group.waiting[deferred.future] = deferred
+            self._monitor.notify_all()
+
+    # -- acting ----------------------------------------------------------------------------------------------
+
+    def cancel_pending(self) -> int:
+        """Cancel every request that is not under way, in real time as well; return how many."""
+        with self._monitor:
+            waiting = [future for group in self._groups.values() for future in group.waiting]
+        return sum(future.cancel() for future in waiting) + self._parts.realtime.cancel_pending()
+
+    def flush(self) -> None:
+        """Send what waits for others now, in real time as well."""
+        self._flush()
+        self._parts.realtime.flush()
+
+    def _flush(self) -> None:
+        with self._monitor:
+            for group in self._groups.values():
+                group.flushed = True
+            self._monitor.notify_all()
+
+    def _cancelled(self, future: ResultFuture) -> None:
+        """Take a cancelled request out. One that is taken from its group is noticed by who took it."""
+        with self._monitor:
+            found = [lane for lane, group in self._groups.items() if group.waiting.pop(future, None)]
+            for lane in found:
+                if not self._groups[lane].waiting:
+                    del self._groups[lane]
+            self._monitor.notify_all()
+        if found:
+            future.set_running_or_notify_cancel()
+        else:
+            self._parts.realtime.cancelled(future)
+
+    # -- sending ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (group := self._next()) is not None:
+            try:
+                self._send(group)
+            except BaseException as error:  # no future may be left behind
+                self._fail(group, error)
+
+    def _next(self) -> list[_Deferred] | None:
+        """Wait for the next group that is to go, and take it; ``None``, and no thread, where none waits."""
+        with self._monitor:
+            while self._groups:
+                closes, lane = min(
+                    ((self._closes(group), lane) for lane, group in self._groups.items()),
+                    key=lambda pair: pair[0],
+                )
+                left = closes - self._clock.now()
+                if left <= 0:
+                    return list(self._groups.pop(lane).waiting.values())
+                self._monitor.wait(left)
+            self._running = False
+            self._monitor.notify_all()
+            return None
+
+    def _closes(self, group: _Group) -> float:
+        if group.flushed or self._closing:
+            return -math.inf
+        leave_by = min(each.leave_by for each in group.waiting.values())
+        return self._window.closes(len(group.waiting), group.opened, group.newest, leave_by)
+
+    def _send(self, group: Sequence[_Deferred]) -> None:
+        """Send a group. The cases, in order:
+
+        1. The store has an equal request that waits, or its answer, which nobody was given: take that.
+        2. Fewer are left than a batch is considered for: real time.
+        3. A job is stored. What is cancelled up to then is left out, and what is not is under way.
+        4. It could not be stored: real time.
+        """
+        group = self._join(group)
+        if len(group) < self._config.batch_threshold:
+            self._ask(group)
+            return
+        group = [each for each in group if each.future.set_running_or_notify_cancel()]
+        if group and not self._store(group):
+            self._ask(group)
+
+    def _join(self, group: Sequence[_Deferred]) -> list[_Deferred]:
+        """Let requests join equal ones; return the others."""
+        keys = {key for each in group if (key := each.storable.key) is not None}
+        try:
+            found = self._parts.deferred_jobs.find(keys)
+        except StoreError as error:
+            logs.job_error(None, error)
+            return list(group)
+        others: list[_Deferred] = []
+        joined: dict[Place, _Takers] = {}
+        for each in group:
+            known = None if each.storable.key is None else found.get(each.storable.key)
+            if known is None:
+                others.append(each)
+            elif each.future.set_running_or_notify_cancel():
+                takers = joined.setdefault(known.place, _Takers(self, known.place, [], known.first))
+                takers.deferred.append(each)
+        jobs: dict[str, list[_Takers]] = {}
+        for place, takers in joined.items():
+            jobs.setdefault(place.job_id, []).append(takers)
+        for job_id, of_job in jobs.items():
+            self._parts.service.carry_on(job_id)
+            self._deliver(job_id, of_job)
+        return others
+
+    def _store(self, group: Sequence[_Deferred]) -> bool:
+        """Store requests as a job, and have them take its answers; False where nothing was stored."""
+        parts = self._parts
+        requests = [each.storable.request for each in group]
+        deadline = min(each.deadline for each in group) - self._clock.now()
+        budget = None
+        if self._config.budget is not None:
+            budget = parts.advisor.ceiling(requests, kind_of(requests[0]))
+        key = None
+        try:
+            key = parts.deferred_jobs.new_key()
+            row = parts.jobs.submit_gathered(
+                requests, key, deadline=None if deadline == math.inf else deadline, budget=budget
+            )
+        except Exception as error:
+            logs.job_error(None, error)
+            stored = None if key is None else self._stored(key)
+            if stored is None:
+                return False
+            row = stored  # all the same: sending its requests in real time would pay them twice
+        parts.deferred_jobs.add(row, [each.storable.key for each in group])
+        self._deliver(row.id, [_Takers(self, Place(row.id, ix), [each]) for ix, each in enumerate(group)])
+        return True
+
+    def _stored(self, key: str) -> JobRow | None:
+        try:
+            return self._parts.service.store.jobs.get(key)
+        except StoreError:
+            return None
+
+    def _deliver(self, job_id: str, takers: Iterable[_Takers]) -> None:
+        by_position = {taker.place.ix: taker for taker in takers}
+        with self._monitor:
+            for taker in by_position.values():
+                self._under_way.update((each.future, each) for each in taker.deferred)
+        self._parts.service.deliver(job_id, by_position)
+
+    def _ask(self, group: Iterable[_Deferred]) -> None:
+        """Send requests in real time, each with the time that is left to it."""
+        for each in group:
+            request = each.request
+            if each.deadline < math.inf:
+                request = evolve(request, timeout=max(SHORTEST, each.deadline - self._clock.now()))
+            try:
+                self._parts.realtime.submit_prepared(request, request, each.future)
+            except Exception as error:
+                self._fail([each], error)
+
+    def _fail(self, group: Iterable[_Deferred], error: BaseException) -> None:
+        if not isinstance(error, SmartbatchError):
+            logs.job_error(None, error)
+            error = SmartbatchError(f"the request could not be sent: {type(error).__name__}")
+        for each in group:
+            if not each.future.done():
+                each.future.settle(Result(each.request.id or "", error=error, context=each.request.context))
+            with self._monitor:
+                self._under_way.pop(each.future, None)
+                self._monitor.notify_all()
+
+    # -- settling --------------------------------------------------------------------------------------------
+
+    def settle(self, takers: _Takers, result: Result) -> None:
+        """Settle the futures of those who wait for one request of a job."""
+        stored = not isinstance(result.error, ClientClosed | JobNotFound)
+        with self._marked():
+            for number, each in enumerate(takers.deferred):
+                if number or not takers.first:
+                    own = self._reading.follower(each.request, result)
+                else:
+                    named = evolve(result, request_id=each.request.id or result.request_id)
+                    own = self._reading.own(each.request, named, each.cache_key)
+                each.future.settle(own)
+        if stored:
+            try:
+                self._parts.deferred_jobs.given(takers.place)
+            except SmartbatchError as error:
+                logs.job_error(takers.place.job_id, error)
+        with self._monitor:
+            for each in takers.deferred:
+                self._under_way.pop(each.future, None)
+            self._monitor.notify_all()
+
+    @contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Mark this thread, on which a hook of the user's runs that could stop the client."""
+        self._settling.here = True
+        try:
+            yield
+        finally:
+            self._settling.here = False
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take requests, again after a stop."""
+        with self._monitor:
+            self._closing = False
+            self._no_store = None
+
+    def finish(self, timeout: float | None, *, wait: bool) -> None:
+        """Take nothing more and send what waits; with ``wait``, wait for the answers.
+
+        Args:
+            timeout: seconds for both; ``None`` for as long as it takes.
+        """
+        with self._monitor:
+            self._closing = True
+            self._monitor.notify_all()
+            until = None if timeout is None else self._clock.now() + timeout
+            self._monitor.wait_for(lambda: not self._running, timeout)
+            if wait:
+                left = None if until is None else until - self._clock.now()
+                self._monitor.wait_for(lambda: not self._under_way, left)
+
+    def on_own_thread(self) -> bool:
+        """Whether the caller runs on a thread that settles or sends, where it must not wait for the end."""
+        return self._threads.has_current() or getattr(self._settling, "here", False)
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
+        for group in list(self._groups.values()):
+            for future in list(group.waiting):
+                future.abandon(error)
+        for future in list(self._under_way):
+            future.abandon(error)

@@ -1,0 +1,278 @@
+"""Requests that may wait: gathered, sent by batch, and answered as if they had been asked in real time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+from jobs.remote import Remote
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ClientClosed, ConfigError
+from smartbatch.types import Answer, Priority, Request, Result, Route
+
+ClientOf = Callable[..., BatchingClient]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "jobs.db")
+
+
+@pytest.fixture
+def remote(clock: VirtualClock) -> Remote:
+    return Remote(clock)
+
+
+@pytest.fixture
+def client(client_of: ClientOf, remote: Remote, store: str) -> BatchingClient:
+    return client_of(remote, store=store, deferrable="batch")
+
+
+def deferred(client: BatchingClient, count: int, **params: Any) -> list[Future[Result]]:
+    return [client.submit_background(f"p{n}", **params) for n in range(count)]
+
+
+def results(futures: list[Future[Result]]) -> list[Result]:
+    return [future.result() for future in futures]
+
+
+def batches(remote: Remote) -> list[int]:
+    """The sizes of the batches that were made."""
+    assert remote.api is not None
+    return [len(batch.lines) for batch in remote.api.made.values()]
+
+
+# -- gathering -----------------------------------------------------------------------------------------------
+
+
+def test_requests_that_may_wait_go_by_one_batch(client: BatchingClient, remote: Remote) -> None:
+    """Each future has its own answer, context and id; objects that no store keeps come back as well."""
+    contexts = [object() for _ in range(12)]
+    futures = [client.submit_background(f"p{n}", context=contexts[n], id=f"row-{n}") for n in range(12)]
+    answers = results(futures)
+    assert [answer.text for answer in answers] == [f"by batch: p{n}" for n in range(12)]
+    assert [answer.context for answer in answers] == contexts
+    assert [answer.request_id for answer in answers] == [f"row-{n}" for n in range(12)]
+    assert {answer.route for answer in answers} == {Route.BATCH}
+    assert batches(remote) == [12]
+    assert remote.asked == []
+
+
+def test_without_leave_they_go_in_real_time(client_of: ClientOf, remote: Remote, store: str) -> None:
+    futures = deferred(client_of(remote, store=store), 12)
+    assert {answer.route for answer in results(futures)} == {Route.INDIVIDUAL}
+    assert batches(remote) == []
+
+
+def test_a_batch_is_gathered_until_no_further_request_comes(
+    client: BatchingClient, remote: Remote, clock: VirtualClock
+) -> None:
+    """One that comes every five seconds is waited for, one that comes after half a minute is not."""
+    futures = []
+    for n in range(12):
+        futures.append(client.submit_background(f"p{n}"))
+        clock.sleep(5.0)
+    clock.sleep(25.0)
+    futures += [client.submit_background(f"q{n}") for n in range(10)]
+    results(futures)
+    assert batches(remote) == [12, 10]
+
+
+def test_nobody_waits_for_others_longer_than_four_minutes(
+    client: BatchingClient, remote: Remote, clock: VirtualClock
+) -> None:
+    futures = []
+    for n in range(60):
+        futures.append(client.submit_background(f"p{n}"))
+        clock.sleep(7.0)
+    results(futures)
+    assert batches(remote) == [35, 25]
+
+
+def test_a_full_batch_goes_at_once(
+    client_of: ClientOf, remote: Remote, store: str, clock: VirtualClock
+) -> None:
+    client = client_of(remote, store=store, deferrable="batch", batch_max_requests=20)
+    began = clock.wall()
+    results(deferred(client, 20))
+    assert batches(remote) == [20]
+    assert client.jobs()[0].created_at == began
+
+
+def test_a_flush_ends_the_gathering(client: BatchingClient, remote: Remote, clock: VirtualClock) -> None:
+    began = clock.wall()
+    futures = deferred(client, 12)
+    client.flush()
+    results(futures)
+    assert client.jobs()[0].created_at == began
+    assert batches(remote) == [12]
+
+
+# -- what goes in real time ----------------------------------------------------------------------------------
+
+
+def test_too_few_for_a_batch_go_in_real_time(client: BatchingClient, remote: Remote) -> None:
+    assert {answer.route for answer in results(deferred(client, 9))} == {Route.INDIVIDUAL}
+    assert batches(remote) == []
+    assert client.jobs() == []
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"priority": Priority.LOW},
+        {"timeout": 60.0},
+        {"purpose": "chat"},
+    ],
+)
+def test_what_cannot_wait_is_asked_at_once(
+    params: dict[str, Any], client_of: ClientOf, remote: Remote, store: str, clock: VirtualClock
+) -> None:
+    client = client_of(remote, store=store, deferrable="batch", prefer_individual_for="chat")
+    began = clock.now()
+    assert {answer.route for answer in results(deferred(client, 12, **params))} == {Route.INDIVIDUAL}
+    assert clock.now() - began < 1.0
+
+
+def test_own_functions_are_called_at_once(client: BatchingClient, clock: VirtualClock) -> None:
+    calls = [Request(call=lambda request, attempt: "mine", priority="deferrable") for _ in range(12)]
+    assert {client.submit(call).result().text for call in calls} == {"mine"}
+    assert clock.now() < 1.0
+
+
+def test_a_provider_without_batches_is_asked_at_once(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    client = client_of(Remote(clock, batches=False), store=store, deferrable="batch")
+    assert {answer.route for answer in results(deferred(client, 12))} == {Route.INDIVIDUAL}
+    assert clock.now() < 1.0
+
+
+def test_without_a_store_they_go_in_real_time(
+    client_of: ClientOf, remote: Remote, tmp_path: Path, clock: VirtualClock
+) -> None:
+    place = tmp_path / "no-database"
+    place.write_bytes(b"something else" * 1000)
+    client = client_of(remote, store=str(place), deferrable="batch")
+    assert {answer.route for answer in results(deferred(client, 12))} == {Route.INDIVIDUAL}
+    assert clock.now() < 1.0
+
+
+def test_a_hook_may_answer_one(client_of: ClientOf, remote: Remote, store: str) -> None:
+    def known(request: Request) -> Answer | None:
+        return Answer("known") if request.prompt == "p3" else None
+
+    client = client_of(remote, store=store, deferrable="batch", preprocess=[known])
+    answers = results(deferred(client, 12))
+    assert answers[3].text == "known"
+    assert batches(remote) == [11]
+
+
+def test_batches_that_are_switched_off_contradict_it() -> None:
+    with pytest.raises(ConfigError, match=r"deferrable .* batch_enabled"):
+        BatchingClient("sim:demo", deferrable="batch", batch_enabled=False)
+
+
+# -- the same answers ----------------------------------------------------------------------------------------
+
+
+@frozen
+class City:
+    name: str
+
+
+def test_equal_requests_are_paid_once(client: BatchingClient, remote: Remote) -> None:
+    """In one batch, and while it runs."""
+    first = [client.submit_background(f"p{n % 12}") for n in range(15)]
+    client.flush()
+    later = client.submit_background("p3")
+    client.flush()
+    answers = results([*first, later])
+    assert [answer.text for answer in answers] == [f"by batch: p{n % 12}" for n in [*range(15), 3]]
+    assert [answer.deduplicated for answer in answers] == [False] * 12 + [True] * 4
+    assert batches(remote) == [12]
+    assert remote.asked == []
+
+
+def test_an_answer_that_was_given_is_not_given_again(client: BatchingClient, remote: Remote) -> None:
+    """Without a cache the same request is asked again, as in real time."""
+    for _ in range(2):
+        results(deferred(client, 12))
+    assert batches(remote) == [12, 12]
+
+
+def test_hooks_see_the_answers_of_a_batch(client_of: ClientOf, remote: Remote, store: str) -> None:
+    seen = []
+    client = client_of(
+        remote, store=store, deferrable="batch", post_process=lambda result: seen.append(result)
+    )
+    results(deferred(client, 12))
+    assert sorted(str(result.text) for result in seen) == sorted(f"by batch: p{n}" for n in range(12))
+
+
+# -- cancelling and stopping ---------------------------------------------------------------------------------
+
+
+def test_a_request_is_withdrawn_before_its_batch_and_not_after(
+    client: BatchingClient, remote: Remote
+) -> None:
+    futures = deferred(client, 13)
+    assert futures[5].cancel()
+    assert wait(futures[5:6], timeout=1).done == {futures[5]}
+    client.flush()
+    futures[0].result()
+    assert batches(remote) == [12]
+    with pytest.raises(CancelledError):
+        futures[5].result()
+
+
+def test_cancelling_all_that_is_pending_withdraws_them(client: BatchingClient, remote: Remote) -> None:
+    futures = deferred(client, 13)
+    assert client.cancel_pending() == 13
+    assert all(future.cancelled() for future in futures)
+    assert batches(remote) == []
+
+
+def test_a_stop_waits_for_the_batch(client: BatchingClient, remote: Remote) -> None:
+    futures = deferred(client, 12)
+    client.stop()
+    assert all(future.done() for future in futures)
+    assert {future.result().route for future in futures} == {Route.BATCH}
+
+
+def test_a_stop_that_does_not_wait_leaves_the_job_to_the_next_client(
+    client: BatchingClient, client_of: ClientOf, remote: Remote, store: str, clock: VirtualClock
+) -> None:
+    """The futures say so; the same requests get the answers, and nothing is paid twice."""
+    futures = deferred(client, 12)
+    client.flush()
+    clock.sleep(20.0)
+    client.stop(cancel_waiting=True)
+    for future in futures:
+        with pytest.raises(ClientClosed, match="nothing is lost"):
+            future.result()
+    assert batches(remote) == [12]
+
+    second = client_of(remote, store=store, deferrable="batch")
+    answers = results(deferred(second, 12))
+    assert [answer.text for answer in answers] == [f"by batch: p{n}" for n in range(12)]
+    assert batches(remote) == [12]
+    assert remote.asked == []
+
+
+def test_a_time_out_is_kept_in_real_time_where_the_batch_is_late(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock, turnaround=1e6)
+    client = client_of(remote, store=store, deferrable="batch")
+    began = clock.now()
+    answers = results(deferred(client, 12, timeout=7200.0))
+    assert {answer.route for answer in answers} == {Route.INDIVIDUAL}
+    assert clock.now() - began < 7200.0
+    assert batches(remote) == [0]
