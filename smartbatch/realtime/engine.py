@@ -81,7 +81,8 @@ class RealtimeEngine:
         try:
             with self.queue.monitor:
                 joined = self.queue.admit_locked(ticket, now)
-                if not waiter.running or waiter.deadline is not None:  # one that joined may be more urgent
+                # one that joined what waits may be more urgent
+                if not (joined and waiter.running) or waiter.deadline is not None:
                     self.dispatcher.wake_locked()
                 if waiter.deadline is not None:
                     self.dispatcher.wake_before_locked(waiter.deadline)

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 from jobs.remote import Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ClientClosed, ConfigError
-from smartbatch.types import Answer, Priority, Request, Result, Route
+from smartbatch.errors import ClientClosed, ConfigError, StoreError
+from smartbatch.jobs.store.job_table import JobTable
+from smartbatch.prices import Price
+from smartbatch.providers.batch_api import Line
+from smartbatch.types import Answer, Kind, Priority, Request, Result, Route
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -216,6 +219,63 @@ def test_hooks_see_the_answers_of_a_batch(client_of: ClientOf, remote: Remote, s
     assert sorted(str(result.text) for result in seen) == sorted(f"by batch: p{n}" for n in range(12))
 
 
+def test_objects_of_classes_come_back(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    """A store keeps plain data; who asked has the class."""
+    remote = Remote(clock)
+    assert remote.api is not None
+    read_line = remote.api.read_line
+
+    def object_line(line: bytes, kind: Kind) -> Line:
+        read = read_line(line, kind)
+        assert read.answer is not None
+        return evolve(read, answer=evolve(read.answer, text='{"name": "Bern"}'))
+
+    remote.api.read_line = object_line  # type: ignore[method-assign]
+    client = client_of(remote, store=store, deferrable="batch")
+    futures = [client.submit_background(f"p{n}", schema=City) for n in range(12)]
+    assert {future.result().parsed for future in futures} == {City("Bern")}
+
+
+def test_answers_of_a_batch_are_kept_in_the_cache(
+    client_of: ClientOf, remote: Remote, store: str, tmp_path: Path
+) -> None:
+    client = client_of(remote, store=store, deferrable="batch", cache=str(tmp_path / "answers.db"))
+    results(deferred(client, 12))
+    assert {answer.route for answer in results(deferred(client, 12))} == {Route.CACHED}
+    assert batches(remote) == [12]
+
+
+def test_a_budget_holds_back_what_a_batch_can_cost_and_not_all_there_is(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """Two batches run next to each other, and a request in real time next to both."""
+    remote = Remote(clock, priced=True)
+    prices = {"remote:default": Price(input=1.0, output=1.0)}
+    client = client_of(remote, store=store, deferrable="batch", budget=1.0, prices=prices)
+    first = deferred(client, 12, max_tokens=100)
+    client.flush()
+    clock.sleep(1.0)
+    second = [client.submit_background(f"q{n}", max_tokens=100) for n in range(12)]
+    client.flush()
+    clock.sleep(1.0)
+    assert client.submit("now", max_tokens=100).result().ok
+    answers = results([*first, *second])
+    assert {answer.route for answer in answers} == {Route.BATCH}
+    assert batches(remote) == [12, 12]
+    assert 0 < client.spent < 0.01
+
+
+def test_requests_that_cannot_be_stored_go_in_real_time(
+    client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(JobTable, "accept", full)
+    assert {answer.route for answer in results(deferred(client, 12))} == {Route.INDIVIDUAL}
+    assert batches(remote) == []
+
+
 # -- cancelling and stopping ---------------------------------------------------------------------------------
 
 
@@ -264,6 +324,14 @@ def test_a_stop_that_does_not_wait_leaves_the_job_to_the_next_client(
     assert [answer.text for answer in answers] == [f"by batch: p{n}" for n in range(12)]
     assert batches(remote) == [12]
     assert remote.asked == []
+
+
+def test_a_hook_may_stop_the_client_that_settles_it(client_of: ClientOf, remote: Remote, store: str) -> None:
+    """It runs on the thread that a stop would wait for."""
+    stopping: list[BatchingClient] = []
+    client = client_of(remote, store=store, deferrable="batch", post_process=lambda _: stopping[0].stop())
+    stopping.append(client)
+    assert all(answer.ok for answer in results(deferred(client, 12)))
 
 
 def test_a_time_out_is_kept_in_real_time_where_the_batch_is_late(
