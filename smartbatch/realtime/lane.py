@@ -55,6 +55,8 @@ class Lane:
         rates: prices, or ``None`` when they are unknown.
         calibration: what calls of this kind have taught about token counts.
         call: the provider's call with its layers around it.
+        replay: runs the middleware for one more who asked, over what the provider said; ``None`` where there
+            is no middleware, or it must not share.
         max_tokens: most estimated input tokens of one call.
         batch_key: what must be equal for requests to share a call.
         packing_health: in a lane whose calls are packed prompts, whether packing pays; ``None`` elsewhere.
@@ -79,6 +81,7 @@ class Lane:
     rates: RateCard | None
     calibration: Calibration
     call: Call
+    replay: Call | None = None
     max_tokens: float = math.inf
     batch_key: Callable[[Request], Hashable] = attrgetter("isolation_key")
     packing_health: PackingHealth | None = None

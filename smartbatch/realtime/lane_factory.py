@@ -21,8 +21,8 @@ from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.providers.flex import FlexTier
 from smartbatch.realtime.cache import ResponseCache
-from smartbatch.realtime.call.layers import build_call
-from smartbatch.realtime.call.recalled import recalling
+from smartbatch.realtime.call.layers import around, build_call
+from smartbatch.realtime.call.sharing import AnswerSharing
 from smartbatch.realtime.lane import Lane, ProviderHealth
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared_quota import shared_quota
@@ -65,8 +65,7 @@ class LaneFactory:
         self._config = config
         self._clock = setup.clock
         self._opened = opened
-        # Without middleware the cache is asked before the queue.
-        self._cache = cache if setup.hooks.middleware and setup.hooks.shareable else None
+        self._cache = cache
         self._prices = PriceBook(config.prices)
         # Ids in packed prompts are secrets, so they do not come from random numbers a user may seed.
         self._words = partial(random_word, random.SystemRandom())
@@ -155,6 +154,10 @@ class LaneFactory:
             compiler = BatchCompiler(self._words, native_schema=abilities.schemas)
         elif tier is not None:
             most = 1  # the tier is asked for by each request
+        hooks = self._setup.hooks
+        sharing = None
+        if hooks.middleware and hooks.shareable:  # without middleware the cache is asked before the queue
+            sharing = AnswerSharing(self._cache, provider, model)
         return Lane(
             provider=provider,
             model=model,
@@ -173,13 +176,14 @@ class LaneFactory:
             quota=shared_quota(provider.scope, model),
             rates=known.rates,
             calibration=Calibration(known.calibration) if packed else known.calibration,
+            replay=None if sharing is None else around(sharing.said, provider, hooks.middleware),
             call=build_call(
                 provider,
                 model,
                 now=self._clock.now,
-                classifiers=self._setup.hooks.classifiers,
-                middleware=self._setup.hooks.middleware,
-                innermost=None if self._cache is None else recalling(self._cache, provider, model),
+                classifiers=hooks.classifiers,
+                middleware=hooks.middleware,
+                innermost=sharing,
                 compiler=compiler,
                 tier=tier,
             ),

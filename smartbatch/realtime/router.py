@@ -7,6 +7,7 @@ requests, never over the answers: a request that has no answer is sent again, al
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -18,12 +19,12 @@ from smartbatch.core.limits.quota import Cooldown
 from smartbatch.core.limits.retry import Circumstances, RetryPolicy, decide
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.fingerprint import fingerprint
-from smartbatch.core.preparation.structured import Parsed, own_object, read_answer, repair_request
+from smartbatch.core.preparation.structured import Parsed, Problem, own_object, read_answer, repair_request
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
 from smartbatch.events import BreakerChanged, CooldownStarted, FlexChanged, PackingChanged, RetryScheduled
 from smartbatch.realtime.accounting import NO_BILL, CallBill, account, is_kept, route_of
-from smartbatch.realtime.call.layers import Outcome
+from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
 from smartbatch.realtime.effects import DeferredEffects, answered, share_of
 from smartbatch.realtime.gates import Change, Ending, Gates, Permit, Used
 from smartbatch.realtime.lane import Lane
@@ -152,17 +153,21 @@ class ResponseRouter:
             ticket.attempts += not is_kept(outcome)
             account(ticket, outcome, cost)
             if isinstance(outcome, Answer):
-                readings.append(self._read(ticket, outcome, seconds, route_of(ticket.lane, outcome, size)))
+                route = route_of(ticket.lane, outcome, size)
+                readings.append(self._read(call, ticket, outcome, seconds, route))
             else:
                 readings.append(MissingAnswer() if outcome is None else outcome)
         return readings
 
-    def _read(self, ticket: Ticket, answer: Answer, seconds: float, route: Route) -> Result | Shares | Repair:
+    def _read(
+        self, call: InFlightCall, ticket: Ticket, answer: Answer, seconds: float, route: Route
+    ) -> Result | Shares | Repair:
         """Return what an answer makes of its request: a result, failed or not, or a further try.
 
         What is shared and kept is what the provider said: whoever asked has an object of its own, and the
-        hooks run for each with its own context, those excepted who get their result raw. A text that no hook
-        wants to see is left to be handed out when the ticket ends: others may join until then.
+        middleware and the hooks run for each with its own context; the hooks not for those who get their
+        result raw. A text that nothing of the user's wants to see is left to be handed out when the ticket
+        ends: others may join until then.
         """
         verdict = _validated(ticket, answer, self._validation_retries)
         if isinstance(verdict, Repair):
@@ -173,16 +178,20 @@ class ResponseRouter:
         if self._keep is not None and (key := _cache_key(ticket)) is not None:
             self._keep(key, answer)
         result = answered(ticket, answer, seconds=seconds, parsed=verdict.value, route=route)
-        if result.parsed is None and self._hooks.post_process is None:
+        replay = ticket.lane.replay
+        if result.parsed is None and self._hooks.post_process is None and replay is None:
             return result
-        waiters = self._queue.close_to_others(ticket)
         params = ticket.submission.request.params
         shares: dict[Waiter, Result] = {}
-        for waiter in waiters:  # all are made before a hook may change one
-            parsed = own_object(params, answer, result.parsed) if shares else result.parsed
-            shares[waiter] = share_of(waiter, evolve(result, parsed=parsed), pays=not shares)
+        for waiter in self._queue.close_to_others(ticket):  # all are made before a hook may change one
+            own = result
+            if shares and replay is not None:
+                own = _replayed(replay, call, ticket, waiter, result)
+            elif shares:
+                own = evolve(result, parsed=own_object(params, answer, result.parsed))
+            shares[waiter] = share_of(waiter, own, pays=not shares)
         process = self._hooks.process
-        return Shares({each: own if each.raw else process(own) for each, own in shares.items()})
+        return Shares({each: own if each.raw or not own.ok else process(own) for each, own in shares.items()})
 
     def route_locked(self, call: InFlightCall, readings: Sequence[Reading], effects: DeferredEffects) -> None:
         """Decide what becomes of every ticket of ``call``.
@@ -605,6 +614,30 @@ def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair 
         takes_temperature=_takes_temperature(ticket, answer),
     )
     return Repair(request, error)
+
+
+def _replayed(replay: Call, call: InFlightCall, ticket: Ticket, waiter: Waiter, result: Result) -> Result:
+    """Return ``result`` as the middleware makes it for one more who asked, with its own context."""
+    asked = waiter.request
+    request = evolve(ticket.request, id=asked.id, context=asked.context, priority=asked.priority)
+    spec = CallSpec(call.batch, (request,), ticket.lane.label, max(0, ticket.attempts - 1), math.inf)
+    outcome = replay(spec)[0]
+    if not isinstance(outcome, Answer):
+        return evolve(result, text=None, parsed=None, embedding=None, error=outcome or MissingAnswer())
+    verdict: Parsed | Problem = Parsed(outcome.value)
+    if outcome.value is None:
+        verdict = read_answer(request.params, outcome.text, outcome.finish_reason)
+    error = None
+    if isinstance(verdict, Problem):
+        error = ValidationFailed(verdict.message, text=outcome.text, finish_reason=outcome.finish_reason)
+    return evolve(
+        result,
+        text=outcome.text,
+        parsed=verdict.value if isinstance(verdict, Parsed) else None,
+        embedding=outcome.embedding,
+        finish_reason=outcome.finish_reason,
+        error=error,
+    )
 
 
 def _cache_key(ticket: Ticket) -> bytes | None:

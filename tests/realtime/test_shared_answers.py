@@ -145,8 +145,8 @@ def test_with_a_middleware_nothing_is_shared_unless_it_says_so(
     layer = Prefixing(lambda request: f"{request.context} ", shareable=shareable)
     results = asked_together(clock, client_of(provider, middleware=[layer]), ["a", "b"])
     assert len(provider.starts) == (1 if shareable else 2)
-    if not shareable:
-        assert [result.text for result in results] == ["a re: x", "b re: x"]
+    assert [result.text for result in results] == ["a re: x", "b re: x"]
+    assert layer.seen == 2
 
 
 def test_one_middleware_that_says_nothing_is_enough(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -214,6 +214,25 @@ class Objects(Api):
         read = super().read_line(line, kind)
         assert read.answer is not None
         return evolve(read, answer=evolve(read.answer, text='{"name": "Lima"}'))
+
+
+def test_a_middleware_that_may_not_be_shared_after_all_is_told_and_gives_nobody_another_ones_answer(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """It says that it is shareable, and sends each asker's context to the provider."""
+
+    @define
+    class Telling:
+        shareable: bool = True
+
+        def __call__(self, call: CallSpec, proceed: Call) -> Sequence[Outcome]:
+            changed = tuple(evolve(request, prompt=f"for {request.context}") for request in call.requests)
+            return proceed(evolve(call, requests=changed))
+
+    results = asked_together(clock, client_of(Scripted(clock), middleware=[Telling()]), ["a", "b"])
+    assert results[0].text == "re: for a"
+    assert results[1].text is None
+    assert "says it is shareable" in str(results[1].error)
 
 
 @pytest.mark.parametrize("ordered", [True, False])

@@ -71,6 +71,8 @@ class Batch(Generic[T, R]):
         items: what it carries, most urgent first.
         tokens: estimated input and output tokens of all items.
         compiled: the one prompt that several were made into; ``None`` where each is sent as it is.
+        said: the provider's own answers by the fingerprint of what was sent, below a middleware that may be
+            shared; empty elsewhere.
     """
 
     id: str
@@ -80,6 +82,7 @@ class Batch(Generic[T, R]):
     items: list[T] = field(factory=list)
     tokens: int = 0
     compiled: Packed | None = field(default=None, repr=False)
+    said: dict[bytes, R] = field(factory=dict, repr=False)
     state: BatchState = BatchState.ACCUMULATING
     _outcomes: dict[int, R] = field(factory=dict, init=False, repr=False)
 

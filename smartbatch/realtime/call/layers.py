@@ -4,8 +4,8 @@ Outside in, and why each stands where it stands:
 
 1. observe: outermost, so that its seconds contain everything and every call is seen once;
 2. middleware: the user's own, sees the classified outcome and may change requests or answers;
-3. the cache, where there is middleware: below it, so that what is kept is what the provider said, and each
-   middleware sees that (:mod:`smartbatch.realtime.call.recalled`);
+3. sharing and the cache, where there is middleware that allows it: below it, so that what is shared and kept
+   is what the provider said, and each middleware sees that (:mod:`smartbatch.realtime.call.sharing`);
 4. classify: below middleware, so that nothing above ever meets a foreign exception;
 5. deadline: next to the provider, so that what the layers above used is taken off;
 6. the provider, or the request's own callable.
@@ -32,7 +32,7 @@ from smartbatch.realtime.call.streamed import cut, streamed
 from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Answer, Attempt, Request, Usage
 
-__all__ = ["Call", "CallSpec", "Middleware", "Outcome", "build_call"]
+__all__ = ["Call", "CallSpec", "Middleware", "Outcome", "around", "build_call"]
 
 STOPPED: Final = frozenset({"refusal", "content_filter"})
 """Ends of a packed call that one prompt may have caused for all: then each is asked alone."""
@@ -89,7 +89,14 @@ def build_call(
     ``innermost`` stands below the middleware: it sees what is really sent, and what the provider said.
     """
     call = _classified(_deadlined(provider, model, now, compiler, tier), provider, classifiers)
-    for layer in reversed((*middleware, *([] if innermost is None else [innermost]))):
+    if innermost is not None:
+        call = _with_middleware(innermost, call)
+    return around(call, provider, middleware)
+
+
+def around(call: Call, provider: Provider, middleware: Sequence[Middleware]) -> Call:
+    """Return ``call`` with the middleware around it, the first of it outermost."""
+    for layer in reversed(middleware):
         call = _with_middleware(layer, call)
     return _guarded(call, provider) if middleware else call
 
