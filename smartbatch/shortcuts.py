@@ -34,6 +34,7 @@ from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.service import JobService, OpenedStore
 from smartbatch.jobs.status import JobStatus, status_of
+from smartbatch.jobs.store import resolved_place
 from smartbatch.observe import logs
 from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.event_bus import EventBus
@@ -61,6 +62,7 @@ from smartbatch.types import (
     Result,
     Route,
     T,
+    evolve,
 )
 
 __all__ = [
@@ -172,6 +174,9 @@ def job(id_or_key: str, *, store: str | None = None) -> Job:
         StoreError, ConfigError: the store, or a setting in the environment, cannot be used.
     """
     config = BatchingConfig.load(store=store)
+    # one that is not named in full is another one after ``os.chdir``
+    meant: dict[str, Any] = {"store": resolved_place(config.store)}
+    config = evolve(config, **meant)
     stored = next((one for one in _known if one.config == config), None)
     if stored is None:
         stored = StoredJobs(config)

@@ -20,6 +20,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.providers.base import Provider
 from smartbatch.realtime import shared_quota
+from smartbatch.shortcuts import close_stores
 from tests.taking_part import taking_part
 
 HANGS_AFTER = 120.0
@@ -119,6 +120,12 @@ def fresh_quotas() -> Iterator[None]:
     shared_quota.forget_all()
     yield
     shared_quota.forget_all()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """Close what ``smartbatch.job`` opened in a test while the test's folder and servers are still there."""
+    close_stores()
 
 
 @pytest.fixture

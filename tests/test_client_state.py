@@ -145,7 +145,20 @@ def test_a_second_configuration_of_a_store_is_honoured(
     assert store_of(slow).config.parallelism == BatchingConfig().parallelism
     assert store_of(quick).config.parallelism == 7
     assert store_of(smartbatch.job("first", store=store)) is store_of(quick)
-    smartbatch.shortcuts.close_stores()
+
+
+@pytest.mark.parametrize("store", [None, "jobs.db", "sqlite:///jobs.db"])
+def test_a_job_is_looked_for_in_the_store_that_is_meant_now(
+    store: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another folder, or another user's state, is another store, as it is for a client."""
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+        BatchingClient("sim:demo", store=store).submit_batch(["a"], key=name)
+        assert store_of(smartbatch.job(name, store=store)).place.startswith(str(folder))
 
 
 def test_finished_jobs_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from inside import own_registry
 from pages import INSTALLS, LANGUAGES, ROOT, Block, Page, pages, shell_script
 
 import smartbatch
-from smartbatch import BatchingConfig, events, providers, shortcuts, testing
+from smartbatch import BatchingConfig, events, providers, testing
 from smartbatch.cli.main import build_parser
 from smartbatch.jobs.records import IncidentRow, ShardState
 from smartbatch.testing import Emulator, emulator
@@ -181,7 +181,7 @@ class Reader:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the examples and the command, and no settings, jobs or batches of the machine's own."""
     for variable in [name for name in os.environ if name.startswith(_FOREIGN)]:
         monkeypatch.delenv(variable)
@@ -198,8 +198,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     own_registry(monkeypatch)  # a page registers its own
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    shortcuts.close_stores()  # those in this folder, which the next page has not
+    return tmp_path
 
 
 @pytest.fixture

@@ -63,7 +63,6 @@ def test_a_job_keeps_its_client(tmp_path) -> None:
     gc.collect()
     assert job.wait(30).completed == 2
     assert smartbatch.job(job.id, store=store).status().done
-    smartbatch.shortcuts.close_stores()
 
 
 def test_a_forgotten_client_that_is_busy_holds_up_no_other() -> None:

@@ -32,7 +32,9 @@ from smartbatch.jobs.store.leases import Counted, LeaseTable
 from smartbatch.jobs.store.owners import FileLocks, Owner, OwnerLocks
 from smartbatch.jobs.store.shard_table import ShardTable
 
-__all__ = ["SqlStore", "default_place", "open_store"]
+__all__ = ["SqlStore", "default_place", "open_store", "resolved_place"]
+
+_SERVERS = ("postgresql://", "postgres://")
 
 
 class SqlStore:
@@ -129,9 +131,9 @@ def open_store(
         ConfigError: the address of a server is malformed, or ``postgresql://`` needs the extra ``postgres``,
             which is not installed.
     """
-    place = place or default_place()
+    place = resolved_place(place)
     rng = rng or Random()
-    if place.startswith(("postgresql://", "postgres://")):
+    if place.startswith(_SERVERS):
         from smartbatch.jobs.store.postgres import Address, PostgresDatabase, SessionLocks
 
         server = PostgresDatabase(Address.of(place), **database)
@@ -139,10 +141,8 @@ def open_store(
         return SqlStore(server, SessionLocks(server), spool, wall=wall, rng=rng, counted=counted)
     from smartbatch.jobs.store.sqlite import SqliteDatabase
 
-    # sqlite:///relative, sqlite:////absolute or a plain path
-    path = os.path.realpath(os.path.expanduser(place.removeprefix("sqlite:///")))
-    spool = f"{path}.spool"
-    file = SqliteDatabase(path, wall=wall, **database)
+    spool = f"{place}.spool"
+    file = SqliteDatabase(place, wall=wall, **database)
     locks = FileLocks(os.path.join(spool, "owners"))
     return SqlStore(file, locks, spool, wall=wall, rng=rng, counted=counted)
 
@@ -153,6 +153,15 @@ def _state_folder() -> str:
     if not os.path.isabs(base):  # the specification: a relative path is to be ignored
         base = os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(base, "smartbatch")
+
+
+def resolved_place(place: str | None) -> str:
+    """Return the address of a server as it is, and else the path of the file that is meant here and now."""
+    place = place or default_place()
+    if place.startswith(_SERVERS):
+        return place
+    # sqlite:///relative, sqlite:////absolute or a plain path
+    return os.path.realpath(os.path.expanduser(place.removeprefix("sqlite:///")))
 
 
 def default_place() -> str:
