@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from attrs import define
+
 from smartbatch._fork import PerProcess
 
 __all__ = ["Tasks"]
@@ -46,11 +48,33 @@ class _Loop(asyncio.SelectorEventLoop):
         return self._process != os.getpid() or super().is_closed()
 
 
+@define(eq=False)
+class _Call:
+    """A coroutine that is handed to the loop, where it may begin before its future is known here.
+
+    Whoever cancels sets ``cancelled`` and then looks for the future; whoever hands over sets the future and
+    then looks at ``cancelled``. So one of the two cancels it, and neither needs a lock.
+    """
+
+    future: Future[Any] | None = None
+    cancelled: bool = False
+
+    def begin(self, future: Future[Any]) -> None:
+        self.future = future
+        if self.cancelled:
+            future.cancel()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.future is not None:
+            self.future.cancel()
+
+
 class Tasks:
     """Coroutines that belong together and can be cancelled together."""
 
     def __init__(self) -> None:
-        self._futures: set[Future[Any]] = set()
+        self._calls: set[_Call] = set()
 
     def run(self, main: Callable[[], Coroutine[Any, Any, _T]], timeout: float) -> _T:
         """Run ``main()`` on the loop and return its result; the calling thread is blocked until then.
@@ -69,23 +93,25 @@ class Tasks:
             async with asyncio.timeout(timeout):
                 return await main()
 
-        future = asyncio.run_coroutine_threadsafe(limited(), _threads.get().loop())
-        self._futures.add(future)
+        call = _Call()
+        self._calls.add(call)
         try:
+            future = asyncio.run_coroutine_threadsafe(limited(), _threads.get().loop())
+            call.begin(future)
             # Code that swallows its cancellation, or blocks in a thread, must not keep the worker.
             return future.result(timeout + _GRACE)
         finally:
-            future.cancel()  # nothing, unless the wait was interrupted or over
-            self._futures.discard(future)
+            call.cancel()  # nothing, unless the wait was interrupted or over
+            self._calls.discard(call)
 
     def cancel(self) -> None:
         """Cancel the calls under way; safe from any thread."""
-        for future in list(self._futures):
-            future.cancel()
+        for call in list(self._calls):
+            call.cancel()
 
     def forget(self) -> None:
         """In a forked child: forget the parent's calls."""
-        self._futures = set()
+        self._calls = set()
 
 
 class _LoopThread:
