@@ -122,6 +122,9 @@ class RequestHandler:
             body: its body.
             now: monotonic seconds.
         """
+        if head.foreign:
+            text = "the emulator serves this machine only: its Host, and an Origin, must be loopback"
+            return Reply(403, error_body(text, type_="emulator"))
         if head.path.startswith("/_ledger"):
             return self._ledger_page(head)
         policy = self._policy

@@ -21,10 +21,11 @@ def request_bytes(
     headers: str = "",
     key: str | None = "k",
     version: str = "1.1",
+    host: str = "localhost",
 ) -> bytes:
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     authorization = f"Authorization: Bearer {key}\r\n" if key is not None else ""
-    head = f"{method} {path} HTTP/{version}\r\nHost: test\r\n{authorization}{headers}"
+    head = f"{method} {path} HTTP/{version}\r\nHost: {host}\r\n{authorization}{headers}"
     if "chunked" not in headers:
         head += f"Content-Length: {len(data)}\r\n"
     return head.encode() + b"\r\n" + data

@@ -186,3 +186,30 @@ def test_after_a_refusal_nothing_more_is_answered(emu, raw):
         raw.send(request_bytes(chat()))
         assert raw.rest() == b""
     assert emu.ledger.received == 0
+
+
+@pytest.mark.parametrize("host", ["localhost:8000", "127.0.0.1", "[::1]:1", "127.8.8.8", "api.localhost"])
+def test_the_names_of_this_machine_are_served(raw, host):
+    """With and without a port; a page of this machine may ask, too."""
+    assert raw.ask(chat("hi"), host=host, headers="Origin: http://localhost:3000\r\n")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/_ledger/reset"])
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("evil.example", None),
+        ("127.0.0.1.evil.example", None),
+        ("localhost", "https://evil.example"),
+        ("localhost", "null"),
+        ("", None),
+    ],
+)
+def test_a_page_of_another_machine_is_refused(emu, raw, path, host, origin):
+    """By its origin, or by its name where that was made to lead here; nothing is counted or reset."""
+    raw.ask(chat("before"))
+    headers = "" if origin is None else f"Origin: {origin}\r\n"
+    status, _, body = raw.ask(chat("hi"), path=path, host=host, headers=headers)
+    assert status == 403
+    assert "this machine only" in body["error"]["message"]
+    assert len(emu.ledger.calls) == 1

@@ -6,7 +6,9 @@ instead of some hundred microseconds.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 import h11
 from attrs import field, frozen
@@ -44,6 +46,7 @@ class Head:
         keep_alive: False when the connection is closed after the answer.
         expects_continue: True when the client waits for ``100 Continue``.
         is_http_1_1: False for HTTP/1.0, which has no chunked bodies.
+        foreign: True when a web page of another machine sent it.
         headers: by lower-case name.
         raw: its bytes.
     """
@@ -55,6 +58,7 @@ class Head:
     keep_alive: bool
     expects_continue: bool
     is_http_1_1: bool
+    foreign: bool
     headers: Mapping[str, str] = field(repr=False)
     raw: bytes = field(repr=False)
 
@@ -102,9 +106,28 @@ def _parse(raw: bytes) -> Head:
         keep_alive=is_http_1_1 and "close" not in options,
         expects_continue=is_http_1_1 and "100-continue" in headers.get("expect", "").lower(),
         is_http_1_1=is_http_1_1,
+        foreign=_is_foreign(headers),
         headers=headers,
         raw=raw,
     )
+
+
+def _is_foreign(headers: Mapping[str, str]) -> bool:
+    """Whether a browser sent the request for a page of another machine: its origin says so, or the host where
+    the page's own name was made to lead here (DNS rebinding).
+    """
+    host, origin = headers.get("host"), headers.get("origin")
+    if host is not None and not _is_local(f"//{host}"):
+        return True
+    return origin is not None and not _is_local(origin)
+
+
+def _is_local(url: str) -> bool:
+    try:
+        name = urlsplit(url).hostname or ""
+        return name == "localhost" or name.endswith(".localhost") or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 class ChunkedBody:
