@@ -208,6 +208,7 @@ def _routes(by_route: dict[str, RouteFigures]) -> Iterator[tuple[str, str]]:
 
 
 def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:
+    yield "moved", _table({"forecasts": d.forecasts_moved, "thresholds": d.thresholds_moved})
     yield "routes", _table(d.chosen)
     if d.scored:
         yield (
@@ -222,8 +223,6 @@ def _decisions(d: DecisionFigures) -> Iterator[tuple[str, str]]:
         )
     if d.deadlines_met or d.deadlines_missed:
         yield "deadlines", f"{d.deadlines_met:,} met, {d.deadlines_missed:,} missed"
-    yield "forecasts moved", _number(d.forecasts_moved, " times")
-    yield "thresholds moved", _number(d.thresholds_moved, " times")
     yield "rescued", _number(d.rescued, " batches taken back for a deadline")
 
 
