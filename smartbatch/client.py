@@ -176,7 +176,7 @@ class BatchingClient:
         return self.submit(prompt, **params)
 
     def submit_background(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> ResultFuture[T]:
-        """As :meth:`submit`, after everything that is more urgent."""
+        """As :meth:`submit`, after all that is more urgent; by batch, where ``deferrable`` allows it."""
         params.setdefault("priority", "deferrable")
         return self.submit(prompt, **params)
 
@@ -566,9 +566,8 @@ class BatchingClient:
 
     @property
     def spent(self) -> float:
-        """USD spent so far, as far as prices are known: all calls, and what was billed for the results of
-        jobs that this process stored. With a budget, what the client's own jobs cost in other processes
-        counts as well."""
+        """USD spent so far, as far as prices are known: all calls, and what the results of jobs cost that
+        this process stored. With a budget, what its own jobs cost in other processes counts as well."""
         return self._running.spent
 
     def status_summary(self) -> str:

@@ -29,6 +29,8 @@ from smartbatch.types import Answer, Priority, Request, Result
 
 __all__ = ["Deferral", "DeferralParts"]
 
+LAST_SEND = 5.0
+"""Seconds for what is being stored, or handed to real time, at a stop whose time is over."""
 SHORTEST = 0.001
 """Seconds of a time-out that is over, for a request that then fails with it."""
 
@@ -391,6 +393,8 @@ class Deferral:
     def finish(self, timeout: float | None, *, wait: bool) -> None:
         """Take nothing more and send what waits; with ``wait``, wait for the answers.
 
+        What was not sent in time fails with ``ClientClosed``.
+
         Args:
             timeout: seconds for both; ``None`` for as long as it takes.
         """
@@ -399,6 +403,12 @@ class Deferral:
             self._monitor.notify_all()
             until = None if timeout is None else self._clock.now() + timeout
             self._monitor.wait_for(lambda: not self._running, timeout)
+            unsent = [each for group in self._groups.values() for each in group.waiting.values()]
+            self._groups.clear()
+            self._monitor.notify_all()
+        self._fail(unsent, ClientClosed("the client was stopped before the request was sent"))
+        with self._monitor:
+            self._monitor.wait_for(lambda: not self._running, LAST_SEND)
             if wait:
                 left = None if until is None else until - self._clock.now()
                 self._monitor.wait_for(lambda: not self._under_way, left)

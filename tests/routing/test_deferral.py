@@ -306,6 +306,12 @@ def test_a_stop_waits_for_the_batch(client: BatchingClient, remote: Remote) -> N
     assert {future.result().route for future in futures} == {Route.BATCH}
 
 
+def test_a_stop_without_time_leaves_no_future_behind(client: BatchingClient, remote: Remote) -> None:
+    futures = deferred(client, 3)
+    client.stop(timeout=0)
+    assert {type(future.exception(timeout=0)) for future in futures} == {ClientClosed}
+
+
 def test_a_stop_that_does_not_wait_leaves_the_job_to_the_next_client(
     client: BatchingClient, client_of: ClientOf, remote: Remote, store: str, clock: VirtualClock
 ) -> None:
