@@ -25,7 +25,7 @@ class Admission:
         setup: what all parts share; the wall time of its clock dates the cache's entries.
 
     Attributes:
-        cache: answers kept from run to run; ``None`` where none is configured.
+        cache: answers kept from run to run; ``None`` where none is configured, or an own function answers.
     """
 
     def __init__(self, model: OpenedModel, setup: RealtimeSetup) -> None:
@@ -35,7 +35,7 @@ class Admission:
         self._hooks = setup.hooks
         self._deduplicate = config.deduplicate
         self.cache: ResponseCache | None = None
-        if config.cache is not None:
+        if config.cache is not None and not model.provider.own_code:  # two functions may have one name
             self.cache = ResponseCache(
                 config.cache, ttl=config.cache_ttl, max_bytes=config.cache_max_bytes, wall=clock.wall
             )

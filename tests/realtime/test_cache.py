@@ -245,6 +245,13 @@ def test_a_hook_that_fails_on_a_kept_answer_fails_its_request_only(path: str, cl
         client.submit("bad").result(30)
 
 
+def test_two_own_functions_of_one_name_do_not_get_each_others_answers(path: str, client_of: ClientOf) -> None:
+    """Nothing tells for sure, from one run to the next, which function an answer came from."""
+    for said in ("one", "other"):
+        result = client_of(lambda request, attempt, said=said: said, cache=path).submit("q").result(30)
+        assert (result.text, result.route) == (said, Route.INDIVIDUAL)
+
+
 def refused(_: Request | str) -> NoReturn:
     raise ProviderError("no such key", kind=ErrorKind.AUTH_ERROR, status=401)
 
