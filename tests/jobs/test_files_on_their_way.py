@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from jobs.remote import Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import JobTimeout
+from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect, context
 from smartbatch.jobs.steps.context import StepContext
+from smartbatch.providers.batch_api import RemoteFile
 
 ClientOf = Callable[..., BatchingClient]
 LONG = 1e6
@@ -88,6 +90,39 @@ def test_a_full_disk_is_told_and_waited_out(
     assert job.wait(LONG).completed == 2
     assert remote.api is not None
     assert len(remote.api.made) == 1
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["size", "no size"])
+def test_half_an_upload_that_is_found_under_its_name_is_not_used(
+    told: bool, client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload that was cut may stand at the provider as a whole file: its size tells, where it is told."""
+    remote = Remote(clock)
+    assert remote.api is not None
+    api, upload = remote.api, remote.api.upload
+    sizes: dict[str, int] = {}
+
+    def cut_once(name: str, source: Path, timeout: float) -> RemoteFile:
+        if sizes:
+            return upload(name, source, timeout)
+        whole = source.read_bytes()
+        half = source.with_name("half")
+        half.write_bytes(whole[: whole.index(b"\n") + 1] if told else whole)
+        sizes[upload(name, half, timeout).id] = half.stat().st_size
+        raise ProviderError("no answer", kind=ErrorKind.TIMEOUT, maybe_billed=True)
+
+    find_file = api.find_file
+
+    def found(name: str, timeout: float) -> RemoteFile | None:
+        file = find_file(name, timeout)
+        return file if file is None or not told else evolve(file, size=sizes[file.id])
+
+    monkeypatch.setattr(api, "upload", cut_once)
+    monkeypatch.setattr(api, "find_file", found)
+    job = client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a", "b"])
+    assert job.wait(LONG).completed == 2
+    assert [len(batch.lines) for batch in api.made.values()] == [2]
+    assert api.calls.count("upload") == (2 if told else 1)
 
 
 def test_a_file_that_a_successor_deleted_is_no_full_disk(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "new_file",
     "own_folder",
     "prepare_folder",
+    "sync_folder",
 ]
 
 NETWORKED = re.compile(
@@ -107,6 +108,22 @@ def _private_folder(folder: str) -> None:
     except FileExistsError:
         if not os.path.isdir(folder):
             raise
+        return
+    with contextlib.suppress(PermissionError):  # a folder that may be changed and not be read
+        sync_folder(above)
+
+
+def sync_folder(folder: str) -> None:
+    """Have the names in a folder on the disk, so that they survive a loss of power.
+
+    Raises:
+        OSError: the disk does not take them.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def prepare_folder(path: str, mounts: Iterable[str] | None = None) -> None:
