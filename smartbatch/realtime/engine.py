@@ -13,7 +13,7 @@ from attrs import evolve
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
-from smartbatch.events import RequestSubmitted
+from smartbatch.events import Event, RequestSubmitted
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.collector import Collector
@@ -29,10 +29,11 @@ from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
 from smartbatch.types import Result
 
-__all__ = ["RealtimeEngine"]
+__all__ = ["LAST_CALLBACKS", "RealtimeEngine"]
 
 LAST_CALLBACKS = 0.25
-"""Seconds that callbacks have at a stop whose own time is over: they say who was not answered."""
+"""Seconds that callbacks and observers have at a stop whose own time is over: they say who was not
+answered."""
 
 
 class RealtimeEngine:
@@ -189,7 +190,7 @@ class RealtimeEngine:
         with self.queue.monitor:
             for ticket in list(self.queue.live):
                 self.router.fail_locked(ticket, error, effects)
-        effects.perform(self._setup.tell)
+        effects.perform(self.tell_later)
         release()
         self.dispatcher.stop()
         return len(effects.settlements)
@@ -200,7 +201,13 @@ class RealtimeEngine:
         with self.queue.monitor:
             for ticket, waiter in self.queue.remove_abandoned_locked():
                 effects.cancelled(ticket, waiter)
-        effects.perform(self._setup.tell)
+        effects.perform(self.tell_later)
+
+    def tell_later(self, event: Event) -> None:
+        """Tell of an event on the thread of callbacks, whose end a stop awaits for its own time only: an
+        observer that never returns must not hold the stop.
+        """
+        self.callbacks.run_later(lambda: self._setup.tell(event))
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""

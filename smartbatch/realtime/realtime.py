@@ -26,7 +26,7 @@ from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.effects import parameters_dropped, request_finished
-from smartbatch.realtime.engine import RealtimeEngine
+from smartbatch.realtime.engine import LAST_CALLBACKS, RealtimeEngine
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.submission import CallOptions, Submission
@@ -326,7 +326,8 @@ class Realtime:
                 self._stopping = None
             engine.detach()
             something_ended()
-            self._setup.tell(ClientStopped(at=self._clock.now(), failed=failed))
+            engine.tell_later(ClientStopped(at=self._clock.now(), failed=failed))
+            engine.callbacks.drain(None if timeout is None else LAST_CALLBACKS)
 
     def close_providers(self) -> None:
         """Close what no engine uses any more; one may have been started while another was stopping."""

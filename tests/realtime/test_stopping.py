@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,30 @@ def test_a_stop_waits_until_the_last_observer_has_heard(client_of: ClientOf) -> 
     go.set()
     stop.result()
     assert engine.queue.wait_idle(0.0) is True
+
+
+@pytest.mark.parametrize("heard", [RequestFinished, ClientStopped])
+def test_an_observer_that_never_returns_does_not_hold_a_stop(client_of: ClientOf, heard: type) -> None:
+    """It is told of the request that the stop fails, or of the stop itself."""
+    goes_on = threading.Event()
+
+    def observe(event: Any) -> None:
+        if isinstance(event, heard):
+            goes_on.wait(PATIENCE)
+
+    def answer(request: Any, attempt: int) -> str:
+        goes_on.wait(PATIENCE)
+        return "late"
+
+    client = client_of(answer, clock=RealClock(), observers=[observe])
+    future = client.submit("x")
+    begun = time.monotonic()
+    try:
+        client.stop(timeout=0.1)
+        assert time.monotonic() - begun < 10.0
+        assert isinstance(future.exception(0.0), ClientClosed)
+    finally:
+        goes_on.set()
 
 
 def test_a_stop_fails_what_is_unanswered_when_its_time_ends(clock: VirtualClock, client_of: ClientOf) -> None:
