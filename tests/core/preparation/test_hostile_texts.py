@@ -17,8 +17,16 @@ from typing import Any
 import pytest
 
 import smartbatch
+from smartbatch.core.preparation.keywords import COMPARED
 from smartbatch.core.preparation.patterns import PatternError, compiled
-from smartbatch.core.preparation.structured import JsonNotFound, Parsed, check_answer, recover_json
+from smartbatch.core.preparation.structured import (
+    SEARCHED,
+    JsonNotFound,
+    Parsed,
+    check_answer,
+    check_schema,
+    recover_json,
+)
 from smartbatch.errors import InvalidRequest
 from smartbatch.providers import MockProvider
 
@@ -80,6 +88,44 @@ def test_what_stands_between_fences_is_found_as_before() -> None:
 
 def found(schema: dict[str, Any], value: Any) -> bool:
     return isinstance(check_answer(schema, lambda made: made, json.dumps(value), "stop"), Parsed)
+
+
+def test_in_a_very_long_text_nothing_is_looked_for() -> None:
+    """It has to be JSON as a whole."""
+    value = '{"a": 1}'
+    assert recover_json(value + " " * SEARCHED) == {"a": 1}
+    assert recover_json("x" * (SEARCHED - len(value)) + value) == {"a": 1}
+    with pytest.raises(JsonNotFound, match="longer than"):
+        recover_json("x" * SEARCHED + value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {}}, "unevaluatedProperties": {"type": "integer"}},
+        {"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": {"type": "integer"}},
+    ],
+)
+def test_properties_that_nothing_else_checks_are_looked_at_up_to_a_number(schema: dict[str, Any]) -> None:
+    assert found(schema, {"a": "text", "b": 1})
+    assert not found(schema, {"a": "text", "b": "text"})
+    assert found(schema, {str(n): n for n in range(COMPARED)})
+    assert not found(schema, {str(n): n for n in range(COMPARED + 1)})
+
+
+def test_patterns_of_names_are_refused_next_to_what_would_run_them_unbounded() -> None:
+    with pytest.raises(ValueError, match="unevaluatedProperties"):
+        check_schema({"patternProperties": {"^a": {}}, "unevaluatedProperties": False})
+
+
+def test_additional_properties_follow_their_own_schema_and_the_patterns_next_to_it() -> None:
+    schema = {"properties": {"a": {}}, "patternProperties": {"^n": {"type": "integer"}}}
+    typed, closed = ({**schema, "additionalProperties": rest} for rest in ({"type": "string"}, False))
+    assert found(typed, {"a": [], "n1": 1, "other": "text"})
+    assert not found(typed, {"n1": "text"})
+    assert not found(typed, {"other": 1})
+    assert found(closed, {"a": [], "n1": 1})
+    assert not found(closed, {"other": "text"})
 
 
 PATTERNS = {
