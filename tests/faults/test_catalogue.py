@@ -131,6 +131,15 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_faults_results.py::test_c9_ids_that_are_only_late_are_waited_for_and_not_sent_again",
             "faults/test_faults_results.py::test_c9_ids_that_stay_away_are_sent_again_and_no_others",
             "faults/test_faults_results.py::test_c9_ids_that_never_come_end_as_failures",
+            "faults/test_faults_cut_downloads.py::"
+            "test_c9_downloads_that_end_in_the_middle_of_a_line_are_fetched_until_they_are_whole",
+            "faults/test_faults_cut_downloads.py::"
+            "test_c9_a_download_without_its_last_newline_may_be_cut_before_it",
+            "faults/test_faults_cut_downloads.py::"
+            "test_c9_a_batch_whose_results_are_cut_is_not_taken_for_a_foreign_one",
+            "faults/test_faults_cut_downloads.py::test_c9_a_file_that_has_no_last_newline_each_time_is_whole",
+            "faults/test_faults_cut_downloads.py::"
+            "test_c9_what_could_be_read_is_there_while_the_rest_is_waited_for",
         ),
     ),
     "C10": (
