@@ -25,6 +25,7 @@ from smartbatch.jobs.records import (
     OPEN_SHARDS,
     ItemState,
     JobLease,
+    JobNote,
     JobRow,
     JobState,
     NewResult,
@@ -275,7 +276,7 @@ class JobBudget:
         self._factors[ix] = self._factors.get(ix, 1.0) * MORE
         return True
 
-    def store(self, results: Sequence[NewResult], *, at: float) -> StoredResults:
+    def store(self, results: Sequence[NewResult], *, at: float, note: JobNote | None = None) -> StoredResults:
         """Store results, charge their cost, and release what is left when no item is under way; see
         :meth:`.ItemTable.answer`.
 
@@ -285,7 +286,7 @@ class JobBudget:
         with self._lock:
             cost = sum(result.cost or 0.0 for result in results)
             freed = max(0.0, min(cost, self._reserved - self._charged))
-            stored = self._store.items.answer(self._lease, results, at=at, freed=freed)
+            stored = self._store.items.answer(self._lease, results, at=at, freed=freed, note=note)
             self._charged += freed
             for result in results:
                 self._under_way.pop(result.ix, None)

@@ -36,7 +36,16 @@ from smartbatch.jobs.payload import (
     encode_result,
     item_id,
 )
-from smartbatch.jobs.records import OPEN_SHARDS, JobLease, JobRow, JobState, LeaseLost, NewResult, StoredItem
+from smartbatch.jobs.records import (
+    OPEN_SHARDS,
+    JobLease,
+    JobNote,
+    JobRow,
+    JobState,
+    LeaseLost,
+    NewResult,
+    StoredItem,
+)
 from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, JobRuntime, held_note
 from smartbatch.jobs.store_health import StoreHealth, UnstoredAnswers
 from smartbatch.jobs.threads import OwnThreads, wait_while
@@ -556,22 +565,27 @@ class RealtimeRunner:
         results = [verdict.result(ix, standard) for ix, verdict in group]
         verdicts = [verdict for _, verdict in group]
         final = [result.final for result in results]
+        note = _note_of(job, verdicts)
+        wait = max(verdict.wait for verdict in verdicts)
+        if wait:  # before they can be claimed again, and before a user can resume the job
+            with self._monitor:
+                job.resumes_at = max(job.resumes_at, self._clock.now() + wait)
         try:
             if job.budget is None:
-                stored = self._store.items.answer(job.lease, results, at=self._clock.wall())
+                stored = self._store.items.answer(job.lease, results, at=self._clock.wall(), note=note)
             else:
-                stored = job.budget.store(results, at=self._clock.wall())
+                stored = job.budget.store(results, at=self._clock.wall(), note=note)
         except LeaseLost:
             self._lost(job)
         else:
+            if note is not None:
+                job.noted = note.text is not None and not note.hold
             try:
                 self._store.leases.tell_counts(job.lease.job_id, stored.counts)
-                self._note(job, verdicts)
                 if any(final):
                     job.row = self._runtime.tell_progress(job.row)
             except Exception as error:  # the results are stored, and must not be stored again
                 self._report(job.lease.job_id, error)
-        wait = max(verdict.wait for verdict in verdicts)
         with self._monitor:
             for result in results:
                 job.under_way.pop(result.ix, None)
@@ -580,8 +594,6 @@ class RealtimeRunner:
             self._health.ends(None)
             if not all(final):
                 job.wanting = True
-            if wait:
-                job.resumes_at = max(job.resumes_at, self._clock.now() + wait)
             if job.short and any(final):  # there may be room for others now
                 job.short, job.wanting, job.resumes_at = False, True, -math.inf
             settled = not job.under_way and not job.wanting
@@ -590,16 +602,13 @@ class RealtimeRunner:
         if settled:
             self._done(job.lease.job_id)
 
-    def _note(self, job: RealtimeItems, verdicts: Sequence[Verdict]) -> None:
-        """Write into the store what the job waits for, or that it waits no more."""
-        for verdict in verdicts:
-            if verdict.note is not None:
-                self._store.jobs.note(job.lease, verdict.note, hold=verdict.hold)
-                job.noted = not verdict.hold
-                return
-        if job.noted:
-            self._store.jobs.note(job.lease, None)
-            job.noted = False
+
+def _note_of(job: RealtimeItems, verdicts: Sequence[Verdict]) -> JobNote | None:
+    """Return what is to be noted of what the job waits for, or that it waits no more."""
+    for verdict in verdicts:
+        if verdict.note is not None:
+            return JobNote(verdict.note, hold=verdict.hold)
+    return JobNote(None) if job.noted else None
 
 
 def _as_ours(error: BaseException, request_id: str) -> SmartbatchError:

@@ -28,6 +28,7 @@ __all__ = [
     "ItemSize",
     "ItemState",
     "JobLease",
+    "JobNote",
     "JobPolicy",
     "JobRow",
     "JobState",
@@ -447,6 +448,19 @@ class NewResult:
     @property
     def final(self) -> bool:
         return self.outcome in ("succeeded", "failed", "cancelled")
+
+
+@frozen
+class JobNote:
+    """What a job waits for.
+
+    Attributes:
+        text: for users; ``None`` where it waits no more.
+        hold: it waits for a person.
+    """
+
+    text: str | None
+    hold: bool = False
 
 
 @define

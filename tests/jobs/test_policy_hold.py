@@ -20,7 +20,9 @@ from smartbatch.errors import ErrorKind, JobTimeout, ProviderError
 from smartbatch.events import Event, JobHeld
 from smartbatch.jobs import service
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.records import JobLease
 from smartbatch.jobs.steps.context import StepLimits
+from smartbatch.jobs.store.item_table import ItemTable
 from smartbatch.observe.logs import level_of
 from smartbatch.providers.batch_api import BatchPage, Creation, RemoteBatch
 from smartbatch.types import Request
@@ -156,6 +158,43 @@ def test_a_job_that_is_held_once_more_is_told_once_more(
             job.wait(10 * MINUTE)
         assert sum(isinstance(event, JobHeld) for event in events) == times
         job.resume()
+
+
+def test_a_refused_item_is_open_again_only_once_its_job_is_held(
+    client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it is asked once more in between, and the job is held for what that says as well."""
+    states: list[str] = []
+    real = ItemTable.answer
+
+    def looked_at(table: ItemTable, lease: JobLease, *given: Any, **named: Any) -> Any:
+        stored = real(table, lease, *given, **named)
+        states.append(client.job(lease.job_id).status().state)
+        return stored
+
+    monkeypatch.setattr(ItemTable, "answer", looked_at)
+    client = client_of(Remote(clock, batches=False, reply=refused), store=str(tmp_path / "jobs.db"))
+    job = client.submit_batch(["a"], batch_fallback="individual")
+    with pytest.raises(JobTimeout, match="the key is refused"):
+        job.wait(MINUTE)
+    assert states == ["held"]
+
+
+def test_items_under_way_do_not_hold_a_held_job_once_more(
+    client_of: ClientOf, clock: VirtualClock, tmp_path: Path, events: list[Event]
+) -> None:
+    """They end one after another, and what the later ones say is another text."""
+
+    def slowly_refused(prompt: str) -> str:
+        clock.sleep(20.0 * int(prompt))
+        raise ProviderError(f"bad key {prompt}", kind=ErrorKind.AUTH_ERROR, status=401)
+
+    remote = Remote(clock, batches=False, reply=slowly_refused)
+    client = client_of(remote, store=str(tmp_path / "jobs.db"), observers=[events.append])
+    job = client.submit_batch(["1", "2", "3"], batch_fallback="individual")
+    with pytest.raises(JobTimeout, match="bad key 1"):
+        job.wait(10 * MINUTE)
+    assert sum(isinstance(event, JobHeld) for event in events) == 1
 
 
 def refused(_: str) -> str:

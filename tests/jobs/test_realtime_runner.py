@@ -98,10 +98,10 @@ def test_answers_that_come_together_are_stored_together(
     groups: list[int] = []
     real = ItemTable.answer
 
-    def counted(self: ItemTable, lease: Any, results: Any, *, at: float) -> Any:
+    def counted(self: ItemTable, lease: Any, results: Any, **how: Any) -> Any:
         groups.append(len(results))
         clock.sleep(0.5)  # a slow disk
-        return real(self, lease, results, at=at)
+        return real(self, lease, results, **how)
 
     monkeypatch.setattr(ItemTable, "answer", counted)
     client = client_of(Remote(clock, batches=False, latency=0.1), store=place, parallelism=20)
@@ -203,10 +203,10 @@ def test_answers_are_kept_while_the_store_is_full(
     warnings: list[str] = []
     real = ItemTable.answer
 
-    def full(self: ItemTable, lease: Any, results: Any, *, at: float) -> Any:
+    def full(self: ItemTable, lease: Any, results: Any, **how: Any) -> Any:
         if next(failures, None) is not None:
             raise StoreError("the disk is full")
-        return real(self, lease, results, at=at)
+        return real(self, lease, results, **how)
 
     monkeypatch.setattr(ItemTable, "answer", full)
     monkeypatch.setattr(logs, "warn", lambda what, **fields: warnings.append(f"{what} {fields['message']}"))
@@ -225,11 +225,11 @@ class FullDisk:
         self.refused = threading.Event()
         real = ItemTable.answer
 
-        def answer(table: ItemTable, lease: Any, results: Any, *, at: float) -> Any:
+        def answer(table: ItemTable, lease: Any, results: Any, **how: Any) -> Any:
             if self.full:
                 self.refused.set()
                 raise StoreError("the disk is full")
-            return real(table, lease, results, at=at)
+            return real(table, lease, results, **how)
 
         monkeypatch.setattr(ItemTable, "answer", answer)
 
@@ -263,11 +263,11 @@ def test_a_write_that_hangs_counts_as_one_that_fails(
     """What comes while it hangs is paid for, and kept in memory only."""
     real, asked = ItemTable.answer, list[int]()
 
-    def hung(self: ItemTable, lease: Any, results: Any, *, at: float) -> Any:
+    def hung(self: ItemTable, lease: Any, results: Any, **how: Any) -> Any:
         if not asked:
             clock.sleep(60.0)
             asked.append(len(remote.asked))
-        return real(self, lease, results, at=at)
+        return real(self, lease, results, **how)
 
     monkeypatch.setattr(ItemTable, "answer", hung)
     remote = Remote(clock, batches=False, latency=1.0)

@@ -12,6 +12,7 @@ from attrs import frozen
 from smartbatch.jobs.records import (
     ItemState,
     JobLease,
+    JobNote,
     NewResult,
     OpenItem,
     ResultRow,
@@ -84,7 +85,14 @@ class ItemTable:
 
     @leased
     def answer(
-        self, tx: Transaction, job: int, results: Sequence[NewResult], *, at: float, freed: float = 0.0
+        self,
+        tx: Transaction,
+        job: int,
+        results: Sequence[NewResult],
+        *,
+        at: float,
+        freed: float = 0.0,
+        note: JobNote | None = None,
     ) -> StoredResults:
         """Store what came of ``IN_FLIGHT`` items. What it counted is told by the caller, with no lock held,
         by :meth:`.LeaseTable.tell_counts`.
@@ -94,6 +102,8 @@ class ItemTable:
 
         Args:
             freed: USD that were reserved for them and no longer are.
+            note: what the job waits for, or that it waits no more. Were it written later, a held job's items
+                could be claimed again before.
 
         Raises:
             ValueError: the job has no such item.
@@ -107,6 +117,8 @@ class ItemTable:
         in_flight = ItemState.IN_FLIGHT.value
         outcomes.charge(tx, job, [r for r in results if not r.final and items[r.ix][0] == in_flight])
         outcomes.reserve(tx, job, -freed)
+        if note is not None:
+            outcomes.note(tx, job, note)
         counts, tx.counted = tuple(tx.counted), []
         return StoredResults(tuple(final), tuple(doubled), counts)
 

@@ -15,6 +15,7 @@ from smartbatch.jobs.records import (
     IncidentRow,
     ItemState,
     JobLease,
+    JobNote,
     JobPolicy,
     NewResult,
     OverJobBudget,
@@ -90,6 +91,12 @@ def reserve(tx: Transaction, job: int, usd: float) -> None:
 def reserve_anyway(tx: Transaction, job: int, usd: float) -> None:
     """Reserve what may have been spent already, so that there is nothing to refuse."""
     tx.change("UPDATE job SET reserved = reserved + ? WHERE no = ?", usd, job)
+
+
+def note(tx: Transaction, job: int, noted: JobNote) -> None:
+    """Say what a job waits for. One that is held keeps its note: items under way tell nothing new."""
+    held = ", state = {held} WHERE state = {active}" if noted.hold else " WHERE state <> {held}"
+    tx.change(f"UPDATE job SET note = ?{held} AND no = ?", encoded(noted.text), job)
 
 
 def count(
