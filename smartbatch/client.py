@@ -508,7 +508,7 @@ class BatchingClient:
         Args:
             timeout: to finish in, such as ``"30s"``, or seconds; what is unanswered then fails with
                 ``ClientClosed``. ``None`` waits for everything.
-            cancel_waiting: cancel what has not started, and finish only what is in flight.
+            cancel_waiting: cancel what has not started, finish what is in flight, leave jobs in the store.
 
         In a signal handler that interrupted this library, and on one of the client's own threads (an
         observer, a middleware), it returns at once and the client stops in the background: to wait there

@@ -203,6 +203,29 @@ def test_equal_requests_are_paid_once(client: BatchingClient, remote: Remote) ->
     assert remote.asked == []
 
 
+def test_clients_of_one_store_take_part_in_each_others_batches(
+    client_of: ClientOf, remote: Remote, store: str, clock: VirtualClock
+) -> None:
+    """While the first waits for its answers, the second, another process say, need not pay for them."""
+    first, second = (client_of(remote, store=store, deferrable="batch") for _ in range(2))
+    one = deferred(first, 12)
+    first.flush()
+    clock.sleep(5.0)
+    two = deferred(second, 12)
+    assert [answer.text for answer in results(two)] == [answer.text for answer in results(one)]
+    assert batches(remote) == [12]
+
+
+def test_requests_that_are_not_to_be_deduplicated_are_each_sent(
+    client: BatchingClient, remote: Remote
+) -> None:
+    futures = [client.submit_background("the same", deduplicate=False) for _ in range(12)]
+    client.flush()
+    futures += [client.submit_background("the same", deduplicate=False) for _ in range(12)]
+    assert not any(answer.deduplicated for answer in results(futures))
+    assert sum(batches(remote)) == 24
+
+
 def test_an_answer_that_was_given_is_not_given_again(client: BatchingClient, remote: Remote) -> None:
     """Without a cache the same request is asked again, as in real time."""
     for _ in range(2):
