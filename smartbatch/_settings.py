@@ -162,7 +162,7 @@ class Spec:
 
     def refusal(self, label: str, value: Any) -> ConfigError:
         """Return the error that says what ``label`` may be."""
-        shown = scrub(repr(value), limit=60)
+        shown = scrub(_without_password(value), limit=60)
         if self.unit == "s" and seconds_in(value) is None:
             return ConfigError(f"{label} = {shown} is no duration: write {EXAMPLES}; {self.range}")
         if self.kind == "usd" and isinstance(value, str):
@@ -233,7 +233,7 @@ def _checked(value: Any, attribute: Attribute[Any]) -> Any:
 
 def _without_password(value: object) -> str:
     """Return the ``repr`` of a setting; of an address without the password in it."""
-    return _PASSWORD.sub("[hidden]", repr(value)) if isinstance(value, str) else repr(value)
+    return _PASSWORD.sub("[hidden]", repr(value))
 
 
 _PASSWORD = re.compile(r"(?<=://)\S*(?=@)|(?<=password=)('[^']*'|[^&\s'\"]+)", re.I)

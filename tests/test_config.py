@@ -413,3 +413,11 @@ def test_the_password_of_a_store_is_not_shown(store: str) -> None:
     assert "s3cret" not in repr(config) + str(config)
     assert "db.example" in repr(config)
     assert config.store == store
+
+
+def test_a_setting_that_is_refused_shows_no_password() -> None:
+    """An address that was given for another setting, or in a list, is shown without it."""
+    for wrong in ({"strategy": "postgresql://me:s3cret@db"}, {"store": ["postgresql://me:s3cret@db"]}):
+        with pytest.raises(ConfigError) as refused:
+            BatchingConfig(**wrong)  # type: ignore[arg-type]
+        assert "s3cret" not in refused.value.message
