@@ -140,4 +140,6 @@ class SqliteConnections:
 def _close(connection: sqlite3.Connection | None) -> None:
     if connection is not None:
         with contextlib.suppress(sqlite3.Error):
+            connection.execute("PRAGMA busy_timeout = 0")  # the last one to close would wait to tidy the log
+        with contextlib.suppress(sqlite3.Error):
             connection.close()

@@ -300,6 +300,14 @@ class JobIncident(Event):
 
 
 @frozen(kw_only=True)
+class CacheUnavailable(Event):
+    """The response cache could not be written: answers are not kept for a while. Told once, until one is."""
+
+    path: str
+    reason: str
+
+
+@frozen(kw_only=True)
 class StoreUnavailable(Event):
     """Answers of jobs cannot be stored: they are kept in memory, and no job asks anything in real time."""
 

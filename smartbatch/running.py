@@ -53,15 +53,15 @@ from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Kind
 
-__all__ = ["LAST_ANSWERS", "ClientSettings", "RunningState", "ask_item", "callback_raised", "forget"]
+__all__ = ["LAST_STEP", "ClientSettings", "RunningState", "ask_item", "callback_raised", "forget"]
 
 STEP_GRACE = 30.0
 """Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
 looking for it later."""
-LAST_ANSWERS = 5.0
-"""Seconds in which answers that came are stored at a stop whose time is over."""
-LAST_STEP = 1.0
-"""Seconds for what is under way at a stop whose time is over."""
+LAST_STEP = 0.75
+"""Seconds for storing what came, and for what is under way, at a stop whose time is over."""
+LEAST = 0.5
+"""The least of these, where calls and their callbacks took longer than they should."""
 
 
 @frozen
@@ -238,12 +238,11 @@ class RunningState:
         try:
             self.realtime.stop(timeout, reason)
         finally:
-            self.history.save()  # with the answers that came meanwhile, while the store is open
-            steps = STEP_GRACE
+            until = self._clock.now() + STEP_GRACE
             if timeout is not None:
-                steps = max(LAST_STEP, timeout - (self._clock.now() - began))
-            self.service.finish(answers=max(LAST_ANSWERS, steps), steps=steps)
-            self._callbacks.drain(LAST_STEP)
+                until = max(began + timeout + LAST_STEP, self._clock.now() + LEAST)
+            self.service.finish(until, self.history.save)  # with the answers that came meanwhile
+            self._callbacks.drain(max(LEAST / 2, until - self._clock.now()))
             self._callbacks.close()
             self.realtime.close_providers()
             logs.user_errors_left()

@@ -50,7 +50,7 @@ from smartbatch.results import ResultList, ended
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.list_progress import OnProgress
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
-from smartbatch.running import LAST_ANSWERS, ask_item, callback_raised
+from smartbatch.running import LAST_STEP, ask_item, callback_raised
 from smartbatch.types import (
     Deadline,
     Duration,
@@ -339,10 +339,11 @@ class _StoreState:
         with self._making:
             self._closed = True
             realtime = self._realtime
+        began = self._clock.now()
         self.service.halt()
         if realtime is not None:
             realtime.stop(timeout, "the store was closed")
-        self.service.finish(answers=LAST_ANSWERS, steps=timeout)
+        self.service.finish(max(began + timeout, self._clock.now()) + LAST_STEP)
         if realtime is not None:
             realtime.close_providers()
         self._callbacks.close()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LAST_CALLBACKS", "Job", "StoredResult"]
 
+STATUS_TIMEOUT = 30.0
+"""Seconds that the store has to say how a job stands: it is locked by others for ten at most."""
 LAST_CALLBACKS = 1.0
 """Seconds in which callbacks hear of a job's end before waiting for it returns."""
 
@@ -90,14 +92,19 @@ class Job:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def status(self) -> JobStatus:
+    def status(self, timeout: Duration | None = STATUS_TIMEOUT) -> JobStatus:
         """Return how the job stands now, from the store; nothing is asked of the provider.
+
+        Args:
+            timeout: for the store to answer in, such as ``"5s"``, or seconds; ``None`` waits as long as it
+                takes.
 
         Raises:
             JobNotFound: it was forgotten.
-            StoreError: the store cannot be read.
+            StoreError: the store cannot be read, or did not answer in time.
         """
-        return self._service.status_of(self._row())
+        seconds = seconds_of("timeout", timeout)
+        return self._service.look(lambda: self._service.status_of(self._row()), seconds)
 
     def incidents(self) -> list[IncidentRow]:
         """Return what should not have happened, oldest first, with what it may have cost."""

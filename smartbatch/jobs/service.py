@@ -18,6 +18,7 @@ from smartbatch.errors import (
     ClientClosed,
     JobConflict,
     JobNotFound,
+    StoreError,
     WrongProcess,
 )
 from smartbatch.events import (
@@ -35,17 +36,18 @@ from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, item_id, with_earlier_tries
 from smartbatch.jobs.realtime_runner import RealtimeRunner
-from smartbatch.jobs.records import ItemState, JobRow, JobState, ResultRow
+from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import Counted, SqlStore, open_store
 from smartbatch.jobs.store_health import UnstoredAnswers
 from smartbatch.jobs.supervisor import JobSupervisor
+from smartbatch.jobs.threads import run_within
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
-from smartbatch.types import Result, Usage
+from smartbatch.types import Result, T, Usage
 
 __all__ = ["JobService", "OpenedStore", "Taker"]
 
@@ -53,8 +55,10 @@ ELSEWHERE = 1.0
 """Seconds between looks at a job that another process carries on."""
 OWN = 30.0
 """Seconds between looks at a job of this process, whose waiters are notified of changes."""
-LAST_NEWS = 2.0
-"""Seconds that watchers have at a stop to tell what is stored."""
+LAST_NEWS = 0.1
+"""Seconds at the end of a stop that are left for telling what is stored, and again for closing the store."""
+CLOSING = 0.25
+"""Seconds for closing the store where the time of the stop is over."""
 REMEMBERED = 1_000
 """Finished jobs that are remembered, so that the end of each is told once: whoever stores its last result may
 be one of two threads, within moments."""
@@ -116,12 +120,18 @@ class OpenedStore:
                 self._store = open_store(self._place, wall=self._wall, rng=self._rng, counted=self._counted)
             return self._store
 
-    def close(self) -> None:
-        """Close the store if it is open."""
-        with self._opening:
-            store, self._store = self._store, None
-        if store is not None:
-            store.close()
+    @property
+    def place(self) -> str:
+        """Where it is, for people; without opening it, which may hang."""
+        return "of the client" if self._store is None else self._store.place
+
+    def detach(self) -> SqlStore | None:
+        """Return the open store, which is the caller's to close; the next use opens another.
+
+        It takes no lock: who opens one may hang.
+        """
+        store, self._store = self._store, None
+        return store
 
     def abandon(self) -> None:
         """In a forked child: leave the parent's connections alone. Takes no inherited lock."""
@@ -487,29 +497,68 @@ class JobService:
             supervisor.halt()
             supervisor.realtime.halt()
 
-    def finish(self, *, answers: float, steps: float) -> None:
-        """Give the jobs back.
+    def finish(self, until: float, save: Callable[[], object] = lambda: None) -> None:
+        """Give the jobs back, and close the store. It returns at ``until``, whatever the store does.
+
+        Each part waits in memory for what threads have under way; the calls of the store that come last are
+        made on a thread of their own. In order: answers that came are stored; remote calls under way end; who
+        waits for jobs hears of it; then jobs are given back, and the store is closed.
 
         Args:
-            answers: seconds in which what came is stored.
-            steps: seconds in which remote calls under way may end.
+            until: monotonic seconds.
+            save: called before the store is closed, with the calls that may hang.
         """
-        began = self.clock.now()
+
+        def left(reserved: float) -> float:
+            return max(0.0, until - reserved - self.clock.now())
+
         with self._lock:
             supervisor, self._supervisor = self._supervisor, None
             watchers, self._watchers = list(self._watchers.values()), {}
+        leases: list[JobLease] = []
         if supervisor is not None:
-            unstored = supervisor.realtime.finish(answers)
+            unstored = supervisor.realtime.finish(left(2 * LAST_NEWS))
             if unstored:
                 self._tell_lost(unstored)
-            supervisor.stop(max(0.0, steps - (self.clock.now() - began)))
+            leases = supervisor.end(left(2 * LAST_NEWS))
             something_ended()
+        error = _stopped()
         for watcher in watchers:
-            watcher.end(_stopped())
+            watcher.end(error)
         for watcher in watchers:
-            watcher.finish(LAST_NEWS)
+            watcher.finish(left(LAST_NEWS))
+            watcher.give_up(error)
         self.serving.close()
-        self._opened.close()
+        store = self._opened.detach()
+
+        def close() -> None:
+            save()
+            if supervisor is not None:
+                supervisor.release(leases)
+            if store is not None:
+                store.close()
+
+        if not run_within(close, max(CLOSING, left(0.0)), self.clock, "smartbatch-close"):
+            if store is not None:
+                store.give_up()  # else its threads would keep the interpreter from ending
+            text = "the store did not answer at the stop: its jobs are given back when their leases are over"
+            self.report(None, StoreError(text))
+
+    def look(self, read: Callable[[], T], seconds: float | None) -> T:
+        """Return what ``read`` reads of the store.
+
+        Raises:
+            StoreError: it has not answered for ``seconds``.
+        """
+        if seconds is None:
+            return read()
+        found: list[T] = []
+        if not run_within(lambda: found.append(read()), seconds, self.clock, "smartbatch-look"):
+            raise StoreError(
+                f"the store {self._opened.place} has not answered for {seconds:g} s: another process may "
+                "hold it, or its server hang; nothing is lost, look again later"
+            )
+        return found[0]
 
     def _tell_lost(self, unstored: UnstoredAnswers) -> None:
         """Tell which answers are lost, also where logging is off: they are paid for."""

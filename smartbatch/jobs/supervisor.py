@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from attrs import define, field
 
@@ -140,17 +140,25 @@ class JobSupervisor:
 
         A step that outlives the grace goes on, but cannot write any more.
         """
+        self.release(self.end(grace))
+
+    def end(self, grace: float) -> list[JobLease]:
+        """Do what :meth:`stop` does without the store; return the leases that are to be released."""
         with self._monitor:
             self._halted = self._stopping = True
             self._monitor.notify_all()
             self._worker_monitor.notify_all()
             mine = 1 if self.on_own_thread() else 0
             wait_while(lambda: self._busy > mine, self._idle_monitor, self._clock, grace)
-            owned = list(self._owned.values())
+            leases = [owned.lease for owned in self._owned.values()]
             self._owned.clear()
             self._ready.clear()
-        for job in owned:
-            self._release(job.lease)
+        return leases
+
+    def release(self, leases: Iterable[JobLease]) -> None:
+        """Give jobs back."""
+        for lease in leases:
+            self._release(lease)
 
     # -- the thread that watches the time --------------------------------------------------------------------
 

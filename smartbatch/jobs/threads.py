@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from smartbatch._clock import Clock, Monitor
 
-__all__ = ["OwnThreads", "wait_while"]
+__all__ = ["OwnThreads", "run_within", "wait_while"]
 
 
 class OwnThreads:
@@ -48,3 +48,37 @@ def wait_while(condition: Callable[[], object], monitor: Monitor, clock: Clock, 
     until = clock.now() + timeout
     while condition() and (remaining := until - clock.now()) > 0:
         monitor.wait(remaining)
+
+
+def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: str) -> bool:
+    """Do what may hang, such as a read of a server that was stopped, on a daemon thread of its own.
+
+    Returns:
+        whether it has ended within ``seconds``; else it goes on, and what it raises then is dropped.
+
+    Raises:
+        BaseException: what ``run`` raised in time.
+    """
+    monitor = clock.monitor()
+    ended: list[BaseException | None] = []
+
+    def act() -> None:
+        raised: BaseException | None = None
+        try:
+            run()
+        except BaseException as error:  # raised where it is waited for
+            raised = error
+        with monitor:
+            ended.append(raised)
+            monitor.notify_all()
+
+    try:
+        OwnThreads(clock).start(act, name)
+    except RuntimeError:  # no thread can be had
+        run()
+        return True
+    with monitor:
+        wait_while(lambda: not ended, monitor, clock, seconds)
+    if ended and ended[0] is not None:
+        raise ended[0]
+    return bool(ended)

@@ -166,6 +166,15 @@ class Watcher:
             if not self._threads.has_current():
                 wait_while(lambda: self._running, self._monitor, self._service.clock, timeout)
 
+    def give_up(self, error: SmartbatchError) -> None:
+        """Fail the futures that are left, where the store does not answer and the thread waits for it."""
+        with self._monitor:
+            groups, self._groups, self._callbacks = self._groups, [], []
+        for group in groups:
+            for future in list(group.waiting.values()):
+                if not future.done():
+                    future.settle(Result("", error=error))
+
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures."""
         for group in list(self._groups):

@@ -20,6 +20,7 @@ from smartbatch.events import (
     AnswersLost,
     BatchEnded,
     BreakerChanged,
+    CacheUnavailable,
     CallFinished,
     ClientStopped,
     CooldownStarted,
@@ -243,7 +244,7 @@ def level_of(event: Event) -> str:
             | JobHeld()
         ):
             return "warning"
-        case StoreUnavailable() | AnswersLost():
+        case StoreUnavailable() | AnswersLost() | CacheUnavailable():
             return "warning"
         case ClientStopped(failed=failed) if failed:
             return "warning"

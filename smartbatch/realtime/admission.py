@@ -37,7 +37,12 @@ class Admission:
         self.cache: ResponseCache | None = None
         if config.cache is not None and not model.provider.own_code:  # two functions may have one name
             self.cache = ResponseCache(
-                config.cache, ttl=config.cache_ttl, max_bytes=config.cache_max_bytes, wall=clock.wall
+                config.cache,
+                ttl=config.cache_ttl,
+                max_bytes=config.cache_max_bytes,
+                wall=clock.wall,
+                now=clock.now,
+                tell=setup.tell,
             )
         self._prefix = f"req-{uuid.uuid4().hex[:8]}-"
         self._numbers = itertools.count(1)  # no generator: Ctrl-C inside one would end it

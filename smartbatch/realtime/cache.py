@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from smartbatch._clock import RealClock
 from smartbatch._sqlite import SqliteConnections
 from smartbatch.errors import ConfigError
+from smartbatch.events import CacheUnavailable, Event
 from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Answer
 
@@ -24,8 +27,10 @@ __all__ = ["ResponseCache"]
 
 VERSION = 1
 """Form of the table and of its entries; a file of another version is refused, not overwritten."""
-PATIENCE = 5.0
-"""Seconds that a write waits for another process."""
+PATIENCE = 2.0
+"""Seconds that a write waits for another process: a worker waits with it, and its answer is there."""
+PAUSE = 30.0
+"""Seconds without writes after one that failed: each would cost a worker the same wait."""
 TRIM_EVERY = 100
 """Writes between two looks at the size, which reads the whole index."""
 TRIM_TO = 0.9
@@ -50,18 +55,33 @@ class ResponseCache:
         path: the file; made when it is not there, in a folder that is.
         ttl: seconds after which an answer counts no more.
         max_bytes: most bytes of answers; the oldest go first.
-        wall: Unix seconds.
+        wall: Unix seconds, for the ages of answers.
+        now: monotonic seconds.
+        tell: takes an event when the file cannot be written; never raises.
 
     Raises:
         ConfigError: the file cannot be used: its folder is missing, it is not a cache, or it is damaged.
     """
 
-    def __init__(self, path: str, *, ttl: float, max_bytes: int, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        ttl: float,
+        max_bytes: int,
+        wall: Callable[[], float],
+        now: Callable[[], float] = RealClock.now,
+        tell: Callable[[Event], None] = lambda _: None,
+    ) -> None:
         self._path = Path(path).expanduser()
         self._ttl = ttl
         self._max_bytes = max_bytes
         self._wall = wall
+        self._now = now
+        self._tell = tell
         self._writes = 0
+        self._paused_until = -math.inf
+        self._failing = False
         self._connections = SqliteConnections(self._connect)
         try:
             with self._connections.reading():
@@ -86,17 +106,28 @@ class ResponseCache:
             return None
 
     def put(self, key: bytes, answer: Answer) -> bool:
-        """Keep ``answer``; False when it is not to be kept (cut, refused, an object) or could not be."""
-        if answer.finish_reason != "stop" or answer.value is not None:
+        """Keep ``answer``; False when it is not to be kept (cut, refused, an object) or could not be.
+
+        After a write that failed the file is left alone for a while: it must not slow what it is to spare.
+        """
+        if answer.finish_reason != "stop" or answer.value is not None or self._now() < self._paused_until:
             return False
         body = _written(answer)
         row = (key, self._wall(), len(body), hashlib.sha256(key + body).digest(), body)
-        try:
-            with self._connections.writing():
+        with self._connections.writing():
+            if self._now() < self._paused_until:  # looked at again: others waited while one failed
+                return False
+            try:
                 self._write(self._connections.writer(), row)
-        except (OSError, sqlite3.Error):
-            return False
-        return True
+                self._failing = False
+                return True
+            except (OSError, sqlite3.Error) as error:
+                first, self._failing = not self._failing, True
+                self._paused_until = self._now() + PAUSE
+                reason = f"{type(error).__name__}: {error}"
+        if first:  # once, until a write succeeds
+            self._tell(CacheUnavailable(at=self._now(), path=str(self._path), reason=reason))
+        return False
 
     def _write(self, connection: sqlite3.Connection, row: tuple[object, ...]) -> None:
         try:

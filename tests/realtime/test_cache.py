@@ -6,6 +6,7 @@ import os
 import sqlite3
 import stat
 import threading
+import time
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from jobs.remote import Remote
 from smartbatch import BatchingClient, ConfigError, Route
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError
-from smartbatch.events import Event, RequestFinished
+from smartbatch.events import CacheUnavailable, Event, RequestFinished
 from smartbatch.providers import MockProvider
 from smartbatch.realtime.cache import TRIM_EVERY, ResponseCache
 from smartbatch.types import Answer, Request, Result
@@ -348,3 +349,28 @@ def test_many_threads_share_it(path: str) -> None:
     for thread in threads:
         thread.join(60)
     assert wrong == []
+
+
+def test_a_cache_that_cannot_be_written_is_left_alone_and_told_once(
+    path: str, client_of: ClientOf, clock: VirtualClock
+) -> None:
+    """Another process keeps its lock: answers come all the same, one write waits for it, and the next comes
+    half a minute later."""
+    events = list[CacheUnavailable]()
+    client = client_of(MockProvider(), cache=path, observers=[of_the_cache(events)])
+    client.submit("a first question").result(30)
+    locking = sqlite3.connect(path, isolation_level=None)
+    locking.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    assert all(client.submit(f"question {n}").result(30).ok for n in range(20))
+    assert time.monotonic() - began < 10.0  # twenty waits would be forty seconds
+    assert [event.path for event in events] == [path]
+    assert "locked" in events[0].reason
+    locking.close()
+    clock.sleep(31.0)
+    client.submit("asked again").result(30)
+    assert client.submit("asked again").result(30).route is Route.CACHED
+
+
+def of_the_cache(events: list[CacheUnavailable]) -> Callable[[Event], None]:
+    return lambda event: events.append(event) if isinstance(event, CacheUnavailable) else None

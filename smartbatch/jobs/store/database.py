@@ -102,6 +102,10 @@ class Database(Reader, Protocol):
         """Give the room of deleted rows back to the system, as far as the database can; takes a while."""
         ...
 
+    def give_up(self) -> None:
+        """Have everything fail that waits for the database, now and from now on; close it afterwards."""
+        ...
+
     def close(self) -> None:
         """Close all connections. May be called twice."""
         ...

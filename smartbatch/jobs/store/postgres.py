@@ -15,7 +15,9 @@ import functools
 import hashlib
 import os
 import re
+import socket
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -179,6 +181,12 @@ def _let_go(session: Session | None, process: int) -> None:
     _abandoned.append(session)
 
 
+def _shut(session: Session) -> None:
+    """End the connection under a session, so that whoever waits for the server hears of a lost one."""
+    with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(session.fileno())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
+
+
 class PostgresDatabase(Database):
     """The server and two sessions on it, one that reads and one that writes.
 
@@ -196,6 +204,7 @@ class PostgresDatabase(Database):
         self._patience = patience
         self._steps = steps
         self._closed = False
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -241,6 +250,8 @@ class PostgresDatabase(Database):
         except psycopg.Error as error:
             session.close()
             raise self._explained(error) from None
+        self._sessions.add(session)
+        self._shut_if_given_up()
         return session
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -381,6 +392,14 @@ class PostgresDatabase(Database):
         with self._changing, contextlib.suppress(psycopg.Error):
             if self._writer is not None:
                 self._writer.execute("VACUUM item, payload, result, verdict")
+
+    def give_up(self) -> None:
+        self._closed = True
+        self._shut_if_given_up()
+
+    def _shut_if_given_up(self) -> None:
+        for session in list(self._sessions) if self._closed else ():
+            _shut(session)
 
     def close(self) -> None:
         self._check_process()

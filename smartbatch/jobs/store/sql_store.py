@@ -91,6 +91,13 @@ class SqlStore:
             ) from None
         return self._spool
 
+    def give_up(self) -> None:
+        """Have whatever waits for the database fail at once: it does not answer, and the process is to end.
+
+        What is owned is released when the process has ended, or its leases are over.
+        """
+        self._db.give_up()
+
     def close(self) -> None:
         """Release everything held and close. May be called twice."""
         self._owner.leave()

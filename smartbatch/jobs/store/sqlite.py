@@ -18,6 +18,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from smartbatch._clock import RealClock
 from smartbatch._sqlite import SqliteConnections
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import StoredCounts
@@ -29,6 +30,9 @@ __all__ = ["SqliteDatabase", "SqliteTransaction"]
 
 BUSY_TIMEOUT = 10.0
 """Seconds that a write waits for other writers."""
+LOOK = 0.1
+"""Seconds of these that SQLite itself waits, where nobody can reach it: between two of them the wait is given
+up when the store is."""
 APPLICATION = 0x736D6A62
 """``smjb``: marks the file as a store of jobs, in the header's field for that."""
 OLDEST = (3, 35, 0)
@@ -170,7 +174,10 @@ class SqliteDatabase(Database):
         if self._closed:
             raise StoreError(f"the store {self.place} was closed; open it again")
         connection = sqlite3.connect(
-            self.place, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
+            self.place,
+            timeout=min(LOOK, self._busy_timeout),
+            isolation_level=None,
+            check_same_thread=False,
         )
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")  # bytes a log that grew once may keep
@@ -182,7 +189,9 @@ class SqliteDatabase(Database):
         with self._connections.reading():
             try:
                 self._check_file()
-                return _execute(self._connections.reader(), statement, values).fetchall()
+                return self._waiting(
+                    lambda: _execute(self._connections.reader(), statement, values).fetchall()
+                )
             except (sqlite3.Error, UnicodeEncodeError) as error:
                 raise self._explained(error) from None
 
@@ -213,10 +222,21 @@ class SqliteDatabase(Database):
         if not self._connections.has_writer:
             self._log = None
         connection = self._connections.writer()
-        connection.execute("BEGIN IMMEDIATE")
+        self._waiting(lambda: connection.execute("BEGIN IMMEDIATE"))
         if self._log is None:  # it is there from a connection's first transaction to its end
             self._log = self._inode(f"{self.place}-wal")
         return connection
+
+    def _waiting(self, act: Callable[[], _T]) -> _T:
+        """Do what others may hold up, again and again: up to the busy time-out, or until it is closed."""
+        until = RealClock.now() + self._busy_timeout
+        while True:
+            try:
+                return act()
+            except sqlite3.OperationalError as error:
+                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+                if self._closed or not busy or RealClock.now() >= until:
+                    raise
 
     def _check_file(self) -> None:
         """Raise StoreError when the file or its log is no longer the one that was opened."""
@@ -256,6 +276,9 @@ class SqliteDatabase(Database):
                 connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
                 free, before = connection.execute("PRAGMA freelist_count").fetchone()[0], free
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def give_up(self) -> None:
+        self._closed = True  # who waits for a lock looks at it
 
     def close(self) -> None:
         self._closed = True

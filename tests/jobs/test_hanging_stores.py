@@ -1,0 +1,112 @@
+"""A store that hangs holds up no end: not a stop, not the interpreter's, not a look at a job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from jobs.stores import postgres_address  # noqa: F401
+
+from tests.levels import sampled
+
+SCRIPT = """
+import sys, time
+from smartbatch import BatchingClient, StoreError
+
+client = BatchingClient("sim:demo?latency=0.2", store=sys.argv[1], parallelism=4)
+job = client.submit_batch([f"p{n}" for n in range(400)], batch_fallback="individual")
+futures = job.futures()
+futures[0].result()
+print("running", flush=True)
+sys.stdin.readline()
+if sys.argv[2] == "stop":
+    began = time.monotonic()
+    try:
+        job.status(timeout=0.5)
+        print("a status", flush=True)
+    except StoreError as error:
+        print("hangs" if "has not answered" in str(error) else error, time.monotonic() - began, flush=True)
+    began = time.monotonic()
+    client.stop(timeout=1.0)
+    print("stopped", time.monotonic() - began, flush=True)
+    print(sum(not future.done() for future in futures), flush=True)
+print("end", flush=True)
+"""
+SLACK = 3.0
+"""Seconds more than promised, for a machine that is busy with other tests."""
+
+
+@contextmanager
+def hung_file(place: str) -> Iterator[None]:
+    """Another process keeps the file's lock."""
+    locking = sqlite3.connect(place, isolation_level=None, timeout=30.0)
+    locking.execute("BEGIN EXCLUSIVE")
+    try:
+        yield
+    finally:
+        locking.close()
+
+
+@contextmanager
+def hung_server(address: str) -> Iterator[None]:
+    """The server's processes for everybody else are stopped: connections stay, and nobody answers."""
+    with psycopg.connect(address.partition("&schema")[0].partition("?schema")[0], autocommit=True) as look:
+        rows = look.execute(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'smartbatch'"
+        ).fetchall()
+    stopped = [pid for (pid,) in rows]
+    assert stopped
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("kind", sampled(["sqlite", "postgres"]))
+@pytest.mark.parametrize("how", ["stop", "exit"])
+def test_a_store_that_hangs_holds_up_no_end(
+    how: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Who waits for a job hears of the stop, and the process ends."""
+    place = str(tmp_path / "jobs.db")
+    if kind == "postgres":
+        address = request.getfixturevalue("postgres_address")
+        place = f"{address}{'&' if '?' in address else '?'}schema=hung_{how}"
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, place, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "running\n"
+            with hung_file(place) if kind == "sqlite" else hung_server(place):
+                process.stdin.write("go\n")
+                process.stdin.flush()
+                lines = iter(process.stdout.readline, "")
+                if how == "stop":
+                    if kind == "postgres":  # a file that is locked for writing can be read
+                        said, seconds = next(lines).split()
+                        assert (said, float(seconds) < 0.5 + SLACK) == ("hangs", True)
+                    else:
+                        assert next(lines)
+                    said, seconds = next(lines).split()
+                    assert (said, float(seconds) < 1.0 + 1.0 + SLACK) == ("stopped", True)
+                    assert next(lines) == "0\n"
+                assert next(lines) == "end\n"
+                began = time.monotonic()
+                assert process.wait(30) == 0
+                assert time.monotonic() - began < 2.0 + 1.0 + SLACK  # the grace period of the exit
+        finally:
+            process.kill()
