@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Protocol, TypeVar, runtime_checkable
 
-__all__ = ["Clock", "Monitor", "RealClock", "VirtualClock"]
+__all__ = ["Clock", "Monitor", "RealClock", "SteadyWall", "VirtualClock"]
 
 _T = TypeVar("_T")
 
@@ -143,6 +143,36 @@ class RealClock:
         """Nothing to count: real time passes by itself."""
 
     began = ended = unspawned = spawned
+
+
+class SteadyWall:
+    """Unix seconds that no setting of the wall clock moves: read once, then counted by the monotonic clock.
+
+    The time for which the machine slept counts, where the system tells it: there the monotonic clock stands.
+
+    Args:
+        clock: whose wall time it begins with.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset = clock.wall() - clock.now()
+        self._slept = _slept(clock)
+
+    def __call__(self) -> float:
+        """Return the Unix seconds now."""
+        return self._clock.now() + self._offset + _slept(self._clock) - self._slept
+
+    def ahead(self) -> float:
+        """Return for how many seconds the wall clock was set ahead since; negative where it was set back."""
+        return self._clock.wall() - self()
+
+
+def _slept(clock: Clock) -> float:
+    """Return the seconds for which the machine slept since it was started, as far as the system tells."""
+    if not isinstance(clock, RealClock) or not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
 
 class _Waiter:

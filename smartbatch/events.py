@@ -300,6 +300,14 @@ class JobIncident(Event):
 
 
 @frozen(kw_only=True)
+class ClockStepped(Event):
+    """The wall clock was set while jobs were carried on; their waits and deadlines go on as they were."""
+
+    seconds: float
+    """For how many it was set ahead; negative where it was set back."""
+
+
+@frozen(kw_only=True)
 class CacheUnavailable(Event):
     """The response cache could not be written: answers are not kept for a while. Told once, until one is."""
 

@@ -151,7 +151,7 @@ class JobSubmission:
         """
         policy = evolve(
             self._policy(None if deadline is None else "individual"),
-            deadline=None if deadline is None else self._clock.wall() + deadline,
+            deadline=None if deadline is None else self._service.wall() + deadline,
             budget=budget,
         )
         kind = kind_of(requests[0])
@@ -271,7 +271,7 @@ class JobSubmission:
             params=encode_params(shared.params, shared.embedding),
             metadata=checked_metadata(draft.options.metadata),
             policy=draft.policy,
-            created_at=self._clock.wall(),
+            created_at=self._service.wall(),
         )
         purposes = self._config.prefer_individual_for
         items = Items(
@@ -302,7 +302,7 @@ class JobSubmission:
     def _decided_policy(self, decision: Decision, fallback: Fallback | None) -> JobPolicy:
         """Return a job's policy. What is left over at its deadline has no time for a further batch."""
         constraints, piece = decision.constraints, decision.piece
-        deadline = None if constraints.deadline is None else self._clock.wall() + constraints.deadline
+        deadline = None if constraints.deadline is None else self._service.wall() + constraints.deadline
         policy = evolve(
             self._policy(fallback if deadline is None else "individual"),
             deadline=deadline,
@@ -340,7 +340,7 @@ class JobSubmission:
         """Return the seconds that waiting for a job lasts by default."""
         row = self._service.store.jobs.get(job.id)
         deadline = None if row is None else row.policy.deadline
-        left = 0.0 if deadline is None else deadline - self._clock.wall()
+        left = 0.0 if deadline is None else deadline - self._service.wall()
         return max(self._config.batch_timeout, left)
 
 

@@ -572,9 +572,9 @@ class RealtimeRunner:
                 job.resumes_at = max(job.resumes_at, self._clock.now() + wait)
         try:
             if job.budget is None:
-                stored = self._store.items.answer(job.lease, results, at=self._clock.wall(), note=note)
+                stored = self._store.items.answer(job.lease, results, at=self._runtime.wall(), note=note)
             else:
-                stored = job.budget.store(results, at=self._clock.wall(), note=note)
+                stored = job.budget.store(results, at=self._runtime.wall(), note=note)
         except LeaseLost:
             self._lost(job)
         else:

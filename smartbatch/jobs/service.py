@@ -11,7 +11,7 @@ from typing import Protocol
 
 from attrs import evolve
 
-from smartbatch._clock import Clock
+from smartbatch._clock import Clock, SteadyWall
 from smartbatch._fork import something_ended, something_started
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import (
@@ -148,6 +148,7 @@ class JobService:
         rng: random numbers for ids and backoff; no two processes may draw the same.
 
     Attributes:
+        wall: Unix seconds by which jobs wait and are late, whatever the machine's clock is set to.
         notifier: notified whenever something of a job was stored.
         serving: finds the provider of a job.
         new_future, report, tell_dropped: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
@@ -164,6 +165,7 @@ class JobService:
     ) -> None:
         self._config = config
         self.clock = clock
+        self.wall = SteadyWall(clock)
         self._rng = rng
         self._opened = store
         self._dependencies = dependencies
@@ -308,6 +310,7 @@ class JobService:
             store=store,
             clock=self.clock,
             rng=self._rng,
+            wall=self.wall,
             prices=PriceBook(config.prices),
             limits=StepLimits(
                 poll_interval=config.batch_poll_interval,
@@ -355,7 +358,7 @@ class JobService:
         Its row is read again after its shards, so that a shard that ends in between is counted twice, which
         is seen, and not in neither.
         """
-        store, wall = self.store, self.clock.wall()
+        store, wall = self.store, self.wall()
         shards = store.shards.of_job(row.id)
         row = store.jobs.get(row.id) or row
         asking = 0

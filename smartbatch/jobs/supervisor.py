@@ -14,6 +14,7 @@ from attrs import define, field
 
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
+from smartbatch.events import ClockStepped
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import JobLease, JobRow, LeaseLost
@@ -87,6 +88,7 @@ class JobSupervisor:
         self._workers = self._idle = self._busy = 0
         self._claim_at = self._renew_at = -math.inf
         self._wall_offset = clock.wall() - clock.now()
+        self._stepped = self._runtime.wall.ahead()
         self._halted = self._stopping = self._started = False
         self._error: str | None = None
 
@@ -204,7 +206,7 @@ class JobSupervisor:
 
     def _queue_due_locked(self) -> float:
         """Queue every job that is due, and start missing workers; return the seconds to the next due job."""
-        wall, soonest = self._clock.wall(), math.inf
+        wall, soonest = self._runtime.wall(), math.inf
         for owned in self._owned.values():
             if owned.running:
                 continue
@@ -261,6 +263,10 @@ class JobSupervisor:
 
         Then leases are over whose owners are alive, and had no time to renew them.
         """
+        ahead = self._runtime.wall.ahead()
+        if abs(ahead - self._stepped) > RENEW_EVERY:
+            self._runtime.tell(ClockStepped(at=self._clock.now(), seconds=ahead - self._stepped))
+            self._stepped = ahead
         before, self._wall_offset = self._wall_offset, self._clock.wall() - self._clock.now()
         return self._wall_offset - before > RENEW_EVERY
 
@@ -341,7 +347,7 @@ class JobSupervisor:
             self._report(owned.lease.job_id, error)
         owned.error = describe(error)
         wait = backoff(owned.failures, self._runtime.rng, first=2.0, longest=LONGEST_PAUSE)
-        self._schedule(owned, self._clock.wall() + wait)
+        self._schedule(owned, self._runtime.wall() + wait)
 
     def _schedule(self, owned: OwnedJob, due: float) -> None:
         with self._monitor:

@@ -23,6 +23,7 @@ from smartbatch.events import (
     CacheUnavailable,
     CallFinished,
     ClientStopped,
+    ClockStepped,
     CooldownStarted,
     Event,
     FlexChanged,
@@ -244,7 +245,7 @@ def level_of(event: Event) -> str:
             | JobHeld()
         ):
             return "warning"
-        case StoreUnavailable() | AnswersLost() | CacheUnavailable():
+        case StoreUnavailable() | AnswersLost() | CacheUnavailable() | ClockStepped():
             return "warning"
         case ClientStopped(failed=failed) if failed:
             return "warning"

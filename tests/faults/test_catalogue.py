@@ -1,4 +1,5 @@
-"""The failure catalogue, sections B (what concerns batches) and C: which tests hold each row.
+"""The failure catalogue, sections B (what concerns batches), C, and some of E, H and I: which tests hold
+each row.
 
 A row that is about real-time calls as well names the tests of theirs, too. Whole clients over HTTP are in
 this folder; see :mod:`tests.faults.world`.
@@ -292,11 +293,31 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "realtime/test_unsound_answers.py::test_figures_that_no_call_can_have_are_an_invalid_answer",
         ),
     ),
+    "E3": (
+        "a full disk",
+        (
+            "jobs/test_realtime_runner.py::test_nothing_more_is_asked_while_answers_cannot_be_stored",
+            "jobs/test_store_sqlite.py::test_a_limit_of_file_sizes_is_told_and_what_was_accepted_stays",
+        ),
+    ),
+    "H10": (
+        "an end that a store holds up",
+        ("jobs/test_hanging_stores.py::test_a_store_that_hangs_holds_up_no_end",),
+    ),
+    "I1": (
+        "a wall clock that is set",
+        (
+            "faults/test_faults_time.py::test_i1_polls_go_on_when_the_clock_is_set",
+            "faults/test_faults_time.py::"
+            "test_i1_a_lost_create_is_searched_for_as_long_as_before_when_the_clock_is_set_ahead",
+        ),
+    ),
 }
 
 
 def test_every_row_of_section_c_is_in_the_table() -> None:
     rows = {f"C{number}" for number in range(1, 29)} | {"B4", "B9", "B11", "B12", "B13", "B15", "B16"}
+    rows |= {"E3", "H10", "I1"}
     assert set(CATALOGUE) == rows
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
-from smartbatch._clock import Clock
+from smartbatch._clock import Clock, SteadyWall
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.tokens import Calibration
@@ -112,6 +112,8 @@ class JobRuntime:
         provider_of: the provider of a job, of the very scope it was submitted in; ``None`` when this process
             does not have its key: then only what needs no provider is done.
         rng: for nonces and backoff.
+        wall: Unix seconds by which the jobs of a client wait and are late: that the clock of the machine is
+            set must not move them.
         tell, report, speed, calibration, outer_budget: as in
             :class:`~smartbatch.jobs.dependencies.JobDependencies`.
     """
@@ -119,6 +121,7 @@ class JobRuntime:
     store: SqlStore
     clock: Clock
     rng: Random
+    wall: SteadyWall = field(default=Factory(lambda own: SteadyWall(own.clock), takes_self=True))
     prices: PriceBook = field(factory=PriceBook)
     limits: StepLimits = field(factory=StepLimits)
     provider_of: Callable[[JobRow], Provider | None] = lambda _: None
@@ -159,7 +162,7 @@ class JobRuntime:
                     succeeded=job.succeeded,
                     failed=job.failed,
                     cancelled=job.cancelled,
-                    seconds=max(0.0, (job.finished_at or self.clock.wall()) - job.created_at),
+                    seconds=max(0.0, (job.finished_at or self.wall()) - job.created_at),
                     cost=job.cost,
                     realtime_cost=job.realtime_cost,
                     unpriced=job.unpriced,
@@ -198,7 +201,7 @@ class StepContext:
     @property
     def wall(self) -> float:
         """Unix seconds, now."""
-        return self.runtime.clock.wall()
+        return self.runtime.wall()
 
     @property
     def model(self) -> str:

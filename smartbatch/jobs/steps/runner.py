@@ -84,7 +84,7 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
         return StepResult(None, finished=True)
     if job.cancel_requested and job.state is not JobState.DONE:
         body = encode_error(RequestCancelled("the job was cancelled before this request was sent"))
-        if runtime.store.items.drop_unsent(lease, body, at=runtime.clock.wall()):
+        if runtime.store.items.drop_unsent(lease, body, at=runtime.wall()):
             job = runtime.tell_progress(job)
     provider = runtime.provider_of(job)
     if provider is None or (api := provider.batches()) is None:

@@ -93,6 +93,9 @@ class _Database(Database):
     def give_back(self) -> None:
         """Memory has room."""
 
+    def give_up(self) -> None:
+        """Memory never hangs."""
+
     def close(self) -> None:
         """The disk outlives the process."""
 

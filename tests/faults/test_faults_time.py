@@ -1,0 +1,47 @@
+"""A wall clock that is set while jobs are under way: row I1. It decides no wait and nothing that costs money.
+
+Everything goes over sockets, through the adapters and the vendors' SDKs; see :mod:`tests.faults.world`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from smartbatch.events import ClockStepped
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, texts, world
+from tests.levels import sampled
+
+
+@pytest.mark.parametrize("ahead", [-HOUR, 24 * HOUR])
+@pytest.mark.parametrize("provider", sampled(PROVIDERS))
+def test_i1_polls_go_on_when_the_clock_is_set(provider: str, ahead: float, tmp_path: Path) -> None:
+    """Back by an hour the next poll is not in an hour; a day ahead nothing is late. It is told once."""
+    with world(provider, tmp_path, batch_turnaround=5 * MINUTE) as w:
+        client = w.process(batch_poll_interval=30.0)
+        prompts = texts(5)
+        job = client.submit_batch(prompts, batch_fallback="individual")
+        w.pass_time(MINUTE)
+        began = w.clock.now()
+        w.clock.set_wall(ahead)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert w.clock.now() - began < 10 * MINUTE
+        assert len(w.creates) == 1
+        w.pass_time(MINUTE)
+        assert [event.seconds for event in w.events if isinstance(event, ClockStepped)] == [ahead]
+
+
+@pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
+def test_i1_a_lost_create_is_searched_for_as_long_as_before_when_the_clock_is_set_ahead(
+    provider: str, tmp_path: Path
+) -> None:
+    """Half an hour ahead: nothing was settled by that. The create lands five minutes later, and is found."""
+    late = {"batch_late_seconds": 5 * MINUTE, "batch_turnaround": 10 * MINUTE}
+    with world(provider, tmp_path, batch_faults={"late_create": 1.0}, **late) as w:
+        prompts = texts(20)
+        job = w.process().submit_batch(prompts)
+        w.pass_time(MINUTE)
+        w.clock.set_wall(31 * MINUTE)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
