@@ -424,7 +424,7 @@ class ResponseRouter:
             unavailable=unavailable,
             outage=breaker.state is not BreakerState.CLOSED,
             passing=breaker.passed_at >= (now - PASSED_LATELY if fails_in_part else call.started),
-            failure_share=breaker.failure_share,
+            failure_share=breaker.failure_share if breaker.passed else 0.0,
             latency=lane.throttle.latency,
         )
 

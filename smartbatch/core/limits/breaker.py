@@ -111,7 +111,6 @@ class CircuitBreaker:
 
     Attributes:
         passed_at: when the last call succeeded.
-        failure_share: share of requests whose first call failed, until then.
     """
 
     _threshold: int = 5
@@ -127,7 +126,6 @@ class CircuitBreaker:
     _quick_share: float = field(default=0.0, init=False)  # of first calls that failed
     _slow_share: float = field(default=0.0, init=False)
     _usual: float = field(default=_USUAL, init=False)  # the second share, at the last success
-    failure_share: float = field(default=0.0, init=False)
     _rate: float = field(default=0.0, init=False)  # calls a second that ended, too low by _weight
     _weight: float = field(default=0.0, init=False)
     _ended_at: float = field(default=-math.inf, init=False)
@@ -137,6 +135,11 @@ class CircuitBreaker:
     _probing: list[BreakerPermit] = field(factory=list, init=False)
     _error: Exception | None = field(default=None, init=False)
     _changes: list[Transition] = field(factory=list, init=False)
+
+    @property
+    def failure_share(self) -> float:
+        """Share of requests whose first call failed lately, without the one that asks."""
+        return max(0.0, max(self._quick_share, self._slow_share) - 1.0 / _QUICK)
 
     @property
     def passed(self) -> bool:
@@ -259,7 +262,6 @@ class CircuitBreaker:
     def _passed(self) -> None:
         """End the run of failures; from now on the share of failures counts as usual."""
         self._run = 0
-        self.failure_share = max(self._quick_share, self._slow_share)
         self._usual = min(max(self._slow_share, _USUAL), _USUAL_MOST)
 
     def _interval(self, now: float) -> float:

@@ -26,6 +26,7 @@ from attrs import frozen
 
 from smartbatch.core.limits.backoff import RandomSource, backoff, jittered_minimum, shortest
 from smartbatch.core.limits.bucket import Bucket, limit_bucket, spaced_capacity
+from smartbatch.core.limits.concurrency_cap import ConcurrencyCap
 from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic
 from smartbatch.types import LimitReport
 
@@ -129,6 +130,7 @@ class Quota:
         self._cool_before = self._cool_began = self._cool_until = -math.inf
         self._consecutive = 0
         self._evidence = 0.0
+        self._cap = ConcurrencyCap()
         self._narrowed_at = -math.inf  # when the window or the rate was lowered last, without a cooldown
         self._narrowed_to = _RESTART_WINDOW
         self._peak = 1  # calls in flight when refusals began
@@ -183,6 +185,8 @@ class Quota:
             tokens: expected input and output.
             output: the part of ``tokens`` that is output, for providers that limit the two apart.
         """
+        if not self._cap.admits(self._traffic.in_flight):
+            return math.inf
         at = now
         if self._traffic.in_flight >= self._window:
             at = self._window_opens(now)
@@ -204,6 +208,7 @@ class Quota:
         """Count a call that :meth:`look` let go; its tokens are estimates, settled later."""
         call = Reservation(now, tokens, output)
         self._traffic.start(call)
+        self._cap.take()
         if self._traffic.in_flight >= self._window:
             self._filled_at = now
         if self._requests is not None:
@@ -233,6 +238,7 @@ class Quota:
         self._end(reservation)
         self._settle_tokens(reservation, now, actual_tokens, actual_output)
         self._accepted += 1
+        self._cap.accepted(reservation)
         self._traffic.accept(now)
         if self._header_limits:
             self._header_limits.accepted(self._traffic, now)
@@ -255,11 +261,16 @@ class Quota:
     ) -> None:
         """The call ended without an answer and without a refusal; servers count such requests, too."""
         self._end(reservation)
+        self._cap.ended(reservation)
         self._settle_tokens(reservation, now, actual_tokens, actual_output)
+        self._accepted += 1
+        if self._spacing is not None:
+            self._quicken(self._spacing, now)
 
     def dropped(self, reservation: Reservation, now: float) -> None:
         """The call was never sent: return all it took."""
         self._end(reservation)
+        self._cap.ended(reservation)
         self._header_limits.drop(now, reservation)
         if self._tokens is not None:
             self._tokens.settle(now, reservation.tokens)
@@ -290,11 +301,13 @@ class Quota:
 
         1. The reported limits explain the refusal: it proves nothing further, and a cooldown follows.
         2. It is not explained, and stands alone: there is no cooldown. A spaced rate is lowered, otherwise
-           the window shrinks. The request waits by itself.
-        3. The call was sent after the last cooldown began: a new cooldown, longer than the last one. Where
+           the window shrinks. The request waits by itself, also where a cap on calls at once explains it.
+        3. Enough of them came together for the first time: a cap on calls at once is supposed
+           (:mod:`~smartbatch.core.limits.concurrency_cap`). There is no cooldown, unless it does not hold.
+        4. The call was sent after the last cooldown began: a new cooldown, longer than the last one. Where
            the refusal is not explained, calls begin again slowly (:meth:`_restart`).
-        4. The call was sent before: it belongs to the same event. Its Retry-After may lengthen the cooldown.
-        5. Unexplained refusals add up to evidence; enough of it, measured against the calls in flight, proves
+        5. The call was sent before: it belongs to the same event. Its Retry-After may lengthen the cooldown.
+        6. Unexplained refusals add up to evidence; enough of it, measured against the calls in flight, proves
            a limit that nobody named (:meth:`_proven`), once a cooldown.
 
         Args:
@@ -309,10 +322,21 @@ class Quota:
         self._traffic.refused_at = now
         self._header_limits.confirm()
         explained = self._header_limits.explain(report, reservation, self._traffic, now)
+        capped = self._cap.limit < math.inf
+        if not explained and self._cap.refused(reservation, now):
+            return None
+        no_cap = capped and self._cap.limit == math.inf
         if not explained:
             self._evidence += 1.0
         self._peak = max(self._peak, in_flight) if self._evidence > 1.0 else in_flight
-        proven = self._evidence >= max(_PROOF, _PROOF_SHARE * self._peak)
+        proven = no_cap or self._evidence >= max(_PROOF, _PROOF_SHARE * self._peak)
+        first = not (explained or no_cap or self._consecutive or self._spacing is not None)
+        if proven and first and self._growth != _PROVING:
+            if capped:
+                self._cap.leave(now)
+            elif self._cap.suppose(now):
+                self._evidence, self._window = 0.0, math.inf
+                return None
         fresh = reservation.started >= self._cool_began
         if not (explained or proven or self._consecutive or self._repeated):
             if fresh and reservation.started >= self._narrowed_at:

@@ -118,7 +118,7 @@ _OWN = math.exp(-4.0)
 then as likely as one in 9 million; where more fail, a failure counts less, so that a request ends after as
 many as are equally unlikely for one with nothing wrong: after 24 where half of all calls fail."""
 
-_SLOWEST = 8.0
+_SLOWEST = 2.0
 """While other calls pass, the longest delay, in latencies."""
 
 _REFUSED, _REFUSED_MOST = 1.0, 60.0
@@ -143,8 +143,8 @@ def decide(
     3. The provider is down and the breaker is not closed: a retry that does not count, and no delay; the
        breaker holds the call.
     4. A kind that is retried once was retried: no retry.
-    5. A failure counts as a whole try, unless it may be the provider's and nothing was billed: then it counts
-       less, the more of the other calls fail. More than ``retries`` of them: no retry.
+    5. A failure of the provider or the network counts less than a try, the more of the other calls fail; any
+       other counts as one. More than ``retries`` of them: no retry.
     6. A retry. While other calls pass it comes after a few latencies, else after the policy's backoff; and
        not before the server's delay, if it named one.
 
@@ -165,7 +165,7 @@ def decide(
         return Retry(0.0, counted=False)
     if kind in count.once:
         return None
-    may_be_usual = policy.retries > 0 and (seen.unavailable or kind is ErrorKind.SERVER_ERROR)
+    may_be_usual = policy.retries > 0 and kind not in _ONCE
     share = max(seen.failure_share, _OWN) if may_be_usual else _OWN
     counts = math.log(share) / math.log(_OWN)
     if count.counted + counts >= policy.retries + _WHOLE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import random
 from collections import deque
@@ -199,11 +201,12 @@ def test_pauses_in_a_row_grow_whatever_time_the_server_names() -> None:
 def test_the_later_of_two_deadlines_holds() -> None:
     """A second, shorter Retry-After does not shorten the first; a longer one lengthens it."""
     limit = quota()
-    calls = [limit.take(1.0, 0) for _ in range(2)]
-    prove(limit, 1.0, 10.0)
-    limit.refused(calls[0], 1.5, 2.0, Top())
+    calls = [limit.take(1.0, 0) for _ in range(5)]
+    for call in calls[:3]:
+        limit.refused(call, 1.0, 10.0, Top())
+    limit.refused(calls[3], 1.5, 2.0, Top())
     assert limit.look(2.0, 0.0) == 12.0
-    late = limit.refused(calls[1], 2.0, 20.0, Top())
+    late = limit.refused(calls[4], 2.0, 20.0, Top())
     assert late is not None
     assert limit.look(2.0, 0.0) == 23.0
 
@@ -348,3 +351,28 @@ def test_in_any_order_of_events_permits_balance_and_nothing_is_stuck(
     at = limit.look(now, 20.0)
     assert at < math.inf
     assert limit.look(at, 20.0) <= at
+
+
+def test_a_cap_on_calls_at_once_is_found_and_kept_to() -> None:
+    """Twelve at once: after the first refusals there is no pause, nearly all twelve are used, few refused."""
+    limit, now, refused, answered = quota(), 0.0, 0, 0
+    flying: list[tuple[float, int, Reservation | None, Reservation]] = []
+    numbers = itertools.count()
+    while answered < 2_000:
+        while limit.look(now, 0) <= now and len(flying) < 64:
+            call = limit.take(now, 0)
+            taken = sum(admitted is not None for _, _, admitted, _ in flying) < 12
+            end = now + (0.2 if taken else 0.001)
+            heapq.heappush(flying, (end, next(numbers), call if taken else None, call))
+        at, end = limit.look(now, 0), flying[0][0] if flying else math.inf
+        now = end if end <= at or len(flying) >= 64 else at
+        while flying and flying[0][0] <= now:
+            _, _, admitted, call = heapq.heappop(flying)
+            if admitted is None:
+                limit.refused(call, now, None, Top())
+                refused += 1
+            else:
+                limit.succeeded(call, now, None)
+                answered += 1
+    assert now <= 1.2 * 2_000 / 12 * 0.2
+    assert refused <= 0.05 * 2_000

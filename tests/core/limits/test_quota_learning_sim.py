@@ -96,7 +96,7 @@ def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency: str) -> 
     assert client.counts.share <= 0.001
 
 
-@pytest.mark.parametrize(("to", "refusals"), [(2400, 1), (300, 6)])
+@pytest.mark.parametrize(("to", "refusals"), [(2400, 2), (300, 6)])
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals: int, latency: str) -> None:
     """Doubled or quartered after two minutes."""
