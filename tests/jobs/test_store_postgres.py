@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow, LeaseLost, ShardState
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.store.postgres import Address
+from smartbatch.jobs.store.postgres import Address, PostgresDatabase
 
 __all__ = ["postgres_address"]  # a fixture
 
@@ -208,6 +208,25 @@ def test_a_server_that_goes_away_and_comes_back_is_used_again(relay: Relay, benc
 
 
 # -- other sessions ------------------------------------------------------------------------------------------
+
+
+def test_a_session_whose_beginning_is_interrupted_is_closed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A traceback that keeps its frame, as in a notebook, would keep one of the server's connections."""
+    database, made = PostgresDatabase(Address.of(bench.place)), list[psycopg.Connection[Any]]()
+
+    def interrupted(session: psycopg.Connection[Any], *_: Any) -> None:
+        made.append(session)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Connection, "execute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            database.rows("SELECT 1")
+    assert [session.closed for session in made] == [True]
+    assert database.rows("SELECT 1") == [(1,)]
+    database.close()
 
 
 def test_a_row_that_another_session_locks_is_an_error_after_a_bounded_wait(bench: Bench) -> None:

@@ -247,11 +247,13 @@ class PostgresDatabase(Database):
         try:
             patience = int(self._patience * 1000)
             session.execute(_SESSION.format(schema=self.address.schema, patience=patience).encode())
-        except psycopg.Error as error:
+            self._sessions.add(session)
+            self._shut_if_given_up()
+        except BaseException as error:  # also a Ctrl-C, whose traceback would keep it open
             session.close()
-            raise self._explained(error) from None
-        self._sessions.add(session)
-        self._shut_if_given_up()
+            if isinstance(error, psycopg.Error):
+                raise self._explained(error) from None
+            raise
         return session
 
     # -- reading ---------------------------------------------------------------------------------------------
