@@ -560,6 +560,16 @@ class RealtimeRunner:
             self._runtime.tell(StoreAvailable(at=self._clock.now(), seconds=seconds))
 
     def _store_group(self, job: RealtimeItems, group: Sequence[tuple[int, Verdict]]) -> None:
+        """Store results of one job in one transaction. The cases, in order:
+
+        1. The store fails: the error is raised, nothing changed, and the same group is stored later.
+        2. Another process owns the job now: its items are that one's, and are forgotten here.
+        3. They are stored: that is told. What fails in telling is reported, and nothing is stored again.
+
+        In 2 and 3 the items are no longer under way. Then the job is asked for more items: at once where some
+        are to run again or there may be room in its budget, after the longest wait that a verdict names. It
+        is done when it has neither items under way nor more to claim.
+        """
         provider, _, model = job.row.model.partition(":")
         standard = self._runtime.prices.rates(provider, model, self._clock.wall())
         results = [verdict.result(ix, standard) for ix, verdict in group]

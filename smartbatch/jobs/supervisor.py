@@ -235,7 +235,13 @@ class JobSupervisor:
                 self._drop(lease)
 
     def _claim_jobs(self) -> None:
-        """Read the own jobs anew, and claim jobs that no living process owns."""
+        """Read the own jobs anew, and claim jobs that no living process owns.
+
+        1. The wall clock leapt: nothing is claimed until the living had time to renew their leases.
+        2. A job for which there is no provider here, or that another process was quicker to claim, is left.
+        3. Steps have been halted: nothing more is claimed.
+        4. Many were claimed: the rest after a renewal.
+        """
         self._refresh_owned()
         if self._wall_leapt():
             with self._monitor:

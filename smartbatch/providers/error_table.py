@@ -81,7 +81,14 @@ def kind_of_status(
     """Return the meaning of an error answer: its status, and ``error.code``, ``error.type``,
     ``error.message``.
 
-    A 200 may carry an error object too. The message is unscrubbed; it is only looked at.
+    A 200 may carry an error object too. The message is unscrubbed; it is only looked at. The cases, in order:
+
+    1. A success: what its code names; else the HTTP status that its code is; else no usable answer.
+    2. A redirect: no usable answer.
+    3. No credit, a context too long and a refused key are what they are, whatever the status.
+    4. Statuses that some servers use for something else: a 429 for a request that never fits, a 503 for a
+       rate limit, a 400 for a refused key.
+    5. What the status says.
     """
     message = message or ""
     named = kind_of_code(code, type_, message)

@@ -121,7 +121,14 @@ class BoundedMap(Iterator[Result]):
             self._receive(*self._inbox.take())
 
     def _feed(self) -> None:
-        """Submit until enough is under way; what has arrived meanwhile makes room at once."""
+        """Submit until enough is under way; what has arrived meanwhile makes room at once. It ends, in order:
+
+        1. Enough is under way, or there are no more requests.
+        2. Too many results wait to be read.
+        3. The reader can have its next result, and half of what may be is under way.
+        4. The next request cannot be read or is refused: that is raised when it is its turn.
+        5. The queue is full of others' requests.
+        """
         while not self._exhausted and len(self._under_way) < self._ahead:
             if len(self._finished) >= _BUFFERED * self._ahead:
                 return

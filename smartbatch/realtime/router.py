@@ -429,6 +429,15 @@ class ResponseRouter:
         )
 
     def _end_permit(self, call: InFlightCall, outcomes: Sequence[Outcome], effects: DeferredEffects) -> None:
+        """End the permit of a call by its worst outcome. In order:
+
+        1. An error of the slower tier says nothing of the model: limits and breaker ignore it.
+        2. The gates take it: limits and budget by what was used, the breaker by how it ended.
+        3. An error that every request would meet stops the lane, unless a call that began later passed.
+        4. A web page in place of an answer, before any call has passed: the address is in doubt.
+        5. A success shows how the provider counts tokens.
+        6. What changed is told, and the slower tier is judged.
+        """
         lane = call.permit.lane
         ending, worst = _ending(outcomes)
         if worst is not None and flex_refusal(lane, worst) is not None:

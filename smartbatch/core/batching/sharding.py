@@ -165,7 +165,11 @@ def _different(row: _Row, taken: frozenset[int]) -> list[int]:
 
 def _ending(row: _Row, start: int, used: set[int]) -> list[int] | None:
     """Return free sizes, all different, that add up to the rest from ``start``; the fewest found, or
-    ``None``."""
+    ``None``.
+
+    One size, then two, and so on: of each number of them the first from an equal share upwards that leaves a
+    rest which divides in turn. After a number of tries in all it is given up.
+    """
     tries = iter(range(_TRIES))
 
     def divide(start: int, used: frozenset[int], parts: int) -> list[int] | None:

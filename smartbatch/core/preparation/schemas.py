@@ -129,6 +129,8 @@ class _Writer:
         }
 
     def _type(self, kind: Any, path: str) -> dict[str, Any]:
+        """Return the schema of a type. The cases, in order: annotated; plain; a choice of values; a union; a
+        list; a mapping by texts; an enum; a class. Any other is refused."""
         origin = get_origin(kind)
         arguments = get_args(kind)
         if origin is typing.Annotated:

@@ -123,6 +123,12 @@ class Connection(asyncio.Protocol):
         return head, body
 
     def _take_head(self) -> bool:
+        """Take the head of the next request out of the buffer; False while it is not whole.
+
+        The cases, in order: nothing but blank lines; no end of a head yet, which is refused when it is too
+        long or cannot become one; a head whose body is too large, refused; a head, answered with 100 where
+        its sender waits for that.
+        """
         while self._buffer and self._buffer[0] in b"\r\n":  # blank lines between requests are allowed
             del self._buffer[:1]
         if not self._buffer:

@@ -143,6 +143,13 @@ class EventStream(AnswerStream):
         return live
 
     def _pieces(self, live: LiveReply, head: Reply) -> Iterator[str]:
+        """Yield the text of each event; an error among them is raised. The stream ends, in order:
+
+        1. By the mark of its end, or the event that ends the answer, unless the API has more to say after it.
+        2. With the body: an error, unless the answer had ended.
+
+        Then follow what the last event left of a character, and the text of an answer that came all at once.
+        """
         reader = self._reader
         text = SoundText()
         for name, event in events(live):

@@ -35,6 +35,8 @@ def failure(error: Exception, step: Step, place: str, *, late: bool, closed: boo
 
 
 def _meaning(error: Exception, step: Step, place: str) -> tuple[ErrorKind, str, str]:
+    """Return kind, code and words of an error, by its class. The order counts: most are an ``OSError``, so
+    what tells more comes first."""
     network = ErrorKind.NETWORK_ERROR
     if isinstance(error, EmptyPoolError):
         return network, "pool", "no connection was free in time; open() the provider for more workers"

@@ -19,6 +19,8 @@ def instance(schema: Mapping[str, Any], text: str) -> Any:
 
 
 def _value(schema: Any, text: str, root: Mapping[str, Any], depth: int) -> Any:
+    """Return a small value that fits a schema. The cases, in order: too deep, or no schema; a reference; a
+    constant; a choice; branches; then by type, where a text is the default."""
     if not isinstance(schema, Mapping) or depth > _DEPTH:
         return None
     if isinstance(reference := schema.get("$ref"), str):

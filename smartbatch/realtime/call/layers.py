@@ -109,6 +109,9 @@ def _deadlined(
     tier: FlexTier | None,
 ) -> Call:
     def call(spec: CallSpec) -> Sequence[Outcome]:
+        """Make the call in the time that is left. The cases, in order: no time is left; vectors; several
+        prompts packed into one; several requests that the provider takes in one call; an own callable; a
+        stream; one request, of the slower tier where the lane has it."""
         timeout = spec.deadline - now()
         if timeout <= 0:
             raise ProviderError("the time for the call was over before it began", kind=ErrorKind.TIMEOUT)
@@ -178,6 +181,8 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
         return verdict
 
     def classified(spec: CallSpec) -> Sequence[Outcome]:
+        """An error of the whole call is that of each request; errors in the place of answers get a meaning
+        one by one."""
         own = spec.requests[0].call is not None or provider.own_code
         try:
             outcomes = call(spec)

@@ -28,6 +28,10 @@ def streamed(
 ) -> Answer:
     """Make a call and hand its pieces to ``feed``; ``timeout`` seconds, which are over at ``end``.
 
+    The cases, in order: pieces of an earlier call were read, so it cannot be asked for again; the reader has
+    gone, and nothing is sent; the provider does not stream, and the answer comes whole; a stream, which is
+    closed however it ends.
+
     Raises:
         Exception: as :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`.
     """
