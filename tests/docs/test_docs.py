@@ -384,6 +384,17 @@ def test_every_path_that_contributors_are_told_of_exists():
     assert [(path, name) for path, name in told if name and name not in names_of(path)] == []
 
 
+def test_the_map_of_contributors_has_every_room():
+    """Each folder and each file at the root stands in one row of it, but for the public names."""
+    table = page("CONTRIBUTING.md").text.partition("## The map")[2].partition("\n\nA request travels")[0]
+    told = re.findall(
+        r"`smartbatch/(\w+(?:/|\.py))`", "".join(re.findall(r"^\|([^|]+)\|", table, re.MULTILINE))
+    )
+    library = ROOT / "smartbatch"
+    rooms = {f"{path.parent.name}/" for path in library.glob("*/__init__.py")}
+    assert sorted(told) == sorted(rooms | {path.name for path in library.glob("*.py")} - {"__init__.py"})
+
+
 def test_each_question_of_contributors_is_answered_within_four_files():
     """The questions are in bold; the answer goes up to the next one."""
     text = page("CONTRIBUTING.md").text.partition("## Where is")[2].partition("\n## ")[0]
@@ -392,6 +403,23 @@ def test_each_question_of_contributors_is_answered_within_four_files():
     assert len(answers) >= 5
     files = {question: {path for path, _ in TOLD.findall(answer)} for question, answer in answers.items()}
     assert {question: found for question, found in files.items() if len(found) > 4} == {}
+
+
+def test_the_architecture_shows_the_tree_as_it_is():
+    """Its picture has every folder and every file at the root; its paths are those of files and folders."""
+    text, library = page("docs/explanation/architecture.md").text, ROOT / "smartbatch"
+    picture = text.partition("smartbatch/\n")[2].partition("```")[0]
+    shown: set[str] = set()
+    room = ""
+    for indent, line in re.findall(r"^( *)(\S.*)$", picture, re.MULTILINE):
+        names = re.findall(r"(?<!\S)\w+(?:\.py|/)(?!\S)", line)
+        room = room if len(indent) > 2 else names[0]
+        shown |= {room + name for name in names} if len(indent) > 2 else set(names)
+    folders = {f"{path.parent.relative_to(library)}/" for path in library.rglob("*.py")} - {"./"}
+    assert shown == folders | {path.name for path in library.glob("*.py")}
+    paths = re.findall(r"`([\w/]+/[\w./]*)`", text)
+    assert len(paths) > 10
+    assert [p for p in paths if not (library / p).exists() and not (ROOT / p).exists()] == []
 
 
 def test_the_navigation_of_the_site_has_every_page():
