@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
 from attrs import frozen
 
 import smartbatch
@@ -159,12 +160,15 @@ def imports(file: Path) -> list[Import]:
 
 
 def target(module: str) -> str | None:
-    """The room an import leads to, or None when it leaves the library."""
+    """The room an import leads to, or None when it leaves the library.
+
+    A public name, or the library as a whole, leads to its front door, ``__init__``: rooms go to each other's.
+    """
     parts = module.split(".")
-    if parts[0] != EXACTLY_AT or len(parts) < 2:
+    if parts[0] != EXACTLY_AT:
         return None
-    path = ROOT / parts[1]
-    return parts[1] if path.is_dir() or path.with_suffix(".py").exists() else None
+    path = ROOT / parts[1] if len(parts) > 1 else ROOT / "__init__"
+    return path.name if path.is_dir() or path.with_suffix(".py").exists() else "__init__"
 
 
 def test_every_room_has_its_line_in_the_table() -> None:
@@ -205,6 +209,24 @@ def test_imports_go_down() -> None:
         and there not in ALLOWED[room(file)] | FOR_ALL | {room(file)}
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "leads_to"),
+    [
+        ("from smartbatch.core.limits import bucket", "core"),
+        ("from smartbatch import errors", "errors"),
+        ("from smartbatch import BatchingClient", "__init__"),
+        ("import smartbatch", "__init__"),
+        ("import json", None),
+    ],
+)
+def test_an_import_leads_to_a_room(tmp_path: Path, statement: str, leads_to: str | None) -> None:
+    """What the library makes public is above all rooms, so none of them imports it."""
+    sample = tmp_path / "sample.py"
+    sample.write_text(f"def f():\n    {statement}\n")
+    assert {target(one.module) for one in imports(sample)} == {leads_to}
+    assert all("__init__" not in rooms for rooms in ALLOWED.values())
 
 
 def test_decisions_have_no_clock_and_no_rng() -> None:
@@ -458,19 +480,32 @@ def private_names(file: Path) -> set[str]:
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
                 found.add(node.attr)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)  # slots
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            found.update(str(each.value) for each in ast.walk(node.value) if isinstance(each, ast.Constant))
     return {name for name in found if is_private(name)}
 
 
-def reaches(file: Path, own: set[str]) -> Iterator[str]:
-    """Every use of a private name of another room in a file, of ``own`` names of its room."""
+STANDARD = frozenset({"_threads"})
+"""Private names of the standard library that are reached on purpose: those of a pool, at the exit."""
+
+
+def reaches(file: Path, own: set[str], others: set[str]) -> Iterator[str]:
+    """Every use of a private name of another room in a file.
+
+    Args:
+        own: private names of its room.
+        others: those of all rooms; what is named in a text may be somebody else's.
+    """
     for node in ast.walk(tree(file)):
         if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
             itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             outside = isinstance(node.value, ast.Name) and node.value.id in ("sys", "os")
             if not itself and not outside:
                 yield f"{file.relative_to(file.parents[1])}:{node.lineno} {ast.unparse(node)}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
+            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
+            if isinstance(name, str) and is_private(name) and name in others - own - STANDARD:
+                yield f"{file.relative_to(file.parents[1])}:{node.lineno} names {name}"
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(EXACTLY_AT):
             for each in node.names:
                 if is_private(each.name) and each.name not in FOR_ALL and each.name not in own:
@@ -482,14 +517,21 @@ def test_nobody_touches_the_underscore_of_another_room() -> None:
     own: dict[str, set[str]] = {}
     for file in files():
         own.setdefault(room(file), set()).update(private_names(file))
-    assert [found for file in files() for found in reaches(file, own[room(file)])] == []
+    everybody = set().union(*own.values())
+    assert [found for file in files() for found in reaches(file, own[room(file)], everybody)] == []
 
 
 def test_a_reach_past_an_underscore_would_be_found(tmp_path: Path) -> None:
     """Names of the own room are free, and so are the room's own attributes."""
     sample = tmp_path / "sample.py"
-    sample.write_text("def f(self, other):\n    self._a = other._b\n    return other._a\n")
-    assert [found.split()[-1] for found in reaches(sample, private_names(sample))] == ["other._b"]
+    sample.write_text(
+        "def f(self, other):\n"
+        "    self._a = other._b\n"
+        "    getattr(other, '_c'), getattr(other, '_of_a_library')\n"
+        "    return other._a\n"
+    )
+    found = [found.split()[-1] for found in reaches(sample, private_names(sample), {"_a", "_b", "_c"})]
+    assert found == ["other._b", "_c"]
 
 
 # -- what stands once
