@@ -12,8 +12,9 @@ from tests.faults.simulation.simulate import simulate
 
 pytestmark = pytest.mark.full
 
-WITHIN = 60
-"""Runs in which the simulation must have seen a mutant."""
+WITHIN = 400
+"""Runs in which the simulation must have seen a mutant: it ends with the first that sees it, and the rarest
+is seen by one in thirty, so that other random numbers make no test red."""
 SEEN_BY_SIMULATION = [mutant for mutant in MUTANTS if mutant.test is None]
 SEEN_BY_TESTS = [mutant for mutant in MUTANTS if mutant.test is not None]
 
