@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
+from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
 from smartbatch.realtime import shared_quota
 from smartbatch.shortcuts import close_stores
@@ -112,6 +113,12 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_state(states: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test's clients saw of calls and batches must not move the choices of the next."""
     monkeypatch.setenv("XDG_STATE_HOME", str(states / str(next(_states))))
+
+
+@pytest.fixture(autouse=True)
+def no_mistake_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake is logged once a second of real time, and counted: one test's are not the next one's."""
+    monkeypatch.setattr(logs, "_last_logged", {})
 
 
 @pytest.fixture(autouse=True)

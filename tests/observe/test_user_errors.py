@@ -18,12 +18,6 @@ from smartbatch.testing import MockProvider
 PATIENCE = 30.0
 
 
-@pytest.fixture(autouse=True)
-def nothing_was_logged_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same mistake is logged once a second; each test makes its own."""
-    monkeypatch.setattr(logs, "_last_logged", {})
-
-
 def mistake(*_: object) -> NoReturn:
     raise ZeroDivisionError("a mistake of mine")
 
