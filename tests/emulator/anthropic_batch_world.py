@@ -17,7 +17,7 @@ OLD = "x-api-key: k\r\nanthropic-version: 2023-06-01\r\n"
 
 def sdk_of(virtual: VirtualService, key: str = "k") -> anthropic.Anthropic:
     return anthropic.Anthropic(
-        base_url="http://emulator.test", api_key=key, max_retries=0, http_client=virtual.client()
+        base_url="http://emulator.localhost", api_key=key, max_retries=0, http_client=virtual.client()
     )
 
 

@@ -18,7 +18,7 @@ EMBEDDER = "gemini-embedding-001"
 
 def sdk_of(virtual: VirtualService, key: str = "k", version: str = "v1") -> genai.Client:
     options = types.HttpOptions(
-        base_url="http://emulator.test", api_version=version, httpx_client=virtual.client()
+        base_url="http://emulator.localhost", api_version=version, httpx_client=virtual.client()
     )
     return genai.Client(api_key=key, vertexai=False, http_options=options)
 

@@ -45,7 +45,7 @@ class VirtualService(httpx2.BaseTransport):
 
     def client(self) -> httpx2.Client:
         """Return a client whose requests all come here."""
-        return httpx2.Client(transport=self, base_url="http://emulator.test", timeout=10)
+        return httpx2.Client(transport=self, base_url="http://emulator.localhost", timeout=10)
 
 
 def one_batch(faults: str | None = None, line_fault: str | None = None, **settings: Any) -> VirtualService:

@@ -450,10 +450,11 @@ def test_a_choice_is_sound_and_can_be_explained(
 
 
 def test_a_forced_hybrid_asks_at_once_what_real_time_answers_in_a_tenth_of_the_time_of_the_batch() -> None:
-    """Real time answers two of them in a tenth of the batch's time, and three not."""
+    """Real time answers five of them in a tenth of the batch's time, and six not; three go in any case."""
     calls = Throughput(Forecaster(Prior.of(1.0, 1.01)).at(0.0), parallelism=1)
-    there = BatchOffer(Forecaster(Prior.of(25.0, 25.1)).at(0.0), None)
+    there = BatchOffer(Forecaster(Prior.of(55.0, 55.1)).at(0.0), None)
     forced = Constraints(strategy=Strategy.HYBRID)
-    decision = choose(Load(4), [Offer(Route.INDIVIDUAL, calls, None)], there, forced)
-    assert decision.chosen.first == 2
+    assert choose(Load(4), [Offer(Route.INDIVIDUAL, calls, None)], there, forced).chosen.first == 3
+    decision = choose(Load(60), [Offer(Route.INDIVIDUAL, calls, None)], there, forced)
+    assert decision.chosen.first == 5
     assert decision.chosen.batches == 1
