@@ -23,7 +23,7 @@ import sys, time
 from smartbatch import BatchingClient, StoreError
 
 client = BatchingClient("sim:demo?latency=0.2", store=sys.argv[1], parallelism=4)
-job = client.submit_batch([f"p{n}" for n in range(400)], batch_fallback="individual")
+job = client.submit_batch([f"p{n}" for n in range(400)], strategy="individual")
 futures = job.futures()
 futures[0].result()
 print("running", flush=True)
