@@ -215,7 +215,7 @@ PENDING = {
         from smartbatch.events import RetryScheduled
         paused = threading.Event()
         client = BatchingClient(
-            MockProvider(rate_limit_on=[1], retry_after=200), exit_grace=0.2,
+            MockProvider(rate_limit_on=[1], retry_after=50), exit_grace=0.2,
             observers=[lambda event: paused.set() if isinstance(event, RetryScheduled) else None],
         )
         client.submit("one")

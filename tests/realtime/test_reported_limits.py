@@ -66,7 +66,7 @@ def test_no_reset_holds_a_call_for_longer_than_an_hour_or_a_quota_of_a_day(
     begun = clock.now()
     assert client.submit("one").result(30.0).ok
     assert client.submit("two").result(30.0).ok
-    assert clock.now() - begun <= longest + 1.0
+    assert clock.now() - begun <= 1.0001 * longest + 1.0
 
 
 def test_a_wait_of_more_than_a_minute_is_told(

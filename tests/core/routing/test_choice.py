@@ -445,7 +445,7 @@ def test_a_choice_is_sound_and_can_be_explained(
         cheapest = min(each.cost.expected for each in decision.options if each.feasible and each.cost)
         assert (option.cost or price(n)).expected <= 1.02 * cheapest + 1e-12
     if option.rescue_at is not None:
-        assert 0 < option.rescue_at < 60 * minutes
+        assert 0 <= option.rescue_at < 60 * minutes  # at once where real time needs all of the deadline
     assert decision.reason in explain(decision)
 
 
