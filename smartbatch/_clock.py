@@ -20,8 +20,6 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Protocol, TypeVar, runtime_checkable
 
-__all__ = ["Clock", "Monitor", "RealClock", "SteadyWall", "VirtualClock"]
-
 _T = TypeVar("_T")
 
 

@@ -18,21 +18,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from smartbatch._clock import RealClock
 
-__all__ = [
-    "Awaited",
-    "Forked",
-    "PerProcess",
-    "Stoppable",
-    "around_fork",
-    "on_exit",
-    "on_fork",
-    "on_main_thread",
-    "reentered",
-    "run_after_collection",
-    "something_ended",
-    "something_started",
-]
-
 
 class Forked(Protocol):
     """Something that must begin anew in a forked child."""

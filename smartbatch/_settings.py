@@ -18,19 +18,6 @@ from smartbatch.errors import ConfigError, did_you_mean, scrub
 from smartbatch.prices import Price
 from smartbatch.types import Duration
 
-__all__ = [
-    "EXAMPLES",
-    "Setting",
-    "Spec",
-    "choice",
-    "seconds",
-    "seconds_in",
-    "seconds_of",
-    "setting",
-    "spec_of",
-    "usd",
-]
-
 EXAMPLES = "'2s', '90m', '6h30min', seconds as a number or a timedelta"
 """Durations, as errors show them."""
 

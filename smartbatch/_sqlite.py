@@ -11,8 +11,6 @@ from collections.abc import Callable
 from smartbatch._clock import RealClock
 from smartbatch._fork import around_fork
 
-__all__ = ["SqliteConnections"]
-
 FORK_WAIT = 5.0
 """Seconds that a fork waits for a read, and for a write, of other threads. One that takes longer may wait for
 the very thread that forks; then the child may find the file locked."""

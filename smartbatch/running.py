@@ -53,8 +53,6 @@ from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Kind
 
-__all__ = ["LAST_STEP", "ClientSettings", "RunningState", "ask_item", "callback_raised", "forget"]
-
 STEP_GRACE = 30.0
 """Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
 looking for it later."""

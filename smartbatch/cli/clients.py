@@ -16,8 +16,6 @@ from smartbatch.errors import ConfigError
 from smartbatch.jobs.store import default_place
 from smartbatch.types import Generation
 
-__all__ = ["client_of", "config_of", "missing_store", "params_of"]
-
 _PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")
 _OF_BATCHES: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "batch_fallback")
 """Options that have no effect in real time."""

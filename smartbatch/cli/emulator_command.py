@@ -10,8 +10,6 @@ from typing import Any
 from smartbatch.cli.option_tables import add_options, number, whole
 from smartbatch.errors import ConfigError
 
-__all__ = ["add_parser", "run", "settings_of"]
-
 _HELP = """\
 Serve the APIs of OpenAI, Anthropic and Gemini offline: generation (streaming included), embeddings,
 token counts and models in real time, files and batches.

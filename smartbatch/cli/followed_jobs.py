@@ -15,8 +15,6 @@ from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.types import Result
 
-__all__ = ["GRACE", "FollowedJobs"]
-
 GRACE: Final = 10.0
 """Seconds that calls under way get to end, those of batches included: a create that is cut off has to be
 searched for later. A second Ctrl-C does not wait."""

@@ -30,8 +30,6 @@ from attrs import frozen
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
 
-__all__ = ["BadRow", "Row", "Source"]
-
 _Read = TypeVar("_Read")
 
 MAX_ROW_BYTES: Final = 64 * 2**20

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from smartbatch._clock import RealClock
 
-__all__ = ["Interrupts", "RunInterrupted"]
-
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -27,8 +27,6 @@ from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import escape
 from smartbatch.shortcuts import StoredJobs
 
-__all__ = ["run"]
-
 _ALL: Final = 1_000_000
 """Jobs of a store that are listed: all of them."""
 _MAX_INCIDENTS: Final = 20

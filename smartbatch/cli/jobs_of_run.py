@@ -17,8 +17,6 @@ from smartbatch.errors import InputError
 from smartbatch.jobs.job import Job
 from smartbatch.types import Result
 
-__all__ = ["RunIdentity", "RunJob"]
-
 _NAME: Final = 100
 """Characters of an output's name that its jobs' keys begin with."""
 _MANY: Final = 1_000_000

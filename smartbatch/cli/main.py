@@ -16,8 +16,6 @@ from smartbatch.cli import emulator_command
 from smartbatch.cli.option_tables import add_options, number, whole
 from smartbatch.errors import SmartbatchError, did_you_mean
 
-__all__ = ["ACTIONS", "build_parser", "main"]
-
 _AddParser = Callable[..., argparse.ArgumentParser]
 """``add_parser`` of argparse's subparsers, with what all subcommands share."""
 

@@ -16,8 +16,6 @@ from smartbatch.events import (
 )
 from smartbatch.observe.text import SafeStream, escape
 
-__all__ = ["NoteHandler", "note", "print_event", "say"]
-
 _CLEAR_LINE: Final = "\r\x1b[K"
 
 

@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["add_options", "number", "whole"]
-
 
 def add_options(
     add: Callable[..., object], table: str, special: Mapping[str, Mapping[str, Any]] | None = None

@@ -33,20 +33,6 @@ from smartbatch.events import snake_case
 from smartbatch.observe.text import escape
 from smartbatch.types import Result
 
-__all__ = [
-    "OutputChanged",
-    "OutputFile",
-    "OutputLost",
-    "Recovered",
-    "StandardOutput",
-    "check_output_name",
-    "discard_standard_output",
-    "encode",
-    "encode_result",
-    "error_kind",
-    "replaced",
-]
-
 HEAD: Final = b'{"index": '
 """How every line begins."""
 _SUFFIXES: Final = (".jsonl", ".ndjson")

@@ -20,8 +20,6 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError
 from smartbatch.plan import Plan
 
-__all__ = ["run"]
-
 _NO_KEY = "none-as-a-plan-sends-nothing"
 
 

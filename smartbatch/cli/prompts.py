@@ -22,8 +22,6 @@ from smartbatch.core.preparation import validation
 from smartbatch.errors import InputError, InvalidRequest, SmartbatchError
 from smartbatch.types import Generation, Request, evolve
 
-__all__ = ["InputRequests", "KeyedRow", "Keys", "PromptMaker", "RowKeys", "parse_template"]
-
 _MAX_BAD_ROWS: Final = 10
 """Bad rows listed in one error: enough to see the pattern, few enough to read."""
 _MAX_NAMES: Final = 12

@@ -16,8 +16,6 @@ from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.plan import Plan
 from smartbatch.types import Request
 
-__all__ = ["RouteChooser"]
-
 _BATCH_STRATEGIES: Final = frozenset({"batch", "hybrid"})
 _PASSED: Final = 1e-9
 """Seconds given for a deadline that has passed, as 0 is none."""

@@ -29,8 +29,6 @@ from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import escape
 from smartbatch.types import Result
 
-__all__ = ["run"]
-
 
 def run(args: argparse.Namespace) -> int:
     """Do what the arguments say and return the exit code: 0 all answered, 1 some not, 2 refused."""

@@ -34,8 +34,6 @@ from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Mode, Progress
 from smartbatch.types import Request, Result, Route, evolve
 
-__all__ = ["JobRun", "RowResult"]
-
 
 @frozen
 class RowResult:

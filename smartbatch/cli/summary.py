@@ -15,8 +15,6 @@ from smartbatch.jobs.status import JobStatus, cost_in_words
 from smartbatch.observe.text import escape
 from smartbatch.types import Result, Route
 
-__all__ = ["RunSummary", "decision_summary", "failure_line"]
-
 _LEAST_FASTER: Final = 1.05
 """Least factor that is told; below it nothing was gained."""
 _FAILURES_SHOWN: Final = 5

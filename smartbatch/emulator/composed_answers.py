@@ -15,8 +15,6 @@ from attrs import frozen
 
 from smartbatch.emulator.schema_instances import instance
 
-__all__ = ["Completion", "answer_for", "compose", "count_tokens", "cut", "text_pieces", "vector_for"]
-
 
 def answer_for(prompt_text: str, model: str, seed: int = 0) -> str:
     """Return the default answer to a prompt: a sentence with 12 hexadecimal digits of a digest.

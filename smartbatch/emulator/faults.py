@@ -8,8 +8,6 @@ from statistics import NormalDist
 
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["MIXED", "FaultPlan"]
-
 MIXED = ("500", "503", "429", "429_no_header", "reset", "hang", "truncated")
 """The faults of a single rate, in equal shares."""
 

@@ -16,8 +16,6 @@ from smartbatch.emulator.limits import Limits
 from smartbatch.emulator.settings import Settings
 from smartbatch.errors import ConfigError
 
-__all__ = ["Call", "Ledger"]
-
 
 @define
 class Call:

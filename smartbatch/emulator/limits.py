@@ -12,8 +12,6 @@ from attrs import frozen
 
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["Level", "LimitExceeded", "Limits", "go_duration", "retry_after_seconds"]
-
 _SLACK = 1e-9  # tolerance for floating-point errors of a refill
 
 

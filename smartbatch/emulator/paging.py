@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-__all__ = ["page_after", "parse_limit", "position_of"]
-
 
 class Identified(Protocol):
     """An item of a list."""

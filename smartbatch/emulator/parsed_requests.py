@@ -12,18 +12,6 @@ from attrs import frozen
 from smartbatch.emulator.composed_answers import Completion, compose, count_tokens
 from smartbatch.emulator.settings import Settings
 
-__all__ = [
-    "ApiError",
-    "GenerationRequest",
-    "InvalidSchema",
-    "MalformedBody",
-    "ModelCall",
-    "ModelOutput",
-    "complete",
-    "decode_object",
-    "measure_prompt",
-]
-
 
 class ApiError(Exception):
     """An error response of an emulated API.

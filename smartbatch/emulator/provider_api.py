@@ -20,8 +20,6 @@ from smartbatch.emulator.limits import LimitExceeded, Limits
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["Api", "BatchContext", "BatchEndpoint", "Parse", "Reply", "json_reply"]
-
 
 @frozen
 class Reply:

@@ -28,8 +28,6 @@ from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, R
 from smartbatch.emulator.settings import FAULTS, EmulatorParams, Settings
 from smartbatch.errors import ConfigError
 
-__all__ = ["RequestHandler"]
-
 _logger = logging.getLogger("smartbatch.emulator")
 _HTML = b"<html><head><title>502 Bad Gateway</title></head><body><h1>502 Bad Gateway</h1></body></html>\n"
 # The first API that serves a request handles it; OpenAI's serves all paths.

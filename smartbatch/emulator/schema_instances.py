@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["instance"]
-
 _DEPTH = 16  # recursive schemas end here
 _SIZE = 10_000  # and so do those that branch while they recurse
 

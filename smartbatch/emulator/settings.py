@@ -21,8 +21,6 @@ from smartbatch.emulator.batches.batch_settings import (
 from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.types import Duration
 
-__all__ = ["FAULTS", "EmulatorParams", "FaultFor", "Settings", "load_answers", "loopback"]
-
 FaultFor: TypeAlias = "Callable[[int, Mapping[str, Any]], str | None]"
 """``fault_for(index, body)`` names the fault of one request; ``None`` draws it at random.
 

@@ -17,8 +17,6 @@ from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Priority, Request
 
-__all__ = ["Items", "checked_key", "checked_metadata"]
-
 _SOME_WIRE_ID = wire_id("0" * 22, 99_999)
 """As long as the longest id of a shard, so that sizes are estimated from above."""
 

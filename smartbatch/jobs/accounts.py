@@ -13,8 +13,6 @@ from smartbatch.jobs.records import JobRow
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import create
 
-__all__ = ["Serving"]
-
 AGAIN = 60.0
 """Seconds until a provider that could not be made is tried again: a key may be set later."""
 

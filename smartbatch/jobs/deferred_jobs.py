@@ -24,8 +24,6 @@ from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.types import Request
 
-__all__ = ["DeferredJobs", "Found", "Place", "Storable"]
-
 PREFIX = "deferred-"
 """Begins the keys of jobs that hold deferred requests."""
 UNTAKEN = 7 * 86_400.0

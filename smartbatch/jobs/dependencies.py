@@ -17,8 +17,6 @@ from smartbatch.jobs.steps.context import unlearned
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request, Result
 
-__all__ = ["JobDependencies", "RealtimeItem"]
-
 
 @frozen
 class RealtimeItem:

@@ -21,8 +21,6 @@ from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import enqueued_limit
 
-__all__ = ["QUOTA_CODES", "admitted", "known_limit", "known_most", "refused", "room_for"]
-
 ALONE = 3
 """Refusals in a row, with no other batch of ours enqueued, after which shards become smaller: fewer may be
 caused by other users of the account."""

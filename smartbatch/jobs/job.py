@@ -21,8 +21,6 @@ from smartbatch.types import Duration, Result
 if TYPE_CHECKING:
     from smartbatch.jobs.service import JobService
 
-__all__ = ["LAST_CALLBACKS", "Job", "StoredResult"]
-
 STATUS_TIMEOUT = 30.0
 """Seconds that the store has to say how a job stands: it is locked by others for ten at most."""
 LAST_CALLBACKS = 1.0

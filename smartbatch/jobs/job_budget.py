@@ -42,19 +42,6 @@ from smartbatch.observe import logs
 from smartbatch.prices import RateCard
 from smartbatch.types import Request
 
-__all__ = [
-    "ClientBudget",
-    "CostCeiling",
-    "JobBill",
-    "JobBudget",
-    "affordable",
-    "bill",
-    "end_unaffordable",
-    "exceeded",
-    "lost_cost",
-    "remaining_budget",
-]
-
 PAGE = 500
 """Requests that are read at a time."""
 MORE = 1.5

@@ -31,21 +31,6 @@ from smartbatch.jobs.records import EarlierTries, NewItem
 from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 
-__all__ = [
-    "RunningDigest",
-    "Shared",
-    "decode_error",
-    "decode_params",
-    "decode_request",
-    "decode_result",
-    "encode_error",
-    "encode_params",
-    "encode_request",
-    "encode_result",
-    "item_id",
-    "with_earlier_tries",
-]
-
 VERSION = 1
 MESSAGE = 1000
 """Letters of an error's text that are kept."""

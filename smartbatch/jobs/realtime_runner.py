@@ -53,8 +53,6 @@ from smartbatch.observe import logs
 from smartbatch.prices import RateCard
 from smartbatch.types import Request, Result, Route
 
-__all__ = ["RealtimeRunner"]
-
 PORTION = 100
 """Items claimed in one transaction."""
 LONGEST_PAUSE = 10.0

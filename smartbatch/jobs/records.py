@@ -18,37 +18,6 @@ from smartbatch.errors import SmartbatchError
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Route, Usage
 
-__all__ = [
-    "OPEN_SHARDS",
-    "TRANSITIONS",
-    "UNSENT_SHARDS",
-    "EarlierTries",
-    "Fallback",
-    "IncidentRow",
-    "ItemSize",
-    "ItemState",
-    "JobLease",
-    "JobNote",
-    "JobPolicy",
-    "JobRow",
-    "JobState",
-    "LeaseLost",
-    "NewItem",
-    "NewResult",
-    "NewShard",
-    "OpenItem",
-    "OverJobBudget",
-    "RemoteProgress",
-    "ResultRow",
-    "ShardRow",
-    "ShardState",
-    "StoredCounts",
-    "StoredItem",
-    "StoredResults",
-    "UnsettledItem",
-]
-
-
 Fallback = Literal["individual", "batch"]
 """Where the items of a job go that a batch has not run."""
 

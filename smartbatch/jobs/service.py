@@ -49,8 +49,6 @@ from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result, T, Usage
 
-__all__ = ["JobService", "OpenedStore", "Taker"]
-
 ELSEWHERE = 1.0
 """Seconds between looks at a job that another process carries on."""
 OWN = 30.0

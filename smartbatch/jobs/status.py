@@ -22,8 +22,6 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.store import SqlStore
 
-__all__ = ["JobStatus", "ShardStatus", "status_of", "time_left"]
-
 _S = ShardState
 MINUTE = 60.0
 HOUR = 3600.0

@@ -9,8 +9,6 @@ from attrs import define, field, frozen
 from smartbatch._clock import Clock
 from smartbatch.errors import StoreError
 
-__all__ = ["StoreHealth", "UnstoredAnswers"]
-
 SLOW = 3.0
 """Seconds after which a write that has not ended counts as one that fails: what comes meanwhile is paid."""
 

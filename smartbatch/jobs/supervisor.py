@@ -23,8 +23,6 @@ from smartbatch.jobs.steps.runner import StepResult
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.types import Result
 
-__all__ = ["CLAIM_EVERY", "LEASE", "WORKERS", "JobSupervisor"]
-
 LEASE = 15.0
 """Seconds after which a job of a process that does not renew its lease may be taken over."""
 RENEW_EVERY = 5.0

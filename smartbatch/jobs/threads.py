@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from smartbatch._clock import Clock, Monitor
 
-__all__ = ["OwnThreads", "run_within", "wait_while"]
-
 
 class OwnThreads:
     """Starts threads, and knows them again."""

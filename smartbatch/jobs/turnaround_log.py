@@ -13,8 +13,6 @@ from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
-__all__ = ["cancelling", "late", "learn", "rows_of"]
-
 
 def late(model: str) -> str:
     """Return the name for batches of a model that were given up: seconds until then."""

@@ -20,8 +20,6 @@ from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.observe import logs
 from smartbatch.types import Result
 
-__all__ = ["ChangeNotifier", "WatchedService", "Watcher", "stored_job"]
-
 PAGE = 1000
 """Results read at a time."""
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from random import Random
 
-__all__ = ["file_name", "new_nonce", "parse_wire_id", "wire_id"]
-
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _WIRE_ID = re.compile(r"([0-9A-Za-z]{22})-([0-9A-Za-z]{1,6})")
 

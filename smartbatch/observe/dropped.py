@@ -6,8 +6,6 @@ import logging
 
 from smartbatch.events import ParameterDropped
 
-__all__ = ["DroppedParameters"]
-
 _LOGGER = logging.getLogger("smartbatch")
 
 

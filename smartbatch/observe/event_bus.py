@@ -9,8 +9,6 @@ from smartbatch._fork import on_main_thread
 from smartbatch.events import Event, Observer
 from smartbatch.observe import logs
 
-__all__ = ["EventBus"]
-
 _E = TypeVar("_E", bound=Event)
 
 

@@ -44,18 +44,6 @@ from smartbatch.events import (
     ThresholdMoved,
 )
 
-__all__ = [
-    "EventLogger",
-    "LogObserver",
-    "alarm",
-    "disable",
-    "enable",
-    "get_logger",
-    "user_error",
-    "user_errors_left",
-    "warn",
-]
-
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 

@@ -7,8 +7,6 @@ import logging
 from smartbatch.events import CooldownStarted, Event, LongWait, RetryScheduled
 from smartbatch.observe.text import duration
 
-__all__ = ["LONG_WAIT", "LongWaits"]
-
 LONG_WAIT = 60.0
 """Seconds."""
 

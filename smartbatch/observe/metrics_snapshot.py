@@ -16,8 +16,6 @@ from attrs import asdict, define, field, fields, frozen
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.types import Usage
 
-__all__ = ["DecisionFigures", "EventCounts", "MetricsSnapshot", "RouteFigures"]
-
 _T = TypeVar("_T", bound=type)
 
 

@@ -21,8 +21,6 @@ from smartbatch.observe.long_waits import LONG_WAIT
 from smartbatch.observe.text import SafeStream, duration, escape
 from smartbatch.types import Result
 
-__all__ = ["JobFigures", "Mode", "Progress", "watched"]
-
 Mode = Literal["auto", "bar", "lines", "quiet"]
 _MODES = ("auto", "bar", "lines", "quiet")
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
-__all__ = ["PrometheusReporter"]
-
 BOUNDS = tuple(2.0**power for power in range(-10, 18))
 """Histogram bounds in seconds, 1 ms to 36 hours, a doubling each."""
 

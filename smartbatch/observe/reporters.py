@@ -18,8 +18,6 @@ from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
 from smartbatch.observe.text import SafeStream, duration, escape
 from smartbatch.types import Duration
 
-__all__ = ["ConsoleReporter", "LogReporter", "PeriodicReporter", "Reporter", "status_summary"]
-
 
 class Reporter(Protocol):
     """Reports the figures of one client."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from smartbatch.providers.flex import FlexTier
     from smartbatch.providers.http.network import HttpNetwork
 
-__all__ = ["AnswerStream", "Capabilities", "Provider"]
-
 
 @frozen
 class Capabilities:

@@ -22,22 +22,6 @@ from attrs import frozen
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import Answer, Kind, Request
 
-__all__ = [
-    "BatchAbilities",
-    "BatchApi",
-    "BatchPage",
-    "Creation",
-    "Line",
-    "LineOutcome",
-    "NotRun",
-    "RemoteBatch",
-    "RemoteFile",
-    "RemoteState",
-    "enqueued_limit",
-    "line_of",
-    "not_run",
-]
-
 
 @frozen
 class BatchAbilities:

@@ -11,8 +11,6 @@ from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import Capabilities, Provider
 from smartbatch.types import Answer, Attempt, Request
 
-__all__ = ["CallableProvider", "load_callable", "normalise"]
-
 OwnCall: TypeAlias = Callable[[Request, Attempt], Any]
 OwnManyCall: TypeAlias = Callable[[Sequence[Request], Attempt], Sequence[Any]]
 OwnClassifier: TypeAlias = "Callable[[Exception], ErrorKind | ProviderError | None]"

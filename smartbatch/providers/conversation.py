@@ -9,8 +9,6 @@ from typing import Any
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Message
 
-__all__ = ["INSTRUCTIONS", "check_extra", "check_roles", "content_of", "encode_json"]
-
 INSTRUCTIONS = ("system", "developer")
 """Roles of messages that instruct the model."""
 

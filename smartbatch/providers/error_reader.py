@@ -19,8 +19,6 @@ from smartbatch.providers.http.replies import Reply, is_html
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_retry_after
 from smartbatch.types import LimitReport, Request, Usage
 
-__all__ = ["ErrorReader", "Refusal", "error_in"]
-
 _ANSWERS = ("choices", "data", "candidates")
 """Fields that hold an answer, whatever else stands next to them."""
 

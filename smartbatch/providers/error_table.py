@@ -10,8 +10,6 @@ import re
 
 from smartbatch.errors import ErrorKind
 
-__all__ = ["kind_of_code", "kind_of_status"]
-
 _CODES = {
     "insufficient_quota": ErrorKind.NO_MONEY,
     "credit_balance_exhausted": ErrorKind.NO_MONEY,

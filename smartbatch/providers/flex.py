@@ -16,8 +16,6 @@ from attrs import evolve, frozen
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import Request
 
-__all__ = ["FLEX", "GEMINI", "OPENAI", "FlexTier"]
-
 FLEX = "flex"
 """The name of the tier in requests and answers of both APIs."""
 

@@ -13,25 +13,6 @@ from typing import Any
 from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.types import Request, Usage
 
-__all__ = [
-    "PLAIN_ID",
-    "PLAIN_WORD",
-    "SoundText",
-    "count",
-    "echoes",
-    "fields",
-    "finish_word",
-    "http_date",
-    "safe_text",
-    "short",
-    "sound",
-    "texts",
-    "unix_seconds",
-    "unusable",
-    "whole",
-    "without_echo",
-]
-
 PLAIN_WORD = re.compile(r"[\w.:/-]{1,64}", re.ASCII)
 """What an error code or a finish reason looks like."""
 PLAIN_ID = re.compile(r"[\w.:=+/-]{1,128}", re.ASCII)

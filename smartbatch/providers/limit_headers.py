@@ -10,14 +10,6 @@ from typing import Any, NamedTuple
 from smartbatch.providers.foreign_text import http_date, unix_seconds
 from smartbatch.types import LimitReport
 
-__all__ = [
-    "RETRY_AFTER_CEILING",
-    "parse_duration",
-    "parse_retry_after",
-    "read_anthropic_limits",
-    "read_limits",
-]
-
 RETRY_AFTER_CEILING = 600.0
 """Most seconds a server is believed when it asks to wait: longer ones seen in the wild were mistakes."""
 

@@ -18,8 +18,6 @@ from smartbatch.providers.sim.provider import answer_text, count_tokens, prompt_
 from smartbatch.providers.sim.streams import MadeStream, words_of
 from smartbatch.types import Answer, Duration, Request, Usage
 
-__all__ = ["MockCall", "MockProvider"]
-
 Script: TypeAlias = "Sequence[Any] | Mapping[str, Any] | Callable[[Request], Any]"
 
 

@@ -16,18 +16,6 @@ from smartbatch.errors import ConfigError, InvalidRequest, did_you_mean, scrub
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request
 
-__all__ = [
-    "Factory",
-    "ModelChoice",
-    "OpenedModel",
-    "create",
-    "open_model",
-    "parse_model",
-    "prefixes",
-    "register",
-]
-
-
 Factory: TypeAlias = Callable[[str, Clock, Mapping[str, Any]], tuple[Provider, str]]
 """``factory(name, clock, options)`` returns the provider and the model's name without its options."""
 

@@ -14,8 +14,6 @@ from attrs import evolve
 from smartbatch.providers.foreign_text import unusable
 from smartbatch.types import Answer, Request, Usage
 
-__all__ = ["from_base64", "listed", "shares", "spread", "to_base64", "vector"]
-
 _NUMBERS = frozenset({int, float})
 
 

@@ -14,8 +14,6 @@ from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Answer, Route, Usage
 
-__all__ = ["NO_BILL", "CallBill", "account", "bill", "is_kept", "route_of"]
-
 
 @frozen
 class CallBill:

@@ -14,8 +14,6 @@ from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.types import Answer, Request, Result, Route
 
-__all__ = ["Admission"]
-
 
 class Admission:
     """What is known of a request before it is queued. Belongs to one process; safe from any thread.

@@ -15,8 +15,6 @@ from smartbatch.errors import InvalidRequest, QueueFull, SmartbatchError, WrongP
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Request, Result, Route
 
-__all__ = ["BoundedMap", "ListOptions"]
-
 _BUFFERED = 10
 """A slow first request may let this many times the read-ahead finish behind it before reading pauses."""
 

@@ -23,8 +23,6 @@ from smartbatch.events import CacheUnavailable, Event
 from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Answer
 
-__all__ = ["ResponseCache"]
-
 VERSION = 1
 """Form of the table and of its entries; a file of another version is refused, not overwritten."""
 PATIENCE = 2.0

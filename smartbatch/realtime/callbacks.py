@@ -9,8 +9,6 @@ from typing import Any
 
 from smartbatch._clock import Clock
 
-__all__ = ["CallbackThread"]
-
 
 class CallbackThread:
     """Runs callables one after another, in order, on a daemon thread that starts with the first one.

@@ -28,8 +28,6 @@ from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Usage
 
-__all__ = ["Collector"]
-
 PASSED_OVER = 200
 """Requests with another batch key that are passed over while a batch is filled; then it goes less full."""
 

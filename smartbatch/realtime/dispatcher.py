@@ -28,8 +28,6 @@ from smartbatch.realtime.router import InFlightCall, Reading, ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.types import NO_USAGE, Answer, Route
 
-__all__ = ["BatchDispatcher"]
-
 
 @define(eq=False)
 class _HandOver:

@@ -14,8 +14,6 @@ from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.realtime.ticket import Ticket, Waiter
 from smartbatch.types import NO_USAGE, Answer, Request, Result, Route, evolve
 
-__all__ = ["DeferredEffects", "answered", "parameters_dropped", "request_finished", "share_of"]
-
 
 @define(eq=False)
 class DeferredEffects:

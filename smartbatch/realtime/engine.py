@@ -29,8 +29,6 @@ from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
 from smartbatch.types import Result
 
-__all__ = ["LAST_CALLBACKS", "RealtimeEngine"]
-
 LAST_CALLBACKS = 0.25
 """Seconds that callbacks and observers have at a stop whose own time is over: they say who was not
 answered."""

@@ -21,8 +21,6 @@ from smartbatch.core.limits.quota import Cooldown
 from smartbatch.realtime.lane import Lane
 from smartbatch.types import LimitReport
 
-__all__ = ["Change", "Demand", "Ending", "Gates", "Permit", "Used"]
-
 
 class Ending(enum.Enum):
     """How a call ended, as the gates need to know it."""

@@ -25,8 +25,6 @@ from smartbatch.realtime.call.layers import Call
 from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.types import Request
 
-__all__ = ["Lane", "ProviderHealth"]
-
 _WEIGHT = 0.2
 """Of the latest call in :attr:`Lane.latency`, a moving average of some five calls."""
 

@@ -28,8 +28,6 @@ from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.types import Embedding, Kind
 
-__all__ = ["LaneFactory"]
-
 
 @frozen(eq=False)
 class _ModelState:

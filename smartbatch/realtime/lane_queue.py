@@ -14,8 +14,6 @@ from smartbatch.core.batching.window import Waiting
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket, TicketState
 
-__all__ = ["LaneQueue", "Turns"]
-
 _sequence = itertools.count(1)
 _SPARE = 64
 """Invalid entries a heap may hold in addition to as many as there are requests waiting."""

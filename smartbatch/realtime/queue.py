@@ -18,8 +18,6 @@ from smartbatch.realtime.lane_queue import LaneQueue, Turns
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
 from smartbatch.types import Priority
 
-__all__ = ["RequestCounts", "RequestQueue"]
-
 _sequence = itertools.count(1)
 _SPARE = 64
 """Deadlines of ended requests that may be kept, in addition to as many as there are requests."""

@@ -34,8 +34,6 @@ from smartbatch.realtime.text_stream import ChunkBox, TextStream
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Answer, Request, Result, Route
 
-__all__ = ["Realtime", "stored_future", "stored_stream"]
-
 _T = TypeVar("_T")
 
 

@@ -33,8 +33,6 @@ from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket, TicketState, Waiter, latest_start
 from smartbatch.types import Answer, Request, Result, Route, evolve
 
-__all__ = ["InFlightCall", "ResponseRouter"]
-
 UNAVAILABLE = frozenset({502, 503, 504, 529})
 """HTTP statuses that speak of the provider's state and not of the request."""
 

@@ -18,8 +18,6 @@ from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.call.layers import Middleware
 from smartbatch.types import Kind, Result, evolve
 
-__all__ = ["PostProcess", "RealtimeSetup", "UserHooks"]
-
 PostProcess = Callable[[Result], "Result | None"]
 """Takes an answered result and returns it, or a changed one."""
 

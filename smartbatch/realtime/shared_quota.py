@@ -16,8 +16,6 @@ from attrs import frozen
 from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.suspension import FlexHealth
 
-__all__ = ["SharedQuota", "forget_all", "known_quotas", "shared_quota"]
-
 
 @frozen(eq=False)
 class _Owner:

@@ -12,8 +12,6 @@ from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Request, Result
 
-__all__ = ["CallOptions", "Submission"]
-
 
 @frozen
 class CallOptions:

@@ -34,8 +34,6 @@ from smartbatch.errors import RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.observe import logs
 from smartbatch.types import Result
 
-__all__ = ["ChunkBox", "TextStream"]
-
 MOST_CHUNKS = 1_000
 """Chunks that wait for the reader at most; then the call waits."""
 MOST_CHARS = 1 << 20

@@ -22,8 +22,6 @@ from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Priority, Request, Result, T, Usage
 
-__all__ = ["PATIENCE", "ResultFuture", "Ticket", "TicketState", "Waiter", "latest_start"]
-
 PATIENCE: dict[Priority, float] = {
     Priority.URGENT: -86_400.0,
     Priority.HIGH: 1.0,

@@ -36,8 +36,6 @@ from smartbatch.routing.budget_rounds import Rounds, rounds_of
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.types import Kind, Request, Route, Strategy
 
-__all__ = ["Advisor"]
-
 
 @frozen
 class _Watched:

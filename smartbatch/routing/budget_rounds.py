@@ -12,8 +12,6 @@ from attrs import evolve, frozen
 
 from smartbatch.core.routing.offers import BatchOffer
 
-__all__ = ["Rounds", "rounds_of"]
-
 _MANY = 1000
 """Rounds that are counted one by one."""
 _TINY = 1e-9

@@ -27,8 +27,6 @@ from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.list_job import Reading
 from smartbatch.types import Answer, Priority, Request, Result
 
-__all__ = ["Deferral", "DeferralParts"]
-
 LAST_SEND = 5.0
 """Seconds for what is being stored, or handed to real time, at a stop whose time is over."""
 SHORTEST = 0.001

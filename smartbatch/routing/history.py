@@ -27,8 +27,6 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.observe import logs
 from smartbatch.types import Kind, Route
 
-__all__ = ["ForecastHistory"]
-
 _LATE = ErrorKind.TIMEOUT.value
 CALL = Prior.of(2.0, 10.0, growth=0.3)
 """A call that generates. Half of the answers of the Azure 2023 conversation trace have up to 129 tokens, 95 %

@@ -17,8 +17,6 @@ from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.types import Answer, Request, Result, Route, Usage
 
-__all__ = ["JobResults", "ListParts", "Reading", "parts_of"]
-
 
 @frozen
 class ListParts:

@@ -9,8 +9,6 @@ from attrs import frozen
 from smartbatch.observe import logs
 from smartbatch.types import Result
 
-__all__ = ["ListProgress", "OnProgress", "ProgressCounter"]
-
 
 @frozen
 class ListProgress:

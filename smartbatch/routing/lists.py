@@ -45,8 +45,6 @@ from smartbatch.types import (
     Strategy,
 )
 
-__all__ = ["CONSTRAINTS", "ListRouter", "split_constraints"]
-
 _NEED_ALL = ("batch", "hybrid", "threshold")
 """Strategies that need to know the whole list."""
 DECIDED = 1000

@@ -22,8 +22,6 @@ from statistics import median
 
 from attrs import frozen
 
-__all__ = ["Crosscheck"]
-
 _WIDTH = 6.0
 """Half the width of the band, in standard deviations. Of 2,583 real prompts (sets as above) the farthest lies
 at 5.7."""

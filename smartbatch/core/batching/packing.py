@@ -23,21 +23,6 @@ from smartbatch.core.limits.backoff import RandomSource
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.types import Request, Usage
 
-__all__ = [
-    "HEAD_TOKENS",
-    "ITEM_OUTPUT",
-    "ITEM_TOKENS",
-    "BatchCompiler",
-    "PackRoom",
-    "Packed",
-    "batch_key",
-    "packable",
-    "random_word",
-    "split",
-    "split_usage",
-    "usage_weights",
-]
-
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 """Base 32: each letter is 5 random bits."""
 ID_LETTERS = 8

@@ -15,8 +15,6 @@ from attrs import define, field
 from smartbatch.core.batching.packing import Packed
 from smartbatch.errors import SmartbatchError
 
-__all__ = ["TRANSITIONS", "Batch", "BatchState", "IllegalTransition"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

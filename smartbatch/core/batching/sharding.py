@@ -14,8 +14,6 @@ from typing import Protocol
 
 from attrs import frozen
 
-__all__ = ["Cut", "Sized", "cut"]
-
 _LINE_END = 1
 """Bytes of a line besides its item."""
 _DEPTH = 4

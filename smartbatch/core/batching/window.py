@@ -10,8 +10,6 @@ import math
 
 from attrs import frozen
 
-__all__ = ["BatchAccumulator", "GatherWindow", "Waiting", "Window"]
-
 PAIR = 2
 """Requests that make a call shared. A larger ``min_size`` is a wish for fuller calls."""
 

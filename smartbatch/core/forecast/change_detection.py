@@ -17,8 +17,6 @@ import math
 
 from attrs import define, field
 
-__all__ = ["ChangeDetector", "LevelCorrection", "MomentCounts", "score"]
-
 _EDGE = math.log(19.0)
 """Log odds of 95 %."""
 _CORRECTED = ((-_EDGE, 0.05), (0.0, 0.5), (_EDGE, 0.95))

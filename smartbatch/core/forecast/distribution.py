@@ -15,8 +15,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 
-__all__ = ["Distribution", "imputed_level", "redistributed"]
-
 TOP = 0.99
 """Times beyond this quantile count in the mean as the quantile itself."""
 TIE = 1e-12

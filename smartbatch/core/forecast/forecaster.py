@@ -31,8 +31,6 @@ from attrs import Attribute, define, field, frozen
 from smartbatch.core.forecast.change_detection import ChangeDetector, LevelCorrection, MomentCounts
 from smartbatch.core.forecast.distribution import Distribution, imputed_level, redistributed
 
-__all__ = ["ForecastAt", "ForecastChange", "Forecaster", "Observation", "Prior"]
-
 FADES_AFTER = 128
 """Further observations after which one counts half."""
 SHAPE = 2.0

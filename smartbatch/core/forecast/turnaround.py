@@ -13,8 +13,6 @@ from attrs import frozen
 
 from smartbatch.core.routing.throughput import Times
 
-__all__ = ["LATEST", "PROMISE", "RunningBatch", "remaining"]
-
 LATEST = 86_400.0
 """Seconds after which batches of OpenAI and Anthropic expire; those of Gemini should end by then, and
 expire after twice as long."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["RandomSource", "backoff", "exponential", "jittered", "jittered_minimum", "shortest"]
-
 _EXTRA_SHARE = 0.1
 _EXTRA_MOST = 1.0
 """A server's Retry-After is a minimum; up to a tenth of it, at most a second, is added so that clients that

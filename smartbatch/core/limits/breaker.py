@@ -16,8 +16,6 @@ from attrs import define, field, frozen
 
 from smartbatch.core.limits.backoff import RandomSource, jittered
 
-__all__ = ["BreakerPermit", "BreakerState", "CircuitBreaker", "Outcome", "Transition"]
-
 
 class BreakerState(enum.Enum):
     """What the breaker lets through."""

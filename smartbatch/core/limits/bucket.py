@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Bucket", "limit_bucket", "spaced_capacity", "used_capacity", "used_rate"]
-
 _FULL = 0.99
 _REFILL = 0.995
 """Shares of a limit's size and rate that are used, so that this bucket never holds more than the server's,

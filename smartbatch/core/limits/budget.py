@@ -6,8 +6,6 @@ import math
 
 from attrs import define
 
-__all__ = ["Budget", "SpendReservation"]
-
 _NANO = 1_000_000_000
 """Amounts are kept in whole billionths of a USD: sums of floats drift, and a token costs some 10⁻⁸ USD."""
 

@@ -13,8 +13,6 @@ from attrs import define, field, frozen
 
 from smartbatch.core.limits.budget import Budget, SpendReservation
 
-__all__ = ["JobReservations", "MoneyGuard", "NewReservation"]
-
 _T = TypeVar("_T")
 
 

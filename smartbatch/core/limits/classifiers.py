@@ -10,8 +10,6 @@ from attrs import field, frozen
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 
-__all__ = ["Classifier", "Classifiers"]
-
 Classifier: TypeAlias = "Callable[[Exception, ProviderError], ErrorKind | ProviderError | None]"
 """Takes what was raised and the provider's verdict; returns another kind or verdict, or ``None`` to pass."""
 

@@ -14,8 +14,6 @@ from attrs import define, field
 
 from smartbatch.core.limits.header_limits import Reservation
 
-__all__ = ["ConcurrencyCap"]
-
 _LEAST = 2
 """Calls at once below which a cap is not supposed: one call after the other looks like a low rate."""
 

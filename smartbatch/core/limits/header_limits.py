@@ -14,8 +14,6 @@ from attrs import define, field
 from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround, believed_reset
 from smartbatch.types import LimitReport
 
-__all__ = ["HeaderLimits", "Reservation", "Traffic"]
-
 _REQUESTS, _TOKENS, _INPUT, _OUTPUT = range(4)
 _NAMES = ("requests", "tokens", "input", "output")
 

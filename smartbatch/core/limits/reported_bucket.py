@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity, used_capacity, used_rate
 
-__all__ = ["LimitReading", "ReportedBucket", "SentAround", "believed_reset"]
-
 _MINUTE = 60.0
 _LONGER_THAN_A_MINUTE = 66.0
 """Seconds. A minute's limit is full again within 60 s. One that needs more than 66 s (10 % for clocks that

@@ -22,8 +22,6 @@ from smartbatch.core.limits.backoff import (
 )
 from smartbatch.errors import ErrorKind
 
-__all__ = ["Circumstances", "Retry", "RetryCount", "RetryPolicy", "decide"]
-
 
 @frozen
 class RetryPolicy:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["FlexHealth", "PackingHealth", "Suspension"]
-
 
 class Suspension:
     """Whether a feature is in use, suspended, or on trial.

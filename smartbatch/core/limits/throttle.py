@@ -18,8 +18,6 @@ from attrs import define, field
 
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity
 
-__all__ = ["AdaptiveThrottle"]
-
 _USUAL = 0.1
 """Share of failures up to which nothing is tried."""
 

@@ -13,8 +13,6 @@ from attrs import asdict
 from smartbatch.core.preparation.schemas import BuiltSchema
 from smartbatch.types import Generation, Request
 
-__all__ = ["fingerprint", "remember"]
-
 VERSION = 1
 """Raised when the form of the key changes, so that stored keys of the old form match nothing."""
 

@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["NotJson", "snapshot", "surrogate_at"]
-
 MAX_DEPTH = 200
 """Levels. Python's own JSON reader fails near 1,000; the schema of no API comes near 200."""
 MAX_INTEGER_BITS = 14_000

@@ -11,8 +11,6 @@ from typing import Any
 
 from smartbatch.core.preparation.patterns import compiled
 
-__all__ = ["bounded"]
-
 COMPARED = 1_000
 """Parts of one value up to which it is looked for those that no other keyword has checked."""
 

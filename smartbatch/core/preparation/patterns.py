@@ -17,8 +17,6 @@ from typing import Any
 
 from attrs import define, field
 
-__all__ = ["LinearPattern", "PatternError", "compiled"]
-
 MAX_STATES = 20_000
 """States of one pattern: repetitions with a number are written out."""
 MAX_STEPS = 500_000

@@ -12,8 +12,6 @@ from smartbatch.core.preparation import validation
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Answer, Generation, Kind, Prompt, Request
 
-__all__ = ["GENERATION", "Preprocess", "RequestPreparer", "kind_of", "row_named"]
-
 Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
 """A hook before the queue: returns the request (changed or not), a local answer, or raises to reject."""
 

@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Message, Prompt, Request
 
-__all__ = ["prompt_list"]
-
 _TABLE_MARKS = ("__dataframe__", "columns", "column_names")
 """What DataFrames, Arrow tables and datasets have and a single column has not."""
 

@@ -18,8 +18,6 @@ import attrs
 
 from smartbatch.errors import InvalidRequest
 
-__all__ = ["Build", "BuiltSchema", "schema_of"]
-
 Build: TypeAlias = Callable[[Any], Any]
 """Makes an object of decoded JSON, or raises."""
 

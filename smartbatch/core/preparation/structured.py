@@ -24,19 +24,6 @@ from smartbatch.core.preparation.patterns import PatternError, compiled
 from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.types import Answer, Generation, Message, Request
 
-__all__ = [
-    "TEMPERATURES",
-    "JsonNotFound",
-    "Parsed",
-    "Problem",
-    "check_answer",
-    "check_schema",
-    "own_object",
-    "read_answer",
-    "recover_json",
-    "repair_request",
-]
-
 TEMPERATURES = (0.0, 0.25, 0.5)
 """Temperatures of the repairs in order, where the request has none: first the likeliest answer, then some
 variety; then the last one stays."""

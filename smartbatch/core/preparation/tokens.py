@@ -17,8 +17,6 @@ from attrs import frozen
 
 from smartbatch.types import Message, Request, Usage
 
-__all__ = ["Calibration", "estimate", "estimate_request"]
-
 # Characters of a token, by the length of a character's UTF-8 form, which tells the class of scripts:
 ASCII_CHARS = 4.0  # English prose and code; the rule of thumb of OpenAI's tokenizer guide
 TWO_BYTE_CHARS = 2.5  # accented Latin, Greek, Cyrillic, Hebrew, Arabic

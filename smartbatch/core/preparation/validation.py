@@ -20,8 +20,6 @@ from smartbatch.core.preparation.structured import check_schema
 from smartbatch.errors import InvalidRequest, did_you_mean
 from smartbatch.types import Embedding, Generation, Message, Priority, Request
 
-__all__ = ["admit_defaults", "check_params", "normalise", "refuse_for_vectors"]
-
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
 MAX_COUNT = 2**31 - 1  # the widest integer every API's schema takes for a count of tokens

@@ -9,8 +9,6 @@ from attrs import define
 from smartbatch.core.routing.workload import Rates
 from smartbatch.types import Result, Route
 
-__all__ = ["ActualCost"]
-
 _STANDARD = (Route.INDIVIDUAL, Route.SHARED)
 _BATCH = (Route.BATCH,)
 

@@ -11,8 +11,6 @@ from smartbatch._settings import EXAMPLES, seconds_in
 from smartbatch.errors import ConfigError
 from smartbatch.types import Deadline, Prefer, Strategy
 
-__all__ = ["Constraints", "seconds_until"]
-
 
 @frozen(kw_only=True)
 class Constraints:

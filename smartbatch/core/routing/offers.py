@@ -10,8 +10,6 @@ from smartbatch.core.forecast.turnaround import LATEST
 from smartbatch.core.routing.throughput import Throughput, Times
 from smartbatch.types import Route
 
-__all__ = ["AnswerLengths", "BatchOffer", "Cost", "Load", "Offer", "expected_usd"]
-
 
 @frozen
 class Cost:

@@ -16,8 +16,6 @@ from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer, expect
 from smartbatch.core.routing.risk import MARGIN, SURE, best_start, chance_within, late_penalty, rescue_starts
 from smartbatch.types import Route, Strategy
 
-__all__ = ["Option", "by_batch", "individual", "likeliest", "open_routes", "price", "real_time"]
-
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of the requests sent in real time at once that are compared for a hybrid."""
 EARLY = 0.1

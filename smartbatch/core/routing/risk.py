@@ -15,18 +15,6 @@ from attrs import frozen
 
 from smartbatch.core.routing.throughput import normal_quantile
 
-__all__ = [
-    "LATE_PENALTY",
-    "MARGIN",
-    "MOST_RISK",
-    "SURE",
-    "RescueStart",
-    "best_start",
-    "chance_within",
-    "late_penalty",
-    "rescue_starts",
-]
-
 MOST_RISK = 0.05
 """The largest risk taken to miss a deadline: the chance of a late batch times that of a late rescue."""
 LATE_PENALTY = 0.5

@@ -10,8 +10,6 @@ from smartbatch.core.preparation.tokens import Calibration, estimate_request
 from smartbatch.core.routing.offers import AnswerLengths, Cost, Load
 from smartbatch.types import Request, Usage
 
-__all__ = ["Rates", "Workload"]
-
 _SPREAD = 0.77
 """Standard deviation of an answer's length as a share of its mean, in the Azure 2023 conversations."""
 _UNKNOWN = 0.5

@@ -22,8 +22,6 @@ from smartbatch.emulator.parsed_requests import ApiError, ModelCall
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, Reply, json_reply
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["AnthropicApi"]
-
 _ROUNDED_FROM = 20_000
 """From this limit on, remaining tokens are rounded to thousands, as the service rounds them."""
 _NAMES = {"requests": "requests", "tokens": "input-tokens", "output": "output-tokens"}

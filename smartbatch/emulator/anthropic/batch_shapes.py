@@ -16,8 +16,6 @@ from smartbatch.emulator.parsed_requests import ModelCall
 from smartbatch.emulator.provider_api import BatchContext
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["MAX_BYTES", "SPEND_LIMIT_REACHED", "batch_shape", "line_bytes", "parse_entries"]
-
 MAX_LINES = 100_000
 MAX_BYTES = 256 * 1024 * 1024
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")

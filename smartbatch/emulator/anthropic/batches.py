@@ -18,8 +18,6 @@ from smartbatch.emulator.paging import page_after, parse_limit, position_of
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
 from smartbatch.emulator.provider_api import BatchContext, Reply, json_reply
 
-__all__ = ["answer", "is_about_batches"]
-
 _ROOT = "/v1/messages/batches"
 _PATH = re.compile(_ROOT + r"(?:/([^/]+)(?:/(cancel|results))?)?/?")
 _API = "anthropic"

@@ -21,8 +21,6 @@ from smartbatch.emulator.parsed_requests import (
 )
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["parse_message"]
-
 
 def parse_message(head: Head, fields: Mapping[str, Any]) -> ModelCall:
     """Parse a request for a message, or raise :class:`ApiError`."""

@@ -18,8 +18,6 @@ from smartbatch.emulator.parsed_requests import (
     measure_prompt,
 )
 
-__all__ = ["api_error", "check_version", "error_body", "parse_body", "parse_messages"]
-
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -8,8 +8,6 @@ from typing import Any
 
 from smartbatch.emulator.composed_answers import text_pieces
 
-__all__ = ["message_events"]
-
 
 def message_events(message: Mapping[str, Any]) -> list[bytes]:
     """Return the events of a message, a ping among them."""

@@ -34,8 +34,6 @@ from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline, time
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["BatchBackend"]
-
 _PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_", "gemini": ""}
 
 

@@ -14,8 +14,6 @@ from smartbatch.emulator.batches.batch_records import Counts, Entry, Problem, Re
 from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline
 from smartbatch.emulator.parsed_requests import ApiError
 
-__all__ = ["LineResult", "StoredBatch", "enqueued_limit_problem"]
-
 _CACHED_BYTES = 4096
 """The largest answer that is kept; larger ones (vectors) are computed again when they are fetched."""
 _UNDOCUMENTED_STATUS = "rebalancing"

@@ -8,8 +8,6 @@ from typing import Any
 
 from attrs import asdict, define, field
 
-__all__ = ["BatchLedger", "BatchLine", "BatchRecord"]
-
 
 @define
 class BatchLine:

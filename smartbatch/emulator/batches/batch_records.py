@@ -11,21 +11,6 @@ from attrs import field, frozen
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall, ModelOutput
 from smartbatch.emulator.settings import Settings
 
-__all__ = [
-    "AnswerLost",
-    "BatchBackendError",
-    "Counts",
-    "Download",
-    "Entry",
-    "Line",
-    "Outcome",
-    "Problem",
-    "RemoteBatch",
-    "RemoteFile",
-    "State",
-    "parse_entry",
-]
-
 State: TypeAlias = Literal[
     "validating",
     "queued",

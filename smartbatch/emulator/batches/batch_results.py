@@ -10,8 +10,6 @@ from attrs import evolve
 from smartbatch.emulator.batches.batch import StoredBatch
 from smartbatch.emulator.batches.batch_records import BatchBackendError, Line
 
-__all__ = ["check_available", "encode_lines", "result_lines", "truncate_download"]
-
 
 def check_available(batch: StoredBatch, now: float, retention: float, outage: float) -> None:
     """Raise ``BatchBackendError`` when the results of a batch are not available.

@@ -12,18 +12,6 @@ from smartbatch._settings import seconds_of
 from smartbatch.errors import ConfigError
 from smartbatch.types import Duration
 
-__all__ = [
-    "BATCH_FAULTS",
-    "LINE_FAULTS",
-    "BatchFaultFor",
-    "BatchSettings",
-    "LineFaultFor",
-    "checked_names",
-    "fault_group",
-    "in_seconds",
-    "seconds",
-]
-
 BatchFaultFor: TypeAlias = "Callable[[int, Mapping[str, str]], str | Sequence[str] | None]"
 """``fault_for(index, label)`` names the faults of a create and its batch; ``None`` draws them at random."""
 

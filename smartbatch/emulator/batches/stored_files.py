@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from smartbatch.emulator.batches.batch_records import BatchBackendError, RemoteFile
 
-__all__ = ["Account", "Files"]
-
 Account = tuple[str, str]
 """An API's name and the key: the owner of files and batches."""
 

@@ -13,8 +13,6 @@ from attrs import frozen
 from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS, checked_names, fault_group
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["BatchRandomness", "Timeline", "timeline"]
-
 _NORMAL = NormalDist()
 _SCALE = 1 / (1 << 64)
 _FINALIZING = 0.1

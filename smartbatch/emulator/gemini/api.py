@@ -32,8 +32,6 @@ from smartbatch.emulator.parsed_requests import ApiError, ModelCall
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, Reply, json_reply
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["GeminiApi"]
-
 _CALL = re.compile(r"/(v1|v1beta)/(?:models|tunedModels)/([^/:]+):(\w+)")
 _MODELS = re.compile(r"/(v1|v1beta)/models(?:/([^/:]+))?")
 _STORED = re.compile(r"(?:/upload|/download)?/(?:v1|v1beta)/(?:files|batches)(?:/|$)")

@@ -13,8 +13,6 @@ from smartbatch.emulator.gemini.parsing import api_error, decode_body, found
 from smartbatch.emulator.parsed_requests import MalformedBody, ModelCall, decode_object
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["Creation", "entries_in_file", "inline_entries", "parse_creation"]
-
 MAX_INLINE = 20 * 1024 * 1024
 """The most bytes of a create with inline requests."""
 

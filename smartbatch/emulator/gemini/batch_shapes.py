@@ -13,8 +13,6 @@ from typing import Any
 from smartbatch.emulator.batches.batch_records import Counts, Line, RemoteBatch
 from smartbatch.emulator.provider_api import BatchContext
 
-__all__ = ["EMBED", "GENERATE", "inline_output", "line_shape", "operation"]
-
 GENERATE = "batchGenerateContent"
 EMBED = "asyncBatchEmbedContent"
 _TYPE = "type.googleapis.com/google.ai.generativelanguage.v1main."

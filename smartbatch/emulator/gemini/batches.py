@@ -22,8 +22,6 @@ from smartbatch.emulator.paging import Item, page_after
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
 from smartbatch.emulator.provider_api import BatchContext, Reply, json_reply
 
-__all__ = ["answer_batches", "create", "page_of"]
-
 _PATH = re.compile(r"/(?:v1|v1beta)/batches(?:/([^/:]+)(:cancel)?)?")
 _API = "gemini"
 _PAGE, _MAX_PAGE = 50, 1000

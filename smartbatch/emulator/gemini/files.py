@@ -26,8 +26,6 @@ from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.parsed_requests import ApiError
 from smartbatch.emulator.provider_api import BatchContext, Reply, json_reply
 
-__all__ = ["LIFETIME", "answer_files", "is_upload_chunk", "start_or_continue"]
-
 LIFETIME = 48 * 3600.0
 """Seconds an uploaded file is kept."""
 

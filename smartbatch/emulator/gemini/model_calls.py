@@ -17,8 +17,6 @@ from smartbatch.emulator.parsed_requests import (
 )
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["embed", "embed_in_batch", "generate", "generate_in_batch"]
-
 _FINISH_REASONS = {"stop": "STOP", "length": "MAX_TOKENS"}
 
 

@@ -19,21 +19,6 @@ from smartbatch.emulator.parsed_requests import (
     measure_prompt,
 )
 
-__all__ = [
-    "QUOTA_EXHAUSTED",
-    "api_error",
-    "check_fields",
-    "decode_body",
-    "embedded_texts",
-    "error_body",
-    "fields_of",
-    "found",
-    "generation",
-    "no_such_file",
-    "texts_of",
-    "unknown_url",
-]
-
 QUOTA_EXHAUSTED = "Resource has been exhausted (e.g. check quota)."
 """The message of a 429 that names no quota."""
 MAX_TEXTS = 100

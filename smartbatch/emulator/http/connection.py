@@ -16,8 +16,6 @@ from smartbatch.emulator.openai.parsing import error_body
 from smartbatch.emulator.provider_api import Reply
 from smartbatch.emulator.request_handling import RequestHandler
 
-__all__ = ["Connection"]
-
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _MAX_HEAD = 64 * 1024  # bytes, the sum of all header lines
 _LINGER = 1.0  # seconds from an error answer until the connection is closed

@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 import h11
 from attrs import field, frozen
 
-__all__ = ["BadRequest", "ChunkedBody", "Head", "parse_head"]
-
 _CACHED_HEADS = 512
 _CACHED_SIZE = 4096  # bytes; larger heads are not cached
 _cache: dict[bytes, Head] = {}

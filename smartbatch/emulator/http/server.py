@@ -17,8 +17,6 @@ from smartbatch.emulator.request_handling import RequestHandler
 from smartbatch.emulator.settings import EmulatorParams, Settings, loopback
 from smartbatch.errors import ConfigError
 
-__all__ = ["Emulator"]
-
 _BACKLOG = 1024  # connections that the kernel queues before they are accepted
 
 

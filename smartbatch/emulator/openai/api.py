@@ -17,8 +17,6 @@ from smartbatch.emulator.parsed_requests import ApiError
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, Reply, json_reply
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["OpenAIApi"]
-
 
 class OpenAIApi(Api):
     """Chat completions, responses, embeddings and models."""

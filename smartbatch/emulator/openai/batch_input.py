@@ -16,8 +16,6 @@ from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.parsed_requests import MalformedBody, ModelCall, decode_object
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["Input", "read_input"]
-
 MAX_LINES = 50_000
 MAX_BYTES = 200 * 1024 * 1024
 MAX_INPUTS = 50_000

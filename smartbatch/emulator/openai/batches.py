@@ -20,8 +20,6 @@ from smartbatch.emulator.openai.parsing import api_error, error_body, parse_body
 from smartbatch.emulator.parsed_requests import ApiError
 from smartbatch.emulator.provider_api import BatchContext, Reply, json_reply
 
-__all__ = ["PATH", "answer"]
-
 PATH = re.compile(r"/v1/(files|batches)(?:/([^/]+)(?:/(content|cancel))?)?")
 """The paths of files and batches."""
 _API = "openai"

@@ -9,17 +9,6 @@ from smartbatch.emulator.limits import LimitExceeded, go_duration
 from smartbatch.emulator.openai.parsing import error_body
 from smartbatch.emulator.parsed_requests import GenerationRequest
 
-__all__ = [
-    "INSUFFICIENT_QUOTA",
-    "chat_body",
-    "chat_usage",
-    "limit_error",
-    "model_body",
-    "models_body",
-    "response_body",
-    "response_message",
-]
-
 _DEFAULT_MODELS = ("gpt-5", "gpt-5-mini", "gpt-5-nano")
 INSUFFICIENT_QUOTA = error_body(
     "You exceeded your current quota, please check your plan and billing details.",

@@ -15,8 +15,6 @@ from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.parsed_requests import ModelCall, ModelOutput
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["parse_embeddings"]
-
 MAX_TEXTS, MAX_TOKENS, MAX_CALL_TOKENS = 2048, 8192, 300_000
 """Inputs of a call, tokens of an input, tokens of a call (OpenAI API reference, embeddings)."""
 DIMENSIONS = {"text-embedding-3-large": 3072}

@@ -18,8 +18,6 @@ from smartbatch.emulator.paging import Item, page_after, parse_limit
 from smartbatch.emulator.parsed_requests import ApiError
 from smartbatch.emulator.provider_api import BatchContext, Reply, json_reply
 
-__all__ = ["content", "deleted", "information", "listed", "page", "uploaded"]
-
 _LIFETIME = 30 * 86_400.0
 """Seconds a file with purpose ``batch`` is kept by default (OpenAI API reference, files)."""
 _BOUNDARY = re.compile(r'boundary="?([^";,]+)"?')

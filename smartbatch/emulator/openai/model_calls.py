@@ -22,8 +22,6 @@ from smartbatch.emulator.parsed_requests import (
 from smartbatch.emulator.provider_api import Parse
 from smartbatch.emulator.settings import Settings
 
-__all__ = ["MODEL_CALLS"]
-
 
 class _Generation(ModelCall):
     """A chat completion or a response.

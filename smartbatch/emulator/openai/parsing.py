@@ -18,8 +18,6 @@ from smartbatch.emulator.parsed_requests import (
     measure_prompt,
 )
 
-__all__ = ["api_error", "error_body", "parse_body", "parse_chat", "parse_responses"]
-
 _ROLES = frozenset({"developer", "system", "user", "assistant", "tool", "function"})
 _SCHEMA_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _RANGES = (("temperature", 0, 2), ("top_p", 0, 1), ("frequency_penalty", -2, 2), ("presence_penalty", -2, 2))

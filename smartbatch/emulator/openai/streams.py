@@ -9,8 +9,6 @@ from smartbatch.emulator.composed_answers import Completion, text_pieces
 from smartbatch.emulator.openai.bodies import chat_usage, response_body, response_message
 from smartbatch.emulator.parsed_requests import GenerationRequest
 
-__all__ = ["chat_events", "response_events"]
-
 
 def chat_events(
     request: GenerationRequest, answer: Completion, *, identity: str, created: int

@@ -32,21 +32,6 @@ from smartbatch.jobs.steps.result_lines import (
 )
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
-__all__ = [
-    "ResultTotals",
-    "clear",
-    "cost_of",
-    "download_all",
-    "download_whole",
-    "ended_by_itself",
-    "fetch",
-    "fetch_cut_again",
-    "ingest",
-    "no_longer_kept",
-    "nonces_in",
-    "store_results",
-]
-
 _MANY_CUTS = 6
 """Downloads in a row that are cut before an incident tells it: some three minutes."""
 PEEK = 1 << 20

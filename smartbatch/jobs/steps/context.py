@@ -39,16 +39,6 @@ from smartbatch.providers.base import Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Request
 
-__all__ = [
-    "ACCOUNT_ERRORS",
-    "JobRuntime",
-    "StepContext",
-    "StepLimits",
-    "held_note",
-    "unlearned",
-    "write_whole",
-]
-
 ACCOUNT_ERRORS = frozenset({ErrorKind.NO_MONEY, ErrorKind.AUTH_ERROR})
 """The account cannot be used: the job is held until a person resumes it."""
 PAGE = 1000

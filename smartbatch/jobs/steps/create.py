@@ -25,8 +25,6 @@ from smartbatch.providers.batch_api import Creation, RemoteBatch
 from smartbatch.providers.foreign_text import echoes, texts
 from smartbatch.types import Kind
 
-__all__ = ["adopt", "begin", "repeats_a_prompt", "resume_upload", "submit", "tries_of"]
-
 _REPEAT = frozenset(
     {ErrorKind.RATE_LIMIT, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR, ErrorKind.SERVER_ERROR}
 )

@@ -19,8 +19,6 @@ from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.listing import has_label, newer_than_intent, unclaimed
 from smartbatch.providers.batch_api import RemoteBatch
 
-__all__ = ["cancel_all", "examine_suspect", "search_once"]
-
 
 def search_once(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> RemoteProgress:
     """Search once for duplicates of a shard's batch: when all are in the list by now, or it has ended.

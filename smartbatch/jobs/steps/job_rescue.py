@@ -12,8 +12,6 @@ from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobSt
 from smartbatch.jobs.steps import poll
 from smartbatch.jobs.steps.context import StepContext
 
-__all__ = ["rescue_late_job"]
-
 _S = ShardState
 _UNKNOWN = frozenset({_S.SUBMITTING, _S.UNCERTAIN, _S.PROVISIONAL, _S.FENCED})
 

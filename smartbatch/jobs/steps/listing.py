@@ -14,8 +14,6 @@ from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteBatch
 
-__all__ = ["find_orphans", "has_label", "is_watched", "newer_than_intent", "unclaimed"]
-
 SLACK = 600.0
 """Seconds before the intent, by the provider's own clock, at which the search may stop when the watermark
 has vanished from the list: a batch cannot have been created before its intent."""

@@ -13,8 +13,6 @@ from smartbatch.jobs.steps.listing import is_watched, newer_than_intent
 from smartbatch.jobs.steps.recover import tell_unreadable
 from smartbatch.providers.batch_api import RemoteBatch
 
-__all__ = ["watch_dead_shard"]
-
 LOOKS = 4
 """How often a batch that could be ours is asked for before it counts as gone."""
 

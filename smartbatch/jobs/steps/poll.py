@@ -11,8 +11,6 @@ from smartbatch.jobs.steps import collect, create, duplicates
 from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, HOUR, StepContext
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
-__all__ = ["cancel", "poll"]
-
 PROMISE = 24 * HOUR
 """Seconds in which all three providers aim to end a batch; one that takes longer gets a note."""
 _LATE = (

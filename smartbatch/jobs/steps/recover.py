@@ -23,14 +23,6 @@ from smartbatch.jobs.steps.create import adopt
 from smartbatch.jobs.steps.listing import has_label, newer_than_intent, unclaimed
 from smartbatch.providers.batch_api import RemoteBatch
 
-__all__ = [
-    "mark_uncertain",
-    "resume_if_known",
-    "search",
-    "tell_unreadable",
-    "verify",
-]
-
 HELD = (
     "held: nobody knows whether a batch was created, and by its policy the job waits 26 hours, or until you "
     "looked at the provider's list and resume it"

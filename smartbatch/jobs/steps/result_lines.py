@@ -28,18 +28,6 @@ from smartbatch.providers.batch_api import Line, LineOutcome
 from smartbatch.providers.foreign_text import without_echo
 from smartbatch.types import Answer, Kind, Result, Route, Usage
 
-__all__ = [
-    "MAX_LINE",
-    "OddLines",
-    "ResultLine",
-    "ResultReader",
-    "ends_in_a_line",
-    "nonces_of",
-    "pages_of",
-    "raw_lines",
-    "read_lines",
-]
-
 PAGE = 1000
 """Lines a transaction."""
 PAGE_BYTES = 8 << 20

@@ -28,8 +28,6 @@ from smartbatch.jobs.steps import collect, create, job_rescue, orphans, poll, re
 from smartbatch.jobs.steps.context import JobRuntime, StepContext
 from smartbatch.jobs.steps.shard import plan_shards
 
-__all__ = ["StepResult", "run_step"]
-
 _S = ShardState
 _STEPS: dict[ShardState, Callable[[StepContext, ShardRow], ShardRow]] = {
     _S.PLANNED: create.begin,

@@ -18,8 +18,6 @@ from smartbatch.jobs.steps import collect, duplicates
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.types import Result, Route, Usage
 
-__all__ = ["clean_up", "settle"]
-
 
 def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     """``INGESTING``: read the results that were fetched, and settle the shard unless they have to be fetched

@@ -10,8 +10,6 @@ from smartbatch.jobs import enqueued_quota, job_budget
 from smartbatch.jobs.records import OPEN_SHARDS, ItemState, OverJobBudget
 from smartbatch.jobs.steps.context import StepContext
 
-__all__ = ["most_key", "plan_shards"]
-
 PORTION = 100_000
 """Items cut at a time: some 10 MB of numbers."""
 

@@ -12,19 +12,6 @@ from collections.abc import Iterable
 
 from smartbatch.errors import StoreError, scrub
 
-__all__ = [
-    "GONE",
-    "check_own",
-    "check_whole",
-    "explained",
-    "file_system",
-    "is_damage",
-    "new_file",
-    "own_folder",
-    "prepare_folder",
-    "sync_folder",
-]
-
 NETWORKED = re.compile(
     r"9p|afs|beegfs|ceph|cifs|gfs2|glusterfs|gpfs|lustre|ncpfs|nfs4?|ocfs2|orangefs|panfs|smb3|smbfs|vboxsf"
     r"|fuse\.(ceph|cephfs|gcsfuse|glusterfs|juicefs|mount\.glusterfs|rclone|s3fs|sshfs)"

@@ -17,8 +17,6 @@ from typing import Any, Protocol, TypeVar
 
 from smartbatch.jobs.records import ItemState, JobState, ShardState, StoredCounts
 
-__all__ = ["STATES", "Database", "Reader", "Row", "Transaction"]
-
 STATES = {
     state.name.lower(): repr(state.value) for states in (ItemState, JobState, ShardState) for state in states
 } | {"waiting": f"state < {ItemState.SHARDED.value}"}

@@ -14,8 +14,6 @@ from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.leases import LeaseTable, leased
 from smartbatch.jobs.store.rows import bare, encoded, incident_row
 
-__all__ = ["FactTable"]
-
 TURNAROUNDS_KEPT = 500
 """Batches of a model that are remembered; a forecast looks at a hundred."""
 TRIM_EVERY = 50

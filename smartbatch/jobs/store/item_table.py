@@ -25,8 +25,6 @@ from smartbatch.jobs.store.items_of_job import first_in, items_by_number, job_nu
 from smartbatch.jobs.store.leases import LeaseTable, leased
 from smartbatch.jobs.store.rows import first_of, fitting, number, open_item, result_row
 
-__all__ = ["ItemTable"]
-
 PAGE_DROPPED = 10_000
 """Items that a cancelled job ends in one transaction."""
 # pages are ranges of numbers: with an open end, a PostgreSQL that has not counted the rows yet reads them all

@@ -9,8 +9,6 @@ from smartbatch.jobs.records import StoredItem
 from smartbatch.jobs.store.database import Database, Reader
 from smartbatch.jobs.store.rows import first_of, stored_item
 
-__all__ = ["delete_items", "first_in", "items_by_number", "job_number"]
-
 PAGE_DELETED = 10_000
 """Rows deleted in one transaction."""
 JOB_NUMBER = "SELECT no FROM job WHERE id = ?"

@@ -17,8 +17,6 @@ from smartbatch.jobs.store.leases import LeaseTable, leased
 from smartbatch.jobs.store.owners import Owner
 from smartbatch.jobs.store.rows import JOBS, PAGE_BYTES, bare, encoded, job_row, number, record_text
 
-__all__ = ["JobTable"]
-
 LONGEST_KEY = 1_024
 """Bytes of a job's key; an index of PostgreSQL takes 2,704."""
 PAGE_ITEMS = 5_000

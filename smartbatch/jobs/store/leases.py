@@ -12,8 +12,6 @@ from smartbatch.jobs.store.outcomes import end_in_flight
 from smartbatch.jobs.store.owners import Owner
 from smartbatch.jobs.store.rows import JOBS, job_row
 
-__all__ = ["Counted", "LeaseTable", "leased"]
-
 Counted: TypeAlias = Callable[[str, StoredCounts], object]
 """Told what was counted of a job, by the job's id."""
 

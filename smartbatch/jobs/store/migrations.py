@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store.database import Database, Reader, Transaction
 
-__all__ = ["MIGRATIONS", "SHIFT", "Step", "migrate", "stored_version"]
-
 SHIFT = 32
 """Bits of an item's number that are its position in the job."""
 

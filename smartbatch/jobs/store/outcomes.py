@@ -34,21 +34,6 @@ from smartbatch.jobs.store.rows import (
 )
 from smartbatch.types import Route, Usage
 
-__all__ = [
-    "ItemAt",
-    "add_incident",
-    "charge",
-    "end_alike",
-    "end_in_flight",
-    "item_states",
-    "keep",
-    "keep_verdicts",
-    "positions",
-    "reserve",
-    "reserve_anyway",
-    "send_again",
-]
-
 ROWS_NAMED = 10
 """Rows an incident names before it only counts them."""
 PAGE_FOLLOWERS = 10_000

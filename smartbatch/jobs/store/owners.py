@@ -21,8 +21,6 @@ from smartbatch.jobs.store.checks import own_folder
 from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.items_of_job import delete_items
 
-__all__ = ["FileLocks", "Owner", "OwnerLocks"]
-
 ATTEMPTS = 100
 """Ids that are drawn before giving up; the second is needed once in 2**64."""
 

@@ -39,8 +39,6 @@ except ImportError as missing:
         f" pip install 'smartbatch-llm[postgres]' ({missing.name or 'its libpq'} is missing)"
     ) from None
 
-__all__ = ["Address", "PostgresDatabase", "SessionLocks"]
-
 PATIENCE = 10.0
 """Seconds that a write waits for another, and that a lost commit is looked up."""
 _TYPES = {

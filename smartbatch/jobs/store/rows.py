@@ -30,31 +30,6 @@ from smartbatch.jobs.store.database import Row
 from smartbatch.jobs.store.migrations import SHIFT
 from smartbatch.types import Usage
 
-__all__ = [
-    "JOBS",
-    "PAGE_BYTES",
-    "SHARD_CHANGES",
-    "SHARD_COLUMNS",
-    "bare",
-    "decoded",
-    "earlier_tries",
-    "encoded",
-    "first_of",
-    "fitting",
-    "incident_row",
-    "job_row",
-    "number",
-    "open_item",
-    "packed",
-    "position",
-    "record_of",
-    "record_text",
-    "result_row",
-    "shard_row",
-    "stored_item",
-    "unpacked",
-]
-
 _T = TypeVar("_T", bound=AttrsInstance)
 _Record = TypeVar("_Record", JobPolicy, RemoteProgress)
 

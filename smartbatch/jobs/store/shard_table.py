@@ -40,8 +40,6 @@ from smartbatch.jobs.store.rows import (
     shard_row,
 )
 
-__all__ = ["ShardTable", "check_change"]
-
 _OWN_METHODS = {ShardState.SETTLED: "settle", ShardState.DEAD: "discard or fail"}
 _SHARDS = f"SELECT {SHARD_COLUMNS} FROM shard "
 _UNRESOLVED = """SELECT count(*) FROM shard WHERE scope = ? AND id <> ?

@@ -32,8 +32,6 @@ from smartbatch.jobs.store.leases import Counted, LeaseTable
 from smartbatch.jobs.store.owners import FileLocks, Owner, OwnerLocks
 from smartbatch.jobs.store.shard_table import ShardTable
 
-__all__ = ["SqlStore", "default_place", "open_store", "resolved_place"]
-
 _SERVERS = ("postgresql://", "postgres://")
 
 

@@ -26,8 +26,6 @@ from smartbatch.jobs.store import checks
 from smartbatch.jobs.store.database import STATES, Database, Row, Transaction
 from smartbatch.jobs.store.migrations import MIGRATIONS, Step, migrate, stored_version
 
-__all__ = ["SqliteDatabase", "SqliteTransaction"]
-
 BUSY_TIMEOUT = 10.0
 """Seconds that a write waits for other writers."""
 LOOK = 0.1

@@ -19,8 +19,6 @@ from smartbatch.providers.foreign_text import PLAIN_ID, count, fields, finish_wo
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer, Usage
 
-__all__ = ["answer_of", "read_message", "read_result", "usage_of"]
-
 _FINISH = {
     "end_turn": "stop",
     "stop_sequence": "stop",

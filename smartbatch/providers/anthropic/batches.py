@@ -40,8 +40,6 @@ from smartbatch.types import Kind, Request
 if TYPE_CHECKING:
     from smartbatch.providers.anthropic.sdk import AnthropicSdk
 
-__all__ = ["AnthropicBatches"]
-
 _ROOT = "/v1/messages/batches"
 _PAGE = 100
 _BEFORE, _AFTER = b'{"requests":[', b"]}"

@@ -12,8 +12,6 @@ from smartbatch.errors import InvalidRequest
 from smartbatch.providers.conversation import INSTRUCTIONS, check_extra, check_roles, content_of
 from smartbatch.types import Generation, Request
 
-__all__ = ["OLD_VERSION", "VERSION", "check_request", "message_body"]
-
 VERSION = "2026-10-21"
 """The API version this adapter was written for; it takes no sampling parameters."""
 OLD_VERSION = "2023-06-01"

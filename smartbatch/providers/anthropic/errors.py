@@ -18,8 +18,6 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import read_anthropic_limits
 from smartbatch.types import LimitReport
 
-__all__ = ["ERRORS", "kind_of"]
-
 _TYPES = {
     "authentication_error": ErrorKind.AUTH_ERROR,
     "permission_error": ErrorKind.AUTH_ERROR,

@@ -35,8 +35,6 @@ from smartbatch.types import Answer, Generation, Request
 if TYPE_CHECKING:
     from smartbatch.providers.anthropic.sdk import AnthropicSdk
 
-__all__ = ["AnthropicProvider"]
-
 DEFAULT_BASE_URL = "https://api.anthropic.com"
 DEFAULT_MAX_TOKENS = 4096
 

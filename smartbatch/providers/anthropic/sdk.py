@@ -16,8 +16,6 @@ import httpx2
 from smartbatch.providers.http.sdk_bridge import SdkCalls, http_client
 from smartbatch.providers.http.transport import Transport
 
-__all__ = ["AnthropicSdk"]
-
 
 class AnthropicSdk(SdkCalls):
     """Calls through ``anthropic``.

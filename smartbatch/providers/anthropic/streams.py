@@ -11,8 +11,6 @@ from smartbatch.providers.http.event_stream import EventReader
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer
 
-__all__ = ["MessageReader"]
-
 
 class MessageReader(EventReader):
     """The events of a message; ``dropped`` parameters of the request were left out."""

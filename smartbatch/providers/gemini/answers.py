@@ -23,8 +23,6 @@ from smartbatch.providers.gemini.errors import CANCELLED, DEADLINE, rpc_code, st
 from smartbatch.providers.vectors import listed, spread, vector
 from smartbatch.types import Answer, Kind, Request, Usage
 
-__all__ = ["Gathered", "read_answer", "read_embeddings", "read_result", "usage_of"]
-
 _FINISH = {
     "STOP": "stop",
     "MAX_TOKENS": "length",

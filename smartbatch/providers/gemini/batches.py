@@ -46,8 +46,6 @@ from smartbatch.types import Kind, Request
 if TYPE_CHECKING:
     from smartbatch.providers.gemini.sdk import GeminiSdk
 
-__all__ = ["GeminiBatches", "file_id_of"]
-
 _PAGE = 100
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 _METHODS = {Kind.GENERATE: "batchGenerateContent", Kind.EMBED: "asyncBatchEmbedContent"}

@@ -14,8 +14,6 @@ from smartbatch.errors import InvalidRequest
 from smartbatch.providers.conversation import INSTRUCTIONS, check_extra, check_roles
 from smartbatch.types import Message, Request
 
-__all__ = ["MAX_TEXTS", "MAX_TEXT_TOKENS", "check_request", "embed_body", "generate_body", "resource"]
-
 MAX_TEXTS = 100
 """Requests of one ``batchEmbedContents``; more are answered "at most 100 requests can be in one batch"."""
 MAX_TEXT_TOKENS = 100 * 2048

@@ -20,8 +20,6 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import parse_duration
 from smartbatch.types import LimitReport
 
-__all__ = ["CANCELLED", "DEADLINE", "ERRORS", "mark_over_quota", "rpc_code", "status_error"]
-
 _BAD_KEY = re.compile(r"api[ _]key (?:not valid|not found|expired|is invalid)|API_KEY_INVALID", re.I)
 _TOO_LONG = re.compile(
     r"exceeds? (?:the )?(?:maximum|limit)[^.]{0,40}tokens|context (?:length|window|size)[^.]{0,40}exceed",

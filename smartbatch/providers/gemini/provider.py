@@ -49,8 +49,6 @@ from smartbatch.types import Answer, Request
 if TYPE_CHECKING:
     from smartbatch.providers.gemini.sdk import GeminiSdk
 
-__all__ = ["GeminiProvider"]
-
 DEFAULT_BASE_URL = "https://generativelanguage.googleapis.com"
 _OFFICIAL_HOST = "generativelanguage.googleapis.com"
 DEFAULT_VERSION = "v1"

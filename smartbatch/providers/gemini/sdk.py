@@ -20,9 +20,6 @@ from smartbatch.errors import ConfigError
 from smartbatch.providers.http.sdk_bridge import SdkCalls, http_client
 from smartbatch.providers.http.transport import Transport
 
-__all__ = ["GeminiSdk"]
-
-
 _CLIENT, _BUILD, _ONCE = "_api_client", "_build_request", "_request_once"
 """The SDK's private names this file needs; an SDK without them is refused."""
 

@@ -11,8 +11,6 @@ from smartbatch.providers.http.event_stream import EventReader
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer
 
-__all__ = ["ChunkReader"]
-
 
 class ChunkReader(EventReader):
     """The chunks of ``:streamGenerateContent``; only a finish reason says that the answer is whole."""

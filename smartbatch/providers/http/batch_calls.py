@@ -15,8 +15,6 @@ from smartbatch.providers.foreign_text import http_date, unusable
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply, is_html
 
-__all__ = ["MAX_DOWNLOAD", "BatchCalls", "check_id", "page_of"]
-
 MAX_DOWNLOAD = 16 * 1024**3
 """Most bytes of one file of results: 100,000 long answers stay far below it, an endless body ends here."""
 

@@ -6,8 +6,6 @@ import threading
 
 from smartbatch.providers.http.pool import Connection
 
-__all__ = ["Cutoff"]
-
 
 class Cutoff:
     """Lets any thread end a call that has no answer yet; later it is the answer's to be closed.

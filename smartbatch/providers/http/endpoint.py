@@ -17,8 +17,6 @@ from urllib3.util import Url, make_headers, parse_url
 
 from smartbatch.errors import ConfigError
 
-__all__ = ["checked_url", "find_proxy", "not_pickled", "own_headers", "scope_of", "secrets_of", "setting"]
-
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\xa0-\xff]*")
 _FRAMING = ("host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding")

@@ -19,9 +19,6 @@ from smartbatch.providers.http.pool import seconds_left
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer, Request, Usage
 
-__all__ = ["EVENTS", "MAX_EVENT", "EventReader", "EventStream", "events"]
-
-
 EVENTS = "text/event-stream"
 """The content type of a stream."""
 

@@ -14,8 +14,6 @@ from smartbatch.errors import ProviderError
 from smartbatch.providers.http.pool import Connection
 from smartbatch.providers.http.replies import Reply, decoded, encoded_otherwise, is_plain
 
-__all__ = ["LiveReply", "read_whole"]
-
 _PIECE = 65536  # bytes asked for at once; what has arrived is handed on without waiting for more
 
 

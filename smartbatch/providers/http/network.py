@@ -15,8 +15,6 @@ from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import DEFAULT_WORKERS, Transport
 
-__all__ = ["HttpNetwork"]
-
 _T = TypeVar("_T")
 
 

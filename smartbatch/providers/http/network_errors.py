@@ -11,8 +11,6 @@ from urllib3.exceptions import ClosedPoolError, EmptyPoolError, HTTPError, SSLEr
 
 from smartbatch.errors import ErrorKind, ProviderError
 
-__all__ = ["Step", "failure"]
-
 Step: TypeAlias = Literal["connect", "send", "receive"]
 """How far a call came; from ``receive`` on the provider has the whole request."""
 

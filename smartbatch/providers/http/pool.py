@@ -21,8 +21,6 @@ from smartbatch.errors import ProviderError
 from smartbatch.providers.http.network_errors import Step, failure
 from smartbatch.providers.http.resolver import resolve
 
-__all__ = ["IDLE_SECONDS", "Connection", "ConnectionPool", "PlainSocket", "open_pool", "seconds_left"]
-
 IDLE_SECONDS = 60.0
 """A connection that was idle for so long is closed by us: servers, gateways and address translation drop it
 about then, some without a word, and only a failed call would find that out."""

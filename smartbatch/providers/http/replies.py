@@ -12,8 +12,6 @@ from attrs import frozen
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.foreign_text import unusable
 
-__all__ = ["MAX_BODY", "Reply", "decoded", "encoded_otherwise", "is_html", "is_plain"]
-
 MAX_BODY = 64 * 1024 * 1024
 """Most bytes of a decoded answer; a gzip bomb or an endless body ends here."""
 

@@ -22,8 +22,6 @@ from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.transport import Transport
 
-__all__ = ["RequestsSession"]
-
 
 class RequestsSession:
     """A session whose requests all go through one transport, each exactly once.

@@ -12,8 +12,6 @@ from typing import Any
 
 from smartbatch._clock import RealClock
 
-__all__ = ["resolve"]
-
 _STALE = 30.0
 """Seconds after which nobody joins a lookup that hangs: the resolver may work again."""
 

@@ -26,8 +26,6 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.providers.http.transport import Transport
 
-__all__ = ["SdkCalls", "http_client", "meaning_of"]
-
 
 @define
 class _Call:

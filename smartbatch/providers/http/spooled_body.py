@@ -10,8 +10,6 @@ from urllib3.filepost import encode_multipart_formdata
 
 from smartbatch.errors import ErrorKind, ProviderError
 
-__all__ = ["SpooledBody", "upload_form"]
-
 _PIECE = 65536
 
 

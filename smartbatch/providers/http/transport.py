@@ -26,8 +26,6 @@ from smartbatch.providers.http.pool import Connection, ConnectionPool, PlainSock
 from smartbatch.providers.http.replies import MAX_BODY, Reply
 from smartbatch.providers.http.spooled_body import SpooledBody
 
-__all__ = ["DEFAULT_WORKERS", "Body", "Transport"]
-
 DEFAULT_WORKERS = 64
 """Connections of a transport nobody opened for a number of workers."""
 

@@ -31,8 +31,6 @@ from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.vectors import listed, spread, vector
 from smartbatch.types import Answer, Kind, Request, Usage
 
-__all__ = ["read_chat", "read_embeddings", "read_line", "read_response", "usage_of"]
-
 _FINISH = {"function_call": "tool_calls", "max_output_tokens": "length", "max_tokens": "length"}
 
 

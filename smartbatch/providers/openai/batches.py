@@ -49,8 +49,6 @@ from smartbatch.types import Kind, Request
 if TYPE_CHECKING:
     from smartbatch.providers.http.requests_bridge import RequestsSession
 
-__all__ = ["OpenAIBatches"]
-
 _PAGE = 100
 _FILES = 10_000
 _MOST_PAGES = 1000  # a list of files that goes on and on: a million of them

@@ -12,16 +12,6 @@ from smartbatch.errors import InvalidRequest
 from smartbatch.providers.conversation import check_extra, content_of
 from smartbatch.types import Embedding, Generation, Message, Request
 
-__all__ = [
-    "MAX_TEXTS",
-    "MAX_TEXT_TOKENS",
-    "chat_body",
-    "check_params",
-    "dropped_of",
-    "embeddings_body",
-    "response_body",
-]
-
 MAX_TEXTS = 2048
 """Inputs of one call (OpenAI API reference, embeddings)."""
 MAX_TEXT_TOKENS = 200_000

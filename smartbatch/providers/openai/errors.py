@@ -15,8 +15,6 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import parse_duration, read_limits
 from smartbatch.types import LimitReport
 
-__all__ = ["ERRORS"]
-
 _TRY_AGAIN = re.compile(r"try again in ([0-9.hmsuµn]{1,24}?)\.?(?:\s|$)", re.I)
 
 

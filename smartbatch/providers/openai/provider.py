@@ -45,8 +45,6 @@ from smartbatch.types import Answer, Generation, Request
 if TYPE_CHECKING:
     from smartbatch.providers.http.requests_bridge import RequestsSession
 
-__all__ = ["OpenAIProvider"]
-
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 
 _OUR_HEADERS = {

@@ -17,8 +17,6 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.answers import read_chat, read_response, usage_of
 from smartbatch.types import Answer
 
-__all__ = ["ChatReader", "ResponseReader"]
-
 
 class ChatReader(EventReader):
     """Chunks of a chat completion, and ``[DONE]``."""

@@ -38,8 +38,6 @@ from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.foreign_text import unusable
 from smartbatch.types import Answer, Generation, Kind, Message, Request, Usage
 
-__all__ = ["SimBatches", "sim_folder"]
-
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _FILE_ID = re.compile(r"file_\d{17}[0-9a-f]{8}-[A-Za-z0-9_-]{1,80}")
 _BATCH_ID = re.compile(r"batch_\d{17}[0-9a-f]{8}")

@@ -26,8 +26,6 @@ from smartbatch.providers.sim.answers import instance
 from smartbatch.providers.sim.streams import MadeStream, words_of
 from smartbatch.types import Answer, Request, Usage
 
-__all__ = ["FAULTS", "SimProvider", "answer_text", "count_tokens", "parse_options", "prompt_text"]
-
 FAULTS = ("500", "503", "429", "timeout", "network")
 """The kinds of faults; a single rate is shared evenly between them."""
 

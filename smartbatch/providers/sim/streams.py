@@ -9,8 +9,6 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
 from smartbatch.types import Answer
 
-__all__ = ["MadeStream", "words_of"]
-
 _WORD = re.compile(r"\s*\S+|\s+")
 
 

@@ -32,8 +32,6 @@ from smartbatch.realtime.call.streamed import cut, streamed
 from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Answer, Attempt, Request, Usage
 
-__all__ = ["Call", "CallSpec", "Middleware", "Outcome", "around", "build_call"]
-
 STOPPED: Final = frozenset({"refusal", "content_filter"})
 """Ends of a packed call that one prompt may have caused for all: then each is asked alone."""
 

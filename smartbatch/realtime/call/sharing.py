@@ -18,8 +18,6 @@ from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
 from smartbatch.types import Answer, Request
 
-__all__ = ["AnswerSharing"]
-
 
 @frozen(eq=False)
 class AnswerSharing:

@@ -6,8 +6,6 @@ from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING
 from smartbatch.types import Answer, LimitReport, Usage, evolve
 
-__all__ = ["checked", "flaw", "invalid"]
-
 MOST_TOKENS = 2**53
 """Tokens of one call at most: the largest count that floats hold exactly; all beyond is a mistake."""
 MOST_COST = 1e9

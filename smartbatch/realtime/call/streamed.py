@@ -14,8 +14,6 @@ from smartbatch.providers.base import AnswerStream, Provider
 from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Answer, Request, Usage
 
-__all__ = ["cut", "streamed"]
-
 
 def streamed(
     provider: Provider,
