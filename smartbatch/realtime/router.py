@@ -326,8 +326,8 @@ class ResponseRouter:
            tier worked for it until the time-out.
         2. A shared answer lacks it: again at once, alone. Only a provider that shares calls itself is to
            blame for that; of a packed prompt no try is counted.
-        3. The lane is stopped by a refusal that all requests would meet, and another model takes over: again,
-           there.
+        3. It met the refusal, or the web page, that stopped the lane for all, and another model takes over:
+           again, there, and uncounted. Other failures in a stopped lane may have been billed, and count.
         4. The policy allows no further try, an outage has lasted too long, or the request must not be sent
            again (cancelled, or partly streamed): fail. If the provider never answered anybody, what failed is
            rather an address than a service, and the lane is stopped, so that others do not wait for it.
@@ -348,7 +348,8 @@ class ResponseRouter:
             return
         stream = ticket.stream
         last = ticket.final or (stream is not None and stream.final)
-        if self._falls_back and not last and lane.breaker.stopped(effects.now) is not None:
+        met_by_all = is_for_all(error) or is_page(error)
+        if self._falls_back and not last and met_by_all and lane.breaker.stopped(effects.now) is not None:
             self._again(ticket, error, error.kind.value, effects)
             return
         seen = self._circumstances(call, error, effects.now)

@@ -13,7 +13,7 @@ from scenes import PATIENCE, Scripted, failure, limited, submit_all, unavailable
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.events import BreakerChanged
+from smartbatch.events import BreakerChanged, RetryScheduled
 from tests.levels import sampled
 
 ClientOf = Callable[..., BatchingClient]
@@ -124,6 +124,34 @@ def test_the_fallback_model_takes_over_from_an_unknown_one(clock: VirtualClock, 
         futures = submit_all(client, [f"p{i}" for i in range(50)])
     assert {future.result(PATIENCE).model for future in futures} == {"sim:spare"}
     assert len(provider.starts) <= 4
+
+
+def test_in_a_stopped_lane_only_the_refusal_of_all_is_free_of_charge(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """A billed answer that makes no sense is not asked again of the fallback; a time-out once, counted."""
+    retries: list[RetryScheduled] = []
+    errors = {
+        "unknown": failure(ErrorKind.CLIENT_ERROR, status=404),
+        "billed": failure(ErrorKind.INVALID_RESPONSE, status=200, maybe_billed=True),
+        "slow": failure(ErrorKind.TIMEOUT, maybe_billed=True),
+    }
+    provider = Scripted(
+        clock, lambda prompt, _: errors[prompt], latency=lambda prompt: 1.0 if prompt == "unknown" else 2.0
+    )
+    client = client_of(
+        provider,
+        parallelism=3,
+        on_breaker_open="fallback",
+        fallback_model="sim:spare",
+        observers=[lambda event: retries.append(event) if isinstance(event, RetryScheduled) else None],
+    )
+    with clock.held():
+        unknown, billed, slow = submit_all(client, errors)
+    assert unknown.result(PATIENCE).model == "sim:spare"
+    assert getattr(billed.exception(PATIENCE), "kind", None) is ErrorKind.INVALID_RESPONSE
+    assert slow.result(PATIENCE).model == "sim:spare"
+    assert {(retry.kind, retry.counted) for retry in retries} == {("client_error", False), ("timeout", True)}
 
 
 def page() -> ProviderError:
