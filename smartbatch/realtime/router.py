@@ -357,9 +357,10 @@ class ResponseRouter:
         count = ticket.retry_count
         retry = decide(self._policy, kind, count, error.retry_after, self._rng, seen)
         health = lane.provider_health
-        outage = seen.outage and seen.unavailable
         too_long = (
-            outage and health.open_since is not None and effects.now - health.open_since > self._patience
+            seen.held_by_breaker
+            and health.open_since is not None
+            and effects.now - health.open_since > self._patience
         )
         health.answered = health.answered or (stream is not None and stream.begun)
         if retry is None or too_long or last:
@@ -405,14 +406,14 @@ class ResponseRouter:
 
         The failure is the provider's state, and not the request's, in these cases:
 
-        1. A connection could not be made, to a provider that has answered before.
+        1. The connection failed, to a provider that has answered before.
         2. A status says so; a 500 may be the request that breaks the server.
         3. A web page came, where answers came before.
         """
         lane = call.permit.lane
         breaker = lane.breaker
         if is_network(error):
-            unavailable = lane.provider_health.answered and not error.maybe_billed
+            unavailable = lane.provider_health.answered
         elif is_page(error):
             unavailable = breaker.passed
         else:
@@ -421,6 +422,7 @@ class ResponseRouter:
         fails_in_part = breaker.failure_share > USUAL_FAILURES
         return Circumstances(
             unavailable=unavailable,
+            maybe_billed=error.maybe_billed,
             outage=breaker.state is not BreakerState.CLOSED,
             passing=breaker.passed_at >= (now - PASSED_LATELY if fails_in_part else call.started),
             failure_share=breaker.failure_share if breaker.passed else 0.0,

@@ -88,6 +88,22 @@ def test_a_row_that_alone_keeps_failing_ends_after_its_tries(
     assert clock.now() <= 200 / 4 * LATENCY + 5.0
 
 
+def test_what_may_have_been_billed_is_not_sent_dozens_of_times(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Half of all calls meet a 503; a row that is always reset after sending ends after four calls."""
+    reset = failure(ErrorKind.NETWORK_ERROR, maybe_billed=True)
+    half = partly(0.5, unavailable)
+    provider = Scripted(
+        clock, lambda prompt, tries: reset if prompt == "p7" else half(prompt, tries), latency=LATENCY
+    )
+    client = client_of(provider, parallelism=8)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(200)])
+    assert [i for i, future in enumerate(futures) if future.exception(PATIENCE) is not None] == [7]
+    assert provider.prompts.count("p7") == 4
+
+
 @pytest.mark.parametrize("status", [404, 403, 401, 402])
 def test_a_refusal_that_every_row_would_meet_stops_the_lane(
     status: int, clock: VirtualClock, client_of: ClientOf

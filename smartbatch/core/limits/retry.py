@@ -76,6 +76,8 @@ class Circumstances:
     Attributes:
         unavailable: the failure speaks of the provider's state and not of the request: a status such as 503,
             or a connection that could not be made.
+        maybe_billed: the call may have been carried out although no answer came, so a retry may be billed
+            as well.
         outage: the breaker is not closed.
         passing: another call was answered while this one was under way.
         failure_share: share of requests whose first call fails.
@@ -83,10 +85,16 @@ class Circumstances:
     """
 
     unavailable: bool = False
+    maybe_billed: bool = False
     outage: bool = False
     passing: bool = False
     failure_share: float = 0.0
     latency: float = 0.0
+
+    @property
+    def held_by_breaker(self) -> bool:
+        """Whether the provider is down, and the call was certainly not carried out."""
+        return self.outage and self.unavailable and not self.maybe_billed
 
 
 @frozen
@@ -114,7 +122,8 @@ _ONCE: Final = frozenset({ErrorKind.TIMEOUT, ErrorKind.UNKNOWN})  # each further
 _OWN = math.exp(-4.0)
 """Share of failures at which one counts as a whole try. Four of them in a row, the usual number of tries, are
 then as likely as one in 9 million; where more fail, a failure counts less, so that a request ends after as
-many as are equally unlikely for one with nothing wrong: after 24 where half of all calls fail."""
+many as are equally unlikely for one with nothing wrong: after 24 where half of all calls fail. One that may
+have been billed is a whole try everywhere: each further call could be paid for."""
 
 _SLOWEST = 2.0
 """While other calls pass, the longest delay, in latencies."""
@@ -138,11 +147,11 @@ def decide(
     1. The next call would fail alike (wrong key, wrong request, no credit): no retry.
     2. The rate limit: a retry that does not count, after a backoff of its own and what the server asked; the
        quota's cooldown adds to it. No retry after ``limit_retries`` of them.
-    3. The provider is down and the breaker is not closed: a retry that does not count, and no delay; the
-       breaker holds the call.
+    3. The provider is down, the breaker is not closed and the call was not billed: a retry that does not
+       count, and no delay; the breaker holds the call.
     4. A kind that is retried once was retried: no retry.
-    5. A failure of the provider or the network counts less than a try, the more of the other calls fail; any
-       other counts as one. More than ``retries`` of them: no retry.
+    5. A failure of the provider that was not billed counts less than a try, the more of the other calls fail;
+       any other counts as one. More than ``retries`` of them: no retry.
     6. A retry. While other calls pass it comes after a few latencies, else after the policy's backoff; and
        not before the server's delay, if it named one.
 
@@ -159,12 +168,12 @@ def decide(
             return None
         count.rate_limits += 1
         return Retry(_refused_delay(count.rate_limits, retry_after, rng), counted=False)
-    if seen.outage and seen.unavailable:
+    if seen.held_by_breaker:
         return Retry(0.0, counted=False)
     if kind in count.once:
         return None
-    may_be_usual = policy.retries > 0 and kind not in _ONCE
-    share = max(seen.failure_share, _OWN) if may_be_usual else _OWN
+    of_provider = (seen.unavailable or kind is ErrorKind.SERVER_ERROR) and not seen.maybe_billed
+    share = max(seen.failure_share, _OWN) if of_provider and policy.retries > 0 else _OWN
     counts = math.log(share) / math.log(_OWN)
     if count.counted + counts >= policy.retries + _WHOLE:
         return None

@@ -154,6 +154,18 @@ def test_where_many_calls_fail_a_failure_costs_less_than_a_try(share: float, fai
     assert number == failures
 
 
+@pytest.mark.parametrize("kind", [ErrorKind.SERVER_ERROR, ErrorKind.NETWORK_ERROR])
+@pytest.mark.parametrize("outage", [False, True])
+def test_a_failure_that_may_have_been_billed_is_a_whole_try(kind: ErrorKind, outage: bool) -> None:
+    """A reset after sending, a 504, a page: four calls, where others fail as well and in an outage, too."""
+    seen = Circumstances(unavailable=True, maybe_billed=True, outage=outage, passing=True, failure_share=0.9)
+    count, number = RetryCount(), 1
+    while (retry := decide(SURE, kind, count, None, RNG, seen)) is not None:
+        assert retry.counted
+        number += 1
+    assert number == 4
+
+
 def test_without_retries_a_failure_is_final_however_many_others_fail() -> None:
     """``retries=0`` is a wish of the user's."""
     seen = Circumstances(unavailable=True, passing=True, failure_share=0.5)
