@@ -434,8 +434,8 @@ class ResponseRouter:
 
         1. An error of the slower tier says nothing of the model: limits and breaker ignore it.
         2. The gates take it: limits and budget by what was used, the breaker by how it ended.
-        3. An error that every request would meet stops the lane, unless a call that began later passed.
-        4. A web page in place of an answer, before any call has passed: the address is in doubt.
+        3. An error that every request would meet stops the lane, unless a call passed while it was under way.
+        4. A web page in place of an answer, before any call has passed: the address may be wrong.
         5. A success shows how the provider counts tokens.
         6. What changed is told, and the slower tier is judged.
         """
@@ -458,7 +458,7 @@ class ResponseRouter:
         if worst is not None and is_for_all(worst) and lane.breaker.passed_at < call.started:
             self._stop(lane, worst, effects)
         if worst is not None and is_page(worst) and not lane.breaker.passed:
-            self._doubt_address(lane, worst, effects)
+            self._check_address(lane, worst, effects)
         if usage is not None and ending is Ending.SUCCESS and call.batch.items[0].request.call is None:
             for ticket, outcome in zip(call.batch.items, outcomes, strict=True):
                 if isinstance(outcome, Answer) and outcome.usage is not None:
@@ -467,7 +467,7 @@ class ResponseRouter:
             self.note_change(lane, change, effects)
         _judge_flex(lane, worst, effects)
 
-    def _doubt_address(self, lane: Lane, error: ProviderError, effects: DeferredEffects) -> None:
+    def _check_address(self, lane: Lane, error: ProviderError, effects: DeferredEffects) -> None:
         """Find out by a probe whether the address is wrong, which has only sent web pages so far.
 
         1. The first page: nothing but probes goes for now; an answer to a call in flight shows it is right.

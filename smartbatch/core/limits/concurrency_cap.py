@@ -26,7 +26,7 @@ _AGAIN = 60.0
 _NEAR = 0.8
 """A refusal of a call that began with this share of the cap in flight, or more, is the cap's."""
 
-_DOUBTS, _FORGET = 3.0, 0.04
+_DISPROOF, _FORGET = 3.0, 0.04
 """So many refusals that the cap explains, of which 25 answers outweigh one, show that it is none: what it
 lets through is refused as well."""
 
@@ -52,7 +52,7 @@ class ConcurrencyCap:
     _probing: bool = field(default=False, init=False)
     _probes: int = field(default=0, init=False)  # that may still go
     _refused: int = field(default=0, init=False)
-    _doubts: float = field(default=0.0, init=False)
+    _against: float = field(default=0.0, init=False)  # refusals that speak against it
     _not_before: float = field(default=-math.inf, init=False)
     _rounds: float = field(default=_ROUNDS, init=False)
     _searching: bool = field(default=False, init=False)
@@ -72,7 +72,7 @@ class ConcurrencyCap:
             return
         if call.started >= self._since:
             self._probing = False
-        self._doubts = max(0.0, self._doubts - _FORGET)
+        self._against = max(0.0, self._against - _FORGET)
         if call.held[0] > self.limit - 1.0:
             before = math.floor(self.limit)
             self.limit += _SEARCH if self._searching else 1.0 / (self._rounds * self.limit)
@@ -107,8 +107,8 @@ class ConcurrencyCap:
             return True
         if level < _NEAR * self.limit:
             return False
-        self._doubts += 1.0
-        if self._doubts >= _DOUBTS:
+        self._against += 1.0
+        if self._against >= _DISPROOF:
             self.leave(now)
             return False
         self.limit = max(float(_LEAST), min(math.floor(self.limit), level) - 0.5)
@@ -122,7 +122,7 @@ class ConcurrencyCap:
             return False
         self.limit, self._since = float(supposed), now
         self._probing, self._probes, self._refused = True, _PROBES, 0
-        self._rounds, self._searching, self._doubts = _ROUNDS, True, 0.0
+        self._rounds, self._searching, self._against = _ROUNDS, True, 0.0
         return True
 
     def leave(self, now: float) -> None:

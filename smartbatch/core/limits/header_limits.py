@@ -27,11 +27,11 @@ _CHANGED = 0.05
 _CONTRADICTED = 2.0
 _SUSPECT = 1.05
 """A server that admits a minute's worth at once and refills it admits at most twice its limit in a minute. If
-more were answered, the limit it names is not enforced; above 1.05 of it that may be so, and is found out."""
+more were answered, the limit it names is not enforced; above 1.05 of it that may be so, and is checked."""
 
-_DOUBT_EVERY = 1.5
+_CHECK_EVERY = 1.5
 """Seconds after which calls go in spite of a suspect limit: one, then two, four, … until one is refused, or
-the limit is contradicted. A limit that is enforced is confirmed by one refusal, and doubted no more."""
+the limit is contradicted. One refusal confirms that a limit is enforced, and ends the check."""
 
 _SETTLED = 1.0
 """Seconds after a limit became known in which it may still refuse: calls sent before it use it up."""
@@ -126,27 +126,27 @@ class Traffic:
 
 
 @define
-class Doubt:
-    """Whether the limit of requests that a provider names is enforced.
+class EnforcementCheck:
+    """The check whether a provider enforces the limit of requests that it names.
 
     Attributes:
         next: when calls may go in spite of it.
         left: how many, from then on.
         size: how many in the next round.
         over: whether it is known.
-        refuted: whether it is known that it is not enforced.
+        unenforced: whether it is known that nobody enforces it.
     """
 
     next: float
     left: int = 1
     size: int = 1
     over: bool = False
-    refuted: bool = False
+    unenforced: bool = False
 
     def look(self, now: float) -> float:
         """Return when a call may go in spite of the limit; infinity for never."""
         if self.over:
-            return now if self.refuted else math.inf
+            return now if self.unenforced else math.inf
         return max(now, self.next)
 
     def take(self, now: float) -> None:
@@ -156,7 +156,7 @@ class Doubt:
         self.left -= 1
         if self.left == 0:
             self.size *= 2
-            self.left, self.next = self.size, now + _DOUBT_EVERY
+            self.left, self.next = self.size, now + _CHECK_EVERY
 
 
 class HeaderLimits:
@@ -165,7 +165,7 @@ class HeaderLimits:
     def __init__(self) -> None:
         self._buckets: dict[int, ReportedBucket] = {}
         self._explained_at = float("-inf")
-        self._doubt: Doubt | None = None  # about the limit of requests
+        self._check: EnforcementCheck | None = None  # of the limit of requests
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
@@ -186,38 +186,38 @@ class HeaderLimits:
         for dimension, bucket in self._buckets.items():
             ready = bucket.look(now, _cost(dimension, tokens, output))
             if ready > at:
-                if dimension == _REQUESTS and self._doubt is not None:
-                    ready = min(ready, self._doubt.look(now))
+                if dimension == _REQUESTS and self._check is not None:
+                    ready = min(ready, self._check.look(now))
                 at = max(at, ready)
         return at
 
     def take(self, now: float, call: Reservation) -> None:
         for dimension, bucket in self._buckets.items():
             cost = _cost(dimension, call.tokens, call.output)
-            if dimension == _REQUESTS and self._doubt is not None and bucket.look(now, cost) > now:
-                self._doubt.take(now)
+            if dimension == _REQUESTS and self._check is not None and bucket.look(now, cost) > now:
+                self._check.take(now)
             bucket.take(now, cost)
 
     def accepted(self, traffic: Traffic, now: float) -> None:
         """Hold what was answered in the last minute against the limit of requests. The cases, in order:
 
-        1. No limit, or a refusal confirmed it: nothing to doubt.
+        1. No limit, or it is known whether it is enforced: nothing to check.
         2. Twice as many were answered: nobody enforces it, and it holds nothing back.
         3. More were answered than it allows: it is suspect.
         """
-        bucket, doubt = self._buckets.get(_REQUESTS), self._doubt
-        if bucket is None or (doubt is not None and doubt.over):
+        bucket, check = self._buckets.get(_REQUESTS), self._check
+        if bucket is None or (check is not None and check.over):
             return
         lately = traffic.accepted_lately
         if lately > _CONTRADICTED * bucket.limit:
-            self._doubt = Doubt(now, over=True, refuted=True)
-        elif doubt is None and lately > _SUSPECT * bucket.limit:
-            self._doubt = Doubt(now + _DOUBT_EVERY)
+            self._check = EnforcementCheck(now, over=True, unenforced=True)
+        elif check is None and lately > _SUSPECT * bucket.limit:
+            self._check = EnforcementCheck(now + _CHECK_EVERY)
 
     def confirm(self) -> None:
-        """A call was refused: the limit of requests is doubted no more."""
+        """A call was refused: the limit of requests is enforced."""
         if _REQUESTS in self._buckets:
-            self._doubt = Doubt(math.inf, over=True)
+            self._check = EnforcementCheck(math.inf, over=True)
 
     def settle(self, now: float, call: Reservation, tokens: float, output: float | None) -> None:
         """Correct what a call took to the tokens it used; ``None`` for output takes the expected share."""
