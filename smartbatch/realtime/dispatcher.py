@@ -20,11 +20,12 @@ from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CallFinished, CallStarted
 from smartbatch.observe import logs
 from smartbatch.realtime.accounting import bill, is_kept, route_of
+from smartbatch.realtime.answer_reader import Reading
 from smartbatch.realtime.call.layers import CallSpec, Outcome
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.queue import RequestQueue
-from smartbatch.realtime.router import InFlightCall, Reading, ResponseRouter
+from smartbatch.realtime.router import InFlightCall, ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.types import NO_USAGE, Answer, Route
 

@@ -7,49 +7,42 @@ requests, never over the answers: a request that has no answer is sent again, al
 from __future__ import annotations
 
 import enum
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
 
-from attrs import define, frozen
+from attrs import define
 
 from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.core.limits.breaker import BreakerState, Transition
+from smartbatch.core.limits.failures import (
+    caused_by_one,
+    is_for_all,
+    is_network,
+    is_page,
+    is_unavailable,
+    is_unhealthy,
+    retry_kind,
+)
 from smartbatch.core.limits.quota import Cooldown
 from smartbatch.core.limits.retry import Circumstances, RetryPolicy, decide
 from smartbatch.core.limits.suspension import PackingHealth
-from smartbatch.core.preparation.fingerprint import fingerprint
-from smartbatch.core.preparation.structured import Parsed, Problem, own_object, read_answer, repair_request
 from smartbatch.core.preparation.tokens import estimate_request
-from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError, ValidationFailed
+from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError
 from smartbatch.events import BreakerChanged, CooldownStarted, FlexChanged, PackingChanged, RetryScheduled
 from smartbatch.realtime.accounting import NO_BILL, CallBill, account, is_kept, route_of
-from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
-from smartbatch.realtime.effects import DeferredEffects, answered, share_of
+from smartbatch.realtime.answer_reader import AnswerReader, Reading, Repair, Shares
+from smartbatch.realtime.call.layers import Outcome
+from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Change, Ending, Gates, Permit, Used
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.ticket import Ticket, TicketState, Waiter, latest_start
-from smartbatch.types import Answer, Request, Result, Route, evolve
+from smartbatch.realtime.ticket import Ticket, TicketState, latest_start
+from smartbatch.types import Answer, Request, Result
 
-UNAVAILABLE = frozenset({502, 503, 504, 529})
-"""HTTP statuses that speak of the provider's state and not of the request."""
-
-HEALTH_FAILURES = frozenset({ErrorKind.SERVER_ERROR, ErrorKind.TIMEOUT, ErrorKind.NETWORK_ERROR})
-"""Failures that the breaker counts."""
-SPOILED = frozenset(
-    {ErrorKind.CLIENT_ERROR, ErrorKind.CONTEXT_TOO_LONG, ErrorKind.INVALID_RESPONSE, ErrorKind.UNKNOWN}
-)
-"""Failures of a shared call that one of its requests alone may have caused."""
-PERMANENT = frozenset({ErrorKind.AUTH_ERROR, ErrorKind.NO_MONEY})
-"""Failures that waiting does not end."""
-UNKNOWN_MODEL = frozenset({404, 410})
-"""HTTP statuses of a call to a model, or an address, that is not there."""
-USUAL_FAILURES = 0.05
-PASSED_LATELY = 10.0
+_USUAL_FAILURES = 0.05
+_PASSED_LATELY = 10.0
 """Where more than this share of requests fail at first, others pass if one did within so many seconds."""
-STOP_SECONDS = 30.0
+_STOP_SECONDS = 30.0
 """How long nothing is sent after such a failure; then one request may try."""
 
 
@@ -61,36 +54,6 @@ class FlexRefusal(enum.Enum):
     REJECTED = "requests were refused in the flex tier"
     """For a reason that may be their own: then they are refused at the standard price too, and not billed."""
     LATE = "the flex tier does not answer within call_timeout"
-
-
-@frozen
-class Repair:
-    """An answer that does not fit its schema, and how to ask again.
-
-    Attributes:
-        request: what is sent next.
-        error: what the request fails with when it cannot be sent.
-    """
-
-    request: Request
-    error: ValidationFailed
-
-
-@frozen
-class Shares:
-    """The results of all who asked for one answer, each with objects of its own and after the hooks."""
-
-    results: Mapping[Waiter, Result]
-
-    def refused(self) -> list[Waiter]:
-        """Return those whose result a hook made a failed one."""
-        return [waiter for waiter, result in self.results.items() if result.error is not None]
-
-
-Reading: TypeAlias = "Result | Shares | Repair | ProviderError"
-"""What an outcome means for one request, before the queue has a say: its result, failed or not, or those of
-all who asked for it; a further try for an answer that does not fit; or the error, after which a further try
-is still to be decided."""
 
 
 @define(eq=False)
@@ -136,9 +99,7 @@ class ResponseRouter:
         )
         self._patience = config.outage_patience
         self._falls_back = config.on_breaker_open == "fallback"
-        self._validation_retries = config.validation_retries
-        self._hooks = setup.hooks
-        self._keep = keep
+        self._reader = AnswerReader(setup, queue, keep)
         self._rng = setup.rng
 
     def prepare(self, call: InFlightCall, now: float) -> list[Reading]:
@@ -152,44 +113,10 @@ class ResponseRouter:
             account(ticket, outcome, cost)
             if isinstance(outcome, Answer):
                 route = route_of(ticket.lane, outcome, size)
-                readings.append(self._read(call, ticket, outcome, seconds, route))
+                readings.append(self._reader.read(call.batch, ticket, outcome, seconds, route))
             else:
                 readings.append(MissingAnswer() if outcome is None else outcome)
         return readings
-
-    def _read(
-        self, call: InFlightCall, ticket: Ticket, answer: Answer, seconds: float, route: Route
-    ) -> Result | Shares | Repair:
-        """Return what an answer makes of its request: a result, failed or not, or a further try.
-
-        What is shared and kept is what the provider said: whoever asked has an object of its own, and the
-        middleware and the hooks run for each with its own context; the hooks not for those who get their
-        result raw. A text that nothing of the user's wants to see is left to be handed out when the ticket
-        ends: others may join until then.
-        """
-        verdict = _validated(ticket, answer, self._validation_retries)
-        if isinstance(verdict, Repair):
-            return verdict
-        if isinstance(verdict, ValidationFailed):
-            result = answered(ticket, answer, seconds=seconds, parsed=None, route=route)
-            return evolve(result, error=verdict)
-        if self._keep is not None and (key := _cache_key(ticket)) is not None:
-            self._keep(key, answer)
-        result = answered(ticket, answer, seconds=seconds, parsed=verdict.value, route=route)
-        replay = ticket.lane.replay
-        if result.parsed is None and self._hooks.post_process is None and replay is None:
-            return result
-        params = ticket.submission.request.params
-        shares: dict[Waiter, Result] = {}
-        for waiter in self._queue.close_to_others(ticket):  # all are made before a hook may change one
-            own = result
-            if shares and replay is not None:
-                own = _replayed(replay, call, ticket, waiter, result)
-            elif shares:
-                own = evolve(result, parsed=own_object(params, answer, result.parsed))
-            shares[waiter] = share_of(waiter, own, pays=not shares)
-        process = self._hooks.process
-        return Shares({each: own if each.raw or not own.ok else process(own) for each, own in shares.items()})
 
     def route_locked(self, call: InFlightCall, readings: Sequence[Reading], effects: DeferredEffects) -> None:
         """Decide what becomes of every ticket of ``call``.
@@ -208,7 +135,7 @@ class ResponseRouter:
         outcomes = batch.outcomes
         lane.finished(len(outcomes), effects.now - call.started, effects.now)
         self._end_permit(call, outcomes, effects)
-        spoiled = _spoiled(outcomes)
+        spoiled = caused_by_one(outcomes)
         if lane.packing_health is not None and len(outcomes) > 1:
             self._judge_packing(lane, lane.packing_health, outcomes, spoiled is not None, effects)
         if spoiled is not None:
@@ -402,29 +329,16 @@ class ResponseRouter:
         )
 
     def _circumstances(self, call: InFlightCall, error: ProviderError, now: float) -> Circumstances:
-        """Return how other calls fared while ``call``, which failed with ``error``, was under way.
-
-        The failure is the provider's state, and not the request's, in these cases:
-
-        1. The connection failed, to a provider that has answered before.
-        2. A status says so; a 500 may be the request that breaks the server.
-        3. A web page came, where answers came before.
-        """
+        """Return how other calls fared while ``call``, which failed with ``error``, was under way."""
         lane = call.permit.lane
         breaker = lane.breaker
-        if is_network(error):
-            unavailable = lane.provider_health.answered
-        elif is_page(error):
-            unavailable = breaker.passed
-        else:
-            unavailable = error.kind is ErrorKind.SERVER_ERROR and error.status in UNAVAILABLE
         # Where failures are usual, a moment without a success among the last few requests is, too.
-        fails_in_part = breaker.failure_share > USUAL_FAILURES
+        fails_in_part = breaker.failure_share > _USUAL_FAILURES
         return Circumstances(
-            unavailable=unavailable,
+            unavailable=is_unavailable(error, answered=lane.provider_health.answered, passed=breaker.passed),
             maybe_billed=error.maybe_billed,
             outage=breaker.state is not BreakerState.CLOSED,
-            passing=breaker.passed_at >= (now - PASSED_LATELY if fails_in_part else call.started),
+            passing=breaker.passed_at >= (now - _PASSED_LATELY if fails_in_part else call.started),
             failure_share=breaker.failure_share if breaker.passed else 0.0,
             latency=lane.throttle.latency,
         )
@@ -481,7 +395,7 @@ class ResponseRouter:
 
     def _stop(self, lane: Lane, error: ProviderError, effects: DeferredEffects) -> None:
         """Send nothing more for a while: the next request would only meet the same error."""
-        transition = lane.breaker.stop(error, effects.now, effects.now + STOP_SECONDS)
+        transition = lane.breaker.stop(error, effects.now, effects.now + _STOP_SECONDS)
         if transition is not None:
             self.note_change(lane, transition, effects)
 
@@ -528,37 +442,7 @@ def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
     first = errors[0]
     if first.kind is ErrorKind.RATE_LIMIT:
         return Ending.REFUSED, first
-    return (Ending.FAILURE if retry_kind(first) in HEALTH_FAILURES else Ending.IGNORED), first
-
-
-def is_network(error: ProviderError) -> bool:
-    """Whether no whole answer came."""
-    return error.kind is ErrorKind.NETWORK_ERROR
-
-
-def is_page(error: ProviderError) -> bool:
-    """Whether a web page came instead of an answer."""
-    return error.code == "html"
-
-
-def is_for_all(error: ProviderError) -> bool:
-    """Whether the next request would meet the same refusal: for the key, the account, or the model."""
-    return error.kind in PERMANENT or (
-        error.kind is ErrorKind.CLIENT_ERROR
-        and (error.status in UNKNOWN_MODEL or error.code == "model_not_found")
-    )
-
-
-def retry_kind(error: ProviderError) -> ErrorKind:
-    """Return what a failure counts as: a web page is a gateway's, and may be gone with the next call."""
-    return ErrorKind.SERVER_ERROR if is_page(error) else error.kind
-
-
-def _spoiled(outcomes: Sequence[Outcome]) -> ProviderError | None:
-    """Return the error of a shared call that failed as a whole for what was in it, or ``None``."""
-    first = outcomes[0]
-    whole = len(outcomes) > 1 and all(outcome is first for outcome in outcomes)
-    return first if whole and isinstance(first, ProviderError) and first.kind in SPOILED else None
+    return (Ending.FAILURE if is_unhealthy(first) else Ending.IGNORED), first
 
 
 def flex_refusal(lane: Lane, error: ProviderError) -> FlexRefusal | None:
@@ -592,76 +476,6 @@ def _judge_flex(lane: Lane, error: ProviderError | None, effects: DeferredEffect
         effects.events.append(FlexChanged(at=effects.now, model=lane.label, enabled=False, reason=reason))
 
 
-def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair | ValidationFailed:
-    """Return what ``answer`` stands for: an object, or the request that asks once more, or the error.
-
-    Further tries for an answer that does not fit are a request's own, and not those of the network.
-    """
-    params = ticket.request.params
-    if answer.value is not None:
-        return Parsed(answer.value)
-    if params.schema is not None and answer.finish_reason == "tool_calls":
-        return Parsed(None)
-    verdict = read_answer(params, answer.text, answer.finish_reason)
-    if isinstance(verdict, Parsed):
-        return verdict
-    tried = ticket.repairs
-    times = f" ({tried + 1} answers)" if tried else ""
-    error = ValidationFailed(
-        f"{verdict.message}{times}",
-        text=answer.text,
-        finish_reason=answer.finish_reason,
-        tries=tried + 1,
-        usage=ticket.usage,
-    )
-    if verdict.final or tried >= retries or ticket.stream is not None:  # what was streamed is out
-        return error
-    request = repair_request(
-        ticket.submission.request,
-        answer.text or "",
-        verdict,
-        tried,
-        takes_temperature=_takes_temperature(ticket, answer),
-    )
-    return Repair(request, error)
-
-
-def _replayed(replay: Call, call: InFlightCall, ticket: Ticket, waiter: Waiter, result: Result) -> Result:
-    """Return ``result`` as the middleware makes it for one more who asked, with its own context."""
-    asked = waiter.request
-    request = evolve(ticket.request, id=asked.id, context=asked.context, priority=asked.priority)
-    spec = CallSpec(call.batch, (request,), ticket.lane.label, max(0, ticket.attempts - 1), math.inf)
-    outcome = replay(spec)[0]
-    if not isinstance(outcome, Answer):
-        return evolve(result, text=None, parsed=None, embedding=None, error=outcome or MissingAnswer())
-    verdict: Parsed | Problem = Parsed(outcome.value)
-    if outcome.value is None:
-        verdict = read_answer(request.params, outcome.text, outcome.finish_reason)
-    error = None
-    if isinstance(verdict, Problem):
-        error = ValidationFailed(verdict.message, text=outcome.text, finish_reason=outcome.finish_reason)
-    return evolve(
-        result,
-        text=outcome.text,
-        parsed=verdict.value if isinstance(verdict, Parsed) else None,
-        embedding=outcome.embedding,
-        finish_reason=outcome.finish_reason,
-        error=error,
-    )
-
-
-def _cache_key(ticket: Ticket) -> bytes | None:
-    """Return where the cache keeps the answer of ``ticket``: under the model that gave it.
-
-    That is not the one that was asked where the fallback took over.
-    """
-    submission, lane = ticket.submission, ticket.lane
-    asked = submission.lane
-    if submission.cache_key is None or (lane.provider is asked.provider and lane.model == asked.model):
-        return submission.cache_key
-    return fingerprint(submission.request, lane.model, lane.provider.scope)
-
-
 def _resize(ticket: Ticket, request: Request) -> None:
     """Let ``ticket`` carry ``request`` from now on: a longer one, so it needs more of tokens and money."""
     before = ticket.input_tokens
@@ -671,10 +485,3 @@ def _resize(ticket: Ticket, request: Request) -> None:
     ticket.tokens += calibration.input(ticket.input_tokens) - calibration.input(before)
     # What is reserved is at most so much larger as the input is: the output's part stays the same.
     ticket.reserve *= max(1.0, ticket.input_tokens / max(1, before))
-
-
-def _takes_temperature(ticket: Ticket, answer: Answer) -> bool:
-    if any(field == "temperature" for field, _ in answer.dropped):
-        return False
-    own = ticket.submission.request.params.temperature is not None  # it was taken a moment ago
-    return own or ticket.lane.provider.takes_temperature(ticket.lane.model)

@@ -30,8 +30,6 @@ from smartbatch.core.limits.concurrency_cap import ConcurrencyCap
 from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic
 from smartbatch.types import LimitReport
 
-__all__ = ["Cooldown", "Quota", "Reservation"]
-
 _FIRST_WINDOW = 4.0
 _PROVING = 0.5
 """A configured limit starts with 4 calls in flight beyond its even rate and half a call more for each
@@ -322,26 +320,51 @@ class Quota:
         self._traffic.refused_at = now
         self._header_limits.confirm()
         explained = self._header_limits.explain(report, reservation, self._traffic, now)
-        capped = self._cap.limit < math.inf
-        if not explained and self._cap.refused(reservation, now):
-            return None
-        no_cap = capped and self._cap.limit == math.inf
+        no_cap = False
         if not explained:
+            capped = self._cap.limit < math.inf
+            if self._cap.refused(reservation, now):
+                return None
+            no_cap = capped and self._cap.limit == math.inf
             self._evidence += 1.0
         self._peak = max(self._peak, in_flight) if self._evidence > 1.0 else in_flight
         proven = no_cap or self._evidence >= max(_PROOF, _PROOF_SHARE * self._peak)
-        first = not (explained or no_cap or self._consecutive or self._spacing is not None)
-        if proven and first and self._growth != _PROVING:
-            if capped:
-                self._cap.leave(now)
-            elif self._cap.suppose(now):
-                self._evidence, self._window = 0.0, math.inf
-                return None
-        fresh = reservation.started >= self._cool_began
-        if not (explained or proven or self._consecutive or self._repeated):
-            if fresh and reservation.started >= self._narrowed_at:
-                self._give_way(in_flight, now)
+        if proven and not (explained or no_cap) and self._is_at_once(now):
             return None
+        fresh = reservation.started >= self._cool_began
+        if explained or proven or self._consecutive or self._repeated:
+            return self._cool_down(fresh, explained, proven, now, retry_after, rng)
+        if fresh and reservation.started >= self._narrowed_at:
+            self._give_way(in_flight, now)
+        return None
+
+    def _is_at_once(self, now: float) -> bool:
+        """Refusals prove a limit: return whether it may be one on calls at once, and suppose it then.
+
+        1. A cooldown is under way, calls are spaced, or the burst of a configured limit is tested: no.
+        2. A cap is known, and does not explain them: it is none.
+        3. Otherwise a cap is supposed, unless there was none a while ago; two calls find out.
+        """
+        if self._consecutive or self._spacing is not None or self._growth == _PROVING:
+            return False
+        if self._cap.limit < math.inf:
+            self._cap.leave(now)
+            return False
+        if not self._cap.suppose(now):
+            return False
+        self._evidence, self._window = 0.0, math.inf
+        return True
+
+    def _cool_down(
+        self,
+        fresh: bool,
+        explained: bool,
+        proven: bool,
+        now: float,
+        retry_after: float | None,
+        rng: RandomSource,
+    ) -> Cooldown:
+        """Begin a cooldown, or lengthen the one to which a refusal belongs; see :meth:`refused`."""
         if fresh:
             # Refusals arrive sooner than answers. A success among the calls sent between two cooldowns still
             # resets the count of consecutive ones; a success of a call sent before the first does not.
@@ -351,7 +374,6 @@ class Quota:
             self._judged = False
             if not explained:
                 self._restart(now)
-        if fresh:
             self._cool_until = max(self._cool_until, now + self._pause(retry_after, rng))
         elif retry_after is not None:
             self._cool_until = max(self._cool_until, now + jittered_minimum(retry_after, rng))

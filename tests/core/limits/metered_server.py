@@ -16,7 +16,8 @@ from itertools import count
 from attrs import define, field, frozen
 from core.limits.limit_server import UPLINK, Latency
 
-from smartbatch.core.limits.quota import Quota, Reservation
+from smartbatch.core.limits.header_limits import Reservation
+from smartbatch.core.limits.quota import Quota
 from smartbatch.types import LimitReport
 
 

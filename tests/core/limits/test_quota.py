@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.limits.bucket import Bucket
-from smartbatch.core.limits.quota import Cooldown, Quota, Reservation
+from smartbatch.core.limits.header_limits import Reservation
+from smartbatch.core.limits.quota import Cooldown, Quota
 
 
 class Top:

@@ -1,0 +1,181 @@
+"""What an answer makes of its request: a result, failed or not, or a further try."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from attrs import frozen
+
+from smartbatch.core.batching.request_batch import Batch
+from smartbatch.core.preparation.fingerprint import fingerprint
+from smartbatch.core.preparation.structured import Parsed, Problem, own_object, read_answer, repair_request
+from smartbatch.errors import MissingAnswer, ProviderError, ValidationFailed
+from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
+from smartbatch.realtime.effects import answered, share_of
+from smartbatch.realtime.queue import RequestQueue
+from smartbatch.realtime.setup import RealtimeSetup
+from smartbatch.realtime.ticket import Ticket, Waiter
+from smartbatch.types import Answer, Request, Result, Route, evolve
+
+
+@frozen
+class Repair:
+    """An answer that does not fit its schema, and how to ask again.
+
+    Attributes:
+        request: what is sent next.
+        error: what the request fails with when it cannot be sent.
+    """
+
+    request: Request
+    error: ValidationFailed
+
+
+@frozen
+class Shares:
+    """The results of all who asked for one answer, each with objects of its own and after the hooks."""
+
+    results: Mapping[Waiter, Result]
+
+    def refused(self) -> list[Waiter]:
+        """Return those whose result a hook made a failed one."""
+        return [waiter for waiter, result in self.results.items() if result.error is not None]
+
+
+Reading: TypeAlias = "Result | Shares | Repair | ProviderError"
+"""What an outcome means for one request, before the queue has a say: its result, failed or not, or those of
+all who asked for it; a further try for an answer that does not fit; or the error, after which a further try
+is still to be decided."""
+
+
+class AnswerReader:
+    """Reads answers. A worker does so while it owns the tickets of a call, so it needs no lock.
+
+    Args:
+        setup: what all parts share.
+        queue: told that nobody may join a request any more.
+        keep: gives an answer to the cache.
+    """
+
+    def __init__(
+        self, setup: RealtimeSetup, queue: RequestQueue, keep: Callable[[bytes, Answer], object] | None
+    ) -> None:
+        self._validation_retries = setup.config.validation_retries
+        self._hooks = setup.hooks
+        self._queue = queue
+        self._keep = keep
+
+    def read(
+        self, batch: Batch[Ticket, Outcome], ticket: Ticket, answer: Answer, seconds: float, route: Route
+    ) -> Result | Shares | Repair:
+        """Return what an answer makes of its request: a result, failed or not, or a further try.
+
+        What is shared and kept is what the provider said: whoever asked has an object of its own, and the
+        middleware and the hooks run for each with its own context; the hooks not for those who get their
+        result raw. A text that nothing of the user's wants to see is left to be handed out when the ticket
+        ends: others may join until then.
+        """
+        verdict = _validated(ticket, answer, self._validation_retries)
+        if isinstance(verdict, Repair):
+            return verdict
+        if isinstance(verdict, ValidationFailed):
+            result = answered(ticket, answer, seconds=seconds, parsed=None, route=route)
+            return evolve(result, error=verdict)
+        if self._keep is not None and (key := _cache_key(ticket)) is not None:
+            self._keep(key, answer)
+        result = answered(ticket, answer, seconds=seconds, parsed=verdict.value, route=route)
+        replay = ticket.lane.replay
+        if result.parsed is None and self._hooks.post_process is None and replay is None:
+            return result
+        params = ticket.submission.request.params
+        shares: dict[Waiter, Result] = {}
+        for waiter in self._queue.close_to_others(ticket):  # all are made before a hook may change one
+            own = result
+            if shares and replay is not None:
+                own = _replayed(replay, batch, ticket, waiter, result)
+            elif shares:
+                own = evolve(result, parsed=own_object(params, answer, result.parsed))
+            shares[waiter] = share_of(waiter, own, pays=not shares)
+        process = self._hooks.process
+        return Shares({each: own if each.raw or not own.ok else process(own) for each, own in shares.items()})
+
+
+def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair | ValidationFailed:
+    """Return what ``answer`` stands for: an object, or the request that asks once more, or the error.
+
+    Further tries for an answer that does not fit are a request's own, and not those of the network.
+    """
+    params = ticket.request.params
+    if answer.value is not None:
+        return Parsed(answer.value)
+    if params.schema is not None and answer.finish_reason == "tool_calls":
+        return Parsed(None)
+    verdict = read_answer(params, answer.text, answer.finish_reason)
+    if isinstance(verdict, Parsed):
+        return verdict
+    tried = ticket.repairs
+    times = f" ({tried + 1} answers)" if tried else ""
+    error = ValidationFailed(
+        f"{verdict.message}{times}",
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+        tries=tried + 1,
+        usage=ticket.usage,
+    )
+    if verdict.final or tried >= retries or ticket.stream is not None:  # what was streamed is out
+        return error
+    request = repair_request(
+        ticket.submission.request,
+        answer.text or "",
+        verdict,
+        tried,
+        takes_temperature=_takes_temperature(ticket, answer),
+    )
+    return Repair(request, error)
+
+
+def _replayed(
+    replay: Call, batch: Batch[Ticket, Outcome], ticket: Ticket, waiter: Waiter, result: Result
+) -> Result:
+    """Return ``result`` as the middleware makes it for one more who asked, with its own context."""
+    asked = waiter.request
+    request = evolve(ticket.request, id=asked.id, context=asked.context, priority=asked.priority)
+    spec = CallSpec(batch, (request,), ticket.lane.label, max(0, ticket.attempts - 1), math.inf)
+    outcome = replay(spec)[0]
+    if not isinstance(outcome, Answer):
+        return evolve(result, text=None, parsed=None, embedding=None, error=outcome or MissingAnswer())
+    verdict: Parsed | Problem = Parsed(outcome.value)
+    if outcome.value is None:
+        verdict = read_answer(request.params, outcome.text, outcome.finish_reason)
+    error = None
+    if isinstance(verdict, Problem):
+        error = ValidationFailed(verdict.message, text=outcome.text, finish_reason=outcome.finish_reason)
+    return evolve(
+        result,
+        text=outcome.text,
+        parsed=verdict.value if isinstance(verdict, Parsed) else None,
+        embedding=outcome.embedding,
+        finish_reason=outcome.finish_reason,
+        error=error,
+    )
+
+
+def _cache_key(ticket: Ticket) -> bytes | None:
+    """Return where the cache keeps the answer of ``ticket``: under the model that gave it.
+
+    That is not the one that was asked where the fallback took over.
+    """
+    submission, lane = ticket.submission, ticket.lane
+    asked = submission.lane
+    if submission.cache_key is None or (lane.provider is asked.provider and lane.model == asked.model):
+        return submission.cache_key
+    return fingerprint(submission.request, lane.model, lane.provider.scope)
+
+
+def _takes_temperature(ticket: Ticket, answer: Answer) -> bool:
+    if any(field == "temperature" for field, _ in answer.dropped):
+        return False
+    own = ticket.submission.request.params.temperature is not None  # it was taken a moment ago
+    return own or ticket.lane.provider.takes_temperature(ticket.lane.model)
