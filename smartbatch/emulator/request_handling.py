@@ -9,6 +9,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping
+from email.utils import formatdate
 from typing import Any, Unpack
 
 from attrs import evolve, frozen
@@ -145,7 +146,8 @@ class RequestHandler:
             _logger.exception("the emulator failed to handle request %d", call.index)
             text = f"The emulator failed: {type(error).__name__}: {error}"
             reply = Reply(500, error_body(text, type_="emulator"))
-        headers = api.headers(policy.faults.identity(call.index), reply.delay) + reply.headers
+        own = api.headers(policy.faults.identity(call.index), reply.delay)
+        headers = [("date", formatdate(usegmt=True)), *own, *reply.headers]
         if policy.limits and policy.settings.limit_headers:
             headers += api.limit_headers(policy.limits, now)
         return evolve(reply, headers=headers, call=call)

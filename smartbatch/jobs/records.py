@@ -179,6 +179,8 @@ class RemoteProgress:
         failed: requests that the provider says failed.
         outputs: where its results are, as the provider's adapter names them.
         cancel_sent_at: Unix seconds of our request to cancel it.
+        searched_since: the provider's clock when the search for the batch began, where it tells.
+        fenced_since: the provider's clock when the input file was deleted, where it tells.
         uploads: uploads of the input file that were begun anew because one may still have been under way.
         results_fetched: the results lie in local files.
         results_refetched: how often the results were fetched again because lines were missing.
@@ -200,6 +202,8 @@ class RemoteProgress:
     failed: int | None = None
     outputs: tuple[str, ...] = field(default=(), converter=_texts)
     cancel_sent_at: float | None = None
+    searched_since: float | None = None
+    fenced_since: float | None = None
     uploads: int = 0
     results_fetched: bool = False
     results_refetched: int = field(default=0, converter=int)  # once a flag, which some stores still hold

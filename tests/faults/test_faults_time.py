@@ -6,6 +6,7 @@ Everything goes over sockets, through the adapters and the vendors' SDKs; see :m
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,3 +46,30 @@ def test_i1_a_lost_create_is_searched_for_as_long_as_before_when_the_clock_is_se
         w.clock.set_wall(31 * MINUTE)
         assert [result.text for result in w.results(job)] == w.right(prompts)
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+LATE = {"batch_faults": {"late_create": 1.0}, "batch_late_seconds": 15 * MINUTE}
+UNLISTED = {"batch_faults": {"lost_create": 1.0, "list_lag": 1.0}, "batch_list_lag": 110.0}
+
+
+@pytest.mark.parametrize("ahead", [31 * MINUTE, -HOUR])
+@pytest.mark.parametrize(
+    ("provider", "fault", "passed"),
+    sampled([("anthropic", LATE, 2 * MINUTE), ("openai", UNLISTED, 20.0), ("gemini", UNLISTED, 20.0)]),
+)
+def test_i1_a_lost_create_is_searched_for_as_long_when_the_clock_is_set_between_two_processes(
+    provider: str, fault: dict[str, Any], passed: float, ahead: float, tmp_path: Path
+) -> None:
+    """What the first process wrote down is no measure for the second; the provider's own clock is."""
+    with world(provider, tmp_path, batch_turnaround=10 * MINUTE, **fault) as w:
+        prompts = texts(20)
+        first = w.process()
+        key = first.submit_batch(prompts, key="reviews").key
+        w.pass_time(passed)
+        w.stop(first)
+        w.clock.set_wall(ahead)
+        job = w.process().job(key)
+        began = w.clock.now()
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert w.clock.now() - began < HOUR
+        assert len(w.creates) == 1

@@ -95,7 +95,8 @@ class TimedService(RequestHandler):
     def __init__(self, settings: Settings, ledger: Ledger, clock: VirtualClock) -> None:
         super().__init__(settings, ledger)
         self._clock = clock
-        self.backend = BatchBackend(settings, ledger, epoch=clock.wall() - clock.now())
+        self._epoch = clock.wall() - clock.now()  # of its own clock, which nobody sets
+        self.backend = BatchBackend(settings, ledger, epoch=self._epoch)
         ledger.update_with(lambda: self.backend.advance(clock.now()))
         self.seen: list[Seen] = []
         self.meet: Meet = lambda seen: None
@@ -108,7 +109,7 @@ class TimedService(RequestHandler):
         reply = self.meet(seen)
         if reply is None:
             reply = super().handle(head, body, now)
-        date = ("date", formatdate(self._clock.wall(), usegmt=True))
+        date = ("date", formatdate(self._epoch + now, usegmt=True))
         named = [(name, value) for name, value in reply.headers if name != "date"]
         return self.alter(seen, evolve(reply, headers=[*named, date]))
 

@@ -9,7 +9,6 @@ import math
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from email.utils import formatdate
 from typing import Any
 
 from smartbatch.emulator.anthropic import batches
@@ -97,7 +96,6 @@ class AnthropicApi(Api):
 
     def headers(self, identity: str, seconds: float) -> list[tuple[str, str]]:  # noqa: ARG002
         return [
-            ("date", formatdate(usegmt=True)),
             ("request-id", f"req_{identity}"),
             ("anthropic-organization-id", "00000000-0000-4000-8000-000000000000"),
         ]

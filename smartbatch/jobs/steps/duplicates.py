@@ -42,7 +42,7 @@ def search_once(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> Remot
 
 def _found(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> list[RemoteBatch]:
     """Return the duplicates of a shard's batch, cancelled; without labels those that could be some."""
-    others = [other for other in newer_than_intent(step, shard) if other.id != batch.id]
+    others = [other for other in newer_than_intent(step, shard).batches if other.id != batch.id]
     if not step.api.abilities.labels:
         return unclaimed(step, shard, others)
     labelled = [other for other in others if has_label(other, shard)]

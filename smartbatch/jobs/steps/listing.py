@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from attrs import field, frozen
+
 from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteBatch
@@ -19,26 +21,38 @@ SLACK = 600.0
 has vanished from the list: a batch cannot have been created before its intent."""
 
 
-def newer_than_intent(step: StepContext, shard: ShardRow) -> list[RemoteBatch]:
-    """Return every batch of the account that was created after the shard's watermark, newest first.
+@frozen
+class NewerBatches:
+    """Batches of an account that were created after a shard's intent, newest first.
+
+    Attributes:
+        at: the provider's clock when the list was read, Unix seconds, where it tells.
+    """
+
+    batches: list[RemoteBatch] = field(factory=list)
+    at: float | None = None
+
+
+def newer_than_intent(step: StepContext, shard: ShardRow) -> NewerBatches:
+    """Return every batch of the account that was created after the shard's watermark.
 
     The list is read page by page: absence counts only when all of it was seen.
 
     Raises:
         Exception: whatever the provider's adapter raised; then nothing may be concluded.
     """
-    found: list[RemoteBatch] = []
-    after: str | None = None
+    page = step.api.page(None, step.limits.call_timeout)
+    found = NewerBatches(at=page.server_time)
     while True:
-        page = step.api.page(after, step.limits.call_timeout)
         find_orphans(step, page.batches)
         for batch in page.batches:
             if batch.id == shard.watermark or _long_before(batch, shard):
                 return found
-            found.append(batch)
+            found.batches.append(batch)
         after = page.next
         if after is None:
             return found
+        page = step.api.page(after, step.limits.call_timeout)
 
 
 def find_orphans(step: StepContext, batches: Sequence[RemoteBatch]) -> None:

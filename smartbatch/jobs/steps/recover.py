@@ -10,17 +10,16 @@ for the old nonce.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from attrs import evolve
 
 from smartbatch.core.limits.backoff import backoff
-from smartbatch.jobs.records import JobState, ShardRow, ShardState
+from smartbatch.jobs.records import JobState, RemoteProgress, ShardRow, ShardState
 from smartbatch.jobs.steps import duplicates
 from smartbatch.jobs.steps.collect import nonces_in
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.create import adopt
-from smartbatch.jobs.steps.listing import has_label, newer_than_intent, unclaimed
+from smartbatch.jobs.steps.listing import NewerBatches, has_label, newer_than_intent, unclaimed
 from smartbatch.providers.batch_api import RemoteBatch
 
 HELD = (
@@ -77,13 +76,13 @@ def search(step: StepContext, shard: ShardRow) -> ShardRow:
         newer = newer_than_intent(step, shard)
     if not step.api.abilities.labels:
         return _search_unlabelled(step, shard, newer)
-    mine = [batch for batch in newer if has_label(batch, shard)]
+    mine = [batch for batch in newer.batches if has_label(batch, shard)]
     if mine:
         return _take_oldest(step, shard, mine)
-    if (rest := _rest(step, shard)) > 0:
-        return _search_again(step, shard, rest)
+    if (rest := _rest(step, shard, newer.at)) > 0:
+        return _search_again(step, shard, rest, newer.at)
     if shard.state is ShardState.UNCERTAIN and _can_fence(step, shard):
-        return _fence(step, shard)
+        return _fence(step, shard, newer.at)
     return _send_again(step, shard)
 
 
@@ -142,7 +141,7 @@ def tell_unreadable(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> N
     )
 
 
-def _search_unlabelled(step: StepContext, shard: ShardRow, newer: list[RemoteBatch]) -> ShardRow:
+def _search_unlabelled(step: StepContext, shard: ShardRow, newer: NewerBatches) -> ShardRow:
     """Search by size for a batch without a label. The cases, in order:
 
     1. One new batch of the shard's size belongs to no other shard, and the workspace is exclusive: adopt it.
@@ -150,16 +149,15 @@ def _search_unlabelled(step: StepContext, shard: ShardRow, newer: list[RemoteBat
     3. There was none for long enough: the items go into a new shard.
     4. Otherwise search again.
     """
-    candidates = unclaimed(step, shard, newer)
+    candidates = unclaimed(step, shard, newer.batches)
     if candidates:
         oldest = candidates[-1]
         if len(candidates) == 1 and step.policy.exclusive_workspace:
             return adopt(step, shard, oldest, "the only new batch of a workspace nobody else uses")
-        return step.advance(
-            shard, ShardState.PROVISIONAL, "a batch of its size appeared", candidate=oldest.id
-        )
-    rest = _rest(step, shard)
-    return _search_again(step, shard, rest) if rest > 0 else _send_again(step, shard)
+        reason, remote = "a batch of its size appeared", _dated(shard, newer.at)
+        return step.advance(shard, ShardState.PROVISIONAL, reason, candidate=oldest.id, remote=remote)
+    rest = _rest(step, shard, newer.at)
+    return _search_again(step, shard, rest, newer.at) if rest > 0 else _send_again(step, shard)
 
 
 def _take_oldest(step: StepContext, shard: ShardRow, mine: list[RemoteBatch]) -> ShardRow:
@@ -170,16 +168,19 @@ def _take_oldest(step: StepContext, shard: ShardRow, mine: list[RemoteBatch]) ->
     return adopt(step, shard, oldest, "found in the list")
 
 
-def _fence(step: StepContext, shard: ShardRow) -> ShardRow:
+def _fence(step: StepContext, shard: ShardRow, listed: float | None) -> ShardRow:
     assert shard.file_id is not None
+    before = step.wall
     with step.provider_calls():
         step.api.delete_file(shard.file_id, step.limits.call_timeout)
     now = step.wall
+    told = None if listed is None else listed + now - before
     return step.advance(
         shard,
         ShardState.FENCED,
         "not found; its input file was deleted, so that a late create must fail",
         fenced_at=now,
+        remote=evolve(shard.remote, fenced_since=told),
         due_at=now + step.limits.visibility,
     )
 
@@ -189,17 +190,36 @@ def _send_again(step: StepContext, shard: ShardRow) -> ShardRow:
     return step.discard(shard, reason, maybe_billed=shard.fenced_at is None)
 
 
-def _waited(step: StepContext, shard: ShardRow) -> float:
-    return step.wall - (shard.uncertain_since or step.wall)
+def _waited(step: StepContext, shard: ShardRow, listed: float | None) -> float:
+    """Return the seconds for which the shard's batch has been searched for.
+
+    Args:
+        listed: the provider's clock when its list was read.
+    """
+    return _elapsed(step, shard.uncertain_since, shard.remote.searched_since, listed)
 
 
-def _rest(step: StepContext, shard: ShardRow) -> float:
+def _elapsed(step: StepContext, since: float | None, told: float | None, listed: float | None) -> float:
+    """Return the seconds since a moment that another process may have written down: by the provider's clock
+    where it tells, as ours may have been set in between.
+
+    Args:
+        since: the moment by our clock.
+        told: the moment by the provider's; ``None`` where its time is told now for the first time.
+        listed: the provider's clock now, in whole seconds, so that one too many may seem to have passed.
+    """
+    if listed is None:
+        return step.wall - (since or step.wall)
+    return 0.0 if told is None else max(0.0, listed - told - 1.0)
+
+
+def _rest(step: StepContext, shard: ShardRow, listed: float | None) -> float:
     """Return the seconds that a batch must still be absent before anything follows from it."""
+    waited = _waited(step, shard, listed)
     if shard.state is not ShardState.FENCED:
-        return _until(step, shard) - _waited(step, shard)
-    since = shard.fenced_at or step.wall
-    settled = (shard.uncertain_since or since) + step.settle_time
-    return max(since + step.limits.visibility, settled) - step.wall
+        return _until(step, shard) - waited
+    fenced = _elapsed(step, shard.fenced_at, shard.remote.fenced_since, listed)
+    return max(step.limits.visibility - fenced, step.settle_time - waited)
 
 
 def _can_fence(step: StepContext, shard: ShardRow) -> bool:
@@ -226,12 +246,19 @@ def _holds(step: StepContext, shard: ShardRow) -> bool:
     return not (shard.remote.held_job and step.job.state is JobState.ACTIVE)
 
 
-def _search_again(step: StepContext, shard: ShardRow, rest: float) -> ShardRow:
-    changes: dict[str, Any] = {"tries": shard.tries + 1, "note": SEARCHED}
-    if _holds(step, shard) and not shard.remote.held_job and _waited(step, shard) > step.limits.visibility:
+def _search_again(step: StepContext, shard: ShardRow, rest: float, listed: float | None) -> ShardRow:
+    remote = _dated(shard, listed)
+    if _holds(step, shard) and not remote.held_job and _waited(step, shard, listed) > step.limits.visibility:
         step.store.jobs.note(step.lease, HELD, hold=True)
-        changes["remote"] = evolve(shard.remote, held_job=True)
-    return step.reschedule(shard, min(rest, _search_pause(step, shard)), **changes)
+        remote = evolve(remote, held_job=True)
+    pause = min(max(1.0, rest), _search_pause(step, shard))  # the provider's clock tells whole seconds
+    return step.reschedule(shard, pause, tries=shard.tries + 1, note=SEARCHED, remote=remote)
+
+
+def _dated(shard: ShardRow, listed: float | None) -> RemoteProgress:
+    """Return what is known of a shard's batch, with the provider's time of the first search."""
+    known = shard.remote
+    return known if known.searched_since is not None else evolve(known, searched_since=listed)
 
 
 def _note_orphan(step: StepContext, nonce: str | None, batch_id: str) -> None:
