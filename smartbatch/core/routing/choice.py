@@ -239,7 +239,7 @@ def _closed(
 def _timed(
     option: Option, load: Load, standard: Offer, batch: BatchOffer, constraints: Constraints
 ) -> Option:
-    """Return the option with the moment at which its job will begin the rescue.
+    """Return the option with the moment at which its job will begin the rescue, or without one.
 
     That of the forecast is the best of a few; a job decides again at each moment, as its batches grow older.
     """
@@ -252,7 +252,7 @@ def _timed(
     penalty = late_penalty(expected_usd(standard.cost), constraints.time_value)
     at = first_rescue(deadline, [each for each in sizes if each > 0], speed, penalty)
     if at is None:
-        return option
+        return evolve(option, rescue_at=None, chance=batch.chance(deadline, rest))
     return evolve(option, rescue_at=at, rescue_needs=deadline - at, chance=batch.chance(at, rest))
 
 

@@ -2,7 +2,7 @@
 deadline.
 
 All open requests could be answered in real time, within a time that can be forecast. While more than that is
-left, batches run on: they are cheaper. After that they are taken back one by one, those with most open
+left, batches run on: they are cheaper. So do batches that are nearly certain to be in time. After that they are taken back one by one, those with most open
 requests first, and each only when real time has capacity for its requests: so real time is busy until the
 deadline, and a batch that still ends by itself saves its price. Where real time would probably be late, and
 the batches less so, they run on.
@@ -21,6 +21,7 @@ from smartbatch.core.routing.risk import (
     LATE_PENALTY,
     LEVELS,
     MARGIN,
+    MOST_RISK,
     SURE,
     RescueStart,
     best_start,
@@ -122,9 +123,11 @@ def rescue(
     The cases, in order:
 
     1. No shard can be taken back: nothing to decide any more.
-    2. A later start is worth more than one now: wait for it.
-    3. Real time would probably be late, and the batches are likelier in time: they run on, for a while.
-    4. Take back as many shards as keep real time busy until further ones could be cancelled.
+    2. No rescue at all is worth more than one now or later, and the batches are nearly certain to be in
+       time: they run on, for a while.
+    3. A later start is worth more than one now: wait for it.
+    4. Real time would probably be late, and the batches are likelier in time: they run on, for a while.
+    5. Take back as many shards as keep real time busy until further ones could be cancelled.
 
     Args:
         left: seconds until the deadline; below 0 when it has passed.
@@ -139,10 +142,13 @@ def rescue(
     if not movable:
         return Rescue((), math.inf, needs, late)
     later, now = outlook.later(), outlook.now()
+    run_on = Rescue((), max(MOMENT, left * LOOK), needs, late)
+    if outlook.never() > max(now.worth, -math.inf if later is None else later.worth):
+        return run_on
     if later is not None and later.at > MOMENT and later.worth > now.worth:
         return Rescue((), later.at, later.needs, late)
     if late and outlook.hopeful(left):
-        return Rescue((), max(MOMENT, left * LOOK), needs, late)
+        return run_on
     back = _back(movable, backlog, shards, speed, (later or now).sure, margin)
     wait = max(MOMENT, margin / 2) if len(back) < len(movable) else math.inf
     return Rescue(back, wait, needs, late)
@@ -252,6 +258,13 @@ class _Outlook:
         risk = (1 - chance) * self._late(self._before)
         worth = self._saved(0.0, sure) - self._late_penalty * risk
         return RescueStart(0.0, sure, self.needs(sure), risk, worth)
+
+    def never(self) -> float:
+        """Return what it is worth to take nothing back; minus infinity where a batch may well be late."""
+        now, then = self._late(0.0), self._late(self._left)
+        if not self._sent or then > MOST_RISK * now:
+            return -math.inf
+        return SAVED * (now - then) - self._late_penalty * then
 
     def hopeful(self, left: float) -> bool:
         """Whether batches that run on are likelier in time than real time."""
