@@ -39,8 +39,8 @@ class BatchingConfig:
 
     batch_window: float = seconds(0.1, "How long a request waits for others to share its call.", 0.01, 5)
     max_batch_size: int = setting(10, "int", "Most prompts in a shared call.", 1, 50)
-    min_batch_size: int = setting(
-        2, "int", "Prompts that are enough to go early; above 2, fewer wait.", 1, 50
+    min_batch_size: int | None = setting(
+        None, "int", "Prompts that go at once, while fewer wait; unset: by the calls in flight.", 1, 50
     )
     max_wait: float = seconds(5.0, "Longest wait in the window, whatever the priority.", 0.5, 30)
 
@@ -274,7 +274,7 @@ class Settings(TypedDict, total=False):
 
     batch_window: Duration
     max_batch_size: int
-    min_batch_size: int
+    min_batch_size: int | None
     max_wait: Duration
     queue_capacity: int
     large_queue: bool
@@ -345,7 +345,7 @@ def _contradictions(c: BatchingConfig) -> Iterator[str]:
         ("retry_initial", "retry_max_delay"),
         ("breaker_pause", "breaker_max_pause"),
     ):
-        if getattr(c, low) > getattr(c, high):
+        if (getattr(c, low) or 0) > getattr(c, high):
             values = f"{low} = {getattr(c, low)} is above {high} = {getattr(c, high)}"
             yield f"{values}: lower the first or raise the second"
     if c.queue_capacity > LARGE_QUEUE and not c.large_queue:

@@ -40,7 +40,7 @@ def test_the_defaults_are_what_the_requirements_say() -> None:
     assert (config.batch_window, config.max_batch_size, config.min_batch_size, config.max_wait) == (
         0.1,
         10,
-        2,
+        None,
         5,
     )
     assert (config.queue_capacity, config.queue_full, config.parallelism) == (1000, "block", 4)
@@ -65,7 +65,6 @@ def test_a_number_outside_its_range_is_refused_with_key_value_and_range(key: str
 @pytest.mark.parametrize("key", NUMBERS)
 def test_both_ends_of_every_range_are_allowed(key: str) -> None:
     batch_key = {  # what must move along so that nothing contradicts
-        "max_batch_size": {"min_batch_size": 1},
         "min_batch_size": {"max_batch_size": 50},
         "batch_window": {"max_wait": 30},
         "queue_capacity": {"large_queue": True},
@@ -105,7 +104,7 @@ def test_words_and_switches_are_checked_too(key: str, value: Any) -> None:
     ("settings", "names"),
     [
         ({"min_batch_size": 11}, ("min_batch_size", "max_batch_size")),
-        ({"max_batch_size": 1}, ("min_batch_size", "max_batch_size")),
+        ({"max_batch_size": 1, "min_batch_size": 2}, ("min_batch_size", "max_batch_size")),
         ({"batch_window": 5, "max_wait": 4}, ("batch_window", "max_wait")),
         ({"retry_initial": 20}, ("retry_initial", "retry_max_delay")),
         ({"breaker_max_pause": 0.5}, ("breaker_pause", "breaker_max_pause")),
@@ -126,7 +125,7 @@ def test_settings_that_contradict_each_other_are_refused_and_both_named(
 
 def test_a_changed_copy_is_checked_again() -> None:
     with pytest.raises(ConfigError, match="max_batch_size"):
-        evolve(BatchingConfig(), max_batch_size=1)
+        evolve(BatchingConfig(min_batch_size=2), max_batch_size=1)
 
 
 @pytest.mark.parametrize("text", ["5 USD", "5", "$5", " 5.0usd ", "$ 5.", 5, 5.0])

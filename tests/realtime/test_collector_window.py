@@ -105,19 +105,31 @@ def test_a_request_may_carry_its_own_max_wait(busy: Callable[..., Busy]) -> None
     assert scene.later_calls() == [(0.05, 2)]
 
 
-def test_a_larger_min_batch_size_holds_from_the_first_call_on(
-    clock: VirtualClock, client_of: ClientOf
+@pytest.mark.parametrize("least", [2, 4])
+def test_min_batch_size_holds_from_the_first_call_on(
+    clock: VirtualClock, client_of: ClientOf, least: int
 ) -> None:
-    """Three of four wait for the window; the fourth sends them."""
+    """As many go at once; one less waits for the window, although nothing is in flight at first."""
     provider = Scripted(clock, lambda prompt, attempt: prompt, max_shared=10)
-    client = client_of(provider, min_batch_size=4, batch_window=0.5)
+    client = client_of(provider, min_batch_size=least, batch_window=0.5)
     with clock.held():
-        futures = submit_all(client, "abcd")
+        futures = submit_all(client, "abcd"[:least])
         provider.wait_for(1)
-        futures += submit_all(client, "efg")
+        futures += submit_all(client, "efg"[: least - 1])
     for future in futures:
         future.result(PATIENCE)
-    assert [(start.at, len(start.prompts)) for start in provider.starts] == [(0.0, 4), (0.5, 3)]
+    assert [(start.at, len(start.prompts)) for start in provider.starts] == [(0.0, least), (0.5, least - 1)]
+
+
+def test_with_a_min_batch_size_of_one_nobody_waits(busy: Callable[..., Busy]) -> None:
+    """Neither for the window nor for a call in flight."""
+    scene = busy(min_batch_size=1, batch_window=0.5)
+    with scene.clock.held():
+        scene.first()
+        future = scene.client.submit("alone")
+        scene.provider.wait_for(2)
+    future.result(PATIENCE)
+    assert scene.later_calls() == [(0.0, 1)]
 
 
 def test_a_full_batch_goes_at_once(busy: Callable[..., Busy]) -> None:

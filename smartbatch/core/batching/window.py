@@ -11,7 +11,7 @@ import math
 from attrs import frozen
 
 PAIR = 2
-"""Requests that make a call shared. A larger ``min_size`` is a wish for fuller calls."""
+"""Requests that make a call shared."""
 
 
 @frozen
@@ -21,14 +21,14 @@ class Window:
     Args:
         seconds: how long a request waits for others to share its call.
         max_size: most requests in a batch; 1 means the lane cannot share calls.
-        min_size: requests that are enough for an early call, see :class:`BatchAccumulator`. Up to
-            :data:`PAIR` it makes nobody wait on an idle lane.
+        min_size: requests that are sent at once, while fewer wait for the window; ``None`` lets the calls in
+            flight decide, see :class:`BatchAccumulator`.
         max_wait: longest wait of any request, seconds; a request may carry its own.
     """
 
     seconds: float = 0.1
     max_size: int = 10
-    min_size: int = 2
+    min_size: int | None = None
     max_wait: float = 5.0
 
 
@@ -87,13 +87,13 @@ class BatchAccumulator:
 
         1. Nothing waits: never.
         2. The lane cannot share calls, the batch is full, a request is urgent, or the client flushes: now.
-        3. A ``min_size`` above two was asked for: as many go now, and fewer wait as in case 7, also where
-           nothing is in flight.
+        3. A ``min_size`` was asked for: as many go now, and fewer wait as in case 7, also where nothing is in
+           flight.
         4. As many wait as the last call carried, and either nothing is in flight or no more is in flight than
            waits: now; waiting for the others would cost more than it gains.
         5. Nothing is in flight: at once, but for a moment in which the callers of the call that has just
            ended may submit again, so that the first of them does not go alone.
-        6. ``min_size`` wait: when the oldest has waited two fifths of a call's latency, so that callers who
+        6. Two or more wait: when the oldest has waited two fifths of a call's latency, so that callers who
            submit at different times come together.
         7. Otherwise: when the window is over, or a request's ``max_wait``, whichever comes first.
 
@@ -105,14 +105,14 @@ class BatchAccumulator:
         if window.max_size == 1 or count >= window.max_size or waiting.urgent or waiting.flushed:
             return now
         due = min(waiting.opened + min(window.seconds, window.max_wait), waiting.must_start)
-        if window.min_size > PAIR:
+        if window.min_size is not None:
             return now if count >= window.min_size else due
         majority = waiting.expected > 1 and count >= waiting.in_flight
         if count >= waiting.expected and (waiting.in_flight == 0 or majority):
             return now
         if waiting.in_flight == 0:
             return min(waiting.newest + self.GAP, waiting.last_finished + self.MOMENT, due)
-        if count >= window.min_size and waiting.latency > 0:
+        if count >= PAIR and waiting.latency > 0:
             due = min(due, waiting.opened + self.SHARE * waiting.latency)
         return due
 

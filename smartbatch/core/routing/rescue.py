@@ -2,10 +2,10 @@
 deadline.
 
 All open requests could be answered in real time, within a time that can be forecast. While more than that is
-left, batches run on: they are cheaper. So do batches that are nearly certain to be in time. After that they are taken back one by one, those with most open
-requests first, and each only when real time has capacity for its requests: so real time is busy until the
-deadline, and a batch that still ends by itself saves its price. Where real time would probably be late, and
-the batches less so, they run on.
+left, batches run on: they are cheaper. So do batches that are nearly certain to be in time. After that they
+are taken back one by one, those with most open requests first, and each only when real time has capacity for
+its requests: so real time is busy until the deadline, and a batch that still ends by itself saves its price.
+Where real time would probably be late, and the batches less so, they run on.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from smartbatch.core.batching.window import BatchAccumulator, Waiting, Window
 
-WINDOW = Window(seconds=0.1, max_size=10, min_size=2, max_wait=5.0)
+WINDOW = Window(seconds=0.1, max_size=10, max_wait=5.0)
 
 
 def waiting(count: int = 1, **changes: object) -> Waiting:
@@ -39,23 +39,29 @@ def test_a_busy_lane_gathers_until_its_window_is_over() -> None:
     assert ready(waiting(2)) == pytest.approx(100.1)
 
 
-def test_fewer_than_min_batch_size_wait_for_the_whole_window() -> None:
+def test_one_alone_waits_for_the_whole_window_while_calls_are_in_flight() -> None:
     """One request alone is not enough for an early send, however long calls take."""
     assert ready(waiting(1, latency=0.05)) == pytest.approx(100.1)
 
 
-def test_min_batch_size_triggers_an_early_send() -> None:
-    """Enough requests go when two fifths of a call's time are over, if that is before the window's end."""
+def test_two_that_wait_together_go_early() -> None:
+    """They go when two fifths of a call's time are over, if that is before the window's end."""
     assert ready(waiting(2, latency=0.05)) == pytest.approx(100.02)
     assert ready(waiting(2, latency=60.0)) == pytest.approx(100.1)
 
 
 @pytest.mark.parametrize("in_flight", [0, 3])
-def test_a_larger_min_batch_size_lets_fewer_wait_and_as_many_go(in_flight: int) -> None:
+@pytest.mark.parametrize("latency", [0.0, 0.05])
+@pytest.mark.parametrize("least", [1, 2, 4])
+def test_as_many_as_min_batch_size_go_and_fewer_wait_for_the_window(
+    in_flight: int, latency: float, least: int
+) -> None:
     """Also on an idle lane, and before any call told how long one takes."""
-    fuller = Window(seconds=0.1, max_size=10, min_size=4, max_wait=5.0)
-    assert ready(waiting(3, in_flight=in_flight, latency=0.0), window=fuller) == pytest.approx(100.1)
-    assert ready(waiting(4, in_flight=in_flight, latency=0.0), window=fuller) == 100.0
+    window = Window(seconds=0.1, max_size=10, min_size=least, max_wait=5.0)
+    assert ready(waiting(least, in_flight=in_flight, latency=latency), window=window) == 100.0
+    if least > 1:
+        fewer = waiting(least - 1, in_flight=in_flight, latency=latency)
+        assert ready(fewer, window=window) == pytest.approx(100.1)
 
 
 def test_a_returning_majority_does_not_wait_for_the_others() -> None:
@@ -81,12 +87,12 @@ def test_a_request_long_after_a_crowd_goes_at_once() -> None:
 
 def test_nobody_waits_longer_than_max_wait() -> None:
     """The oldest request's max wait holds whatever the window says."""
-    slow = Window(seconds=5.0, max_size=10, min_size=2, max_wait=2.0)
+    slow = Window(seconds=5.0, max_size=10, max_wait=2.0)
     assert ready(waiting(5), window=slow) == 102.0
 
 
 def test_a_requests_own_max_wait_closes_the_window() -> None:
-    """The earliest of the own limits counts, also below min_batch_size."""
+    """The earliest of the own limits counts."""
     assert ready(waiting(1, must_start=100.02)) == 100.02
 
 
@@ -111,6 +117,7 @@ def test_a_lane_that_cannot_share_calls_has_no_window() -> None:
     latency=st.floats(0, 100),
     seconds=st.floats(0.01, 5),
     max_wait=st.floats(0.5, 30),
+    least=st.none() | st.integers(1, 10),
 )
 def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(
     count: int,
@@ -121,9 +128,10 @@ def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(
     latency: float,
     seconds: float,
     max_wait: float,
+    least: int | None,
 ) -> None:
     """Whatever waits, the time returned is at most the oldest one's max wait, and always known."""
-    window = Window(seconds=seconds, max_size=10, min_size=2, max_wait=max_wait)
+    window = Window(seconds=seconds, max_size=10, min_size=least, max_wait=max_wait)
     opened, now = 1000.0, 1000.0 + age
     view = Waiting(
         count, opened, opened + own, urgent=False, in_flight=in_flight, expected=expected, latency=latency

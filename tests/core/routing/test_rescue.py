@@ -101,9 +101,7 @@ def test_a_batch_that_is_likelier_in_time_than_real_time_goes_on() -> None:
     assert rescue(100.0, 2.0, 0, held, evolve(speed(), turnaround=never)).take_back == (0,)
 
 
-def test_a_batch_that_is_nearly_certain_in_time_is_not_taken_back_where_real_time_needs_all_that_is_left() -> (
-    None
-):
+def test_a_batch_that_is_nearly_certain_in_time_runs_on_where_real_time_needs_all_that_is_left() -> None:
     """Real time needs 900 s and a cancel 60; at a later moment it would be late, and at none it is needed."""
     soon = Forecaster(Prior.of(60.0, 63.0)).at(0.0)
     held = [PendingShard(900, True, size=900)]
