@@ -185,7 +185,7 @@ class RemoteProgress:
         results_fetched: the results lie in local files.
         results_refetched: how often the results were fetched again because lines were missing.
         results_cut: how often they were fetched again because they ended in the middle of a line.
-        results_size: bytes that came the last time that happened.
+        results_size: bytes that came the last time either happened.
         results_gone: the provider deleted the results before they were fetched.
         held_job: the job was put on hold once because nobody knew whether this batch was created. A job that
             is active after that was resumed by a person.

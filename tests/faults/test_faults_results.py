@@ -118,6 +118,47 @@ def test_c9_ids_that_stay_away_are_sent_again_and_no_others(
         assert not w.emu.ledger.paid_twice()
 
 
+def test_c9_a_second_download_confirms_at_once_which_lines_are_missing(provider: str, tmp_path: Path) -> None:
+    """It comes two seconds after the first, and is as long. What has a line does not wait for it."""
+    with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "missing_lines", {3})) as w:
+        fetched: list[float] = []
+        answered: list[int] = []
+
+        def note(lines: list[bytes]) -> list[bytes]:
+            fetched.append(w.clock.now())
+            answered.append(job.status().completed)
+            return lines
+
+        w.rewrite_results(note)
+        prompts = texts(9)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        first, again = w.creates
+        assert (first.total, again.total) == (9, 1)
+        assert answered[:2] == [0, 8]
+        assert fetched[1] - fetched[0] < 3
+        assert len(fetched) == 3
+        assert w.incidents(job) == {"missing_items": 1}
+
+
+def test_c9_results_that_still_grow_are_fetched_until_they_are_whole(provider: str, tmp_path: Path) -> None:
+    """Each download ends with its last newline, and the next one brings more."""
+    with world(provider, tmp_path) as w:
+        fetched: list[float] = []
+
+        def growing(lines: list[bytes]) -> list[bytes]:
+            fetched.append(w.clock.now())
+            return lines[: 3 * len(fetched)]
+
+        w.rewrite_results(growing)
+        prompts = texts(12)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert len(fetched) == 4
+        assert len(w.creates) == 1
+        assert not w.incidents(job)
+
+
 def _downloads(w: World) -> list[str]:
     return [seen.path for seen in w.requests("download")]
 

@@ -88,7 +88,7 @@ class StepLimits:
     transfer_timeout: float = HOUR
     send_within: float = 5.0
     max_tries: int = 3
-    reread_pause: float = 3.0
+    reread_pause: float = 2.0
     reread_time: float = MINUTE
     orphan_watch: float = 26 * HOUR
     longest_pause: float = 10 * MINUTE

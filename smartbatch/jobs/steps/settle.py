@@ -25,9 +25,9 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
 
     1. The provider has deleted the results: an incident, and the items fail as lost.
     2. The results were cut, which proves nothing: fetch them again as long as they are kept.
-    3. Items have no line although they may have been run: fetch the results again after a few seconds, as the
-       file may not have been complete, then after longer pauses; once where a batch that was cancelled or
-       expired names no results at all.
+    3. Items have no line although they may have been run: fetch the results again, as they may not have been
+       complete; soon, then after longer pauses as long as more comes. A further download that is as long and
+       brings nothing confirms that these lines are missing.
     4. They still have none: an incident, since they may be paid twice, unless there never were results.
     5. Each item is classified, see :func:`_classified`.
     """
@@ -47,13 +47,15 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
         return collect.fetch_cut_again(step, shard, read.size)
     may_have_run = bool(missing) and _may_have_run(shard, rest, read.billed)
     has_results = collect.ended_by_itself(shard) or bool(shard.remote.outputs)
-    rereads = shard.remote.results_refetched
-    pause = step.reread_pause(rereads) if has_results or not rereads else None
+    pause = None if _is_confirmed(shard, read) else step.reread_pause(shard.remote.results_refetched)
     if may_have_run and pause is not None:
+        rereads = shard.remote.results_refetched + 1
         again = step.reschedule(
             shard,
             pause,
-            remote=evolve(shard.remote, results_refetched=rereads + 1, results_fetched=False),
+            remote=evolve(
+                shard.remote, results_refetched=rereads, results_size=read.size, results_fetched=False
+            ),
             note=f"{len(missing):,} requests have no result yet; the results are fetched again",
         )
         collect.clear(step, shard)  # after the commit: a former owner must not delete what is being read
@@ -102,6 +104,12 @@ def _was_cut(step: StepContext, shard: ShardRow, read: collect.ResultTotals) -> 
     if shard.remote.results_gone or step.job.cancel_requested or collect.no_longer_kept(step, shard):
         return False
     return read.cut or (read.unended and read.size != shard.remote.results_size)
+
+
+def _is_confirmed(shard: ShardRow, read: collect.ResultTotals) -> bool:
+    """Whether the results lack the same lines as when they were read before, of a batch that has ended."""
+    remote = shard.remote
+    return remote.results_refetched > 0 and read.size == remote.results_size and not read.used
 
 
 def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bool:
