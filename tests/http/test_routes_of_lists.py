@@ -90,6 +90,18 @@ def test_a_rescue_begins_when_the_plan_says(tmp_path: Path) -> None:
         assert f"after {planned:.1f} s is taken back" in line
 
 
+def test_a_batch_is_sent_where_real_time_would_be_late_and_the_batch_hardly(tmp_path: Path) -> None:
+    """Real time was never seen, so it is assumed to be slow; batches were seen to be fast."""
+    with world("openai", tmp_path, rare=60, batch_turnaround=2.0) as w:
+        client = w.process()
+        for each in range(20):
+            asked(w, client, [f"List {each}, row {n}" for n in range(12)], strategy="batch")
+        plan = client.plan([f"Last list, row {n}" for n in range(30)], strategy="batch", deadline="45s")
+        assert (plan.decision.chosen.rescue_at, plan.decision.chosen.odds > 0.9) == (None, True)
+        assert routes(plan.run()) == {Route.BATCH: 30}
+        assert not told(w, JobRescued)
+
+
 def test_the_more_waiting_is_worth_the_surer_a_rescue_is_to_be(tmp_path: Path) -> None:
     """What a missed deadline counts as is decided with the route, and kept with the job."""
     left = []

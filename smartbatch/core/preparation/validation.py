@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeAlias
 from attrs import evolve
 
 from smartbatch._settings import EXAMPLES, seconds_in
+from smartbatch.config import Settings
 from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot, surrogate_at
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
@@ -124,10 +125,12 @@ def check_params(names: Iterable[str], known: Collection[str]) -> None:
     """Check the keywords of a call.
 
     Raises:
-        InvalidRequest: for one that is not ``known``; the nearest is suggested.
+        InvalidRequest: for one that is not ``known``; it says where a setting belongs, else the nearest name.
     """
     for name in names:
         if name not in known:
+            if name in Settings.__optional_keys__:
+                _refuse(name, f"is a setting of the client, no parameter here: BatchingClient(…, {name}=…)")
             other = NEAR.get(name)
             near = f"; did you mean {other}?" if other in known else did_you_mean(name, known)
             _refuse(name, f"is no parameter here, and what only the provider knows goes into extra{near}")

@@ -83,6 +83,7 @@ class PendingShard:
         stuck: whether it cannot be taken back: its creation is uncertain, or it is being cancelled or read.
         size: requests it was made of; 0 where unknown.
         age, cancelled: since it was created, and since its cancel was requested.
+        held_up: whether it cannot be sent at once, for example because a quota is full.
     """
 
     left: int
@@ -91,6 +92,7 @@ class PendingShard:
     size: int = 0
     age: float = 0.0
     cancelled: float | None = None
+    held_up: bool = False
 
 
 @frozen
@@ -228,6 +230,7 @@ class _Outlook:
         self._left, self._late_penalty, self._speed = left, late_penalty, speed
         self._all = backlog + sum(shard.left for shard in shards)
         self._sent = [shard for shard in shards if shard.sent]
+        self._running = any(shard.sent or not shard.held_up for shard in shards)  # or about to run
         self._working = self._speed.throughput.finish(backlog, 0.5)
         self._ages = {(shard.age, max(1, shard.size)) for shard in movable}
         pieces = max(1, len(movable))
@@ -262,14 +265,14 @@ class _Outlook:
     def never(self) -> float:
         """Return what it is worth to take nothing back; minus infinity where a batch may well be late."""
         now, then = self._late(0.0), self._late(self._left)
-        if not self._sent or then > MOST_RISK * now:
+        if not self._running or then > MOST_RISK * now:
             return -math.inf
         return SAVED * (now - then) - self._late_penalty * then
 
     def hopeful(self, left: float) -> bool:
         """Whether batches that run on are likelier in time than real time."""
         now, then = self._late(0.0), self._late(left)
-        return bool(self._sent) and now > 0 and 1 - then / now > self._chance() + HOPE
+        return self._running and now > 0 and 1 - then / now > self._chance() + HOPE
 
     def _chance(self) -> float:
         return chance_within(self._left, self.needs(0.5), self.needs(0.95))

@@ -65,7 +65,15 @@ def _pending(shard: ShardRow, wall: float) -> PendingShard:
     age = 0.0 if shard.submitted_at is None else max(0.0, wall - shard.submitted_at)
     asked = shard.remote.cancel_sent_at
     cancelled = None if asked is None else max(0.0, wall - asked)
-    return PendingShard(max(0, left), not unsent, not movable, shard.size, age, cancelled)
+    return PendingShard(
+        left=max(0, left),
+        sent=not unsent,
+        stuck=not movable,
+        size=shard.size,
+        age=age,
+        cancelled=cancelled,
+        held_up=unsent and shard.due_at > wall,
+    )
 
 
 def _take_back(step: StepContext, shard: ShardRow, deadline: float, decision: Rescue) -> None:

@@ -111,6 +111,13 @@ def test_a_batch_that_is_nearly_certain_in_time_runs_on_where_real_time_needs_al
     assert rescue(970.0, 10.0, 0, held, speed()).take_back == (0,)
 
 
+def test_a_batch_that_is_about_to_be_sent_goes_on_as_well_unless_something_holds_it_up() -> None:
+    soon = Forecaster(Prior.of(20.0, 30.0)).at(0.0)
+    fresh = PendingShard(500, sent=False, size=500)
+    assert rescue(100.0, 2.0, 0, [fresh], speed(turnaround=soon)).take_back == ()
+    assert rescue(100.0, 2.0, 0, [evolve(fresh, held_up=True)], speed(turnaround=soon)).take_back == (0,)
+
+
 def test_a_rescue_waits_longer_for_batches_that_are_likely_to_end_meanwhile() -> None:
     def wait(turnaround: float) -> float:
         known = Forecaster(Prior.of(turnaround, 1.5 * turnaround)).at(0.0)
