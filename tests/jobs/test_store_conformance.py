@@ -392,6 +392,25 @@ def test_a_held_job_waits_until_somebody_frees_it(store: SqlStore, bench: Bench)
     assert store.jobs.get(job.id).state is JobState.DONE  # type: ignore[union-attr]
 
 
+def test_what_is_done_to_one_job_leaves_the_others_as_they_are(store: SqlStore, bench: Bench) -> None:
+    def shown() -> list[tuple[JobState, str | None, bool]]:
+        return [(row.state, row.note, row.cancel_requested) for row in map(store.jobs.get, ids) if row]
+
+    held = [started(store, bench, 1) for _ in range(3)]
+    ids = [job.id for job, _ in held]
+    for number, (_, lease) in enumerate(held):
+        store.jobs.note(lease, f"look at {number}", hold=True)
+    assert shown() == [(JobState.HELD, f"look at {number}", False) for number in range(3)]
+    store.jobs.unhold(ids[1])
+    store.jobs.request_cancel(ids[2])
+    store.jobs.note(held[0][1], "still")
+    assert shown() == [
+        (JobState.HELD, "still", False),
+        (JobState.ACTIVE, None, False),
+        (JobState.HELD, "look at 2", True),
+    ]
+
+
 # -- ownership -----------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,71 @@
+"""Creates that something below the library repeats: one batch is kept, the others are cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs.remote import Api, Remote
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.job import Job
+from smartbatch.providers.batch_api import Creation, RemoteBatch
+
+HOUR = 3600.0
+BETWEEN = 5.0
+"""Seconds from one create to its repetition."""
+
+
+@pytest.fixture
+def repeated(
+    client_of: Callable[..., BatchingClient],
+    clock: VirtualClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[bool], tuple[Job, Api]]:
+    """Submit a job whose create reaches the provider three times, and whose last answer arrives, or is lost."""
+
+    def run(answered: bool) -> tuple[Job, Api]:
+        remote = Remote(clock, turnaround=HOUR)
+        api = remote.api
+        assert api is not None
+        create = api.create
+
+        def repeating(creation: Creation, timeout: float) -> RemoteBatch:
+            for _ in range(2):
+                create(creation, timeout)
+                clock.sleep(BETWEEN)
+            last = create(creation, timeout)
+            if answered:
+                return last
+            raise ProviderError("reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
+
+        monkeypatch.setattr(api, "create", repeating)
+        return client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a", "b"]), api
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("answered", "cancelled"), [(True, [True, True, False]), (False, [False, True, True])]
+)
+def test_of_a_create_that_was_repeated_one_batch_runs_to_its_end(
+    answered: bool, cancelled: list[bool], repeated: Callable[[bool], tuple[Job, Api]]
+) -> None:
+    """The one that was answered, or else the oldest, which has been paid for longest."""
+    job, api = repeated(answered)
+    assert job.wait(10 * HOUR).completed == 2
+    assert [batch.cancelled for batch in api.made.values()] == cancelled
+    assert [incident.kind for incident in job.incidents()] == ["double_submission"] * 2
+
+
+def test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once(
+    repeated: Callable[[bool], tuple[Job, Api]], clock: VirtualClock
+) -> None:
+    """Not when the list is searched once more, two minutes after the create."""
+    _, api = repeated(False)
+    clock.sleep(60.0)
+    assert [batch.cancelled for batch in api.made.values()] == [False, True, True]
