@@ -26,7 +26,7 @@ def repeated(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[bool], tuple[Job, Api]]:
-    """Submit a job whose create reaches the provider three times, and whose last answer arrives, or is lost."""
+    """Submit a job whose create arrives three times, and whose last answer does, or is lost."""
 
     def run(answered: bool) -> tuple[Job, Api]:
         remote = Remote(clock, turnaround=HOUR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import random
@@ -12,7 +13,9 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +211,27 @@ def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench: Bench) 
             bench.open(busy_timeout=0.05, steps=more)
         other.execute("ROLLBACK")
     other.close()
+
+
+def test_one_process_at_a_time_makes_the_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes meanwhile waits, and finds it whole."""
+    lock, flock, waits = os.open(f"{bench.place}.new", os.O_RDWR | os.O_CREAT), fcntl.flock, threading.Event()
+
+    def told(fd: int, operation: int) -> None:
+        waits.set()
+        flock(fd, operation)
+
+    flock(lock, fcntl.LOCK_SH)  # the lock of one that makes it keeps out this, too
+    monkeypatch.setattr(fcntl, "flock", told)
+    with ThreadPoolExecutor(1) as pool:
+        opened = pool.submit(bench.open)
+        try:
+            assert waits.wait(30)
+            assert not os.path.exists(bench.place)
+            assert not opened.done()
+        finally:
+            os.close(lock)
+        assert opened.result(30).jobs.latest() == []
 
 
 # -- the disk ------------------------------------------------------------------------------------------------

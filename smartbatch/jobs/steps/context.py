@@ -32,6 +32,7 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store.checks import sync_folder
 from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
@@ -386,11 +387,7 @@ def write_whole(path: Path, partial: Path, pieces: Iterable[bytes]) -> None:
             os.fsync(file.fileno())  # else a loss of power may leave a name with half of its content
             file.close()
             partial.replace(path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             file.close()  # writes what is buffered, which may fail again

@@ -100,7 +100,7 @@ def _private_folder(folder: str) -> None:
         sync_folder(above)
 
 
-def sync_folder(folder: str) -> None:
+def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Have the names in a folder on the disk, so that they survive a loss of power.
 
     Raises:

@@ -1,0 +1,66 @@
+"""The connections of one process to an SQLite file: what a fork and other threads leave alone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sqlite3
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smartbatch._sqlite import SqliteConnections
+
+
+class Referable(sqlite3.Connection):
+    """A connection to which there are weak references."""
+
+
+def code_of_child(work: Callable[[], bool]) -> int:
+    """Return 0 when ``work`` holds in a forked child, which is ended when it hangs."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(15)
+        try:
+            os._exit(0 if work() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("noticed", ["by the hooks", "by the number of the process"])
+def test_a_child_neither_closes_nor_drops_the_connections_of_its_parent(
+    noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing them would roll back what the parent is writing, and clean up a log that it uses."""
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(
+            tmp_path / "file.db", factory=Referable, isolation_level=None, check_same_thread=False
+        )
+
+    connections = SqliteConnections(connect)
+    if noticed != "by the hooks":
+        monkeypatch.setattr(SqliteConnections, "after_fork", lambda self: None)
+    with connections.writing():
+        connection = connections.writer()
+        connection.execute("CREATE TABLE t (x)")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("INSERT INTO t VALUES (1)")
+        inherited = weakref.ref(connection)
+        del connection
+
+        def left_alone() -> bool:
+            with connections.reading():
+                fresh = connections.reader()
+                gc.collect()
+                known = inherited()
+                return known is not None and fresh is not known and known.in_transaction
+
+        assert code_of_child(left_alone) == 0
+        connections.writer().execute("COMMIT")
+        assert connections.writer().execute("SELECT x FROM t").fetchall() == [(1,)]
+    connections.close()
