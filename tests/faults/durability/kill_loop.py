@@ -13,16 +13,18 @@ import select
 import signal
 import sqlite3
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 from attrs import define, field, frozen
 
+from tests.faults.durability.disturbances import MIXES, Disturber, Stage
 from tests.faults.durability.fork_server import ForkServer
-from tests.faults.durability.run_checks import RunReport, check_run, notes_of
+from tests.faults.durability.run_checks import RunReport, answered_in, check_run, notes_of
 from tests.faults.durability.servers import LATEST, LIST_LAG
-from tests.faults.durability.worker_task import WorkerTask
+from tests.faults.durability.store_view import StoreView
+from tests.faults.durability.worker_task import AGAIN, WorkerTask
 
 __all__ = ["RESTARTS", "KillLoop", "Plan", "settle_of"]
 
@@ -39,6 +41,10 @@ RESTARTS = 5
 """Workers in a row that may be killed without any progress."""
 PATIENCE = 40.0
 """Seconds the last job has to end once no worker is killed any more."""
+LONG_LIVES = 6
+"""One worker of so many lives ten times longer where something else goes wrong: long enough to meet it."""
+TRIES = 100
+"""Workers in a row that may end because of a disturbance."""
 
 
 @frozen(kw_only=True)
@@ -55,6 +61,7 @@ class Plan:
         workers: processes on the store at a time; all but the first carry on only.
         lease: of a job; ``None`` leaves the supervisor's own.
         mutant: a safety rule to break.
+        mix: what else goes wrong, of :data:`~tests.faults.durability.disturbances.MIXES`.
     """
 
     provider: str
@@ -67,6 +74,7 @@ class Plan:
     workers: int = 1
     lease: float | None = None
     mutant: str | None = None
+    mix: str | None = None
 
 
 @define(eq=False)
@@ -94,6 +102,7 @@ class KillLoop:
         jobs: the task of every job.
         kills: workers killed.
         freezes: workers that were stopped for a while.
+        again: workers that a disturbance ended.
         seconds: the loop took.
     """
 
@@ -102,11 +111,18 @@ class KillLoop:
         self._url = url
         self._folder = folder
         self._zygote = fork_server
-        self._rng = Random(f"{plan.provider} {plan.seed}")
-        self._store = folder / f"{plan.provider}-{plan.seed}.db"
+        self._rng = Random(f"{plan.provider} {plan.seed} {plan.mix or ''}".rstrip())
+        self._stage = Stage(url=url, store=str(folder / f"{plan.provider}-{plan.seed}.db"), outputs=folder)
+        self._disturber: Disturber | None = None
+        if plan.mix is not None:
+            mix = MIXES[plan.mix](folder, url)
+            self._stage = mix.stage
+            self._disturber = Disturber(mix, Random(f"{self._rng.random()}"), lambda: self._slowness)
+        self._store = StoreView(self._stage.store)
         self._numbers = itertools.count(1)
         self.jobs: list[WorkerTask] = []
-        self.kills = self.freezes = 0
+        self.kills = self.freezes = self.again = 0
+        self._again_in_a_row = 0
         self.seconds = 0.0
         self._idle_workers: list[str] = []
         self._most_idle: list[str] = []
@@ -119,19 +135,29 @@ class KillLoop:
         """Most workers in a row without any progress."""
         return len(self._most_idle)
 
+    @property
+    def disturbances(self) -> int:
+        """How often something else went wrong."""
+        return 0 if self._disturber is None else self._disturber.times
+
     def run(self) -> RunReport:
         """Run it to its end, and check what it left."""
         began = time.monotonic()
         slots = [_Slot(number) for number in range(self._plan.workers)]
         self._next_job()
+        if self._disturber is not None:
+            self._disturber.start()
         try:
             while self._pass(slots):
                 """The signals that were due are sent, the workers that ended have been replaced."""
+            self.seconds = time.monotonic() - began
+            report = check_run(self._url, self._store, self.jobs)
         finally:
             for slot in slots:
                 self._end(slot)
-        self.seconds = time.monotonic() - began
-        report = check_run(self._url, self._store, self.jobs)
+            if self._disturber is not None:
+                self._disturber.stop()
+                self._disturber.mix.close()
         if self.worst_stuck > RESTARTS:
             report.stuck += self._most_idle
         return report
@@ -146,7 +172,10 @@ class KillLoop:
             code = self._reap(slot)
             if code == -signal.SIGKILL:
                 self._count(slot)
-            elif code != 0:
+            elif self._may_go_on(slot, code):
+                self.again += 1
+                self._again_in_a_row += 1
+            elif code != 0 or self._again_in_a_row > TRIES:
                 raise AssertionError(f"a worker failed: {self._zygote.log.read_text()[-4000:]}")
             elif slot.number == 0:  # it has all its answers
                 for other in slots:
@@ -157,30 +186,50 @@ class KillLoop:
                 break
         return True
 
+    def _may_go_on(self, slot: _Slot, code: int) -> bool:
+        """Whether a worker that ended by itself is to be started again, because of a disturbance."""
+        task, disturber = self.jobs[-1], self._disturber
+        if disturber is None or self._again_in_a_row > TRIES:
+            return False
+        if code == AGAIN:
+            return True
+        # touched after the command had looked at it for the last time, which no command can see
+        late = task.reading == "command" and slot.number == 0 and disturber.touched_since(slot.since)
+        return code == 0 and late and answered_in(task) != task.size
+
     # -- jobs ------------------------------------------------------------------------------------------------
 
     def _next_job(self) -> None:
         rng, plan = self._rng, self._plan
         size = rng.randint(4, 12)
         key = f"{plan.provider} {plan.seed}/{next(self._numbers)}"
+        name = key.replace("/", "-").replace(" ", "-")
+        reading = rng.choice(["ordered", "stored", "futures"])
+        if self._stage.commands and rng.randrange(100) < self._stage.commands:
+            reading = "command"
         self.jobs.append(
             WorkerTask(
                 provider=plan.provider,
-                url=self._url,
-                store=str(self._store),
-                out=str(self._folder / f"{key.replace('/', '-').replace(' ', '-')}.notes"),
+                url=self._stage.url,
+                store=self._stage.store,
+                out=str(self._folder / f"{name}.notes"),
+                output=str(self._stage.outputs / f"{name}.jsonl"),
+                clock=self._stage.clock,
+                may_fail=self._stage.may_fail,
                 key=key,
                 size=size,
                 max_requests=rng.choice([4, 6, 12]),
                 settle=plan.settle,
                 visibility=plan.visibility,
-                reading=rng.choice(["ordered", "stored", "futures"]),
+                reading=reading,
                 lease=plan.lease,
                 mutant=plan.mutant,
                 seed=plan.seed,
             )
         )
-        self._idle_workers, self._opened_before = [], 0
+        self._idle_workers, self._opened_before, self._again_in_a_row = [], 0, 0
+        if self._disturber is not None:
+            self._disturber.output = Path(self.jobs[-1].output)
 
     # -- workers ---------------------------------------------------------------------------------------------
 
@@ -192,13 +241,19 @@ class KillLoop:
         slot.fd = os.pidfd_open(slot.pid)
         slot.since = time.monotonic()
         slot.script = self._script(slot.since)
+        if self._disturber is not None:
+            self._disturber.pid = slot.pid
 
     def _script(self, now: float) -> list[tuple[float, int]]:
         """Return when the worker gets which signal."""
         rng = self._rng
         if self.kills >= self._plan.cycles:
-            return [(now + PATIENCE, signal.SIGABRT)]
+            if self._disturber is not None:
+                self._disturber.stop()
+            return [(now + self._slowness * PATIENCE, signal.SIGABRT)]
         at = now + self._slowness * rng.uniform(SHORTEST, LONGEST)
+        if self._disturber is not None and rng.randrange(LONG_LIVES) == 0:
+            at += self._slowness * rng.uniform(0, 10 * LONGEST)
         if not self._plan.freeze or rng.random() < 0.5:
             return [(at, signal.SIGKILL)]
         thaw = at + rng.uniform(0.1, self._plan.freeze)
@@ -248,13 +303,14 @@ class KillLoop:
         machine, does not count; the next one runs longer.
         """
         self.kills += 1
-        if slot.number:
+        self._again_in_a_row = 0
+        if slot.number or (self._disturber is not None and self._disturber.touched_since(slot.since)):
             return
         ups = self._ups()
         opened, self._opened_before = len(ups) > self._opened_before, len(ups)
         try:
             seen, waits = self._looks(), self._only_waits()
-        except sqlite3.OperationalError:  # locked by another worker, which waits for our signal to wake
+        except sqlite3.OperationalError:  # locked by another process, which waits for our signal to wake
             return
         moved, self._seen = seen != self._seen, seen
         idle = not moved and not waits
@@ -275,31 +331,24 @@ class KillLoop:
 
     def _looks(self) -> tuple[object, ...]:
         """Return how the store and the user's notes look; no two states of a job look alike."""
-        with closing(_opened(self._store)) as store:
-            shards = store.execute("SELECT id, state, tries, due_at, remote FROM shard").fetchall()
-            rest = store.execute(
-                "SELECT (SELECT count(*) FROM result), (SELECT count(*) FROM job), sum(state) FROM item"
-            ).fetchone()
-        taken = sum("id" in row for row in notes_of(self.jobs[-1]))
-        return taken, tuple(shards), rest
+        shards = self._store.rows("SELECT id, state, tries, due_at, remote FROM shard")
+        rest = self._store.rows(
+            "SELECT (SELECT count(*) FROM result), (SELECT count(*) FROM job), sum(state) FROM item"
+        )
+        task = self.jobs[-1]
+        taken = answered_in(task) if task.reading == "command" else sum("id" in row for row in notes_of(task))
+        return taken, tuple(shards), tuple(rest)
 
     def _only_waits(self) -> bool:
         """Whether nothing is due: a protocol that waits is not stuck."""
-        with closing(_opened(self._store)) as store:
-            found = store.execute(
-                "SELECT min(due_at) FROM shard WHERE state NOT IN ('settled', 'dead')"
-            ).fetchone()
-        return found[0] is not None and found[0] > time.time()
+        found = self._store.rows("SELECT min(due_at) FROM shard WHERE state NOT IN ('settled', 'dead')")
+        return found[0][0] is not None and found[0][0] > time.time()
 
 
 def _helper(task: WorkerTask) -> WorkerTask:
     from attrs import evolve
 
     return evolve(task, reading="none", out=f"{task.out}.helper")
-
-
-def _opened(store: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{store}?mode=ro", uri=True, timeout=0.3)
 
 
 def settle_of(provider: str, *, freeze: float = 0.0) -> float:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-import sqlite3
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 from attrs import define, field
 
+from tests.faults.durability.store_view import StoreView
 from tests.faults.durability.worker_task import WorkerTask, answer_to, digest_of, prompt_of
 
-__all__ = ["RunReport", "billed_of", "check_run", "ledger_of", "notes_of"]
+__all__ = ["RunReport", "answered_in", "billed_of", "check_run", "ledger_of", "notes_of"]
+
+DOUBLED = ("double_submission", "maybe_billed", "missing_items", "token_mismatch")
+"""Incidents that say that requests were, or may be, paid twice."""
 
 
 @define
@@ -26,7 +29,7 @@ class RunReport:
         jobs, items: how many.
         outcomes: creates that reached the provider, by what became of them.
         incidents: those in the store, by kind.
-        excused: prompts paid twice for which the store has an incident with its cost.
+        excused: prompts paid twice for whose job the store has an incident that says so.
 
         lost: prompts without an answer in the user's notes, or without a billed one.
         wrong: notes of an answer that is not the prompt's.
@@ -63,34 +66,36 @@ class RunReport:
         return [f"{name}: {one}" for name, found in named.items() for one in found]
 
 
-def check_run(url: str, store: Path, jobs: Sequence[WorkerTask]) -> RunReport:
-    """Check jobs that have ended on an SQLite store.
+def check_run(url: str, store: StoreView, jobs: Sequence[WorkerTask]) -> RunReport:
+    """Check jobs that have ended.
 
     Args:
         url: the emulator's address.
-        store: the store's file.
+        store: the store.
         jobs: their task.
     """
     report = RunReport(jobs=len(jobs), items=sum(job.size for job in jobs))
     ledger = ledger_of(url)
     billed = billed_of(ledger)
-    with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
-        _check_store(connection, jobs, report)
-        told = {row[0] for row in connection.execute("SELECT job_id FROM incident WHERE money IS NOT NULL")}
-        ids = {row[0]: row[1] for row in connection.execute("SELECT CAST(user_key AS TEXT), id FROM job")}
-        kinds = connection.execute("SELECT kind, count(*) FROM incident GROUP BY kind")
-        report.incidents.update(dict(kinds.fetchall()))
+    _check_store(store, jobs, report)
+    incidents = store.rows("SELECT job_id, kind FROM incident")
+    told = {job for job, kind in incidents if kind in DOUBLED}
+    ids = {_name(row[0]): row[1] for row in store.rows("SELECT user_key, id FROM job")}
+    report.incidents.update(kind for _, kind in incidents)
     for job in jobs:
-        _check_notes(job, report)
+        if job.reading == "command":
+            _check_output(job, report)
+        else:
+            _check_notes(job, report)
         for number in range(job.size):
             prompt = prompt_of(job.key, number)
             times = billed[digest_of(prompt)]
             if times == 0:
                 report.lost.append(f"{prompt} (never billed)")
             elif times > 1:
-                excused = job.provider == "anthropic" and ids.get(job.key) in told
+                excused = ids.get(_name_of(job)) in told
                 (report.excused if excused else report.paid_twice).append(prompt)
-    nonces = _nonces(store)
+    nonces = {nonce for (nonce,) in store.rows("SELECT nonce FROM shard")}
     report.outcomes.update(
         record["outcome"] for record in ledger["batch_records"] if str(record["custom_id"])[:22] in nonces
     )
@@ -110,30 +115,33 @@ def billed_of(ledger: dict[str, Any]) -> Counter[str]:
     return Counter(each["prompt"] for each in (*ledger["calls"], *lines) if each["billed"])
 
 
-def _nonces(store: Path) -> set[str]:
-    """Return the nonces of the store's shards."""
-    with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
-        return {row[0] for row in connection.execute("SELECT nonce FROM shard")}
+def _name(key: bytes) -> str:
+    """Return a job's key; of the job of a command, which ends in a digest, what people recognise it by."""
+    name, mark, _ = bytes(key).decode().rpartition(":")
+    return name if name.startswith("run:") and mark else bytes(key).decode()
 
 
-def _check_store(connection: sqlite3.Connection, jobs: Sequence[WorkerTask], report: RunReport) -> None:
-    whole = connection.execute("PRAGMA integrity_check").fetchone()[0]
-    if whole != "ok":
+def _name_of(job: WorkerTask) -> str:
+    return f"run:{os.path.basename(job.output)}" if job.reading == "command" else job.key
+
+
+def _check_store(store: StoreView, jobs: Sequence[WorkerTask], report: RunReport) -> None:
+    if store.is_file and (whole := store.rows("PRAGMA integrity_check")[0][0]) != "ok":
         report.corrupt.append(whole)
-    rows = {
-        row[0]: row[1:]
-        for row in connection.execute(
-            "SELECT CAST(user_key AS TEXT), no, state, total, succeeded, failed, cancelled FROM job"
-        )
-    }
+    rows: dict[str, tuple[Any, ...]] = {}
+    for key, *row in store.rows(
+        "SELECT user_key, no, state, total, succeeded, failed, cancelled FROM job ORDER BY no"
+    ):
+        if _name(key) in rows:
+            report.corrupt.append(f"{_name(key)} is in the store twice: rows were asked again")
+        rows[_name(key)] = tuple(row)
     for job in jobs:
-        if job.key not in rows:
+        if _name_of(job) not in rows:
             report.corrupt.append(f"{job.key} is not in the store")
             continue
-        no, state, total, succeeded, failed, cancelled = rows[job.key]
-        results = connection.execute(
-            "SELECT count(*) FROM result WHERE no >= ? AND no < ?", (no << 32, (no + 1) << 32)
-        ).fetchone()[0]
+        no, state, total, succeeded, failed, cancelled = rows[_name_of(job)]
+        first, last = no << 32, (no + 1) << 32
+        results = store.rows(f"SELECT count(*) FROM result WHERE no >= {first} AND no < {last}")[0][0]
         if (state, total, succeeded, failed, cancelled, results) != (
             "done",
             job.size,
@@ -142,7 +150,9 @@ def _check_store(connection: sqlite3.Connection, jobs: Sequence[WorkerTask], rep
             0,
             job.size,
         ):
-            report.corrupt.append(f"{job.key} is {rows[job.key]} with {results} results, not {job.size} done")
+            report.corrupt.append(
+                f"{job.key} is {rows[_name_of(job)]} with {results} results, not {job.size} done"
+            )
 
 
 def _check_notes(job: WorkerTask, report: RunReport) -> None:
@@ -162,6 +172,28 @@ def _check_notes(job: WorkerTask, report: RunReport) -> None:
                 pass
             case times:
                 report.twice.append(f"{job.key} q{number}: {times} times")
+
+
+def _check_output(job: WorkerTask, report: RunReport) -> None:
+    lines = _lines_of(job)
+    if [line["index"] for line in lines] != list(range(job.size)):
+        found = sorted(line["index"] for line in lines)
+        report.lost.append(f"{job.key}: of {job.size} rows the output has {found}")
+    for line in lines:
+        if line["text"] != answer_to(job, line["index"]):
+            report.wrong.append(f"{job.key} row {line['index']}: {line['text']} {line['error']}")
+
+
+def answered_in(job: WorkerTask) -> int:
+    """Return how many lines of the output of a command can be read."""
+    try:
+        return len(_lines_of(job))
+    except (OSError, ValueError):
+        return 0
+
+
+def _lines_of(job: WorkerTask) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(job.output).read_bytes().splitlines()]
 
 
 def notes_of(job: WorkerTask) -> Iterable[dict[str, Any]]:

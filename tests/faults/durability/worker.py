@@ -6,16 +6,23 @@ after the library handed the answer out, as a user's own insert would be.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
+import mmap
 import os
+import struct
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from smartbatch import BatchingClient, Job, Request, Result
+from smartbatch import BatchingClient, Job, Request, Result, StoreError
+from smartbatch._clock import RealClock
+from smartbatch.cli.main import main
 from smartbatch.jobs import supervisor
 from smartbatch.jobs.steps.context import StepLimits
 from smartbatch.prices import PriceBook
@@ -24,7 +31,7 @@ from smartbatch.providers.base import Provider
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
 from tests.faults.durability.mutants import break_rule
-from tests.faults.durability.worker_task import MODELS, WorkerTask, prompt_of
+from tests.faults.durability.worker_task import AGAIN, MODELS, WorkerTask, prompt_of
 
 __all__ = ["client_of", "run_worker", "scale_times", "warm_up"]
 
@@ -33,7 +40,7 @@ KEY = "durability"
 
 def warm_up() -> None:
     """Load what a first client would load, so that forked workers begin at once."""
-    for module in ("smartbatch.jobs.store.sqlite", "smartbatch.jobs.store.postgres"):
+    for module in ("smartbatch.jobs.store.sqlite", "smartbatch.jobs.store.postgres", "smartbatch.cli.run"):
         importlib.import_module(module)
     for name in MODELS:
         provider = provider_of(name, "http://127.0.0.1:9")
@@ -49,6 +56,21 @@ def run_worker(task: WorkerTask) -> None:
     scale_times(task)
     break_rule(task.mutant)
     _set_environment(task.url)
+    if task.clock is not None:
+        _follow_clock(Path(task.clock))
+    try:
+        _work(task, began)
+    except StoreError as error:
+        if not task.may_fail:
+            raise
+        print(f"again: {error}", file=sys.stderr)
+        raise SystemExit(AGAIN) from error
+
+
+def _work(task: WorkerTask, began: float) -> None:
+    if task.reading == "command":
+        _command(task, began)
+        return
     client = client_of(task)
     client.start()
     notes = _Notes(Path(task.out))
@@ -65,6 +87,42 @@ def run_worker(task: WorkerTask) -> None:
         for result in _answers(job, task.reading):
             notes.take(result)
     client.stop()
+
+
+def _command(task: WorkerTask, began: float) -> None:
+    """Run the command line until it has written every answer; an output that it refuses is moved away."""
+    os.environ["SMARTBATCH_BATCH_SETTLE"] = str(task.settle)
+    rows = Path(f"{task.out}.txt")
+    rows.write_text("".join(f"{prompt_of(task.key, n)}\n" for n in range(task.size)))
+    _Notes(Path(task.out)).write({"up": time.monotonic() - began})
+    options = {
+        "--model": f"{task.provider}:{MODELS[task.provider]}",
+        "--store": task.store,
+        "-o": task.output,
+        "--strategy": "batch",
+        "--max-tokens": 50,
+        "--batch-max-requests": task.max_requests,
+        "--batch-poll-interval": task.poll,
+    }
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        code = main(["run", str(rows), *(str(word) for pair in options.items() for word in pair)])
+    if code == 0:
+        return
+    print(f"exit {code}: {said.getvalue()}", file=sys.stderr)
+    if not task.may_fail:
+        raise SystemExit(1)
+    if "remove the file" in said.getvalue():  # as the user is told: it holds other things by now
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(task.output)
+    raise SystemExit(AGAIN)
+
+
+def _follow_clock(place: Path) -> None:
+    """Read the wall clock as a user sets it."""
+    with place.open("rb") as file:
+        ahead = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
+    RealClock.wall = staticmethod(lambda: time.time() + struct.unpack("d", ahead)[0])  # type: ignore[method-assign]
 
 
 def _carry(client: BatchingClient, task: WorkerTask) -> None:

@@ -10,10 +10,12 @@ from attrs import asdict, frozen
 
 from smartbatch.emulator import answer_for
 
-__all__ = ["MODELS", "WorkerTask", "answer_to", "digest_of", "prompt_of"]
+__all__ = ["AGAIN", "MODELS", "WorkerTask", "answer_to", "digest_of", "prompt_of"]
 
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 """The model a worker uses, by provider."""
+AGAIN = 75
+"""Exit code of a worker that could not go on, and may when it is started again."""
 
 
 @frozen(kw_only=True)
@@ -31,7 +33,11 @@ class WorkerTask:
         settle, visibility: see :class:`smartbatch.jobs.steps.context.StepLimits`.
         poll: between two polls of a batch.
         reading: how the answers are taken: by ``results()`` in order or as stored, by ``futures()``, or
-            not at all; ``carry`` submits jobs and carries on whatever is in the store.
+            not at all; ``carry`` submits jobs and carries on whatever is in the store; ``command`` has
+            ``smartbatch run`` write them into an output.
+        output: with ``command``, that output.
+        clock: a file with the seconds that the wall clock is ahead, eight bytes.
+        may_fail: an error of the store or of the output ends the worker with :data:`AGAIN`.
         jobs: with ``carry``, how many jobs are submitted; their keys are ``key``, a dot and a number.
         until: with ``carry``, how many jobs the store must have, all ended, for the worker to end.
         lease: of a job, where it is not the supervisor's own 15; renewals and polls follow in proportion.
@@ -49,7 +55,10 @@ class WorkerTask:
     settle: float
     visibility: float
     poll: float = 0.03
-    reading: Literal["ordered", "stored", "futures", "none", "carry"] = "ordered"
+    reading: Literal["ordered", "stored", "futures", "none", "carry", "command"] = "ordered"
+    output: str = ""
+    clock: str | None = None
+    may_fail: bool = False
     jobs: int = 1
     until: int = 1
     lease: float | None = None

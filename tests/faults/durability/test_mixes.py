@@ -1,0 +1,58 @@
+"""Workers that are killed while something else goes wrong: nothing is lost, wrong, doubled or paid twice.
+
+``python -m benchmarks.durability --part mixed`` runs the same with a seed and a count, and prints a table.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.faults.durability.disturbances import MIXES
+from tests.faults.durability.fork_server import ForkServer
+from tests.faults.durability.kill_loop import KillLoop, Plan, settle_of
+from tests.faults.durability.servers import LIST_LAG, faulty_emulator
+from tests.faults.durability.worker_task import MODELS
+
+FEW, SOME, MANY = 3, 8, 48
+PROVIDER_OF = dict(zip(MIXES, [*MODELS] * len(MIXES), strict=False))
+"""A provider for each mix, in turn."""
+
+
+def check_mix(mix: str, provider: str, cycles: int, folder: Path) -> None:
+    if mix == "disk full" and os.geteuid():
+        pytest.skip("only root may mount a small disk")
+    with faulty_emulator(seed=2) as url, ForkServer(folder / "workers.log") as fork_server:
+        plan = Plan(
+            provider=provider,
+            cycles=cycles,
+            settle=settle_of(provider),
+            visibility=LIST_LAG + 0.2,
+            seed=2,
+            mix=mix,
+        )
+        loop = KillLoop(plan, url=url, folder=folder, fork_server=fork_server)
+        report = loop.run()
+    assert report.faults == []
+    assert report.excused == []
+    assert loop.kills >= cycles
+    assert report.items >= 4
+
+
+def test_a_server_that_is_started_again_while_workers_are_killed_costs_nothing(tmp_path: Path) -> None:
+    check_mix("server restarted", "openai", FEW, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mix", MIXES)
+def test_kills_and_another_fault_lose_nothing_and_pay_nothing_twice(mix: str, tmp_path: Path) -> None:
+    check_mix(mix, PROVIDER_OF[mix], SOME, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("provider", MODELS)
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_thousand_kills_and_another_fault(mix: str, provider: str, tmp_path: Path) -> None:
+    check_mix(mix, provider, MANY, tmp_path)
