@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from attrs import asdict, frozen
 
-from smartbatch.types import Priority, Route, Usage
+from smartbatch.types import Kind, Priority, Route, Usage
 
 Observer: TypeAlias = "Callable[[Event], None]"
 """Anything that takes an event. An exception it raises is logged and has no other effect."""
@@ -214,7 +214,10 @@ class BatchEnded(Event):
     shard_id: str
     batch_id: str | None
     model: str
+    kind: Kind
     size: int
+    tokens: int
+    """Estimated input tokens of its requests."""
     state: str
     """``completed``, ``cancelled``, ``expired`` or ``failed``."""
     ended_at: float

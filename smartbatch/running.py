@@ -187,6 +187,7 @@ class RunningState:
         self.submit = deferral.submit if config.deferrable == "batch" else realtime.submit
         bus.subscribe_to_all(self.metrics)
         bus.subscribe(history, CallFinished)
+        bus.subscribe(advisor.batch_ended, BatchEnded)  # before it is learned from
         bus.subscribe(history.batch_ended, BatchEnded)
         bus.subscribe(self.routing.job_finished, JobFinished)
         bus.subscribe(budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)

@@ -12,6 +12,7 @@ from smartbatch.events import BatchEnded
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
+from smartbatch.types import Kind
 
 
 def late(model: str) -> str:
@@ -25,7 +26,9 @@ def cancelling(provider: str) -> str:
 
 
 def learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
-    """Store how long a batch took when it has ended, and tell it."""
+    """Tell how long a batch took when it has ended, and store it: who hears of it may read the store before
+    it learns from it.
+    """
     if shard.submitted_at is None:
         return
     now, cancelled_at = step.wall, shard.remote.cancel_sent_at
@@ -35,15 +38,17 @@ def learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
         shard_id=shard.id,
         batch_id=shard.batch_id,
         model=step.job.model,
+        kind=Kind(step.job.kind),
         size=shard.size,
+        tokens=shard.tokens,
         state=batch.state.value,
         ended_at=now,
         seconds=max(0.0, now - shard.submitted_at),
         cancelling=None if cancelled_at is None else max(0.0, now - cancelled_at),
     )
+    step.runtime.tell(ended)
     for name, row in rows_of(ended):
         step.store.facts.observe_turnarounds(name, [row])
-    step.runtime.tell(ended)
 
 
 def rows_of(ended: BatchEnded) -> Iterator[tuple[str, tuple[int, float, float]]]:

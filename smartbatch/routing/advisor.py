@@ -25,7 +25,7 @@ from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Throughput
 from smartbatch.core.routing.workload import Workload
 from smartbatch.errors import ConfigError
-from smartbatch.events import Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
+from smartbatch.events import BatchEnded, Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
 from smartbatch.jobs.records import JobRow
 from smartbatch.observe.text import duration
 from smartbatch.prices import PriceBook, Processing, RateCard
@@ -39,7 +39,8 @@ from smartbatch.types import Kind, Request, Route, Strategy
 
 @frozen
 class _Watched:
-    """The latest list that could go by batch: the threshold is that of lists like it."""
+    """The latest list that could go by batch, or a batch where there was none: the threshold is that of
+    lists like it."""
 
     load: Load
     offers: Sequence[Offer]
@@ -212,6 +213,23 @@ class Advisor:
         throughput = self._throughput(route, used, per_call=max(1, texts))
         cancelling = self._history.cancelling(self._model.provider.name)
         return Speed(throughput, cancelling, self._history.turnaround(row.model))
+
+    def batch_ended(self, event: BatchEnded) -> None:
+        """A batch has ended, and is not learned from yet: where no list was considered, the threshold is that
+        of lists like it.
+        """
+        api = self._batches(event.kind)
+        if self._watched is not None or event.model != self._model.label or api is None:
+            return
+        config = self._config
+        constraints = Constraints(
+            prefer=config.prefer, time_value=config.time_value, threshold=config.batch_threshold
+        )
+        workload = self.workload(event.kind, event.size, constraints, batchable=True)
+        workload.add_alike(event.size, event.tokens // max(1, event.size), event.kind)
+        offers = self._offers(workload, workload.load, event.kind, constraints)
+        batch = self._batch(workload, workload.load, api)
+        self._watch(_Watched(workload.load, offers, batch, constraints))
 
     def learned(self, event: ForecastMoved) -> None:
         """A forecast moved: tell when a batch pays from another number of requests on than when it was last

@@ -175,14 +175,12 @@ class ForecastHistory:
         self._told(topic, moved)
 
     def batch_ended(self, event: BatchEnded) -> None:
-        """Learn from a batch of a job that this process carries on; its rows are in the store already."""
+        """Learn from a batch of a job that this process carries on; its rows are stored after that."""
         batches, cancels = self._batches(event.model), self._cancels(event.model.partition(":")[0])
         for name, (size, seconds, at) in turnaround_log.rows_of(event):
             topic = cancels if name == cancels.name else batches
             seen = Observation(size, seconds, at, ended=name != batches.late)
             with self._lock:
-                if seen in topic.known:  # another thread read the store in between
-                    continue
                 topic.own.append(seen)
                 moved = topic.forecaster.observe(seen)
             self._told(topic, moved)

@@ -13,6 +13,7 @@ from smartbatch.events import BatchEnded, Event, ForecastMoved, ThresholdMoved
 from smartbatch.types import Route
 
 BATCH_SECONDS = 20.0
+MODEL = f"sim:demo?latency=1&batch_seconds={BATCH_SECONDS}"
 PROMPTS = [f"Summarise text {number}." for number in range(400)]
 
 
@@ -28,7 +29,7 @@ def client(
     """A client whose batches take 20 seconds, and 400 of whose calls take 100."""
     monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
     with BatchingClient(
-        f"sim:demo?latency=1&batch_seconds={BATCH_SECONDS}",
+        MODEL,
         clock=clock,
         store=str(tmp_path / "jobs.db"),
         observers=[events.append],
@@ -64,6 +65,34 @@ def test_the_first_batch_that_ends_moves_the_forecast_and_the_threshold_at_once(
     assert client.plan(PROMPTS).route is Route.BATCH
     figures = client.metrics.snapshot().decisions
     assert (figures.forecasts_moved, figures.thresholds_moved) == (1, 1)
+
+
+def test_a_client_that_had_only_jobs_says_how_the_threshold_moves(
+    client: BatchingClient, clock: VirtualClock, events: list[Event]
+) -> None:
+    """No list was considered: the threshold is that of lists like its batches."""
+    with clock.held():
+        job = client.submit_batch(PROMPTS)
+    job.wait(600)
+    forecast, threshold = moved(events)
+    assert forecast.at == threshold.at
+    assert threshold.after is not None
+    assert threshold.before is None or threshold.before > 2 * threshold.after
+    long = [prompt for start in range(3) for prompt in PROMPTS[start:]]
+    assert client.plan(long[: threshold.after + 1]).route in {Route.BATCH, Route.HYBRID}
+    assert client.plan(PROMPTS[: threshold.after // 2]).route is Route.INDIVIDUAL
+
+
+def test_a_client_that_carries_on_a_job_learns_from_its_batch_as_well(
+    client: BatchingClient, clock: VirtualClock, events: list[Event]
+) -> None:
+    with clock.held():
+        job = client.submit_batch(PROMPTS)
+        client.stop(0)
+    with BatchingClient(MODEL, clock=clock, store=client.config.store, observers=[events.append]) as heir:
+        heir.job(job.id).wait(600)
+    forecast, threshold = moved(events)
+    assert forecast.at == threshold.at
 
 
 def test_lists_of_the_threshold_go_by_batch_and_shorter_ones_do_not(

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from smartbatch.core.preparation.tokens import Calibration, estimate_request
 from smartbatch.core.routing.offers import AnswerLengths, Cost, Load
-from smartbatch.types import Request, Usage
+from smartbatch.types import Kind, Request, Usage
 
 _SPREAD = 0.77
 """Standard deviation of an answer's length as a share of its mean, in the Azure 2023 conversations."""
@@ -73,23 +73,33 @@ class Workload:
             self._keys[key] = None
             if len(self._keys) > NEAR:
                 del self._keys[next(iter(self._keys))]
-        learned, limit = self._calibration, request.params.max_tokens
-        given = learned.input(estimate_request(request))
-        made = 0.0 if request.embedding is not None else learned.mean_output(limit)
-        self.requests += 1
-        self.tokens_in += given
-        self.tokens_out += made
-        if request.embedding is None:
-            self.tokens_most += learned.most_output(limit)
-            self._generating = self._generating or request.call is None
-            self._unlimited += limit is None
+        self._generating = self._generating or (request.embedding is None and request.call is None)
+        self._add(
+            1, estimate_request(request), request.params.max_tokens, embeds=request.embedding is not None
+        )
+
+    def add_alike(self, requests: int, tokens: int, kind: Kind) -> None:
+        """Add requests of which no more is known than that each has so many estimated input tokens."""
+        self._generating = self._generating or kind is Kind.GENERATE
+        self._add(requests, tokens, None, embeds=kind is Kind.EMBED)
+
+    def _add(self, n: int, estimated: int, limit: int | None, *, embeds: bool) -> None:
+        learned = self._calibration
+        given = learned.input(estimated)
+        made = 0.0 if embeds else learned.mean_output(limit)
+        self.requests += n
+        self.tokens_in += n * given
+        self.tokens_out += n * made
+        if not embeds:
+            self.tokens_most += n * learned.most_output(limit)
+            self._unlimited += n * (limit is None)
         for name, card in self._rates.items():
             alone = card.cost(card.expected_usage(given, 0))
-            self._given[name] += alone
+            self._given[name] += n * alone
             if made:
-                self._made[name] += card.cost(card.expected_usage(given, math.ceil(made))) - alone
+                self._made[name] += n * (card.cost(card.expected_usage(given, math.ceil(made))) - alone)
                 if limit:
-                    self._most[name] += card.cost(card.expected_usage(given, limit)) - alone
+                    self._most[name] += n * (card.cost(card.expected_usage(given, limit)) - alone)
 
     @property
     def load(self) -> Load:
