@@ -179,7 +179,7 @@ class RunningState:
                 realtime,
                 self.jobs,
                 self.service,
-                advisor,
+                self.routing,
                 DeferredJobs(config, settings.model, self.service),
                 self._callbacks,
             ),

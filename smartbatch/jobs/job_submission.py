@@ -3,7 +3,7 @@ before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import chain, islice
 from typing import Any, Literal
 
@@ -137,25 +137,6 @@ class JobSubmission:
         return self._accept(
             _Draft(kind, requests, params, policy, options, realtime=chosen.first if by_batch else None)
         )
-
-    def submit_gathered(
-        self, requests: Sequence[Request], key: str, *, deadline: float | None, budget: float | None
-    ) -> JobRow:
-        """Store prepared requests of many callers as a job for the Batch API; raises as :meth:`submit`.
-
-        Args:
-            requests: of one kind, at least one.
-            deadline: seconds from now by which all should have their results; what is late then goes in real
-                time. ``None`` for no hurry.
-            budget: USD that the job may spend.
-        """
-        policy = evolve(
-            self._policy(None if deadline is None else "individual"),
-            deadline=None if deadline is None else self._service.wall() + deadline,
-            budget=budget,
-        )
-        kind = kind_of(requests[0])
-        return self._accept(_Draft(kind, iter(requests), {}, policy, JobOptions(key), realtime=0))
 
     def submit_attended(
         self, requests: Iterable[Prompt], options: JobOptions, route: Route | None = None

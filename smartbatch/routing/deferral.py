@@ -13,7 +13,14 @@ from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.batching.window import GatherWindow
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
-from smartbatch.errors import ClientClosed, JobNotFound, SmartbatchError, StoreError, WrongProcess
+from smartbatch.errors import (
+    ClientClosed,
+    ConfigError,
+    JobNotFound,
+    SmartbatchError,
+    StoreError,
+    WrongProcess,
+)
 from smartbatch.jobs.deferred_jobs import DeferredJobs, Place, Storable
 from smartbatch.jobs.job_submission import JobSubmission
 from smartbatch.jobs.records import JobRow
@@ -23,8 +30,8 @@ from smartbatch.observe import logs
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.list_job import Reading
+from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Answer, Priority, Request, Result
 
 LAST_SEND = 5.0
@@ -41,7 +48,7 @@ class DeferralParts:
     realtime: Realtime
     jobs: JobSubmission
     service: JobService
-    advisor: Advisor
+    routing: ListRouter
     deferred_jobs: DeferredJobs
     callbacks: CallbackThread
 
@@ -254,7 +261,7 @@ class Deferral:
         1. The store has an equal request that waits, or its answer, which nobody was given: take that.
         2. Fewer are left than a batch is considered for: real time.
         3. A job is stored. What is cancelled up to then is left out, and what is not is under way.
-        4. It could not be stored: real time.
+        4. No batch would be in time, or it could not be stored: real time.
         """
         group = self._join(group)
         if len(group) < self._config.batch_threshold:
@@ -294,15 +301,14 @@ class Deferral:
         parts = self._parts
         requests = [each.storable.request for each in group]
         deadline = min(each.deadline for each in group) - self._clock.now()
-        budget = None
-        if self._config.budget is not None:
-            budget = parts.advisor.ceiling(requests, kind_of(requests[0]))
         key = None
         try:
             key = parts.deferred_jobs.new_key()
-            row = parts.jobs.submit_gathered(
-                requests, key, deadline=None if deadline == math.inf else deadline, budget=budget
+            row = parts.routing.submit_gathered(
+                requests, key, deadline=None if deadline == math.inf else deadline
             )
+        except ConfigError:
+            return False
         except Exception as error:
             logs.job_error(None, error)
             stored = None if key is None else self._stored(key)

@@ -268,10 +268,32 @@ class ListRouter:
         if not given:
             return self._jobs.submit(requests, plain, options)
         asked = self._checked(requests, plain, {"strategy": "batch", **given}, options.fallback)
+        rows = self._preparer.rows_for_job(asked.requests)
+        return self._submit_decided(asked, rows, self._considered(asked), options)
+
+    def submit_gathered(self, requests: Sequence[Request], key: str, *, deadline: float | None) -> JobRow:
+        """Store prepared requests of many callers as a job for the Batch API; raises as
+        :meth:`submit_batch`.
+
+        Args:
+            requests: of one kind, at least one.
+            deadline: seconds from now by which all should have their results; ``None`` for no hurry.
+        """
+        kind = kind_of(requests[0])
+        constraints = evolve(self._constraints({"strategy": Strategy.BATCH.value}), deadline=deadline)
+        asked = _List(list(requests), {}, constraints, kind, batchable=True)
         decision = self._considered(asked)
+        if self._config.budget is not None:  # of the client's own, hold back no more than the job can cost
+            constraints = evolve(constraints, budget=self._advisor.ceiling(requests, kind))
+            decision = evolve(decision, constraints=constraints)
+        return self._submit_decided(asked, iter(requests), decision, JobOptions(key))
+
+    def _submit_decided(
+        self, asked: _List, rows: Iterator[Request], decision: Decision, options: JobOptions
+    ) -> JobRow:
+        """Tell a decision and store the job; the decision is scored when the job is done."""
         number = self._advisor.tell(decision, _common_purpose(asked.requests))
-        prepared = self._preparer.rows_for_job(asked.requests)
-        row = self._jobs.submit_decided(prepared, asked.params, decision, asked.kind, options)
+        row = self._jobs.submit_decided(rows, asked.params, decision, asked.kind, options)
         self._decided[row.id] = number, decision
         for earliest in list(self._decided)[:-DECIDED]:
             self._decided.pop(earliest, None)

@@ -14,6 +14,7 @@ from jobs.remote import Remote
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ConfigError, StoreError
+from smartbatch.events import Event, RouteChosen, RouteScored
 from smartbatch.jobs.store.job_table import JobTable
 from smartbatch.prices import Price
 from smartbatch.providers.batch_api import Line
@@ -297,6 +298,37 @@ def test_requests_that_cannot_be_stored_go_in_real_time(
     monkeypatch.setattr(JobTable, "accept", full)
     assert {answer.route for answer in results(deferred(client, 12))} == {Route.INDIVIDUAL}
     assert batches(remote) == []
+
+
+def test_the_job_is_a_decision_that_is_told_and_scored(
+    client_of: ClientOf, remote: Remote, store: str
+) -> None:
+    """As the jobs of lists are."""
+    events: list[Event] = []
+    client = client_of(remote, store=store, deferrable="batch", observers=[events.append])
+    results(deferred(client, 12, purpose="labels"))
+    client.stop()
+    (chosen,) = [event for event in events if isinstance(event, RouteChosen)]
+    (scored,) = [event for event in events if isinstance(event, RouteScored)]
+    assert (chosen.route, chosen.requests, chosen.purpose) == (Route.BATCH, 12, "labels")
+    assert (scored.decision_id, scored.requests) == (chosen.decision_id, 12)
+    assert client.metrics.snapshot().decisions.chosen == {"batch": 1}
+
+
+def test_where_no_route_would_be_in_time_they_go_in_real_time(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """Batches take half a day here, and real time two hours: each gets the time that it asked for."""
+    remote = Remote(clock, turnaround=50_000.0, latency=1200.0)
+    client = client_of(remote, store=store, deferrable="batch", parallelism=2)
+    results(deferred(client, 12))
+    results([client.submit(f"q{n}") for n in range(20)])
+    futures = deferred(client, 12, timeout=3700.0)
+    wait(futures)
+    assert batches(remote) == [12]
+    in_time = [future.result() for future in futures if future.exception() is None]
+    assert {answer.route for answer in in_time} == {Route.INDIVIDUAL}
+    assert 4 <= len(in_time) < 12
 
 
 # -- cancelling and stopping ---------------------------------------------------------------------------------
