@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import frozen
 
-from smartbatch.cli.prompts import RowKeys
+from smartbatch.cli.prompts import RowKeys, format_key
 from smartbatch.client import BatchingClient
 from smartbatch.errors import InputError
 from smartbatch.jobs.job import Job
@@ -141,7 +141,7 @@ class RunIdentity:
         """
         match result.context:
             case [int(index), str(key)] if 0 <= index < self.rows:
-                if key == f"{self._keys[index]:032x}":
+                if key == format_key(self._keys[index]):
                     return index
         raise InputError(
             f"request {result.request_id} of the store belongs to no row of this input, although its job has "

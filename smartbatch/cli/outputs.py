@@ -2,7 +2,7 @@
 
 While a run lasts, a row is one ``write`` at the end of the file, in the order of completion; the next
 answer is looked at after the ``write``. At the end the file is put into the order of the input in a temporary
-copy, which then takes its name. A row of the input takes 16 bytes and one bit of memory.
+copy, which then takes its name. A row of the input takes 24 bytes and one bit of memory.
 
 Other programs may delete, move, cut or save the file meanwhile. What is there is compared with what was
 written: its name and size before each line, its content before it is put in order and before anybody may
@@ -27,7 +27,7 @@ from typing import IO, Any, Final
 
 from attrs import asdict, define
 
-from smartbatch.cli.prompts import KeyedRow, RowKeys
+from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys, format_key
 from smartbatch.errors import InputError
 from smartbatch.events import snake_case
 from smartbatch.observe.text import escape
@@ -37,8 +37,8 @@ HEAD: Final = b'{"index": '
 """How every line begins."""
 _SUFFIXES: Final = (".jsonl", ".ndjson")
 """Endings of the one format results are written in."""
-_KEY_DIGITS: Final = 32
-"""Hexadecimal digits of a row's key; an earlier version wrote half as many."""
+_KEY_DIGITS: Final = 2 * HALF // 4
+"""Hexadecimal digits of a row's key."""
 _BLOCK: Final = 1 << 20
 """Bytes read at a time to compare the file with what was written."""
 _PROMPT_SHOWN: Final = 40
@@ -333,9 +333,7 @@ class OutputFile:
         try:
             content = json.loads(line)
             if isinstance(content, dict) and _is_output_line(content):
-                if len(content["key"]) == _KEY_DIGITS:
-                    return content
-                reason = "was written by an earlier version, whose keys are too short to tell edited rows"
+                return content
         except (ValueError, RecursionError):
             # A file of one torn line is an output only when that line begins like one.
             if number > 1 or line.startswith(HEAD) or HEAD.startswith(line):
@@ -357,7 +355,7 @@ class OutputFile:
             )
         if content["error"] is not None:
             return False
-        if key >> 64 != keys[index] >> 64:
+        if key >> HALF != keys[index] >> HALF:
             raise InputError(
                 f"{self._shown} belongs to another model, system text or parameters: its line {number} (row "
                 f"{index + 1}) was answered by {str(content.get('model'))[:100]!r} under other settings; "
@@ -402,7 +400,7 @@ def _is_output_line(content: dict[str, Any]) -> bool:
     index, key = content.get("index"), content.get("key")
     if type(index) is not int or index < 0 or type(key) is not str or "error" not in content:
         return False
-    return re.fullmatch("[0-9a-f]{16}|[0-9a-f]{32}", key) is not None
+    return re.fullmatch(f"[0-9a-f]{{{_KEY_DIGITS}}}", key) is not None
 
 
 @contextmanager
@@ -515,7 +513,7 @@ def error_kind(result: Result) -> str:
 def encode(row: KeyedRow, result: Result, model: str) -> bytes:
     """Return the output line of ``result``, ASCII only, so that no reader can cut it in the wrong place."""
     head = {"index": row.index, "id": row.id, "input": row.fields}
-    return _to_line({**head, **_outcome(result, model), "key": f"{row.key:032x}"})
+    return _to_line({**head, **_outcome(result, model), "key": format_key(row.key)})
 
 
 def encode_result(index: int, result: Result, model: str) -> bytes:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import string
-import sys
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, TypeAlias, TypeGuard
@@ -26,6 +24,10 @@ _MAX_BAD_ROWS: Final = 10
 """Bad rows listed in one error: enough to see the pattern, few enough to read."""
 _MAX_NAMES: Final = 12
 """Field names listed in an error."""
+
+HALF: Final = 128
+"""Bits of each half of a row's key."""
+_BYTES: Final = HALF // 8
 
 Part: TypeAlias = "tuple[str, str | None]"
 """Literal text, then the field that follows it."""
@@ -149,12 +151,12 @@ def _default_prompt(fields: Mapping[str, Any]) -> Any:
 
 @frozen
 class Keys:
-    """Digests that tie a line of an output to its request: 64 bits for model and parameters, 64 for the
-    prompt. Two halves, so that a mismatch can say which of the two is different; and each so wide that no two
-    rows, nor two versions of one, have the same by chance.
+    """Digests that tie a line of an output to its request: :data:`HALF` bits for model and parameters, as
+    many for the prompt. Two halves, so that a mismatch can say which of the two is different; and each so
+    wide that equal ones mean equal texts.
 
     Attributes:
-        settings: 64 bits over model, system and parameters.
+        settings: over model, system and parameters.
     """
 
     settings: int
@@ -165,40 +167,35 @@ class Keys:
         return cls(_digest(_canonical({"model": model, "params": sent})))
 
     def key(self, prompt: Any) -> int:
-        """Return the 128 bits that identify ``prompt`` under these settings."""
+        """Return the 256 bits that identify ``prompt`` under these settings."""
         data = prompt.encode("utf-8", "surrogatepass") if isinstance(prompt, str) else _canonical(prompt)
-        return self.settings << 64 | _digest(data)
+        return self.settings << HALF | _digest(data)
 
 
 class RowKeys:
-    """The keys of all rows of an input, in order: 8 bytes a row, as they share their settings."""
+    """The keys of all rows of an input, in order: 16 bytes a row, as they share their settings."""
 
     def __init__(self, settings: int) -> None:
         self._settings = settings
-        self._prompts = array("Q")
+        self._prompts = bytearray()
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return len(self._prompts) // _BYTES
 
     def __getitem__(self, index: int) -> int:
-        return self._settings << 64 | self._prompts[index]
+        place = index * _BYTES
+        return self._settings << HALF | int.from_bytes(self._prompts[place : place + _BYTES])
 
     def append(self, key: int) -> None:
         """Add the key of the next row, under the same settings."""
-        self._prompts.append(key & _HALF)
+        self._prompts += (key & (1 << HALF) - 1).to_bytes(_BYTES)
 
     def digest(self, rows: int, *more: str) -> str:
         """Return 128 bits over the first ``rows`` keys and ``more``, the same on every machine."""
-        prompts = self._prompts[:rows]
-        if sys.byteorder != "little":
-            prompts.byteswap()
         whole = hashlib.blake2b("".join(f"{each}\n" for each in more).encode(), digest_size=16)
-        whole.update(self._settings.to_bytes(8, "little"))
-        whole.update(prompts)
+        whole.update(self._settings.to_bytes(_BYTES))
+        whole.update(self._prompts[: rows * _BYTES])
         return whole.hexdigest()
-
-
-_HALF: Final = 2**64 - 1
 
 
 def _canonical(value: Any) -> bytes:
@@ -206,7 +203,12 @@ def _canonical(value: Any) -> bytes:
 
 
 def _digest(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())
+    return int.from_bytes(hashlib.blake2b(data, digest_size=_BYTES).digest())
+
+
+def format_key(key: int) -> str:
+    """Return a row's key as outputs and the store spell it."""
+    return f"{key:0{2 * HALF // 4}x}"
 
 
 @frozen

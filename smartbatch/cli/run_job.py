@@ -26,7 +26,7 @@ from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.interrupts import Interrupts, RunInterrupted
 from smartbatch.cli.jobs_of_run import RunIdentity, RunJob
 from smartbatch.cli.messages import note, say
-from smartbatch.cli.prompts import InputRequests, KeyedRow
+from smartbatch.cli.prompts import InputRequests, KeyedRow, format_key
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, StoreError
@@ -192,7 +192,7 @@ class JobRun:
     def _requests(self, needed: bytearray) -> Iterator[Request]:
         for request in self._input.read(skip=lambda index: not needed[index], stopped=self._stopped):
             row: KeyedRow = request.context
-            yield evolve(request, context=[row.index, f"{row.key:032x}"])
+            yield evolve(request, context=[row.index, format_key(row.key)])
 
     # -- reading ---------------------------------------------------------------------------------------------
 

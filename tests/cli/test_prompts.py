@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.cli.inputs import Row, Source
-from smartbatch.cli.prompts import BadField, InputRequests, Keys, PromptMaker, parse_template
+from smartbatch.cli.prompts import HALF, BadField, InputRequests, Keys, PromptMaker, parse_template
 from smartbatch.errors import InputError
 from smartbatch.types import Generation
 
@@ -107,8 +107,8 @@ def test_keys_tell_settings_from_prompts() -> None:
     one = Keys.of("sim:a", Generation())
     other = Keys.of("sim:a", Generation(system="s"))
     assert len({one.settings, other.settings, Keys.of("sim:b", Generation()).settings}) == 3
-    assert one.key("p") >> 64 == one.key("q") >> 64 == one.settings
-    assert one.key("p") % 2**64 == other.key("p") % 2**64 != one.key("q") % 2**64
+    assert one.key("p") >> HALF == one.key("q") >> HALF == one.settings
+    assert one.key("p") % 2**HALF == other.key("p") % 2**HALF != one.key("q") % 2**HALF
     assert one.key([{"role": "user", "content": "p"}]) == one.key([{"content": "p", "role": "user"}])
     assert one.key("\ud800") != one.key("?"), "a lone surrogate is digested, to be refused elsewhere"
 
