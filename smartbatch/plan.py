@@ -57,7 +57,7 @@ class Plan:
             generated.
         calls, batches: how many are made.
         first: requests of a hybrid that go individually at once.
-        requests: how many the provider has to answer.
+        requests: how many the provider has to answer, by the route that was chosen.
         cached: further requests, which the cache answers.
         duplicates: further requests, which share the answer of an equal one of the list.
         quota: share of the known limits it uses while it runs; ``None`` where none is known.
@@ -75,8 +75,9 @@ class Plan:
         self.cost_low = None if cost is None else cost.low
         self.cost_high = None if cost is None else cost.high
         self.calls, self.batches, self.first = chosen.calls, chosen.batches, chosen.first
-        self.requests, self.cached = decision.load.requests, decision.load.cached
-        self.duplicates = decision.load.duplicates
+        load = decision.load
+        self.requests = load.by_job if chosen.batches else load.requests
+        self.cached, self.duplicates = load.cached, load.duplicates + load.requests - self.requests
         self.answers = decision.load.answers
         self.quota = chosen.quota
         self.options: tuple[Option, ...] = decision.options
@@ -170,6 +171,8 @@ def _asked(decision: Decision) -> Iterator[str]:
     load, constraints = decision.load, decision.constraints
     cached = f", {load.cached:,} more from the cache" if load.cached else ""
     equal = f", {load.duplicates:,} more equal to one of them" if load.duplicates else ""
+    if load.repeats:
+        equal += f", {load.repeats:,} of them equal to one far ahead, which a job pays once"
     yield (
         f"{load.requests:,} requests{equal}{cached}: about {load.tokens_in:,.0f} tokens in, "
         f"{load.tokens_out:,.0f} out"

@@ -101,7 +101,8 @@ class Advisor:
             "batch": self._rates("batch"),
             "flex": self._flex_rates() if flexible and kind is Kind.GENERATE else None,
         }
-        return Workload(self._history.calibration(self._model.label, kind), rates)
+        calibration = self._history.calibration(self._model.label, kind)
+        return Workload(calibration, rates, kept=self._config.cache is not None)
 
     def ceiling(self, requests: Iterable[Request], kind: Kind) -> float | None:
         """Return the most that requests can cost in real time, USD; ``None`` where the price is unknown."""
@@ -142,7 +143,7 @@ class Advisor:
             self._watch(_Watched(load, offers, batch, constraints))
         rounds = None if batch is None else self._rounds(workload, constraints.budget)
         if batch is not None and rounds is not None:
-            batch = rounds.cut(batch, load.requests)
+            batch = rounds.cut(batch, load.by_job)
         try:
             decision = choose(load, offers, batch, constraints)
         except Infeasible as error:
@@ -317,16 +318,17 @@ class Advisor:
     def _batch(self, workload: Workload, load: Load, api: BatchApi) -> BatchOffer:
         config = self._config
         most = min(config.batch_max_requests, api.abilities.max_requests)
-        batches = math.ceil(load.requests / most) if load.requests else 1
+        batches = math.ceil(load.by_job / most) if load.requests else 1
         enqueued = config.batch_enqueued_tokens
         at_a_time = math.inf
         if enqueued is not None and load.tokens_in:
             at_a_time = max(1, math.floor(enqueued / (load.tokens_in / batches)))
-        standard, cost = workload.cost("standard"), workload.cost("batch")
+        standard, cost = workload.cost("standard", by_job=True), workload.cost("batch", by_job=True)
         times = self._forecast(Route.BATCH)
         return BatchOffer(
             times=times,
             cost=cost,
+            alone=standard,
             cancelling=self._history.cancelling(self._model.provider.name),
             most=most,
             at_a_time=at_a_time,
@@ -337,11 +339,11 @@ class Advisor:
     def _rounds(self, workload: Workload, budget: float | None) -> Rounds | None:
         """Return how a list goes by batch within the budgets; ``None`` where nothing limits it."""
         limits = [usd for usd in (budget, self._room()) if usd is not None]
-        card, cost = self._rates("batch"), workload.cost("batch")
+        card, cost = self._rates("batch"), workload.cost("batch", by_job=True)
         if not limits or card is None or cost is None or not workload.requests:
             return None
-        n = workload.requests
-        given, made = math.ceil(workload.tokens_in / n), math.ceil(workload.tokens_most / n)
+        added, n = workload.requests, workload.load.by_job
+        given, made = math.ceil(workload.tokens_in / added), math.ceil(workload.tokens_most / added)
         most = card.cost(card.expected_usage(given, made))
         return rounds_of(n, max(0.0, min(limits)), most, cost.expected / n)
 

@@ -86,6 +86,36 @@ def test_equal_prompts_are_forecast_as_they_are_sent(ask: Callable[..., Plan]) -
     assert (each.requests, each.duplicates) == (120, 0)
 
 
+@pytest.mark.parametrize("ask", [BatchingClient.plan, BatchingClient.forecast])
+@pytest.mark.parametrize("kept", [False, True])
+def test_equal_prompts_that_are_far_apart_are_paid_once_by_a_job_or_where_answers_are_kept(
+    ask: Callable[..., Plan], kept: bool, tmp_path: Path
+) -> None:
+    """Real time has answered a prompt long before the same comes again, 1,500 others later."""
+    rows = [f"prompt {n}" for n in range(1500)]
+    cache = str(tmp_path / "answers.db") if kept else None
+    options = {"api_key": "k" * 20, "base_url": "http://127.0.0.1:9/v1"}
+    prices = {"openai:model": Price(input=1, output=2)}
+    with BatchingClient("openai:model", provider_options=options, prices=prices, cache=cache) as client:
+        plans = {
+            (strategy, times): ask(client, rows * times, strategy=strategy)
+            for strategy in ("batch", "individual")
+            for times in (1, 3)
+        }
+    paid = {
+        strategy: (plans[strategy, 3].cost or 0) / (plans[strategy, 1].cost or 0)
+        for strategy in ("batch", "individual")
+    }
+    assert paid["batch"] == pytest.approx(1.0)
+    assert paid["individual"] == pytest.approx(1.0 if kept else 3.0)
+    by_batch, alone = plans["batch", 3], plans["individual", 3]
+    assert (by_batch.requests, by_batch.duplicates) == (1500, 3000)
+    assert (by_batch.p50, by_batch.batches) == (plans["batch", 1].p50, plans["batch", 1].batches)
+    assert (alone.requests, alone.duplicates) == ((1500, 3000) if kept else (4500, 0))
+    told = "4,500 requests, 3,000 of them equal to one far ahead, which a job pays once: about"
+    assert by_batch.explain().startswith(told) is not kept
+
+
 def test_an_urgent_request_does_not_wait_for_an_identical_one_in_a_batch() -> None:
     requests: list[Prompt] = [Request("same"), *PROMPTS, Request("same", purpose="chat")]
     with BatchingClient(

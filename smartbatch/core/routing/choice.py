@@ -35,6 +35,7 @@ from smartbatch.core.routing.options import (
     by_batch,
     individual,
     likeliest,
+    of_job,
     open_routes,
     price,
     real_time,
@@ -86,7 +87,7 @@ class Decision:
         chosen = self.chosen
         if chosen.pieces == 1:
             return None
-        return math.ceil((self.load.requests - chosen.first) / chosen.pieces)
+        return math.ceil((self.load.by_job - chosen.first) / chosen.pieces)
 
     @property
     def late_penalty(self) -> float:
@@ -130,7 +131,7 @@ def choose(
     always = routes.get(Route.BATCH)
     if always is None and batch is not None and load.requests:
         endless = evolve(constraints, deadline=None)
-        always = _judged(by_batch(load.requests, 0, offers[0], batch, endless), endless)
+        always = _judged(by_batch(load.by_job, 0, of_job(load, offers[0], batch), batch, endless), endless)
     closed = tuple(_closed(load, offers, batch, constraints))
     return Decision(load, constraints, options, chosen, reason + _rescued(chosen), alone, always, closed)
 
@@ -243,7 +244,7 @@ def _timed(
 
     That of the forecast is the best of a few; a job decides again at each moment, as its batches grow older.
     """
-    deadline, rest = constraints.deadline, load.requests - option.first
+    deadline, rest = constraints.deadline, load.by_job - option.first
     if option.rescue_at is None or deadline is None or batch.cancelling is None:
         return option
     speed = Speed(standard.throughput, batch.cancelling, batch.times)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from attrs import frozen
+from attrs import field, frozen
 
 from smartbatch.core.forecast.turnaround import LATEST
 from smartbatch.core.routing.throughput import Throughput, Times
@@ -53,6 +53,8 @@ class Load:
     Attributes:
         cached: further requests, from the cache.
         duplicates: further requests, with the answers of equal ones.
+        repeats: of the requests, those that equal another one far ahead: a job pays them once, real time may
+            pay them twice.
         answers: what ``tokens_out`` rests on; ``None`` where nothing is generated.
     """
 
@@ -62,6 +64,12 @@ class Load:
     cached: int = 0
     answers: AnswerLengths | None = None
     duplicates: int = 0
+    repeats: int = 0
+
+    @property
+    def by_job(self) -> int:
+        """Requests that are sent where all go in one job."""
+        return self.requests - self.repeats
 
 
 @frozen
@@ -87,7 +95,8 @@ class BatchOffer:
 
     Attributes:
         times: of one batch, from its creation until its results are there.
-        cost: as in :class:`Offer`.
+        cost: of the requests that a job sends; as in :class:`Offer`.
+        alone: what these cost in real time; of importance where it is less than the list does.
         cancelling: how long a cancelled batch takes to end; ``None`` for none.
         most: most requests of one batch.
         at_a_time: batches the enqueued quota takes at a time.
@@ -97,6 +106,7 @@ class BatchOffer:
 
     times: Times
     cost: Cost | None
+    alone: Cost | None = field(default=None, kw_only=True)
     cancelling: Times | None = None
     most: int = 5000
     at_a_time: float = math.inf

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer, expected_usd
@@ -105,12 +105,18 @@ def open_routes(
         yield from (real_time(offer, n) for offer in offers if offer.open)
     if batch is None or n == 0 or (strategy is Strategy.AUTO and n <= constraints.at_once):
         return
+    n, standard = load.by_job, of_job(load, standard, batch)
     if strategy is Strategy.BATCH or (strategy is Strategy.AUTO and n >= constraints.threshold):
         yield by_batch(n, 0, standard, batch, constraints)
     if strategy is Strategy.HYBRID:
         yield by_batch(n, _early(n, standard, batch, constraints), standard, batch, constraints)
     elif strategy is Strategy.AUTO:
         yield _best_split(n, standard, batch, constraints)
+
+
+def of_job(load: Load, standard: Offer, batch: BatchOffer) -> Offer:
+    """Return the offer in real time for what a job sends: equal rows of a job are paid once."""
+    return evolve(standard, cost=batch.alone) if load.repeats else standard
 
 
 def individual(offers: Sequence[Offer]) -> Offer:
