@@ -1,0 +1,247 @@
+"""Runs the tests of one mutant: in a process forked from one that has the SDKs, and in a copy of the tree."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+from hypothesis import Phase, settings
+
+__all__ = ["Outcome", "TestCalls", "Worker", "collected", "copied", "preload", "pytest_line"]
+
+SDKS = (
+    "anthropic",
+    "cattrs",
+    "genai_prices",
+    "google.genai",
+    "json_repair",
+    "jsonschema",
+    "numpy",
+    "openai",
+    "prometheus_client",
+    "psycopg",
+    "pydantic_ai",
+    "requests",
+    "structlog",
+    "yaml",
+)
+"""What takes seconds to import, and knows nothing of the library."""
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".nox", ".mypy_cache", ".ruff_cache", ".hypothesis")
+FIRST = 6.0
+"""Seconds of tests that are run first: they see most mutants."""
+AT_MOST = 60.0
+"""Seconds of tests that a mutant must survive."""
+OF_TREE = ("smartbatch", "benchmarks", "tests")
+MEMORY = 8 * 2**30
+SUBREAPER = 36
+LINE = ("-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--strict-markers", "-m", "not full and not soak")
+
+
+@frozen
+class TestCalls:
+    """A test: what it takes, undisturbed, and the functions it calls, as ``core/limits/retry.py:17``."""
+
+    __test__ = False
+
+    name: str
+    seconds: float
+    calls: frozenset[str]
+
+    @property
+    def file(self) -> str:
+        return self.name.partition("::")[0]
+
+
+@frozen
+class Outcome:
+    """What became of a mutant: ``killed``, ``timed out`` or ``survived``; of how many tests, and by which."""
+
+    result: str
+    tests: int
+    by: str = ""
+
+
+def preload() -> None:
+    """Import what all mutants share."""
+    for name in SDKS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def copied(tree: Path, into: Path) -> Path:
+    """Copy a tree with its times: byte code stays valid."""
+    shutil.copytree(tree, into, ignore=NOT_COPIED, symlinks=True)
+    return into
+
+
+def pytest_line(*more: str) -> list[str]:
+    """Return the arguments of pytest for the default tests, without the project's own."""
+    return ["-o", "addopts=", *LINE, *more]
+
+
+class Worker:
+    """Runs mutants one after the other in a copy of the tree.
+
+    Args:
+        tree: the copy; no one else uses it.
+        scratch: a folder for what tests leave.
+    """
+
+    def __init__(self, tree: Path, scratch: Path) -> None:
+        self._tree = tree
+        self._scratch = scratch
+        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # what tests leave running becomes a child of this one
+
+    def judge(self, path: str, mutated: bytes, tests: Sequence[TestCalls]) -> Outcome:
+        """Say what becomes of a file's mutant; a test counts only if it passes without it."""
+        chosen = _within(tests)
+        while True:
+            with self._planted(path, mutated):
+                outcome = self._in_two_parts(chosen)
+            if not outcome.by:
+                return outcome
+            killer = [test for test in chosen if test.name == outcome.by]
+            if self._run(killer).result == "survived":
+                return outcome
+            chosen = [test for test in chosen if test.name != outcome.by]
+
+    def _in_two_parts(self, tests: Sequence[TestCalls]) -> Outcome:
+        first = _within(tests, FIRST)
+        outcome = self._run(first)
+        rest = tests[len(first) :]
+        if outcome.result != "survived" or not rest:
+            return outcome
+        later = self._run(rest)
+        return Outcome(later.result, len(first) + later.tests, later.by)
+
+    @contextlib.contextmanager
+    def _planted(self, path: str, mutated: bytes) -> Iterator[None]:
+        file = self._tree / path
+        kept = file.with_name(f"{file.name}.kept")
+        file.rename(kept)
+        file.write_bytes(mutated)
+        try:
+            yield
+        finally:
+            kept.replace(file)
+
+    def _run(self, tests: Sequence[TestCalls]) -> Outcome:
+        if not tests:
+            return Outcome("survived", 0)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir(parents=True)
+        busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        limit = (3 * sum(test.seconds for test in tests) + 10) * busy
+        child = os.fork()
+        if not child:
+            self._tests_of_child(tests)
+        watched = os.pidfd_open(child)
+        try:
+            in_time = bool(select.select([watched], [], [], limit)[0])
+        finally:
+            os.close(watched)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if in_time else None
+        _end_children()
+        if not in_time:
+            return Outcome("timed out", len(tests))
+        if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+            raise RuntimeError(f"no test was found of {[test.name for test in tests]}")
+        failed = self._scratch / "failed"
+        by = failed.read_text() if failed.exists() else ""
+        return Outcome("survived" if code == 0 else "killed", len(tests), by)
+
+    def _tests_of_child(self, tests: Sequence[TestCalls]) -> None:
+        code = 1
+        try:
+            os.setsid()
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            said = os.open(self._scratch / "said", os.O_WRONLY | os.O_CREAT)
+            for stream in (1, 2):
+                os.dup2(said, stream)
+            os.chdir(self._tree)
+            os.environ |= {"PYTHONPATH": str(self._tree), "PYTHONDONTWRITEBYTECODE": "1"}
+            os.environ["PYTEST_DEBUG_TEMPROOT"] = str(self._scratch)
+            sys.dont_write_bytecode = True
+            sys.path.insert(0, str(self._tree))
+            for name in [name for name in sys.modules if name.partition(".")[0] in OF_TREE]:
+                del sys.modules[name]
+            files = dict.fromkeys(test.file for test in tests)
+            plugin = _Chosen([test.name for test in tests], self._scratch / "failed")
+            code = int(pytest.main(pytest_line(*files), plugins=[plugin]))
+        finally:
+            os._exit(code)
+
+
+class _Chosen:
+    """A plug-in: runs the tests in the order given, and notes the first that fails."""
+
+    def __init__(self, names: Sequence[str], failed: Path) -> None:
+        self._places = {name: place for place, name in enumerate(names)}
+        self._failed = failed
+
+    def pytest_collection(self) -> None:
+        """Do not look for the smallest example that fails."""
+        settings.register_profile("mutants", settings(), phases=(Phase.explicit, Phase.generate))
+        settings.load_profile("mutants")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = sorted(
+            (item for item in items if item.nodeid in self._places),
+            key=lambda item: self._places[item.nodeid],
+        )
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not self._failed.exists():
+            self._failed.write_text(report.nodeid)
+
+
+def _within(tests: Iterable[TestCalls], seconds: float = AT_MOST) -> list[TestCalls]:
+    """Return the first tests that take so long at most, or only the first."""
+    chosen: list[TestCalls] = []
+    for test in tests:
+        seconds -= test.seconds
+        if chosen and seconds < 0:
+            break
+        chosen.append(test)
+    return chosen
+
+
+def _end_children() -> None:
+    """End the processes that tests left behind, databases included."""
+    ends = time.monotonic() + 0.5
+    while children := _children():
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGQUIT if time.monotonic() < ends else signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.02)
+
+
+def _children() -> list[int]:
+    tasks = Path("/proc/self/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def collected(tree: Path) -> None:
+    """Collect the tests once, so that their byte code is there."""
+    line = [sys.executable, "-m", "pytest", *pytest_line("--collect-only")]
+    environ = os.environ | {"PYTHONPATH": str(tree)}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    subprocess.run(line, cwd=tree, env=environ, stdout=subprocess.DEVNULL, check=True)

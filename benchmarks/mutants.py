@@ -1,0 +1,220 @@
+"""Mutation testing: 300 small mistakes in the rooms that decide about money, drawn by a seed.
+
+    python -m benchmarks.mutants 7
+    python -m benchmarks.mutants 7 --results /tmp/7.jsonl --calls /tmp/calls   # resumes
+
+Each mistake is made in a copy of the tree. The default tests that call the function run, those of its own
+room first, until one fails. Before that all of them run once, to learn which functions each calls: that is
+kept with ``--calls``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from attrs import asdict, frozen
+
+from benchmarks import mutant_calls
+from benchmarks.mutant_changes import Change, changes_of
+from benchmarks.mutant_runs import (
+    Outcome,
+    TestCalls,
+    Worker,
+    collected,
+    copied,
+    preload,
+    pytest_line,
+)
+
+ROOT = Path(__file__).parents[1]
+ROOMS = {
+    "core": "smartbatch/core",
+    "store": "smartbatch/jobs/store",
+    "steps": "smartbatch/jobs/steps",
+    "outputs": "smartbatch/cli/outputs.py",
+}
+TESTED_BY = {"core": "tests/core/", "store": "tests/jobs/", "steps": "tests/jobs/", "outputs": "tests/cli/"}
+LEFT_OUT = ("tests/docs", "tests/typing", "tests/test_structure.py")
+"""Tests of texts and types: they see each change of a line, whatever it does."""
+COUNT = 300
+TARGET = 0.92
+PARALLEL = 2
+SLOW_START = 4.0
+"""Seconds that the server of the first test with PostgreSQL takes."""
+
+
+@frozen
+class Mutant:
+    """A mistake in a file of a room."""
+
+    room: str
+    path: str
+    change: Change
+
+    @property
+    def source(self) -> bytes:
+        return (ROOT / self.path).read_bytes()
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.change.line} {self.change.described(self.source)}"
+
+
+@frozen
+class Judged:
+    """A mutant, by its words, and its end."""
+
+    room: str
+    mutant: str
+    outcome: Outcome
+
+
+def all_mutants() -> list[Mutant]:
+    """Return each mistake that can be made in the rooms."""
+    found = []
+    for room, place in ROOMS.items():
+        whole = ROOT / place
+        for file in sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]:
+            path = str(file.relative_to(ROOT))
+            found += [Mutant(room, path, change) for change in changes_of(file.read_bytes())]
+    return found
+
+
+def drawn(seed: int, count: int) -> list[Mutant]:
+    """Draw lines of code, all alike, and a mistake for each."""
+    by_line: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
+    for mutant in all_mutants():
+        by_line[mutant.path, mutant.change.line].append(mutant)
+    rng = random.Random(seed)
+    return [rng.choice(by_line[line]) for line in rng.sample(list(by_line), count)]
+
+
+def calls_of_tests(folder: Path, tree: Path) -> list[TestCalls]:
+    """Run the tests once in a copy of the tree, unless the folder has their calls; return these."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        (tree / "sitecustomize.py").write_text(mutant_calls.SITE)
+        more = ["--maxfail", "0", "-n", str(PARALLEL), "--dist", "loadfile", "-p", "benchmarks.mutant_calls"]
+        more += [f"--ignore={each}" for each in LEFT_OUT]
+        line = [sys.executable, "-m", "pytest", *pytest_line(*more)]
+        environ = os.environ | {"PYTHONPATH": str(tree), mutant_calls.INTO: str(folder)}
+        subprocess.run(line, cwd=tree, env=environ)
+        (tree / "sitecustomize.py").unlink()
+    return [TestCalls(*each) for each in mutant_calls.read(folder)]
+
+
+class Tests:
+    """Which tests see a mutant, the most likely and the fastest first."""
+
+    def __init__(self, tests: Iterable[TestCalls]) -> None:
+        self._by_function: dict[str, list[TestCalls]] = defaultdict(list)
+        self._by_file: dict[str, dict[str, TestCalls]] = defaultdict(dict)
+        for test in tests:
+            for call in test.calls:
+                self._by_function[call].append(test)
+                self._by_file[call.partition(":")[0]][test.name] = test
+
+    def of(self, mutant: Mutant) -> list[TestCalls]:
+        path = mutant.path.removeprefix("smartbatch/")
+        for owner in mutant.change.owners:
+            if found := self._by_function.get(f"{path}:{owner}"):
+                return sorted(found, key=lambda test: _rank(mutant, test))
+        return sorted(self._by_file[path].values(), key=lambda test: _rank(mutant, test))
+
+
+def _rank(mutant: Mutant, test: TestCalls) -> tuple[int, float, str]:
+    stem = Path(mutant.path).stem
+    near = 2 - test.file.startswith(TESTED_BY[mutant.room]) - (stem in Path(test.file).stem)
+    starts = SLOW_START if "postgres" in test.name and stem != "postgres" else 0.0
+    return near, test.seconds + starts, test.name
+
+
+_worker: Worker
+
+
+def _begin(base: Path) -> None:
+    global _worker
+    own = base / f"of-{os.getpid()}"
+    _worker = Worker(copied(base / "tree", own / "tree"), own / "left")
+
+
+def _judge(work: tuple[Mutant, list[TestCalls]]) -> Judged:
+    mutant, tests = work
+    outcome = _worker.judge(mutant.path, mutant.change.applied(mutant.source), tests)
+    return Judged(mutant.room, str(mutant), outcome)
+
+
+def judged(mutants: Sequence[Mutant], done: Path, calls: Path | None) -> list[Judged]:
+    """Judge mutants; those that the file ``done`` has are not run again, and the others are added to it."""
+    known = [_read(line) for line in done.read_text().splitlines()] if done.exists() else []
+    words = {one.mutant for one in known}
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        base = Path(folder)
+        tree = copied(ROOT, base / "tree")
+        tests = Tests(calls_of_tests(calls or base / "calls", tree))
+        collected(tree)
+        preload()
+        work = [(mutant, tests.of(mutant)) for mutant in mutants if str(mutant) not in words]
+        context = multiprocessing.get_context("fork")
+        with context.Pool(PARALLEL, _begin, (base,)) as pool, done.open("a") as file:
+            for one in pool.imap_unordered(_judge, work):
+                outcome = one.outcome
+                print(f"{outcome.result:9} {one.mutant} [{outcome.by or outcome.tests}]", flush=True)
+                print(json.dumps(asdict(one)), file=file, flush=True)
+                known.append(one)
+    drawn_now = {str(mutant) for mutant in mutants}
+    return [one for one in known if one.mutant in drawn_now]
+
+
+def _read(line: str) -> Judged:
+    told = json.loads(line)
+    return Judged(told["room"], told["mutant"], Outcome(**told["outcome"]))
+
+
+def table(found: Sequence[Judged]) -> str:
+    """Return the figures of each room, and of all, as a table."""
+    counts: Mapping[tuple[str, str], int] = Counter((one.room, one.outcome.result) for one in found)
+    results = ("killed", "timed out", "survived")
+    lines = ["| room | mutants | killed | timed out | survived | seen |", "|---|---|---|---|---|---|"]
+    for name in (*ROOMS, "all"):
+        rooms = list(ROOMS) if name == "all" else [name]
+        figures = [sum(counts[room, result] for room in rooms) for result in results]
+        whole = sum(figures)
+        share = f"{1 - figures[2] / whole:.1%}" if whole else "–"
+        lines.append(f"| {name} | {whole} | {' | '.join(map(str, figures))} | {share} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Judge the mutants of a seed; exit with 1 if the tests see too few."""
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    by_chance = random.SystemRandom().randrange(10**6)
+    parser.add_argument("seed", type=int, nargs="?", default=by_chance, help="draws them (default: any)")
+    parser.add_argument("--count", type=int, default=COUNT)
+    parser.add_argument("--results", type=Path, help="a file of what is known already, and of what is found")
+    parser.add_argument("--calls", type=Path, help="a folder for which test calls what")
+    options = parser.parse_args()
+    print(f"Seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        results = options.results or Path(folder) / "results"
+        found = judged(drawn(options.seed, options.count), results, options.calls)
+    print(f"\nSeed {options.seed}\n\n{table(found)}\n")
+    for one in sorted(found, key=lambda one: one.mutant):
+        if one.outcome.result != "killed":
+            print(f"{one.outcome.result}: {one.mutant} ({one.outcome.tests} tests)")
+    survived = sum(one.outcome.result == "survived" for one in found)
+    sys.exit(1 - survived / len(found) < TARGET)
+
+
+if __name__ == "__main__":
+    main()
