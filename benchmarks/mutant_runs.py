@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,15 @@ AT_MOST = 60.0
 OF_TREE = ("smartbatch", "benchmarks", "tests")
 MEMORY = 8 * 2**30
 SUBREAPER = 36
-LINE = ("-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--strict-markers", "-m", "not full and not soak")
+LINE = (
+    "-q",
+    "-x",
+    "--strict-markers",
+    *("-n", "0"),
+    *("-p", "no:cacheprovider"),
+    *("-m", "not full and not soak"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # plug-ins are imported before the fork
+)
 
 
 @frozen
@@ -112,11 +121,13 @@ class Worker:
         while True:
             with self._planted(path, mutated):
                 outcome = self._in_two_parts(chosen)
-            if not outcome.by:
+            if outcome.result != "killed":
                 return outcome
-            killer = [test for test in chosen if test.name == outcome.by]
+            killer = [test for test in chosen if outcome.by in ("", test.name)][:1]
             if self._run(killer).result == "survived":
                 return outcome
+            if not outcome.by:
+                raise RuntimeError(f"{killer[0].name} fails without a mutant, too")
             chosen = [test for test in chosen if test.name != outcome.by]
 
     def _in_two_parts(self, tests: Sequence[TestCalls]) -> Outcome:
@@ -182,7 +193,10 @@ class Worker:
             files = dict.fromkeys(test.file for test in tests)
             plugin = _Chosen([test.name for test in tests], self._scratch / "failed")
             code = int(pytest.main(pytest_line(*files), plugins=[plugin]))
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stdout.flush()
             os._exit(code)
 
 

@@ -55,15 +55,12 @@ SLOW_START = 4.0
 
 @frozen
 class Mutant:
-    """A mistake in a file of a room."""
+    """A mistake in a file of a room, as it was when the mistakes were drawn."""
 
     room: str
     path: str
     change: Change
-
-    @property
-    def source(self) -> bytes:
-        return (ROOT / self.path).read_bytes()
+    source: bytes
 
     def __str__(self) -> str:
         return f"{self.path}:{self.change.line} {self.change.described(self.source)}"
@@ -84,8 +81,8 @@ def all_mutants() -> list[Mutant]:
     for room, place in ROOMS.items():
         whole = ROOT / place
         for file in sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]:
-            path = str(file.relative_to(ROOT))
-            found += [Mutant(room, path, change) for change in changes_of(file.read_bytes())]
+            path, source = str(file.relative_to(ROOT)), file.read_bytes()
+            found += [Mutant(room, path, change, source) for change in changes_of(source)]
     return found
 
 

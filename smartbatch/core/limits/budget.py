@@ -88,7 +88,8 @@ class Budget:
             RuntimeError: when it does not fit.
         """
         nano = _up(cost)
-        if self._limit is not None and self._spent + self._reserved + nano > self._limit:
+        # nothing fits also where more was spent than the limit allows
+        if nano and self._limit is not None and self._spent + self._reserved + nano > self._limit:
             raise RuntimeError("reserved more than the budget has left; ask fits() first")
         outer = None if self._outer is None else self._outer.reserve(cost, lasting=lasting)
         made = SpendReservation(nano, outer, lasting)

@@ -118,3 +118,13 @@ def test_a_cost_is_counted_once_whenever_ctrl_c_comes(ended: bool, still: float 
         charge()
         assert stand(budget) == (0.25, 0.0 if ended else still or 0.25)
         budget, reservations = begun(1.0, 0.5)
+
+
+def test_a_job_after_one_that_cost_more_than_there_was_has_nothing_to_spend() -> None:
+    """It is refused by its own budget of 0, as any other without money, and not by an error of ours."""
+    budget, reservations = begun(4.0, 3.0)
+    reservations.charge("job-1", 4.5, ended=True)
+    reservations.reserve(None, lambda held: reservations.assign("job-2", held, 0.0))
+    assert budget.left == 0.0
+    assert reservations.jobs == ["job-2"]
+    assert stand(budget) == (4.5, 0.0)

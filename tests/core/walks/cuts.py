@@ -1,0 +1,152 @@
+"""Walks through what puts requests together and takes answers apart: shards, packs, windows, crosschecks."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+from attrs import frozen
+
+from smartbatch.core.batching.crosscheck import Crosscheck
+from smartbatch.core.batching.packing import BatchCompiler, PackRoom, random_word, split, split_usage
+from smartbatch.core.batching.sharding import cut
+from smartbatch.core.batching.window import BatchAccumulator, Waiting, Window
+from smartbatch.core.preparation.patterns import LinearPattern
+from smartbatch.core.preparation.structured import read_answer, recover_json
+from smartbatch.core.preparation.tokens import estimate, estimate_request
+from smartbatch.types import Generation, Message, Request, Usage
+from tests.core.walks.record import Record
+
+
+@frozen
+class _Item:
+    ix: int
+    size: int
+    tokens: int
+
+
+def shards(rng: random.Random, record: Record) -> None:
+    """Lists are cut within limits, into equal or different sizes."""
+    for _ in range(6):
+        items = [
+            _Item(place, rng.choice((10, 50, 400)), rng.choice((1, 30, 200)))
+            for place in range(rng.choice((0, 1, 7, 60, 300)))
+        ]
+        record.tried(
+            "cut",
+            cut,
+            items,
+            max_requests=rng.choice((0, 1, 7, 50)),
+            max_bytes=rng.choice((300.0, 401.0, 5000.0)),
+            max_tokens=rng.choice((150.0, 2000.0, math.inf)),
+            distinct=rng.random() < 0.6,
+            taken_sizes=rng.choice(((), (7, 50), range(26, 51))),
+        )
+
+
+def crosschecks(rng: random.Random, record: Record) -> None:
+    """Counts of tokens fit estimates, more or less; some lines are exchanged."""
+    check, spread = Crosscheck(), rng.choice((0.0, 0.01, 0.1, 2.0))
+    constant = rng.choice((0, 200))
+    lines = []
+    for _ in range(rng.choice((10, 20, 21, 150))):
+        size = int(math.exp(rng.uniform(3, rng.choice((3.2, 6.5)))))
+        lines.append((size, round(constant + 1.2 * size * math.exp(rng.gauss(0, spread)))))
+    for size, billed in lines:
+        check.observe(size, billed)
+    for size, billed in lines:
+        for share in (0.5, 0.9, 0.97, 1.0, 1.03, 1.1, 2.0):
+            record.note("suspicious", check.suspicious(size, round(share * billed)))
+        record.note("next", check.suspicious(size, billed + 1), check.suspicious(size, billed - 1))
+    record.note("unrelated", check.unrelated)
+
+
+def windows(rng: random.Random, record: Record) -> None:
+    """What waits in a lane goes now, or later."""
+    for _ in range(150):
+        window = Window(
+            rng.choice((0.0, 0.1)), rng.choice((1, 5, 10)), rng.choice((1, 2, 4)), rng.choice((0.3, 5.0))
+        )
+        now = 100.0
+        waiting = Waiting(
+            count=rng.choice((0, 1, 2, 4, 5, 10, 30)),
+            opened=now - rng.choice((0.0, 0.002, 0.05, 0.1, 0.3, 7.0)),
+            must_start=now + rng.choice((-1.0, 0.0, 0.01, 5.0)),
+            urgent=rng.random() < 0.1,
+            in_flight=rng.choice((0, 0, 1, 8)),
+            flushed=rng.random() < 0.1,
+            expected=rng.choice((0, 1, 3, 8)),
+            newest=now - rng.choice((0.0, 0.001, 0.003, 0.004, 0.05)),
+            last_finished=now - rng.choice((0.0, 0.002, 0.019, 0.5, math.inf)),
+            latency=rng.choice((0.0, 0.004, 0.05, 2.0)),
+        )
+        record.note("ready", BatchAccumulator(window).ready(now, waiting) - now)
+
+
+WORDS = ("red", "größer", "語", "😀", "a longer word", "x" * 30)
+SIGNS = ("a ", "é", "я", "語", "😀", "—", "\u0e01", "{", "1")
+DAMAGE = ("", "x", "\n", "{", "[1, 2]", "```json\n", "```", '{"a": 1,}', "null", "'b'", "NaN", '"', "}")
+
+
+def packs(rng: random.Random, record: Record) -> None:
+    """Prompts are packed, and the replies come back damaged."""
+    compiler = BatchCompiler(lambda: random_word(rng), native_schema=rng.random() < 0.5)
+    prompts = [" ".join(rng.choices(WORDS, k=rng.randrange(1, 6))) for _ in range(rng.randrange(2, 6))]
+    params = Generation(max_tokens=rng.choice((None, 40)), system=rng.choice((None, "Be short.")))
+    packed = compiler.compile([Request(prompt, params) for prompt in prompts])
+    record.note("packed", packed.request.prompt, packed.request.params.max_tokens)
+    answers = [" ".join(rng.choices(WORDS, k=2)) for _ in prompts]
+    record.note("split", split(packed, json.dumps(answers)), split(packed, rng.choice(DAMAGE)))
+    weights = [rng.randrange(0, 50) for _ in prompts]
+    usage = Usage(rng.randrange(500), rng.randrange(500), cached_tokens=rng.randrange(100))
+    if sum(weights):
+        record.note("usage", split_usage(usage, weights, weights[::-1]))
+    room = PackRoom(rng.choice((300, 2000)), rng.choice((100, 1000)))
+    for _ in range(12):
+        record.note("room", room.take(rng.randrange(90), rng.randrange(90)))
+
+
+def texts(rng: random.Random, record: Record) -> None:
+    """Tokens of texts in all scripts; JSON recovered from what models write."""
+    for _ in range(30):
+        text = "".join(
+            rng.choices(("a ", "é", "я", "語", "😀", "—", "\u0e01", "{", "1"), k=rng.randrange(40))
+        )
+        record.note("tokens", estimate(text))
+        parts = ({"type": "text", "text": text}, {"type": "image_url"})
+        messages = (Message("user", text), Message("user", parts))
+        params = Generation(system=rng.choice((None, text)), extra=rng.choice(({}, {"a": [text]})))
+        record.note("request", estimate_request(Request(rng.choice((text, messages)), params)))
+        broken = "".join(rng.choices(DAMAGE, k=rng.randrange(1, 7)))
+        record.tried("json", recover_json, broken)
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+        params = Generation(schema=schema)
+        record.tried("answer", read_answer, params, broken, rng.choice(("stop", "length", "content_filter")))
+
+
+ATOMS = (".", "a", "b", "é", "^", "$", "[ab]", "[^a-c]", "[a-]", "(a|b)", "(?:ab)")
+CLASSES = (r"\w", r"\d", r"\s", r"\W", r"[\d_]")
+MORE = (r"\b", r"\B", "(?=a)", "(?!b)", "(?<=a)", "(?<!b)", r"\.", "(?i:A)")
+TIMES = ("", "", "", "*", "+", "?", "{2}", "{1,3}", "{,2}", "{2,}", "*?")
+
+
+def patterns(rng: random.Random, record: Record) -> None:
+    """Expressions of a schema in short texts, as Python's own engine finds them."""
+    for _ in range(60):
+        parts = rng.choices(ATOMS + CLASSES + MORE, k=rng.randrange(1, 5))
+        written = "".join(part + rng.choice(TIMES) for part in parts)
+        found = record.tried("pattern", LinearPattern, written)
+        for _ in range(8 if found is not None else 0):
+            text = "".join(rng.choices("aabbcAé _1.\n", k=rng.randrange(7)))
+            record.note("found", found.found_in(text))
+
+
+WALKS = {
+    "shards": (shards, 24),
+    "crosschecks": (crosschecks, 12),
+    "windows": (windows, 8),
+    "packs": (packs, 16),
+    "texts": (texts, 8),
+    "patterns": (patterns, 12),
+}

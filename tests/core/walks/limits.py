@@ -1,0 +1,236 @@
+"""Walks through the limits: quotas, throttles, breakers, budgets, pauses and retries."""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import partial
+
+from core.limits.limit_server import constant, lognormal
+from core.limits.metered_server import Client, Server, capped_high, capped_low, fill, steady
+
+from smartbatch.core.limits.backoff import backoff
+from smartbatch.core.limits.breaker import CircuitBreaker, Outcome
+from smartbatch.core.limits.budget import Budget, SpendReservation
+from smartbatch.core.limits.budget_reservations import JobReservations
+from smartbatch.core.limits.quota import Quota, Reservation
+from smartbatch.core.limits.retry import Circumstances, RetryCount, RetryPolicy, decide
+from smartbatch.core.limits.suspension import FlexHealth, PackingHealth
+from smartbatch.core.limits.throttle import AdaptiveThrottle
+from smartbatch.errors import ErrorKind
+from smartbatch.types import LimitReport
+from tests.core.walks.record import Record
+
+SERVERS = (
+    ("openai", {"requests": 1200, "tokens": 1_000_000}),
+    ("openai", {"requests": 6000, "tokens": 250_000}),
+    ("anthropic", {"requests": 4000, "input": 250_000, "output": 80_000}),
+    ("gemini", {"requests": 1300, "input": 1_000_000}),
+)
+
+
+def filling(rng: random.Random, record: Record) -> None:
+    """Workers that never stop fill what a server allows and reports."""
+    style, minute = rng.choice(SERVERS)
+    server = Server(
+        style,
+        {name: limit * rng.uniform(0.2, 1.0) for name, limit in minute.items()},
+        hints=rng.random() < 0.7,
+        resets=rng.random() < 0.7,
+        late=rng.random() < 0.3,
+        sizes={"requests": 30.0} if rng.random() < 0.3 else None,
+    )
+    latency = rng.choice((constant(0.05), constant(0.5), lognormal(0.4), lognormal(2.0)))
+    client = Client(Quota(), latency, rng.choice((steady, capped_high, capped_low)), workers=24)
+    if rng.random() < 0.3:
+        client.quota.configure(rng.choice((None, 900, 6000)), rng.choice((None, 200_000)), 0.0)
+    change = (20.0, {"requests": rng.choice((300.0, 2400.0))}) if rng.random() < 0.4 else None
+    fill(server, client, seconds=40.0, seed=rng.randrange(100), jitter=0.005, change=change)
+    record.note("calls", client.counts.calls, client.counts.refused)
+    record.note("refusals", client.counts.refusals)
+    record.note("limits", client.quota.reported_limits, client.quota.spaced_rate)
+    for meter in server.meters.values():
+        record.note("spent", [at for at, _ in meter.spent])
+
+
+def _report(rng: random.Random) -> LimitReport | None:
+    if rng.random() < 0.4:
+        return None
+    kind = rng.choice(("requests", "tokens", "input", "output"))
+    limit = rng.choice((None, 60, 600, 600, 50_000))
+    left = rng.choice((None, 0, 1, 7, 37, 400, 1000, 29_500))
+    reset = rng.choice((None, 0.0, 0.5, 6.0, 30.0, 59.0, 65.0, 90.0, 4000.0, 100_000.0))
+    named = {"limit": limit, "remaining": left, "reset": reset}
+    return LimitReport(**{f"{kind}_{name}": value for name, value in named.items()})  # type: ignore[arg-type]
+
+
+def quota(rng: random.Random, record: Record) -> None:
+    """Calls of a quota begin, end, and are refused as by a rate, by a cap on calls at once, or by chance."""
+    one, now, going = Quota(), 0.0, list[tuple[Reservation, bool]]()
+    refusing, reporting = rng.choice((0.0, 0.02, 0.3, 0.9)), rng.choice((0.0, 0.0, 0.3))
+    cap, rate, pace = rng.choice((5, 12, 1000)), rng.choice((4.0, 1e9, 1e9)), rng.choice((2.0, 30.0))
+    if rng.random() < 0.5:
+        one.configure(rng.choice((None, 60, 600)), rng.choice((None, 6000, 100_000)), now)
+    level = 10.0
+    for step in range(500):
+        passed = rng.expovariate(pace) * (100.0 if rng.random() < 0.01 else 1.0)
+        now, level = now + passed, min(10.0, level + passed * rate)
+        tokens = rng.choice((10.0, 150.0, 900.0))
+        at = one.look(now, tokens, 0.4 * tokens)
+        record.note("look", at - now)
+        if at <= now and rng.random() < 0.7:
+            level -= 1.0
+            bad = level < 0.0 or len(going) >= cap or rng.random() < refusing
+            going.append((one.take(now, tokens, 0.4 * tokens), bad))
+        elif going:
+            call, bad = going.pop(rng.randrange(len(going)))
+            report = _report(rng) if rng.random() < reporting else None
+            if bad:
+                asked = rng.choice((None, None, 0.0, 1.5, 30.0))
+                record.note("refused", one.refused(call, now, asked, rng, report))
+            elif rng.random() < 0.9:
+                used = rng.choice((None, 0.8, 1.3))
+                one.succeeded(call, now, None if used is None else used * call.tokens, rng.choice((None, 50)))
+                if report is not None:
+                    one.learn(report, call, now)
+            else:
+                rng.choice((one.failed, one.dropped))(call, now)
+        if step % 20 == 0:
+            record.note("state", one.in_flight, one.spaced_rate, one.reported_limits)
+        if rng.random() < 0.005:
+            one.configure(rng.choice((None, 60, 600)), None, now)
+
+
+def throttle(rng: random.Random, record: Record) -> None:
+    """A provider fails at random, or takes so many calls a second."""
+    one, now, level = AdaptiveThrottle(), 0.0, 0.0
+    failing, rate = rng.choice(((0.02, 1e9), (0.4, 1e9), (0.0, 60.0), (0.05, 20.0)))
+    going: list[tuple[float, float, bool | None]] = []
+    workers, latency = rng.choice((8, 32)), rng.choice((0.05, 0.4))
+    for step in range(1500):
+        at = one.look(now)
+        if len(going) < workers and at <= now:
+            one.take(now)
+            level += 1.0
+            ok: bool | None = level < rate / 4 and rng.random() >= failing
+            ok = None if rng.random() < 0.02 else ok
+            going.append((now + (latency * rng.uniform(0.5, 2.0) if ok else 0.004), now, ok))
+        else:
+            due = min([end for end, _, _ in going] + [at] * (len(going) < workers))
+            level, now = max(0.0, level - (max(due, now) - now) * rate), max(due, now)
+            for each in [each for each in going if each[0] <= now]:
+                going.remove(each)
+                one.end(each[1], now, accepted=each[2])
+            record.note("rate", one.rate, one.latency)
+        if step % 400 == 399 and rng.random() < 0.3:
+            one.restart(now)
+    record.note("end", now)
+
+
+def breaker(rng: random.Random, record: Record) -> None:
+    """Outages come and go."""
+    one = CircuitBreaker(rng.choice((1, 5)), probes=rng.choice((1, 4)))
+    now, going, down = 0.0, list[tuple[object, bool]](), False
+    usual = rng.choice((0.0, 0.05, 0.5, 0.9))
+    for _ in range(600):
+        now += rng.expovariate(rng.choice((1.0, 30.0)))
+        down = not down if rng.random() < 0.01 else down
+        at = one.look(now)
+        record.note("look", at - now, one.state, one.failure_share)
+        if at <= now and rng.random() < 0.6:
+            going.append((one.take(now), rng.random() < 0.8))
+        elif going:
+            permit, first = going.pop(rng.randrange(len(going)))
+            failed = down or rng.random() < usual
+            outcome = Outcome.FAILURE if failed else rng.choice((Outcome.SUCCESS, Outcome.IGNORED))
+            record.note("change", one.end(permit, now, outcome, rng, first=first))  # type: ignore[arg-type]
+        if rng.random() < 0.004:
+            record.note("stop", one.stop(ValueError("no money"), now, now + 20.0))
+        record.note("told", one.changes(), one.stopped(now) is None, one.passed)
+
+
+def pauses(rng: random.Random, record: Record) -> None:
+    """Features are left off for a while after they failed."""
+    flex, packing, now = FlexHealth(), PackingHealth(), 0.0
+    for _ in range(300):
+        now += rng.expovariate(0.05)
+        if rng.random() < 0.5:
+            flex.answered()
+        else:
+            told = flex.refused(now, "no", in_flight=rng.randrange(12), permanent=rng.random() < 0.02)
+            record.note("flex", told)
+        record.note("open", flex.is_open(now), flex.resume(now))
+        asked = rng.randrange(1, 30)
+        missing = rng.choice((0, 0, asked // 5, asked // 5 + 1, asked))
+        record.note("packs", packing.observe(now, asked, missing), packing.off_until(now) - now)
+        record.note("again", packing.resume(now))
+
+
+def budget(rng: random.Random, record: Record) -> None:
+    """Money of calls and jobs is held back, spent and released, in a budget within another."""
+    outer = Budget(rng.choice((None, 8.0)))
+    one = Budget(rng.choice((None, 5.0, 20.0)), outer)
+    jobs = JobReservations(Budget(4.0), lambda work: work(), "account")
+    held: list[SpendReservation] = []
+    for step in range(200):
+        cost = rng.choice((0.0, 1e-10, 0.3, 1.0, 2.5))
+        record.note("fits", one.fits(cost), one.short(cost) is outer, one.short(cost) is one)
+        if rng.random() < 0.5:
+            made = record.tried("reserve", one.reserve, cost, lasting=rng.random() < 0.4)
+            held += [] if made is None else [made]
+        elif held:
+            act = rng.choice((one.settle, one.spend, one.resize))
+            chosen = rng.choice(held)
+            record.tried("act", act, chosen, 0.4 * cost)
+            if act == one.settle:
+                held.remove(chosen)
+        if step % 40 == 0:
+            one.widen(0.5)
+        record.note("left", one.left, one.spent, one.reserved, outer.left, outer.spent)
+        name = str(rng.randrange(4))
+        if jobs.has(name):
+            jobs.charge(name, rng.uniform(0.0, 1.0), ended=rng.random() < 0.3, still=rng.choice((None, 0.2)))
+        else:
+            give = partial(jobs.assign, name, cost=0.1) if rng.random() < 0.7 else bool
+            jobs.reserve(rng.choice((None, 0.5, 1.0)), give)
+        record.note("jobs", jobs.jobs, jobs.budget.left, jobs.budget.spent)
+
+
+def retries(rng: random.Random, record: Record) -> None:
+    """Requests fail in each way, and are tried again or not."""
+    policy = RetryPolicy(
+        retries=rng.choice((0, 1, 3)),
+        initial=rng.choice((0.0, 0.5, 1.0)),
+        multiplier=rng.choice((1.0, 2.0, 3.0)),
+        max_delay=rng.choice((1.5, 10.0)),
+        jitter=rng.random() < 0.7,
+        limit_retries=rng.choice((0, 2, 30)),
+    )
+    for kind in ErrorKind:
+        count = RetryCount()
+        for _ in range(rng.choice((3, 40))):
+            seen = Circumstances(
+                unavailable=rng.random() < 0.5,
+                outage=rng.random() < 0.1,
+                passing=rng.random() < 0.5,
+                failure_share=rng.choice((0.0, 0.1, 0.5)),
+                latency=rng.choice((0.0, 0.2, 30.0)),
+            )
+            asked = rng.choice((None, None, 0.0, 2.0, 40.0))
+            retry = decide(policy, kind, count, asked, rng, seen)
+            record.note("retry", retry, count)
+            record.note("backoff", backoff(rng.randrange(1, 9), rng, first=0.5, longest=20.0, asked=asked))
+            if retry is None:
+                break
+    assert math.isfinite(policy.delay(10_000, rng))
+
+
+WALKS = {
+    "filling": (filling, 12),
+    "quota": (quota, 48),
+    "throttle": (throttle, 12),
+    "breaker": (breaker, 12),
+    "pauses": (pauses, 4),
+    "budget": (budget, 8),
+    "retries": (retries, 12),
+}

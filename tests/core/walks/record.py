@@ -1,0 +1,64 @@
+"""What a walk of random steps decided, as one line: some figures to read, and a digest of all of them."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import attrs
+
+
+class Record:
+    """Takes down what is decided; numbers count with five digits."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=6)
+        self._steps = 0
+        self._last: dict[str, str] = {}
+
+    def note(self, what: str, *found: Any) -> None:
+        """Take down what was decided; the latest of each kind can be read in the line."""
+        text = " ".join(map(plain, found))
+        self._digest.update(f"{what} {text}\n".encode())
+        self._steps += 1
+        if len(text) < 30:
+            self._last[what] = text
+
+    def tried(self, what: str, act: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Do something, and take down what it returns or which error it raises."""
+        try:
+            found = act(*given, **named)
+        except (ValueError, RuntimeError, KeyError, TypeError) as error:
+            self.note(what, type(error).__name__, str(error))
+            return None
+        self.note(what, found)
+        return found
+
+    def line(self) -> str:
+        shown = ", ".join(f"{what} {text}" for what, text in self._last.items())
+        return f"{self._steps} steps, {self._digest.hexdigest()}: {shown}"
+
+
+def plain(value: Any) -> str:
+    """Return a value as text that is the same in each process."""
+    match value:
+        case bool() | None | str():
+            return str(value)
+        case float() if math.isfinite(value):
+            return f"{value:.5g}"
+        case int() | float():
+            return str(value)
+        case enum.Enum():
+            return str(value.value)
+        case Mapping():
+            return "{" + ", ".join(f"{plain(key)}: {plain(each)}" for key, each in value.items()) + "}"
+        case Set():
+            return "{" + ", ".join(sorted(map(plain, value))) + "}"
+        case list() | tuple():
+            return "(" + ", ".join(map(plain, value)) + ")"
+    if attrs.has(type(value)) and type(value).__eq__ is not object.__eq__:
+        return plain({field.name: getattr(value, field.name) for field in attrs.fields(type(value))})
+    return type(value).__name__

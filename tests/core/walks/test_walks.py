@@ -1,0 +1,14 @@
+"""No decision of the core changes unnoticed: the same random steps lead where they led before."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.walks.walking import RECORDED, WALKS, walked
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_walks_end_where_they_did(name: str) -> None:
+    """A change that is meant is recorded with ``PYTHONPATH=tests:. python -m tests.core.walks.walking``."""
+    recorded = [line for line in RECORDED.read_text().splitlines() if line.startswith(f"{name} ")]
+    assert walked(name) == recorded

@@ -1,0 +1,33 @@
+"""Random walks through the core, and what they decided when it was recorded.
+
+    PYTHONPATH=tests:. python -m tests.core.walks.walking
+
+records anew, after a change of behaviour that is meant; the difference says where it shows.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from tests.core.walks import cuts, limits, routes
+from tests.core.walks.record import Record
+
+RECORDED = Path(__file__).with_name("recorded.txt")
+WALKS = {**limits.WALKS, **routes.WALKS, **cuts.WALKS}
+"""By name: a walk, and how often it is taken, each time with other random numbers."""
+
+
+def walked(name: str) -> list[str]:
+    """Take a walk as often as it is recorded; return a line for each."""
+    walk, times = WALKS[name]
+    lines = []
+    for seed in range(times):
+        record = Record()
+        walk(random.Random(f"{name} {seed}"), record)
+        lines.append(f"{name} {seed}: {record.line()}")
+    return lines
+
+
+if __name__ == "__main__":
+    RECORDED.write_text("".join(f"{line}\n" for name in WALKS for line in walked(name)))
