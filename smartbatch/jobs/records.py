@@ -356,6 +356,7 @@ class ShardRow:
         died_at: when it became DEAD.
         cleaned_up: its remote files are deleted.
         results_until: when the provider will have deleted its results.
+        cost: USD of the answers in its results, once it is settled; ``None`` where it cannot be known.
         reserved: USD it is counted with in ``JobRow.reserved``, besides the results that are stored.
     """
 

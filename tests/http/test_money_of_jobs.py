@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from inside import inside
 
 from smartbatch import BatchingClient, Generation, Request, Route
 from smartbatch.errors import BudgetExceeded, ProviderError
-from smartbatch.events import RouteScored
+from smartbatch.events import RouteScored, ShardChanged
 from tests.http.small_claude import SmallClaude, small_claude
 
 MODEL = "anthropic:claude-haiku-4-5"
@@ -83,6 +84,24 @@ def test_an_answer_that_is_no_answer_is_paid_and_its_cost_is_told(
     assert not result.ok
     assert result.cost is not None
     assert job.status().cost == pytest.approx(1.5 * ALONE)  # by batch and once more in real time
+
+
+@pytest.mark.parametrize(("model", "cost"), [(MODEL, ALONE), ("anthropic:unheard-of", None)])
+def test_a_batch_that_is_settled_says_what_it_cost(
+    claude: SmallClaude, tmp_path: Path, model: str, cost: float | None
+) -> None:
+    settled = threading.Event()
+
+    def watch(event: object) -> None:
+        if isinstance(event, ShardChanged) and event.after == "settled":
+            settled.set()
+
+    with BatchingClient(model, store=str(tmp_path / "jobs.db"), observers=[watch]) as client:
+        job = client.submit_batch(["one", "refuse this", "two"], batch_fallback="batch")
+        job.wait()
+        assert settled.wait(10)
+        (shard,) = job.status().shards
+    assert shard.cost == (None if cost is None else pytest.approx(cost))
 
 
 # -- what a client counts ------------------------------------------------------------------------------------

@@ -85,6 +85,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
         settled_at=now,
         reserved=lost,
         cleaned_up=step.policy.retention is None and not shard.remote.suspected_duplicates,
+        cost=None if shard.remote.results_gone else read.usd,
         note=None,
     )
     step.tell_change(shard, settled)
