@@ -21,6 +21,9 @@ from smartbatch.types import LimitReport, Request, Usage
 
 _ANSWERS = ("choices", "data", "candidates")
 """Fields that hold an answer, whatever else stands next to them."""
+_PAGES = frozenset({403, 404, 405})
+"""HTTP statuses that speak of the account, the model or the request, but not where a web page has them."""
+_NOT_THE_PROVIDER = "not the provider: check the base URL, or sign in to the network"
 
 
 def error_in(data: Any) -> Mapping[str, Any]:
@@ -85,10 +88,11 @@ class ErrorReader:
         """Return the meaning of an error answer. In order:
 
         1. a redirect is not followed: the key must not go where it points;
-        2. the body is taken apart and gets its kind, by the API's own table;
-        3. its text is shown without secrets, cut, and not at all where it repeats a prompt;
-        4. the time to wait is that of a header, or else that of the body;
-        5. work may have been done where the error stands in a success, and where a gateway gave up (504).
+        2. a web page that says no is a gateway's, not the provider's, and may be gone with the next call;
+        3. the body is taken apart and gets its kind, by the API's own table;
+        4. its text is shown without secrets, cut, and not at all where it repeats a prompt;
+        5. the time to wait is that of a header, or else that of the body;
+        6. work may have been done where the error stands in a success, and where a gateway gave up (504).
 
         Args:
             reply: the answer; of an error inside a stream, its head.
@@ -99,6 +103,8 @@ class ErrorReader:
         if 300 <= reply.status < 400:
             text = "redirects are not followed, make its target the base URL"
             return self.unusable(reply, "redirect", f"the server answered {reply.status}: {text}")
+        if reply.status in _PAGES and is_html(reply.headers):
+            return self.unusable(reply, "html", f"a web page came back ({reply.status}), {_NOT_THE_PROVIDER}")
         found = self.understand(reply, reply.json() if data is None else data)
         status = found.status or reply.status
         text = safe_text(found.message, requests, *self.secrets)
@@ -173,8 +179,7 @@ class ErrorReader:
         """
         body = reply.body
         if is_html(reply.headers) or body.lstrip()[:1] == b"<":
-            text = "a web page came back, not the provider: check the base URL, or sign in to the network"
-            raise self.unusable(reply, "html", text)
+            raise self.unusable(reply, "html", f"a web page came back, {_NOT_THE_PROVIDER}")
         try:
             data = json.loads(body)
         except RecursionError:

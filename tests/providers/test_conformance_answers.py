@@ -40,6 +40,15 @@ def test_a_web_page_is_not_the_provider(serve, reach):
         assert "not the provider" in found.message
 
 
+@pytest.mark.parametrize("status", [403, 404, 405])
+def test_a_web_page_that_refuses_is_a_gateways_and_not_the_providers_refusal(serve, reach, service, status):
+    """A model that is not there, or no permission, is said by the provider's own error."""
+    found = fails(reach(serve(says("<p>No", f"{status} No", content_type="text/html"))))
+    assert (found.code, found.status, found.maybe_billed) == ("html", status, False)
+    assert f"a web page came back ({status}), not the provider" in found.message
+    assert fails(reach(serve(says(service.error(status, "no"), f"{status} No")))).code != "html"
+
+
 @pytest.mark.parametrize("body", ["", "{", '{"choices": [{"mess', '{"candidates": [', "\xff\xfe", "nonsense"])
 def test_a_success_that_is_not_json_was_cut_on_its_way(serve, reach, body):
     """A body that is not whole JSON may go again, but may have been billed."""
