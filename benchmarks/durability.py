@@ -89,8 +89,8 @@ def run(label: str, provider: str, cycles: int, seed: int, **plan: Any) -> RunRe
     return report
 
 
-def run_mixed(mix: str, provider: str, cycles: int, seed: int) -> RunReport:
-    """Run one loop in which something else goes wrong as well, and print its row."""
+def run_mixed(mix: str, provider: str, cycles: int, seed: int) -> list[str]:
+    """Run one loop in which something else goes wrong as well, and print its row; return what must not be."""
     plan = Plan(
         provider=provider,
         cycles=cycles,
@@ -105,7 +105,10 @@ def run_mixed(mix: str, provider: str, cycles: int, seed: int) -> RunReport:
         ForkServer(Path(name) / "workers.log") as fork_server,
     ):
         loop = KillLoop(plan, url=url, folder=Path(name), fork_server=fork_server)
-        report = loop.run()
+        try:
+            report = loop.run()
+        except AssertionError as error:  # a worker failed, or the last job did not end
+            return [f"{mix}, {provider}: {error}"]
     incidents = ", ".join(f"{number} {kind}" for kind, number in sorted(report.incidents.items()))
     twice, named = len(report.paid_twice), len(report.excused)
     cells = (
@@ -115,7 +118,7 @@ def run_mixed(mix: str, provider: str, cycles: int, seed: int) -> RunReport:
         *(twice + named, named, len(report.corrupt), incidents, f"{loop.seconds / max(1, loop.kills):.2f}"),
     )
     _print_row(cells)
-    return report
+    return report.faults
 
 
 def share(label: str, seed: int, mutant: str | None = None) -> list[str]:
@@ -183,7 +186,7 @@ def main() -> None:
         _print_head(_MIXED_HEAD)
         for mix in [options.mix] if options.mix else MIXES:
             for name in providers:
-                faults += run_mixed(mix, name, options.cycles, options.seed).faults
+                faults += run_mixed(mix, name, options.cycles, options.seed)
     for fault in faults:
         print(fault)
     raise SystemExit(1 if faults else 0)

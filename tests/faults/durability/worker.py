@@ -60,7 +60,7 @@ def run_worker(task: WorkerTask) -> None:
         _follow_clock(Path(task.clock))
     try:
         _work(task, began)
-    except StoreError as error:
+    except (StoreError, NotesLost) as error:
         if not task.may_fail:
             raise
         print(f"again: {error}", file=sys.stderr)
@@ -93,7 +93,10 @@ def _command(task: WorkerTask, began: float) -> None:
     """Run the command line until it has written every answer; an output that it refuses is moved away."""
     os.environ["SMARTBATCH_BATCH_SETTLE"] = str(task.settle)
     rows = Path(f"{task.out}.txt")
-    rows.write_text("".join(f"{prompt_of(task.key, n)}\n" for n in range(task.size)))
+    try:
+        rows.write_text("".join(f"{prompt_of(task.key, n)}\n" for n in range(task.size)))
+    except OSError as error:
+        raise NotesLost(str(error)) from error
     _Notes(Path(task.out)).write({"up": time.monotonic() - began})
     options = {
         "--model": f"{task.provider}:{MODELS[task.provider]}",
@@ -198,6 +201,10 @@ def _answers(job: Job, reading: str) -> Iterator[Result]:
     return job.results(ordered=reading == "ordered")
 
 
+class NotesLost(Exception):
+    """The user's own files cannot be written at the moment."""
+
+
 class _Notes:
     """The user's own connection of answers: a line each, in one write."""
 
@@ -223,4 +230,11 @@ class _Notes:
             self.write({"changed": name, "from": self._known[name], "to": text})
 
     def write(self, row: dict[str, object]) -> None:
-        os.write(self._file, json.dumps(row).encode() + b"\n")
+        line, end = json.dumps(row).encode() + b"\n", os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, line) == len(line):
+                return
+        except OSError as error:
+            raise NotesLost(str(error)) from error
+        os.ftruncate(self._file, end)
+        raise NotesLost("only a part of a note could be written")
