@@ -37,6 +37,13 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Broken inputs for every parser: ``nox -s fuzz -- --inputs 5000000 --seed 1``."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "benchmarks.fuzz", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Lint and format."""
     session.install("ruff >= 0.6")

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 from properties import real_bodies
+from properties.fuzzing import Targets, fuzz
 from properties.mangling import Pieces, body, garbled, headers, spoiled, stream
 from properties.real_bodies import KEY, PROMPT
 
@@ -53,7 +54,6 @@ from smartbatch.realtime.call.soundness import flaw
 from smartbatch.types import Answer, Embedding, LimitReport, Request, Usage
 from tests.levels import sampled
 
-SEED = 20_261_121
 OPENAI_SECRET = evolve(OPENAI_ERRORS, secrets=(KEY,))
 GEMINI_SECRET = evolve(GEMINI_ERRORS, secrets=(KEY,))
 ANTHROPIC_SECRET = evolve(ANTHROPIC_ERRORS, secrets=(KEY,))
@@ -336,7 +336,7 @@ def written_json(rng: random.Random) -> bool:
     return True
 
 
-TARGETS: dict[str, Callable[[], Callable[[random.Random], bool]]] = {
+TARGETS: Targets = {
     "openai chat": lambda: generating(openai, real_bodies.CHATS),
     "openai response": lambda: generating(partial(openai, "responses"), real_bodies.RESPONSES),
     "openai embeddings": lambda: embedding(openai, real_bodies.EMBEDDINGS),
@@ -356,23 +356,10 @@ TARGETS: dict[str, Callable[[], Callable[[random.Random], bool]]] = {
 }
 
 
-def fuzz(name: str, rounds: int) -> int:
-    """Feed a target and return how many inputs made sense; each has a seed, which a failure names."""
-    target = TARGETS[name]()
-    good = 0
-    for seed in range(SEED, SEED + rounds):
-        try:
-            good += target(random.Random(seed))
-        except BaseException as error:
-            error.add_note(f"{name}: seed {seed}")
-            raise
-    return good
-
-
 @pytest.mark.parametrize("name", sampled(TARGETS, keep=4))
 def test_what_servers_may_send_is_an_answer_or_an_error(name: str) -> None:
     """Some thousand of each kind, and of them enough that still make sense, and enough that do not."""
-    good = fuzz(name, DEFAULT)
+    good = fuzz(name, TARGETS[name], DEFAULT).good
     if "errors" not in name:
         assert DEFAULT * 0.05 < good < DEFAULT * 0.99, (
             f"{good} of {DEFAULT} make sense: the mangling is too weak or too strong"
@@ -410,4 +397,4 @@ def test_long_and_hostile_texts_end(before: str) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_hundred_thousand_of_each(name: str) -> None:
     """The same, for long."""
-    fuzz(name, SOAK)
+    fuzz(name, TARGETS[name], SOAK)

@@ -35,7 +35,7 @@ from smartbatch.providers.batch_api import (
     line_of,
 )
 from smartbatch.providers.conversation import encode_json
-from smartbatch.providers.foreign_text import unusable
+from smartbatch.providers.foreign_text import count, unusable
 from smartbatch.types import Answer, Generation, Kind, Message, Request, Usage
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
@@ -195,8 +195,8 @@ class SimBatches(BatchApi):
                 raise NotRun(ProviderError("simulated: cancelled before it ran", kind=ErrorKind.SERVER_ERROR))
             case {"error": str(fault)}:
                 raise self._fault_of(fault)
-            case {"text": str(text), "in": int(asked), "out": int(made), "finish": str(finish)}:
-                usage = Usage(asked, made)
+            case {"text": str(text), "in": asked, "out": made, "finish": str(finish)}:
+                usage = Usage(count(asked) or 0, count(made) or 0)
                 return Answer(text=text, usage=usage, finish_reason=finish, model=data.get("model"))
         raise unusable("the line is neither an answer nor an error", status=200)
 
