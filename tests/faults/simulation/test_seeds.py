@@ -10,41 +10,51 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 
 from tests.faults.simulation.plans import Totals, seeded
+from tests.faults.simulation.recorded import POLICIES, SEEDS, lines_of, recorded, with_policy
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.world import Outcome
 
 Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
-SEEDS = 400
+MANY = 400
 REPLAYED = 20
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_of_8_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(flavour: str) -> None:
     """40 seeds in all, in this process; what the 2,000 do, without their totals."""
-    total = Totals.of(simulate(plan) for plan in seeded(range(8), flavour))
-    assert total.problems == []
-    assert total.runs == 8
+    outcomes = [simulate(plan) for plan in seeded(SEEDS, flavour)]
+    assert Totals.of(outcomes).problems == []
+    assert set(lines_of(outcomes)) <= set(recorded())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_jobs_that_ask_for_more_go_as_they_went(policy: str) -> None:
+    """So do those of the test above. A change that is meant is recorded anew with
+    ``PYTHONPATH=tests:. python -m tests.faults.simulation.recorded``."""
+    outcomes = [simulate(plan) for plan in with_policy(policy)]
+    assert Totals.of(outcomes).problems == []
+    assert set(lines_of(outcomes)) <= set(recorded())
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_of_400_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(run: Run, flavour: str) -> None:
     """Crashes, freezes, lost, dropped and late creates, lags, broken results; see the invariants."""
-    outcomes = list(run(seeded(range(SEEDS), flavour)))
+    outcomes = list(run(seeded(range(MANY), flavour)))
     total = Totals.of(outcomes)
     assert total.problems == []
-    assert total.runs == SEEDS
+    assert total.runs == MANY
     assert total.foreign == 0  # in a workspace shared with others only a line of results proves whose it is
-    assert total.crashes > 5 * SEEDS
-    assert total.freezes > SEEDS / 10
-    assert min(total.creates[outcome] for outcome in ("lost", "dropped", "late")) > SEEDS / 50
+    assert total.crashes > 5 * MANY
+    assert total.freezes > MANY / 10
+    assert min(total.creates[outcome] for outcome in ("lost", "dropped", "late")) > MANY / 50
     assert (total.creates["fenced"] > 0) == FLAVOURS[flavour].files
     # 100 of the 2,000 are run again, here: each equals the run of another process in every event and its time
     assert [simulate(outcome.plan).trace for outcome in outcomes[:REPLAYED]] == [
         outcome.trace for outcome in outcomes[:REPLAYED]
     ]
-    assert len({outcome.trace for outcome in outcomes}) == SEEDS
+    assert len({outcome.trace for outcome in outcomes}) == MANY
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""How simulated jobs went when they were recorded: a digest of every event with its time, and its outcome.
+
+    PYTHONPATH=tests:. python -m tests.faults.simulation.recorded
+
+records anew, after a change of behaviour that is meant; the difference says for which jobs it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.faults.simulation.clock import SimClock
+from tests.faults.simulation.plans import seeded
+from tests.faults.simulation.scenario import FLAVOURS, HOUR, Plan
+from tests.faults.simulation.simulate import simulate
+from tests.faults.simulation.world import Outcome
+
+__all__ = ["POLICIES", "SEEDS", "lines_of", "recorded", "with_policy"]
+
+RECORDED = Path(__file__).with_name("recorded.txt")
+SEEDS = range(8)
+POLICIES: dict[str, dict[str, Any]] = {
+    "exclusive": {"exclusive_workspace": True},
+    "hold": {"on_unknown": "hold"},
+    "impatient": {"timeout": 120.0, "fallback": "individual"},
+    "hurried": {"deadline": SimClock.START + HOUR},
+    "late": {"deadline": SimClock.START + 60.0, "fallback": "individual"},
+}
+"""What a job asks for besides what its seed draws."""
+
+
+def with_policy(name: str) -> Iterator[Plan]:
+    """Return plans of jobs that ask for more, with faults at random, and with an answer that is lost."""
+    asked = tuple(POLICIES[name].items())
+    for seed, flavour in enumerate(FLAVOURS, 500):
+        yield Plan(seed=seed, flavour=flavour, crash_rate=0.02, policy=asked)
+        faults = (("lost_create",), ("dropped_create",))
+        yield Plan(seed=seed, flavour=flavour, quiet=True, faults=faults, policy=asked)
+
+
+def lines_of(outcomes: Iterable[Outcome]) -> list[str]:
+    """Return a line for each run."""
+    return [" ".join(_words(outcome)) for outcome in outcomes]
+
+
+def _words(outcome: Outcome) -> Iterator[str]:
+    yield f"{outcome.plan.line()}: {outcome.problem or outcome.trace} {outcome.seconds:.0f} s,"
+    yield f"paid twice {outcome.double},"
+    for what, counts in (("creates", outcome.creates), ("incidents", outcome.incidents)):
+        yield f"{what} {dict(sorted(counts.items()))}"
+
+
+def recorded() -> list[str]:
+    return RECORDED.read_text().splitlines()
+
+
+if __name__ == "__main__":
+    plans = [plan for flavour in FLAVOURS for plan in seeded(SEEDS, flavour)]
+    plans += [plan for name in POLICIES for plan in with_policy(name)]
+    RECORDED.write_text("".join(f"{line}\n" for line in lines_of(map(simulate, plans))))
