@@ -34,7 +34,8 @@ from smartbatch.jobs.deferred_jobs import DeferredJobs
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.job_submission import JobSubmission, batches_of
-from smartbatch.jobs.service import JobService, OpenedStore
+from smartbatch.jobs.opened_store import OpenedStore
+from smartbatch.jobs.service import JobService
 from smartbatch.observe import logs
 from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.event_bus import EventBus

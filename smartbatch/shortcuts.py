@@ -31,8 +31,9 @@ from smartbatch.events import (
 )
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.service import JobService, OpenedStore
+from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.jobs.store import resolved_place
 from smartbatch.observe import logs

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from smartbatch._settings import seconds_of
-from smartbatch.errors import JobTimeout, RequestCancelled, StoreError
+from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.supervisor import LEASE
 from smartbatch.jobs.watcher import PAGE, stored_job
-from smartbatch.types import Duration, Result
+from smartbatch.types import Duration, Result, T
 
 if TYPE_CHECKING:
     from smartbatch.jobs.service import JobService
@@ -25,6 +26,8 @@ STATUS_TIMEOUT = 30.0
 """Seconds that the store has to say how a job stands: it is locked by others for ten at most."""
 LAST_CALLBACKS = 1.0
 """Seconds in which callbacks hear of a job's end before waiting for it returns."""
+LAST_LOOK = 0.75
+"""Seconds that the store has, once the time to wait is over, to say how the job stands then."""
 
 
 @frozen
@@ -102,7 +105,7 @@ class Job:
             StoreError: the store cannot be read, or did not answer in time.
         """
         seconds = seconds_of("timeout", timeout)
-        return self._service.look(lambda: self._service.status_of(self._row()), seconds)
+        return self._service.look(lambda: self._service.status_of(self._row()), seconds, StoreError)
 
     def incidents(self) -> list[IncidentRow]:
         """Return what should not have happened, oldest first, with what it may have cost."""
@@ -121,7 +124,7 @@ class Job:
 
         It runs on a thread of its own, with no lock held; what it raises is logged.
         """
-        self._service.carry_on(self.id)
+        self._carry_on()
         self._service.listen(self.id, callback)
 
     # -- waiting ---------------------------------------------------------------------------------------------
@@ -133,17 +136,17 @@ class Job:
             timeout: such as ``"2h"``, or seconds; ``None`` waits as long as it takes.
 
         Raises:
-            JobTimeout: the time is over; the job goes on.
+            JobTimeout: the time is over; the job goes on. So it is where the store did not answer in time.
             ClientClosed: the client was stopped, and nobody carries the job on.
         """
-        self._service.carry_on(self.id)
         until = self._until(timeout)
         while True:
             look = self._look(until)
-            row = self._row()
+            row = self._read_until(until, self._carry_on)
             if row.state is JobState.DONE:
-                self._service.finish_listening(self.id, LAST_CALLBACKS)
-                return self._service.status_of(row)
+                left = max(0.0, until + LAST_LOOK - self._service.clock.now())
+                self._service.finish_listening(self.id, min(LAST_CALLBACKS, left))
+                return self._read_until(until, partial(self._service.status_of, row))
             self._await(look, row, until)
 
     def results(
@@ -163,8 +166,6 @@ class Job:
         Raises:
             JobTimeout, ClientClosed: as :meth:`wait`.
         """
-        if wait:
-            self._service.carry_on(self.id)
         until = self._until(timeout) if wait else None
         return self._read(self._service.result_of, until, ordered=ordered, after=after)
 
@@ -177,7 +178,6 @@ class Job:
         Raises:
             ClientClosed: as :meth:`wait`.
         """
-        self._service.carry_on(self.id)
         return self._read(self._service.stored_result, math.inf, ordered=ordered)
 
     def stored(
@@ -197,7 +197,7 @@ class Job:
         """
         service = self._service
         if wait:
-            service.carry_on(self.id)
+            self._carry_on()
         seen = service.notifier.changes
         begin = -1 if ordered else 0
         rows = self._page(ordered, begin if after is None else after, limit)
@@ -213,7 +213,7 @@ class Job:
         leaves the job alone. When the client is stopped, those left over raise ``ClientClosed``. Each takes
         some 2 kB of memory, which :meth:`results` does without.
         """
-        self._service.carry_on(self.id)
+        self._carry_on()
         return self._service.futures(self.id, self.total)
 
     # -- acting ----------------------------------------------------------------------------------------------
@@ -225,13 +225,13 @@ class Job:
         then, and is paid for, is kept.
         """
         self._service.store.jobs.request_cancel(self.id)
-        self._service.carry_on(self.id)
+        self._carry_on()
         self._service.recall(self.id)
 
     def resume(self) -> None:
         """Go on with a job that is held, or waits for a budget; and look at any other one now."""
         self._service.store.jobs.unhold(self.id)
-        self._service.carry_on(self.id)
+        self._carry_on()
         self._service.resume(self.id)
 
     def forget(self) -> None:
@@ -270,6 +270,24 @@ class Job:
     def _row(self) -> JobRow:
         return stored_job(self._service.store, self.id)
 
+    def _carry_on(self) -> JobRow:
+        """Have this process carry the job on, unless it has ended; return how it stands."""
+        row = self._row()
+        if row.state is JobState.DONE:
+            self._service.has_ended(self.id)
+        else:
+            self._service.carry_on(self.id)
+        return row
+
+    def _read_until(self, until: float, read: Callable[[], T]) -> T:
+        """Return what ``read`` reads of the store.
+
+        Raises:
+            JobTimeout: it has not answered, and the time is over.
+        """
+        left = None if until == math.inf else max(0.0, until + LAST_LOOK - self._service.clock.now())
+        return self._service.look(read, left, partial(JobTimeout, job_id=self.id))
+
     def _until(self, timeout: Duration | None) -> float:
         seconds = seconds_of("timeout", timeout)
         return math.inf if seconds is None else self._service.clock.now() + seconds
@@ -286,7 +304,7 @@ class Job:
         self._service.check_carried(row)
         self._service.tell_held(row)
         if look.last:
-            note = self._service.status_of(row).note
+            note = self._note(row, until)
             raise JobTimeout(
                 f"job {self.id} has not ended in time: {row.finished:,} of {row.total:,} requests have "
                 f"their results. It goes on in the store {self._service.store.place}, and nothing is lost: "
@@ -294,9 +312,16 @@ class Job:
                 + (f". It says: {note}" if note else ""),
                 job_id=self.id,
             )
-        remaining = until - self._service.clock.now()
+        remaining = max(0.0, until - self._service.clock.now())
         interval = self._service.refresh_interval(self.id)
         self._service.notifier.wait_for_change(look.seen, min(remaining, interval))
+
+    def _note(self, row: JobRow, until: float) -> str | None:
+        """Return what the job waits for, as far as the store says it soon."""
+        try:
+            return self._read_until(until, partial(self._service.status_of, row)).note
+        except SmartbatchError:
+            return None
 
     def _read(
         self,
@@ -315,8 +340,10 @@ class Job:
         missing, limit = self.total - (after + 1 if ordered else 0), PAGE
         while missing > 0:
             look = self._look(math.inf if until is None else until)
-            job = None if until is None else self._row()
-            page = self._page(ordered, last, limit)
+            job, page = self._read_until(
+                math.inf if until is None else until,
+                partial(self._turn, ordered, last, limit, waits=until is not None),
+            )
             before = missing
             for row in page:
                 if until is not None and ordered and row.ix != last + 1:
@@ -330,6 +357,12 @@ class Job:
                 if job is None or until is None:
                     return
                 self._pause(look, job, until)
+
+    def _turn(
+        self, ordered: bool, after: int, limit: int, *, waits: bool
+    ) -> tuple[JobRow | None, list[ResultRow]]:
+        """Return the job, where its results are waited for, and then a page of them."""
+        return self._carry_on() if waits else None, self._page(ordered, after, limit)
 
     def _page(self, ordered: bool, after: int, limit: int) -> list[ResultRow]:
         items = self._service.store.items

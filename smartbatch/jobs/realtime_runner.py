@@ -537,6 +537,8 @@ class RealtimeRunner:
             before = self._health.problem
             self._health.ends(error)
             problem, unstored = self._health.problem, self._unstored_locked()
+            if self._ended:  # what is not stored was told of at the end
+                return
         if first:
             self._report(job.lease.job_id, error)
         if problem is not None and before is None:

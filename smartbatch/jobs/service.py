@@ -18,6 +18,7 @@ from smartbatch.errors import (
     ClientClosed,
     JobConflict,
     JobNotFound,
+    SmartbatchError,
     StoreError,
     WrongProcess,
 )
@@ -34,13 +35,14 @@ from smartbatch.events import (
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies
+from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, item_id, with_earlier_tries
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.steps.runner import run_step
-from smartbatch.jobs.store import Counted, SqlStore, open_store
+from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store_health import UnstoredAnswers
 from smartbatch.jobs.supervisor import JobSupervisor
 from smartbatch.jobs.threads import run_within
@@ -77,64 +79,6 @@ class Taker(Protocol):
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: what was waited for belongs to the parent. Takes no inherited lock."""
         ...
-
-
-class OpenedStore:
-    """A store that is opened at its first use, closed at a stop, and opened again after it; thread-safe.
-
-    Args:
-        place: a path or a PostgreSQL address; ``None`` for the user's own store.
-        wall: returns Unix seconds.
-        rng: random numbers for ids of owners.
-        counted: told what was counted of jobs when results were stored; see :class:`SqlStore`.
-    """
-
-    def __init__(
-        self,
-        place: str | None,
-        *,
-        wall: Callable[[], float],
-        rng: Random,
-        counted: Counted | None = None,
-    ) -> None:
-        self._place = place
-        self._counted = counted
-        self._wall = wall
-        self._rng = rng
-        self._opening = threading.Lock()
-        self._store: SqlStore | None = None
-
-    def get(self) -> SqlStore:
-        """Return the store.
-
-        Raises:
-            StoreError, ConfigError: it cannot be used; the text says why.
-        """
-        store = self._store
-        if store is not None:
-            return store
-        with self._opening:
-            if self._store is None:
-                self._store = open_store(self._place, wall=self._wall, rng=self._rng, counted=self._counted)
-            return self._store
-
-    @property
-    def place(self) -> str:
-        """Where it is, for people; without opening it, which may hang."""
-        return "of the client" if self._store is None else self._store.place
-
-    def detach(self) -> SqlStore | None:
-        """Return the open store, which is the caller's to close; the next use opens another.
-
-        It takes no lock: who opens one may hang.
-        """
-        store, self._store = self._store, None
-        return store
-
-    def abandon(self) -> None:
-        """In a forked child: leave the parent's connections alone. Takes no inherited lock."""
-        if self._store is not None:
-            self._store.abandon()
 
 
 class JobService:
@@ -219,8 +163,9 @@ class JobService:
                 )
         else:
             self.told(JobAccepted(at=self.clock.now(), job_id=row.id, model=row.model, items=row.total))
-        self.carry_on(row.id)
-        self.notify(row.id)
+        if row.state is not JobState.DONE:
+            self.carry_on(row.id)
+            self.notify(row.id)
         return row
 
     def find(self, id_or_key: str) -> JobRow:
@@ -264,6 +209,12 @@ class JobService:
             supervisor.start()
         elif new:
             supervisor.notify(job_id)
+
+    def has_ended(self, job_id: str) -> None:
+        """A job was seen to have ended, in whichever process: keep nothing of it."""
+        with self._lock:
+            self._held.pop(job_id, None)
+            self._attended.discard(job_id)
 
     def serves(self, row: JobRow) -> bool:
         """Whether this process can carry a job on, and may: an attended one only where it was named."""
@@ -545,18 +496,20 @@ class JobService:
             text = "the store did not answer at the stop: its jobs are given back when their leases are over"
             self.report(None, StoreError(text))
 
-    def look(self, read: Callable[[], T], seconds: float | None) -> T:
+    def look(
+        self, read: Callable[[], T], seconds: float | None, error: Callable[[str], SmartbatchError]
+    ) -> T:
         """Return what ``read`` reads of the store.
 
         Raises:
-            StoreError: it has not answered for ``seconds``.
+            SmartbatchError: what ``error`` makes of a text, where it has not answered for ``seconds``.
         """
         if seconds is None:
             return read()
         found: list[T] = []
         if not run_within(lambda: found.append(read()), seconds, self.clock, "smartbatch-look"):
-            raise StoreError(
-                f"the store {self._opened.place} has not answered for {seconds:g} s: another process may "
+            raise error(
+                f"the store {self._opened.place} has not answered for {seconds:.3g} s: another process may "
                 "hold it, or its server hang; nothing is lost, look again later"
             )
         return found[0]

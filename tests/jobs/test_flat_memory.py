@@ -10,23 +10,31 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from attrs import asdict
+from inside import inside
 from jobs.remote import Remote
 from jobs.stores import new_job
 
 from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import StoreError
+from smartbatch.events import JobResultsStored
+from smartbatch.jobs import job_budget
 from smartbatch.jobs.dependencies import RealtimeItem
+from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
-from smartbatch.jobs.records import JobRow, JobState, NewItem
+from smartbatch.jobs.records import JobRow, JobState, NewItem, StoredCounts
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
-from smartbatch.types import Generation, Request, Result
+from smartbatch.types import Generation, Request, Result, Route
 
 JOBS = 60
 PATIENCE = 60.0
@@ -142,6 +150,55 @@ def test_a_job_that_is_lost_and_offered_again_has_one_turn(process: Process) -> 
             process.realtime.offer(lease)
             process.realtime.forget(lease.job_id)
     assert set(sizes(process.realtime).values()) <= {0, 2}  # the names of the two threads of the runner
+
+
+def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path: Path) -> None:
+    """However they are read, and whoever finished them."""
+    store = str(tmp_path / "jobs.db")
+    with BatchingClient("sim:demo?latency=0", store=store) as client:
+
+        def run(number: int) -> None:
+            job = client.submit_batch([f"p{number}"], strategy="individual", batch_fallback="individual")
+            assert [future.result(PATIENCE).ok for future in job.futures()] == [True]
+            assert job.wait(PATIENCE).done
+            assert [result.ok for result in client.job(job.id).results()] == [True]
+            job.on_progress(lambda _: None)
+
+        def kept() -> int:
+            lengths = sizes(inside(client).service)
+            lengths.pop("JobService._watchers")  # the ended ones are dropped now and then
+            lengths.pop("JobService._finished")  # the last ones only
+            return sum(lengths.values())
+
+        run(0)
+        before = kept()
+        for number in range(1, 20):
+            run(number)
+        assert kept() == before
+    client = BatchingClient("sim:demo?latency=0", store=store)
+    for job in client.jobs():
+        assert all(result.ok for result in job.results())
+    assert not inside(client).service.is_working  # what has ended needs nobody
+    assert kept() == 0
+    client.stop()
+
+
+def test_what_jobs_without_a_budget_cost_is_one_sum_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their ids are not kept for ever; the USD are."""
+    monkeypatch.setattr(job_budget, "KNOWN_JOBS", 10)
+
+    def no_store() -> SqlStore:
+        raise AssertionError
+
+    budget = ClientBudget(JobReservations(Budget(None), lambda work: work(), "account"), no_store)
+    counts = StoredCounts("sim:demo", Route.BATCH, in_realtime=False, succeeded=1, cost=0.25)
+    for number in range(100):
+        budget(JobResultsStored(at=0.0, job_id=f"job-{number}", **asdict(counts, recurse=False)))
+    assert budget.unreserved == 25.0
+    budget.forget_unreserved("job-0")  # too long ago to be known alone
+    assert budget.unreserved == 25.0
+    budget.forget_unreserved("job-99")
+    assert budget.unreserved == 24.75
 
 
 class WatchedJobs:

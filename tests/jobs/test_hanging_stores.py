@@ -1,4 +1,4 @@
-"""A store that hangs holds up no end: not a stop, not the interpreter's, not a look at a job."""
+"""A store that hangs holds up no end: not a stop, not the interpreter's, not a look at a job or a wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.levels import sampled
 
 SCRIPT = """
 import sys, time
-from smartbatch import BatchingClient, StoreError
+from smartbatch import BatchingClient, JobTimeout, StoreError
 
 client = BatchingClient("sim:demo?latency=0.2", store=sys.argv[1], parallelism=4)
 job = client.submit_batch([f"p{n}" for n in range(400)], strategy="individual")
@@ -35,6 +35,12 @@ if sys.argv[2] == "stop":
         print("a status", flush=True)
     except StoreError as error:
         print("hangs" if "has not answered" in str(error) else error, time.monotonic() - began, flush=True)
+    for wait in (lambda: job.wait(0.5), lambda: list(job.results(timeout=0.5))):
+        began = time.monotonic()
+        try:
+            wait()
+        except JobTimeout:
+            print("waited", time.monotonic() - began, flush=True)
     began = time.monotonic()
     client.stop(timeout=1.0)
     print("stopped", time.monotonic() - began, flush=True)
@@ -101,6 +107,9 @@ def test_a_store_that_hangs_holds_up_no_end(
                         assert (said, float(seconds) < 0.5 + SLACK) == ("hangs", True)
                     else:
                         assert next(lines)
+                    for _ in ("wait", "results"):
+                        said, seconds = next(lines).split()
+                        assert (said, float(seconds) < 0.5 + 1.0 + SLACK) == ("waited", True)
                     said, seconds = next(lines).split()
                     assert (said, float(seconds) < 1.0 + 1.0 + SLACK) == ("stopped", True)
                     assert next(lines) == "0\n"
