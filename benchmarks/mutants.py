@@ -154,7 +154,7 @@ def judged(mutants: Sequence[Mutant], done: Path, calls: Path | None) -> list[Ju
     """Judge mutants; those that the file ``done`` has are not run again, and the others are added to it."""
     known = [_read(line) for line in done.read_text().splitlines()] if done.exists() else []
     words = {one.mutant for one in known}
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+    with tempfile.TemporaryDirectory(prefix="mutants-", dir=_memory()) as folder:
         base = Path(folder)
         tree = copied(ROOT, base / "tree")
         tests = Tests(calls_of_tests(calls or base / "calls", tree))
@@ -170,6 +170,10 @@ def judged(mutants: Sequence[Mutant], done: Path, calls: Path | None) -> list[Ju
                 known.append(one)
     drawn_now = {str(mutant) for mutant in mutants}
     return [one for one in known if one.mutant in drawn_now]
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _read(line: str) -> Judged:

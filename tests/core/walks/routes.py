@@ -176,7 +176,7 @@ def workloads(rng: random.Random, record: Record) -> None:
         request = Request("word " * rng.randrange(1, 30), Generation(max_tokens=rng.choice((None, 100))))
         if rng.random() < 0.1:
             request = Request("word", embedding=Embedding())
-        load.add(request, rng.choice((None, bytes([place % 7]))))
+        load.add(request, rng.choice((None, bytes([place % 7]) * 16)))
     record.note("load", load.load, load.cost("standard"), load.cost("batch"), load.tokens_most)
 
 
