@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from attrs import define, evolve, frozen
 
@@ -109,17 +110,12 @@ class DeferredJobs:
         if api is None:
             return None
         kept = evolve(request, timeout=None)
-        try:
-            body = _encoded(kept)
-            if body is None:
-                kept = evolve(kept, context=None)
-                body = encode_request(kept, _NOTHING)
-            api.encode(kept, model=self._model.name, wire_id=_SOME_WIRE_ID)
-        except InvalidRequest:
-            return None
-        if not (kept.deduplicate and self._config.deduplicate):
-            return Storable(kept, None)
-        return Storable(kept, self._key(body, _NOTHING))
+        for one in (kept, evolve(kept, context=None)):
+            with suppress(InvalidRequest):
+                body = encode_request(one, _NOTHING)
+                api.encode(one, model=self._model.name, wire_id=_SOME_WIRE_ID)
+                return Storable(one, self._key(body, _NOTHING) if self._config.deduplicate else None)
+        return None
 
     def new_key(self) -> str:
         """Return a key for a job of deferred requests that no job has."""
@@ -167,9 +163,7 @@ class DeferredJobs:
             known = self._jobs.get(place.job_id)
             if known is None:
                 return
-            key = known.open.pop(place.ix, None)
-            if key is not None and self._places.get(key) == place:
-                del self._places[key]
+            self._drop_locked(known.open.pop(place.ix, None), place)
             if known.open:
                 return
             del self._jobs[place.job_id]
@@ -230,15 +224,8 @@ class DeferredJobs:
         with self._lock:
             known = self._jobs.pop(job_id, None)
             for ix, key in () if known is None else known.open.items():
-                if key is not None and self._places.get(key) == Place(job_id, ix):
-                    del self._places[key]
+                self._drop_locked(key, Place(job_id, ix))
 
-
-def _encoded(request: Request) -> bytes | None:
-    """Return a request as bytes; ``None`` where its context has no JSON form."""
-    try:
-        return encode_request(request, _NOTHING)
-    except InvalidRequest as error:
-        if error.field == "context":
-            return None
-        raise
+    def _drop_locked(self, key: bytes | None, place: Place) -> None:
+        if key is not None and self._places.get(key) == place:
+            del self._places[key]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from smartbatch._clock import Clock, Monitor
 
@@ -32,11 +33,21 @@ class OwnThreads:
         """Whether the caller runs on one of these threads, for example in an observer of the user's."""
         return getattr(self._mine, "here", False)
 
-    def _run(self, run: Callable[[], None]) -> None:
-        self._clock.began()
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count the caller's thread among these for a while: something of the user's runs on it."""
+        before = self.has_current()
         self._mine.here = True
         try:
-            run()
+            yield
+        finally:
+            self._mine.here = before
+
+    def _run(self, run: Callable[[], None]) -> None:
+        self._clock.began()
+        try:
+            with self.counted():
+                run()
         finally:
             self._clock.ended()
 

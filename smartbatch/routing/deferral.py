@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from attrs import define, evolve, field, frozen
 
@@ -62,7 +60,6 @@ class _Deferred:
         storable: as a job keeps it.
         cache_key: where the cache keeps its answer; ``None`` where it does not.
         deadline: the moment at which its time-out is over; infinity for never.
-        leave_by: the moment from which on a batch would have less time than it may take.
     """
 
     request: Request
@@ -70,7 +67,6 @@ class _Deferred:
     cache_key: bytes | None
     future: ResultFuture
     deadline: float
-    leave_by: float
 
 
 @define(eq=False)
@@ -120,10 +116,9 @@ class Deferral:
         self._window = GatherWindow(config.batch_max_requests)
         self._reading = Reading(parts.realtime.admission, parts.realtime.process)
         self._threads = OwnThreads(clock)
-        self._settling = threading.local()
         self._monitor = clock.monitor()
         self._groups: dict[Hashable, _Group] = {}
-        self._under_way: dict[ResultFuture, _Deferred] = {}
+        self._under_way: set[ResultFuture] = set()
         self._running = False
         self._closing = False
         self._no_store: SmartbatchError | None = None
@@ -138,25 +133,31 @@ class Deferral:
         """
         realtime = self._parts.realtime
         prepared = self._parts.preparer.preprocessed(request)
-        if isinstance(prepared, Answer) or not self._may_wait(prepared):
-            return realtime.submit_prepared(request, prepared)
-        self._parts.preparer.check(prepared)
-        key = realtime.admission.fingerprint(prepared)
-        if realtime.admission.recalled(prepared, key) is not None:
-            return realtime.submit_prepared(request, prepared)
-        prepared = evolve(prepared, id=realtime.admission.id_of(prepared))
-        storable = self._parts.deferred_jobs.storable(prepared)
-        if storable is None:
+        deferred = None if isinstance(prepared, Answer) else self._deferred(prepared)
+        if deferred is None:
             return realtime.submit_prepared(request, prepared)
         if realtime.engine is None:
             realtime.start()
+        self._put(deferred)
+        return deferred.future
+
+    def _deferred(self, request: Request) -> _Deferred | None:
+        """Return a request as one that waits; ``None`` where it does not, or its answer is there."""
+        if not self._may_wait(request):
+            return None
+        self._parts.preparer.check(request)
+        admission = self._parts.realtime.admission
+        key = admission.fingerprint(request)
+        if admission.recalled(request, key) is not None:
+            return None
+        request = evolve(request, id=admission.id_of(request))
+        storable = self._parts.deferred_jobs.storable(request)
+        if storable is None:
+            return None
         future = ResultFuture(self._parts.callbacks.run_later, self._cancelled, self.cancel_pending)
-        now, timeout = self._clock.now(), prepared.timeout
-        deadline = math.inf if timeout is None else now + timeout
-        kept = key if realtime.admission.cache is not None else None
-        leave_by = deadline - self._config.batch_timeout
-        self._put(_Deferred(prepared, storable, kept, future, deadline, leave_by), now)
-        return future
+        deadline = math.inf if request.timeout is None else self._clock.now() + request.timeout
+        kept = key if admission.cache is not None else None
+        return _Deferred(request, storable, kept, future, deadline)
 
     def _may_wait(self, request: Request) -> bool:
         """Whether a request may wait for a batch, as far as can be said of it alone."""
@@ -179,8 +180,8 @@ class Deferral:
                 logs.job_error(None, error)
         return self._no_store is None
 
-    def _put(self, deferred: _Deferred, now: float) -> None:
-        lane = (kind_of(deferred.request), deferred.deadline < math.inf)
+    def _put(self, deferred: _Deferred) -> None:
+        lane, now = (kind_of(deferred.request), deferred.deadline < math.inf), self._clock.now()
         with self._monitor:
             if self._closing:
                 raise ClientClosed("the client was stopped; the request was not taken")
@@ -202,14 +203,11 @@ class Deferral:
 
     def flush(self) -> None:
         """Send what waits for others now, in real time as well."""
-        self._flush()
-        self._parts.realtime.flush()
-
-    def _flush(self) -> None:
         with self._monitor:
             for group in self._groups.values():
                 group.flushed = True
             self._monitor.notify_all()
+        self._parts.realtime.flush()
 
     def _cancelled(self, future: ResultFuture) -> None:
         """Take a cancelled request out. One that is taken from its group is noticed by who took it."""
@@ -252,7 +250,8 @@ class Deferral:
     def _closes(self, group: _Group) -> float:
         if group.flushed or self._closing:
             return -math.inf
-        leave_by = min(each.leave_by for each in group.waiting.values())
+        deadline = min(each.deadline for each in group.waiting.values())
+        leave_by = deadline - self._config.batch_timeout  # after it a batch has less time than it may take
         return self._window.closes(len(group.waiting), group.opened, group.newest, leave_by)
 
     def _send(self, group: Sequence[_Deferred]) -> None:
@@ -280,18 +279,16 @@ class Deferral:
             logs.job_error(None, error)
             return list(group)
         others: list[_Deferred] = []
-        joined: dict[Place, _Takers] = {}
+        joined: dict[str, dict[int, _Takers]] = {}
         for each in group:
             known = None if each.storable.key is None else found.get(each.storable.key)
             if known is None:
                 others.append(each)
             elif each.future.set_running_or_notify_cancel():
-                takers = joined.setdefault(known.place, _Takers(self, known.place, [], known.first))
-                takers.deferred.append(each)
-        jobs: dict[str, list[_Takers]] = {}
-        for place, takers in joined.items():
-            jobs.setdefault(place.job_id, []).append(takers)
-        for job_id, of_job in jobs.items():
+                place = known.place
+                of_job = joined.setdefault(place.job_id, {})
+                of_job.setdefault(place.ix, _Takers(self, place, [], known.first)).deferred.append(each)
+        for job_id, of_job in joined.items():
             self._parts.service.carry_on(job_id)
             self._deliver(job_id, of_job)
         return others
@@ -316,7 +313,8 @@ class Deferral:
                 return False
             row = stored  # all the same: sending its requests in real time would pay them twice
         parts.deferred_jobs.add(row, [each.storable.key for each in group])
-        self._deliver(row.id, [_Takers(self, Place(row.id, ix), [each]) for ix, each in enumerate(group)])
+        takers = {ix: _Takers(self, Place(row.id, ix), [each]) for ix, each in enumerate(group)}
+        self._deliver(row.id, takers)
         return True
 
     def _stored(self, key: str) -> JobRow | None:
@@ -325,12 +323,10 @@ class Deferral:
         except StoreError:
             return None
 
-    def _deliver(self, job_id: str, takers: Iterable[_Takers]) -> None:
-        by_position = {taker.place.ix: taker for taker in takers}
+    def _deliver(self, job_id: str, takers: Mapping[int, _Takers]) -> None:
         with self._monitor:
-            for taker in by_position.values():
-                self._under_way.update((each.future, each) for each in taker.deferred)
-        self._parts.service.deliver(job_id, by_position)
+            self._under_way.update(each.future for taker in takers.values() for each in taker.deferred)
+        self._parts.service.deliver(job_id, takers)
 
     def _ask(self, group: Iterable[_Deferred]) -> None:
         """Send requests in real time, each with the time that is left to it."""
@@ -343,23 +339,26 @@ class Deferral:
             except Exception as error:
                 self._fail([each], error)
 
-    def _fail(self, group: Iterable[_Deferred], error: BaseException) -> None:
+    def _fail(self, group: Sequence[_Deferred], error: BaseException) -> None:
         if not isinstance(error, SmartbatchError):
             logs.job_error(None, error)
             error = SmartbatchError(f"the request could not be sent: {type(error).__name__}")
         for each in group:
             if not each.future.done():
                 each.future.settle(Result(each.request.id or "", error=error, context=each.request.context))
-            with self._monitor:
-                self._under_way.pop(each.future, None)
-                self._monitor.notify_all()
+        self._ended(group)
+
+    def _ended(self, group: Iterable[_Deferred]) -> None:
+        with self._monitor:
+            self._under_way.difference_update(each.future for each in group)
+            self._monitor.notify_all()
 
     # -- settling --------------------------------------------------------------------------------------------
 
     def settle(self, takers: _Takers, result: Result) -> None:
         """Settle the futures of those who wait for one request of a job."""
         stored = not isinstance(result.error, ClientClosed | JobNotFound)
-        with self._marked():
+        with self._threads.counted():  # a hook of the user's could stop the client
             for number, each in enumerate(takers.deferred):
                 if number or not takers.first:
                     own = self._reading.follower(each.request, result)
@@ -372,19 +371,7 @@ class Deferral:
                 self._parts.deferred_jobs.given(takers.place)
             except SmartbatchError as error:
                 logs.job_error(takers.place.job_id, error)
-        with self._monitor:
-            for each in takers.deferred:
-                self._under_way.pop(each.future, None)
-            self._monitor.notify_all()
-
-    @contextmanager
-    def _marked(self) -> Iterator[None]:
-        """Mark this thread, on which a hook of the user's runs that could stop the client."""
-        self._settling.here = True
-        try:
-            yield
-        finally:
-            self._settling.here = False
+        self._ended(takers.deferred)
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -419,7 +406,7 @@ class Deferral:
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread that settles or sends, where it must not wait for the end."""
-        return self._threads.has_current() or getattr(self._settling, "here", False)
+        return self._threads.has_current()
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""

@@ -53,14 +53,16 @@ def remote(clock: VirtualClock) -> Remote:
     return Remote(clock)
 
 
+@pytest.fixture
+def client(client_of: ClientOf, remote: Remote, store: str) -> BatchingClient:
+    return client_of(remote, store=store)
+
+
 # -- what is accepted ----------------------------------------------------------------------------------------
 
 
-def test_a_job_goes_by_batch_and_its_answers_come_in_order(
-    client_of: ClientOf, remote: Remote, store: str
-) -> None:
+def test_a_job_goes_by_batch_and_its_answers_come_in_order(client: BatchingClient, remote: Remote) -> None:
     """Order, ids and context are those of the requests; the route says how they went."""
-    client = client_of(remote, store=store)
     requests = [Request(f"p{n}", id=f"row-{n}", context={"n": n}) for n in range(30)]
     job = client.submit_batch(requests, metadata={"team": "blue"})
     results = list(job.results(timeout=LONG))
@@ -74,9 +76,8 @@ def test_a_job_goes_by_batch_and_its_answers_come_in_order(
     assert len(remote.api.made) == 1
 
 
-def test_nothing_is_sent_before_the_job_is_on_disk(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_nothing_is_sent_before_the_job_is_on_disk(client: BatchingClient, remote: Remote) -> None:
     """A row that is refused after thousands of good ones leaves no job and no call behind."""
-    client = client_of(remote, store=store)
 
     def rows() -> Iterator[Any]:
         yield from (f"p{n}" for n in range(12_000))
@@ -121,10 +122,9 @@ def test_a_run_in_real_time_keeps_to_the_time_outs_of_its_requests(
 
 
 def test_a_priority_that_a_batch_cannot_keep_is_told_once(
-    client_of: ClientOf, remote: Remote, store: str, caplog: pytest.LogCaptureFixture
+    client: BatchingClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Requests that go in real time from the beginning have theirs."""
-    client = client_of(remote, store=store)
     plan = client.forecast(["a"], strategy="individual")
     client.submit_run([Request("a", priority=Priority.URGENT)], plan).wait(LONG)
     assert caplog.messages == []
@@ -151,11 +151,8 @@ def test_the_same_key_is_the_same_job(client_of: ClientOf, remote: Remote, store
 @pytest.mark.parametrize(
     "change", [{"requests": ["other"]}, {"temperature": 0.5}, {"requests": ["p0", "p2", "p1"]}]
 )
-def test_a_key_with_other_requests_is_a_conflict(
-    change: dict[str, Any], client_of: ClientOf, remote: Remote, store: str
-) -> None:
+def test_a_key_with_other_requests_is_a_conflict(change: dict[str, Any], client: BatchingClient) -> None:
     """Other rows, another order or other parameters are another job, and the error names the one that is."""
-    client = client_of(remote, store=store)
     job = client.submit_batch(["p0", "p1", "p2"], key="nightly")
     requests = change.pop("requests", ["p0", "p1", "p2"])
     with pytest.raises(JobConflict, match=job.id):
@@ -169,9 +166,9 @@ def test_seeded_rng_on_a_used_store_draw_another_id(client_of: ClientOf, remote:
     assert one.id != other.id
 
 
-def test_an_empty_job_is_done(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_an_empty_job_is_done(client: BatchingClient) -> None:
     """There is nothing to wait for."""
-    job = client_of(remote, store=store).submit_batch([])
+    job = client.submit_batch([])
     assert job.wait(0.0).done
     assert list(job.results()) == []
 
@@ -197,7 +194,7 @@ def test_results_are_post_processed_when_they_are_read(
     assert alone.texts == ["<re: b>"]
 
 
-def test_a_job_of_any_length_is_read_row_by_row(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_a_job_of_any_length_is_read_row_by_row(client: BatchingClient) -> None:
     """Of 12,000 requests only a few are in memory at any time: each is checked, written and dropped."""
     alive = most = 0
 
@@ -214,7 +211,7 @@ def test_a_job_of_any_length_is_read_row_by_row(client_of: ClientOf, remote: Rem
         nonlocal alive
         alive -= 1
 
-    assert client_of(remote, store=store).submit_batch(rows()).total == 12_000
+    assert client.submit_batch(rows()).total == 12_000
     assert most < 10
 
 
@@ -246,17 +243,17 @@ def test_what_a_job_cannot_take_is_refused_by_row(
 
 
 @pytest.mark.parametrize("key", ["", "  ", "x" * 513, "job-1", "a\nb", 7])
-def test_a_key_is_a_short_printable_name(key: Any, client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_a_key_is_a_short_printable_name(key: Any, client: BatchingClient) -> None:
     """One that looks like an id is refused, as it could hide a job."""
     with pytest.raises(InvalidRequest, match="key must"):
-        client_of(remote, store=store).submit_batch(["a"], key=key)
+        client.submit_batch(["a"], key=key)
 
 
 @pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, {"a": "x" * 513}, {f"{n}": "" for n in range(65)}])
-def test_labels_are_texts(metadata: Any, client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_labels_are_texts(metadata: Any, client: BatchingClient) -> None:
     """Few, and short."""
     with pytest.raises(InvalidRequest, match="metadata"):
-        client_of(remote, store=store).submit_batch(["a"], metadata=metadata)
+        client.submit_batch(["a"], metadata=metadata)
 
 
 def test_a_provider_without_batches_says_so(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
@@ -270,10 +267,10 @@ def test_a_provider_without_batches_says_so(client_of: ClientOf, clock: VirtualC
     assert {result.route for result in job.results()} == {Route.INDIVIDUAL}
 
 
-def test_vectors_need_a_batch_api_that_has_them(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_vectors_need_a_batch_api_that_has_them(client: BatchingClient, remote: Remote) -> None:
     """The kind of a job is that of its first row."""
     with pytest.raises(ConfigError, match="no Batch API for vectors"):
-        client_of(remote, store=store).submit_batch(["a"], embedding=Embedding())
+        client.submit_batch(["a"], embedding=Embedding())
     assert remote.api is not None
     assert remote.api.abilities.kinds == {Kind.GENERATE}
 
@@ -288,9 +285,8 @@ def test_batches_can_be_switched_off(client_of: ClientOf, remote: Remote, store:
     assert remote.api.calls == []
 
 
-def test_a_stopped_client_takes_no_job(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_a_stopped_client_takes_no_job(client: BatchingClient) -> None:
     """After start() it does again."""
-    client = client_of(remote, store=store)
     client.stop()
     with pytest.raises(ClientClosed):
         client.submit_batch(["a"])
@@ -376,14 +372,12 @@ def test_constraints_of_a_job_that_is_waited_for_are_checked_before_it_is_stored
 def test_a_job_that_ends_in_time_while_the_store_is_read_is_looked_at_again(
     look: str,
     wait: Callable[[Job], int],
-    client_of: ClientOf,
+    client: BatchingClient,
     clock: VirtualClock,
-    remote: Remote,
     store: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As when the machine sleeps in between: the time is over, and all is there."""
-    client = client_of(remote, store=store)
     job = client.submit_batch(["a", "b"])
     part, _, name = look.partition(".")
     opened, waiting = type(getattr(inside(client).service.store, part)), threading.current_thread()
@@ -633,12 +627,11 @@ def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(tmp_path: Path) -> No
 
 
 def test_decisions_of_jobs_that_never_end_here_do_not_pile_up(
-    client_of: ClientOf, remote: Remote, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
+    client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The latest are scored at their end; the earliest may have ended in another process."""
     monkeypatch.setattr(lists, "DECIDED", 2)
     scored: list[int] = []
-    client = client_of(remote, store=store)
     client.observe(lambda event: scored.append(event.requests) if isinstance(event, RouteScored) else None)
     with clock.held():
         jobs = [client.submit_batch([f"{n}-{m}" for m in range(n)], deadline="20h") for n in (3, 4, 5)]
@@ -648,23 +641,22 @@ def test_decisions_of_jobs_that_never_end_here_do_not_pile_up(
     assert sorted(scored) == [4, 5]
 
 
-def test_a_job_that_is_nowhere_is_not_found(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_a_job_that_is_nowhere_is_not_found(client: BatchingClient, store: str) -> None:
     """The error says where was looked, and how to see what there is."""
     with pytest.raises(JobNotFound, match="smartbatch jobs list"):
-        client_of(remote, store=store).job("nightly")
+        client.job("nightly")
     with pytest.raises(JobNotFound, match="nightly"):
         smartbatch.job("nightly", store=store)
 
 
 def test_a_job_without_its_key_at_hand_says_what_it_needs(
-    client_of: ClientOf,
+    client: BatchingClient,
     clock: VirtualClock,
     remote: Remote,
     store: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is left alone, and its note names the account."""
-    client = client_of(remote, store=store)
     with clock.held():
         job = client.submit_batch(["a"])
     client.stop(timeout=0)

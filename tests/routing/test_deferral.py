@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,14 @@ def remote(clock: VirtualClock) -> Remote:
 
 
 @pytest.fixture
-def client(client_of: ClientOf, remote: Remote, store: str) -> BatchingClient:
-    return client_of(remote, store=store, deferrable="batch")
+def deferring(client_of: ClientOf, store: str) -> ClientOf:
+    """Make a client of a provider, in whose store deferrable requests may wait."""
+    return partial(client_of, store=store, deferrable="batch")
+
+
+@pytest.fixture
+def client(deferring: ClientOf, remote: Remote) -> BatchingClient:
+    return deferring(remote)
 
 
 def deferred(client: BatchingClient, count: int, **params: Any) -> list[Future[Result]]:
@@ -44,6 +51,10 @@ def deferred(client: BatchingClient, count: int, **params: Any) -> list[Future[R
 
 def results(futures: list[Future[Result]]) -> list[Result]:
     return [future.result() for future in futures]
+
+
+def routes(futures: list[Future[Result]]) -> set[Route | None]:
+    return {future.result().route for future in futures}
 
 
 def batches(remote: Remote) -> list[int]:
@@ -70,7 +81,7 @@ def test_requests_that_may_wait_go_by_one_batch(client: BatchingClient, remote: 
 
 def test_without_leave_they_go_in_real_time(client_of: ClientOf, remote: Remote, store: str) -> None:
     futures = deferred(client_of(remote, store=store), 12)
-    assert {answer.route for answer in results(futures)} == {Route.INDIVIDUAL}
+    assert routes(futures) == {Route.INDIVIDUAL}
     assert batches(remote) == []
 
 
@@ -99,10 +110,8 @@ def test_nobody_waits_for_others_longer_than_four_minutes(
     assert batches(remote) == [35, 25]
 
 
-def test_a_full_batch_goes_at_once(
-    client_of: ClientOf, remote: Remote, store: str, clock: VirtualClock
-) -> None:
-    client = client_of(remote, store=store, deferrable="batch", batch_max_requests=20)
+def test_a_full_batch_goes_at_once(deferring: ClientOf, remote: Remote, clock: VirtualClock) -> None:
+    client = deferring(remote, batch_max_requests=20)
     began = clock.wall()
     results(deferred(client, 20))
     assert batches(remote) == [20]
@@ -122,7 +131,7 @@ def test_a_flush_ends_the_gathering(client: BatchingClient, remote: Remote, cloc
 
 
 def test_too_few_for_a_batch_go_in_real_time(client: BatchingClient, remote: Remote) -> None:
-    assert {answer.route for answer in results(deferred(client, 9))} == {Route.INDIVIDUAL}
+    assert routes(deferred(client, 9)) == {Route.INDIVIDUAL}
     assert batches(remote) == []
     assert client.jobs() == []
 
@@ -136,11 +145,11 @@ def test_too_few_for_a_batch_go_in_real_time(client: BatchingClient, remote: Rem
     ],
 )
 def test_what_cannot_wait_is_asked_at_once(
-    params: dict[str, Any], client_of: ClientOf, remote: Remote, store: str, clock: VirtualClock
+    params: dict[str, Any], deferring: ClientOf, remote: Remote, clock: VirtualClock
 ) -> None:
-    client = client_of(remote, store=store, deferrable="batch", prefer_individual_for="chat")
+    client = deferring(remote, prefer_individual_for="chat")
     began = clock.now()
-    assert {answer.route for answer in results(deferred(client, 12, **params))} == {Route.INDIVIDUAL}
+    assert routes(deferred(client, 12, **params)) == {Route.INDIVIDUAL}
     assert clock.now() - began < 1.0
 
 
@@ -150,11 +159,9 @@ def test_own_functions_are_called_at_once(client: BatchingClient, clock: Virtual
     assert clock.now() < 1.0
 
 
-def test_a_provider_without_batches_is_asked_at_once(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
-    client = client_of(Remote(clock, batches=False), store=store, deferrable="batch")
-    assert {answer.route for answer in results(deferred(client, 12))} == {Route.INDIVIDUAL}
+def test_a_provider_without_batches_is_asked_at_once(deferring: ClientOf, clock: VirtualClock) -> None:
+    client = deferring(Remote(clock, batches=False))
+    assert routes(deferred(client, 12)) == {Route.INDIVIDUAL}
     assert clock.now() < 1.0
 
 
@@ -164,15 +171,15 @@ def test_without_a_store_they_go_in_real_time(
     place = tmp_path / "no-database"
     place.write_bytes(b"something else" * 1000)
     client = client_of(remote, store=str(place), deferrable="batch")
-    assert {answer.route for answer in results(deferred(client, 12))} == {Route.INDIVIDUAL}
+    assert routes(deferred(client, 12)) == {Route.INDIVIDUAL}
     assert clock.now() < 1.0
 
 
-def test_a_hook_may_answer_one(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_a_hook_may_answer_one(deferring: ClientOf, remote: Remote) -> None:
     def known(request: Request) -> Answer | None:
         return Answer("known") if request.prompt == "p3" else None
 
-    client = client_of(remote, store=store, deferrable="batch", preprocess=[known])
+    client = deferring(remote, preprocess=[known])
     answers = results(deferred(client, 12))
     assert answers[3].text == "known"
     assert batches(remote) == [11]
@@ -205,10 +212,10 @@ def test_equal_requests_are_paid_once(client: BatchingClient, remote: Remote) ->
 
 
 def test_clients_of_one_store_take_part_in_each_others_batches(
-    client_of: ClientOf, remote: Remote, store: str, clock: VirtualClock
+    deferring: ClientOf, remote: Remote, clock: VirtualClock
 ) -> None:
     """While the first waits for its answers, the second, another process say, need not pay for them."""
-    first, second = (client_of(remote, store=store, deferrable="batch") for _ in range(2))
+    first, second = (deferring(remote) for _ in range(2))
     one = deferred(first, 12)
     first.flush()
     clock.sleep(5.0)
@@ -234,16 +241,14 @@ def test_an_answer_that_was_given_is_not_given_again(client: BatchingClient, rem
     assert batches(remote) == [12, 12]
 
 
-def test_hooks_see_the_answers_of_a_batch(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_hooks_see_the_answers_of_a_batch(deferring: ClientOf, remote: Remote) -> None:
     seen = []
-    client = client_of(
-        remote, store=store, deferrable="batch", post_process=lambda result: seen.append(result)
-    )
+    client = deferring(remote, post_process=lambda result: seen.append(result))
     results(deferred(client, 12))
     assert sorted(str(result.text) for result in seen) == sorted(f"by batch: p{n}" for n in range(12))
 
 
-def test_objects_of_classes_come_back(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+def test_objects_of_classes_come_back(deferring: ClientOf, clock: VirtualClock, store: str) -> None:
     """A store keeps plain data; who asked has the class."""
     remote = Remote(clock)
     assert remote.api is not None
@@ -255,27 +260,27 @@ def test_objects_of_classes_come_back(client_of: ClientOf, clock: VirtualClock, 
         return evolve(read, answer=evolve(read.answer, text='{"name": "Bern"}'))
 
     remote.api.read_line = object_line  # type: ignore[method-assign]
-    client = client_of(remote, store=store, deferrable="batch")
+    client = deferring(remote)
     futures = [client.submit_background(f"p{n}", schema=City) for n in range(12)]
     assert {future.result().parsed for future in futures} == {City("Bern")}
 
 
 def test_answers_of_a_batch_are_kept_in_the_cache(
-    client_of: ClientOf, remote: Remote, store: str, tmp_path: Path
+    deferring: ClientOf, remote: Remote, tmp_path: Path
 ) -> None:
-    client = client_of(remote, store=store, deferrable="batch", cache=str(tmp_path / "answers.db"))
+    client = deferring(remote, cache=str(tmp_path / "answers.db"))
     results(deferred(client, 12))
-    assert {answer.route for answer in results(deferred(client, 12))} == {Route.CACHED}
+    assert routes(deferred(client, 12)) == {Route.CACHED}
     assert batches(remote) == [12]
 
 
 def test_a_budget_holds_back_what_a_batch_can_cost_and_not_all_there_is(
-    client_of: ClientOf, clock: VirtualClock, store: str
+    deferring: ClientOf, clock: VirtualClock
 ) -> None:
     """Two batches run next to each other, and a request in real time next to both."""
     remote = Remote(clock, priced=True)
     prices = {"remote:default": Price(input=1.0, output=1.0)}
-    client = client_of(remote, store=store, deferrable="batch", budget=1.0, prices=prices)
+    client = deferring(remote, budget=1.0, prices=prices)
     first = deferred(client, 12, max_tokens=100)
     client.flush()
     clock.sleep(1.0)
@@ -296,16 +301,14 @@ def test_requests_that_cannot_be_stored_go_in_real_time(
         raise StoreError("the disk is full")
 
     monkeypatch.setattr(JobTable, "accept", full)
-    assert {answer.route for answer in results(deferred(client, 12))} == {Route.INDIVIDUAL}
+    assert routes(deferred(client, 12)) == {Route.INDIVIDUAL}
     assert batches(remote) == []
 
 
-def test_the_job_is_a_decision_that_is_told_and_scored(
-    client_of: ClientOf, remote: Remote, store: str
-) -> None:
+def test_the_job_is_a_decision_that_is_told_and_scored(deferring: ClientOf, remote: Remote) -> None:
     """As the jobs of lists are."""
     events: list[Event] = []
-    client = client_of(remote, store=store, deferrable="batch", observers=[events.append])
+    client = deferring(remote, observers=[events.append])
     results(deferred(client, 12, purpose="labels"))
     client.stop()
     (chosen,) = [event for event in events if isinstance(event, RouteChosen)]
@@ -316,11 +319,11 @@ def test_the_job_is_a_decision_that_is_told_and_scored(
 
 
 def test_where_no_route_would_be_in_time_they_go_in_real_time(
-    client_of: ClientOf, clock: VirtualClock, store: str
+    deferring: ClientOf, clock: VirtualClock
 ) -> None:
     """Batches take half a day here, and real time two hours: each gets the time that it asked for."""
     remote = Remote(clock, turnaround=50_000.0, latency=1200.0)
-    client = client_of(remote, store=store, deferrable="batch", parallelism=2)
+    client = deferring(remote, parallelism=2)
     results(deferred(client, 12))
     results([client.submit(f"q{n}") for n in range(20)])
     futures = deferred(client, 12, timeout=3700.0)
@@ -358,7 +361,7 @@ def test_a_stop_waits_for_the_batch(client: BatchingClient, remote: Remote) -> N
     futures = deferred(client, 12)
     client.stop()
     assert all(future.done() for future in futures)
-    assert {future.result().route for future in futures} == {Route.BATCH}
+    assert routes(futures) == {Route.BATCH}
 
 
 def test_a_stop_without_time_leaves_no_future_behind(client: BatchingClient, remote: Remote) -> None:
@@ -368,7 +371,7 @@ def test_a_stop_without_time_leaves_no_future_behind(client: BatchingClient, rem
 
 
 def test_a_stop_that_does_not_wait_leaves_the_job_to_the_next_client(
-    client: BatchingClient, client_of: ClientOf, remote: Remote, store: str, clock: VirtualClock
+    client: BatchingClient, deferring: ClientOf, remote: Remote, clock: VirtualClock
 ) -> None:
     """The futures say so; the same requests get the answers, and nothing is paid twice."""
     futures = deferred(client, 12)
@@ -380,26 +383,26 @@ def test_a_stop_that_does_not_wait_leaves_the_job_to_the_next_client(
             future.result()
     assert batches(remote) == [12]
 
-    second = client_of(remote, store=store, deferrable="batch")
+    second = deferring(remote)
     answers = results(deferred(second, 12))
     assert [answer.text for answer in answers] == [f"by batch: p{n}" for n in range(12)]
     assert batches(remote) == [12]
     assert remote.asked == []
 
 
-def test_a_hook_may_stop_the_client_that_settles_it(client_of: ClientOf, remote: Remote, store: str) -> None:
+def test_a_hook_may_stop_the_client_that_settles_it(deferring: ClientOf, remote: Remote) -> None:
     """It runs on the thread that a stop would wait for."""
     stopping: list[BatchingClient] = []
-    client = client_of(remote, store=store, deferrable="batch", post_process=lambda _: stopping[0].stop())
+    client = deferring(remote, post_process=lambda _: stopping[0].stop())
     stopping.append(client)
     assert all(answer.ok for answer in results(deferred(client, 12)))
 
 
 def test_a_time_out_is_kept_in_real_time_where_the_batch_is_late(
-    client_of: ClientOf, clock: VirtualClock, store: str
+    deferring: ClientOf, clock: VirtualClock
 ) -> None:
     remote = Remote(clock, turnaround=1e6)
-    client = client_of(remote, store=store, deferrable="batch")
+    client = deferring(remote)
     began = clock.now()
     answers = results(deferred(client, 12, timeout=7200.0))
     assert {answer.route for answer in answers} == {Route.INDIVIDUAL}
