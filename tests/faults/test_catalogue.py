@@ -140,6 +140,8 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "test_c9_a_batch_whose_results_are_cut_is_not_taken_for_a_foreign_one",
             "faults/test_faults_cut_downloads.py::test_c9_a_file_that_has_no_last_newline_each_time_is_whole",
             "faults/test_faults_cut_downloads.py::"
+            "test_c9_no_more_is_written_than_the_results_of_the_batch_can_be",
+            "faults/test_faults_cut_downloads.py::"
             "test_c9_what_could_be_read_is_there_while_the_rest_is_waited_for",
         ),
     ),

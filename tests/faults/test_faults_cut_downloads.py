@@ -6,13 +6,15 @@ Everything goes over sockets, through the adapters and the vendors' SDKs; see :m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from attrs import evolve
 
 from smartbatch.emulator.provider_api import Reply
+from smartbatch.jobs.steps import collect
+from smartbatch.jobs.steps.context import StepContext
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
 from tests.levels import sampled
 
@@ -103,6 +105,38 @@ def test_c9_a_batch_whose_results_are_cut_is_not_taken_for_a_foreign_one(tmp_pat
         assert [result.text for result in w.results(job)] == w.right(prompts)
         check_nothing_was_asked_again(w)
         assert not w.incidents(job)
+
+
+@pytest.mark.parametrize("line", [False, True])
+@pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
+def test_c9_no_more_is_written_than_the_results_of_the_batch_can_be(
+    provider: str, line: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that goes on for ever fills no disk, with lines or within one; it is told at once, and what
+    it has paid answers for is fetched again."""
+    monkeypatch.setattr(collect, "LARGEST_ANSWER", 20_000)
+    written = []
+
+    def counted(self: StepContext, path: Path, pieces: Iterable[bytes]) -> None:
+        sizes: list[int] = []
+        written.append(sizes)
+        write_file(self, path, (sizes.append(len(piece)) or piece for piece in pieces))  # type: ignore[func-returns-value]
+
+    write_file = StepContext.write_file
+    monkeypatch.setattr(StepContext, "write_file", counted)
+    with world(provider, tmp_path) as w:
+        cut_downloads(
+            w, lambda body: body + (b"x" if line else b"{}\n") * 2_000_000, lambda number: number > 3
+        )
+        prompts = texts(12)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        check_nothing_was_asked_again(w)
+        assert w.incidents(job) == {"results_at_risk": 1}
+        assert "larger than 12 requests can have" in job.incidents()[0].detail
+        assert len([sizes for sizes in written if sum(sizes) > 0]) >= 4
+        assert all(sum(sizes) < 12 * 30_000 for sizes in written)
+        assert not list(Path(f"{w.store}.spool").rglob("*.part"))
 
 
 @pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))

@@ -34,6 +34,10 @@ from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
 _MANY_CUTS = 6
 """Downloads in a row that are cut before an incident tells it: some three minutes."""
+LARGEST_ANSWER = 4 << 20
+"""Bytes of results that a request can have at most: eight times the longest answer, of 128,000 tokens."""
+TOO_LARGE = "too_large"
+"""Code of the error of results that are larger."""
 PEEK = 1 << 20
 """Most bytes of each output of a candidate that are read to see whose it is."""
 
@@ -67,6 +71,8 @@ def fetch(step: StepContext, shard: ShardRow) -> ShardRow:
 
 
 def _not_fetched(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
+    if error.code == TOO_LARGE:
+        _tell_at_risk(step, shard, f"are larger than {shard.size:,} requests can have")
     if error.kind is ErrorKind.CLIENT_ERROR and no_longer_kept(step, shard):
         return _gone(step, shard)
     until = shard.results_until
@@ -299,12 +305,28 @@ def _tell(
 
 
 def download_all(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
-    """Fetch every output of a batch into a local file."""
+    """Fetch every output of a batch into a local file.
+
+    Raises:
+        ProviderError: they are larger than all answers of the batch can be. Nothing else bounds what a broken
+            server has us write.
+    """
     paths = _paths(step, shard, batch)
+    most = 2 * shard.bytes + shard.size * LARGEST_ANSWER  # a line may repeat its request
     for path, output in zip(paths, batch.outputs, strict=True):
         with closing(_received(step, batch, output)) as pieces:
-            step.write_file(path, pieces)
+            step.write_file(path, _within(most, pieces))
+        most -= path.stat().st_size
     return paths
+
+
+def _within(most: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        most -= len(piece)
+        if most < 0:
+            text = "the results are larger than the requests of the batch can have; they are fetched again"
+            raise ProviderError(text, kind=ErrorKind.INVALID_RESPONSE, code=TOO_LARGE)
+        yield piece
 
 
 def download_whole(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> list[Path]:
