@@ -116,28 +116,32 @@ class Worker:
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # what tests leave running becomes a child of this one
 
     def judge(self, path: str, mutated: bytes, tests: Sequence[TestCalls]) -> Outcome:
-        """Say what becomes of a file's mutant; a test counts only if it passes without it."""
-        chosen = _within(tests)
-        while True:
-            with self._planted(path, mutated):
-                outcome = self._in_two_parts(chosen)
-            if outcome.result != "killed":
+        """Say what becomes of a file's mutant: the first tests run alone, as they see most."""
+        chosen = _within(tests, AT_MOST)
+        first = _within(chosen, FIRST)
+        with self._planted(path, mutated):
+            outcome = self._run(first)
+            if outcome.result != "survived" or len(first) == len(chosen):
                 return outcome
-            killer = [test for test in chosen if outcome.by in ("", test.name)][:1]
-            if self._run(killer).result == "survived":
-                return outcome
-            if not outcome.by:
-                raise RuntimeError(f"{killer[0].name} fails without a mutant, too")
-            chosen = [test for test in chosen if test.name != outcome.by]
-
-    def _in_two_parts(self, tests: Sequence[TestCalls]) -> Outcome:
-        first = _within(tests, FIRST)
-        outcome = self._run(first)
-        rest = tests[len(first) :]
-        if outcome.result != "survived" or not rest:
-            return outcome
-        later = self._run(rest)
+            later = self._run(chosen[len(first) :])
         return Outcome(later.result, len(first) + later.tests, later.by)
+
+    def failing(self, tests: Sequence[TestCalls]) -> list[str]:
+        """Return the names of tests that fail without a mutant.
+
+        Raises:
+            RuntimeError: none was found, or none could be run.
+        """
+        names: list[str] = []
+        while tests:
+            outcome = self._run(tests)
+            if outcome.result != "survived" and not outcome.by:
+                raise RuntimeError(f"the tests cannot be run: {(self._scratch / 'said').read_text()[-2000:]}")
+            if not outcome.by:
+                return names
+            names.append(outcome.by)
+            tests = [test for test in tests if test.name != outcome.by]
+        return names
 
     @contextlib.contextmanager
     def _planted(self, path: str, mutated: bytes) -> Iterator[None]:
@@ -224,7 +228,7 @@ class _Chosen:
             self._failed.write_text(report.nodeid)
 
 
-def _within(tests: Iterable[TestCalls], seconds: float = AT_MOST) -> list[TestCalls]:
+def _within(tests: Iterable[TestCalls], seconds: float) -> list[TestCalls]:
     """Return the first tests that take so long at most, or only the first."""
     chosen: list[TestCalls] = []
     for test in tests:
