@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -148,7 +147,15 @@ class BatchingClient:
             config, clock, rng, opened, fallback, preparer, hooks, [logs.LogObserver(), *observers]
         )
         self._states = PerProcess(lambda: RunningState(settings))
-        weakref.finalize(self, forget, self._states).atexit = False
+
+    def __del__(self) -> None:
+        """Finish what is pending and end, on another thread: this runs in the middle of anything.
+
+        Not by ``weakref.finalize``, which would hold what is running, and with it observers and hooks that
+        refer to the client.
+        """
+        if hasattr(self, "_states"):  # else the settings were refused
+            forget(self._states)
 
     # -- requests --------------------------------------------------------------------------------------------
 

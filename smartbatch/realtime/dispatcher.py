@@ -10,11 +10,13 @@ from __future__ import annotations
 import concurrent.futures.thread
 import math
 import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from attrs import define
+from attrs import define, frozen
 
+from smartbatch._clock import Clock, Monitor
 from smartbatch.core.batching.request_batch import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CallFinished, CallStarted
@@ -42,6 +44,21 @@ class _HandOver:
     void: bool = False
 
 
+@frozen
+class _Wait:
+    """For how long the collector waits, if nothing wakes it.
+
+    Attributes:
+        timeout: seconds; ``None`` for a notification alone.
+        idle: the time-out is only there to tidy up.
+        holds: requests are on their way.
+    """
+
+    timeout: float | None
+    idle: bool
+    holds: bool
+
+
 IDLE_SECONDS = 30.0
 """How long nothing is in flight until the threads of the workers end; the next call starts new ones."""
 
@@ -53,7 +70,7 @@ class BatchDispatcher:
         self, setup: RealtimeSetup, queue: RequestQueue, collector: Collector, router: ResponseRouter
     ) -> None:
         self._clock = setup.clock
-        self._tell = setup.tell
+        self.tell = setup.tell
         self._workers = setup.config.parallelism
         self._call_timeout = setup.config.call_timeout
         self._queue = queue
@@ -66,13 +83,13 @@ class BatchDispatcher:
         self._stopping = False
         self._mine = threading.local()
         self._pool: ThreadPoolExecutor | None = None
-        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the collector's thread; workers start when there is work."""
-        self._thread = threading.Thread(target=self._watch, name="smartbatch-collector", daemon=True)
+        given = (weakref.ref(self), self._clock, self._monitor)
+        thread = threading.Thread(target=self._watch, args=given, name="smartbatch-collector", daemon=True)
         self._clock.spawned()
-        self._thread.start()
+        thread.start()
 
     def stop(self) -> None:
         """End the collector's thread and the idle workers. Workers in a call end when it returns."""
@@ -101,43 +118,67 @@ class BatchDispatcher:
         if at < self._wakes_at:
             self._monitor.notify()
 
-    def _watch(self) -> None:
-        self._clock.began()
-        self._mine.here = True
-        try:
-            while True:
-                effects = DeferredEffects(self._queue, self._clock.now())
-                with self._monitor:
-                    if self._stopping:
-                        return
-                    wake = self._step_locked(effects)
-                    if not effects:
-                        self._wakes_at = wake
-                        self._wait_locked(wake)
-                        self._wakes_at = -math.inf
-                effects.perform(self._tell)
-        finally:
-            self._clock.ended()
+    @staticmethod
+    def _watch(of: weakref.ref[BatchDispatcher], clock: Clock, monitor: Monitor) -> None:
+        """Look, and look again when there may be something to do, until the end.
 
-    def _wait_locked(self, wake: float) -> None:
+        While no request is on its way this thread holds nothing of the client: one that only its own
+        observers and hooks refer to can be collected, and is stopped then.
+        """
+        clock.began()
+        try:
+            while (dispatcher := of()) is not None:
+                effects = dispatcher.effects()
+                with monitor:
+                    wait = dispatcher.look_locked(effects)
+                    if wait is None:
+                        return
+                    if not effects:
+                        _held = dispatcher if wait.holds else None
+                        del dispatcher, effects
+                        if wait.timeout is None or wait.timeout > 0:
+                            monitor.wait(wait.timeout, idle=wait.idle)
+                        continue
+                effects.perform(dispatcher.tell)
+                del dispatcher, effects
+        finally:
+            clock.ended()
+
+    def effects(self) -> DeferredEffects:
+        """Return what collects the effects of a look."""
+        return DeferredEffects(self._queue, self._clock.now())
+
+    def look_locked(self, effects: DeferredEffects) -> _Wait | None:
+        """Take a step; return for how long to wait after it, where it had no effects. ``None`` at the end.
+
+        Whatever ends the wait, the collector looks again: with the end of a time-out a notification may have
+        come that is not told.
+        """
+        self._mine.here = True
+        if self._stopping:
+            return None
+        self._wakes_at = -math.inf
+        wake = self._step_locked(effects)
+        if not effects:
+            self._wakes_at = wake
+        return self._wait_locked(wake)
+
+    def _wait_locked(self, wake: float) -> _Wait:
         """Wait until ``wake`` or a notification, and if only that can come, end workers idle for long.
 
-        A worker without a next call does not wake this thread, so it looks by itself after
-        :data:`IDLE_SECONDS`. Whatever ends the wait, the caller takes a step before the next one: with the
-        end of a time-out a notification may have come that is not told.
+        A worker without a next call does not wake the collector, so it looks by itself after
+        :data:`IDLE_SECONDS`.
         """
-        now = self._clock.now()
-        timeout: float | None = None
+        now, holds = self._clock.now(), bool(self._queue.live)
         if wake < math.inf:
-            timeout = wake - now
-            if timeout <= 0:
-                return
-        elif self._pool is not None:
+            return _Wait(wake - now, idle=False, holds=holds)
+        timeout: float | None = None
+        if self._pool is not None:
             timeout = IDLE_SECONDS if self._busy else self._idle_since + IDLE_SECONDS - now
             if timeout <= 0:
                 self._end_workers_locked()
                 timeout = None
-        self._monitor.wait(timeout, idle=wake == math.inf)
+        return _Wait(timeout, idle=True, holds=holds)
 
     def _end_workers_locked(self) -> None:
         """Have the threads of the pool end, those in a call when it returns."""
@@ -215,7 +256,7 @@ class BatchDispatcher:
             while call is not None:
                 effects = DeferredEffects(self._queue, self._clock.now())
                 call = self._make_call(call, effects)
-                effects.perform(self._tell)
+                effects.perform(self.tell)
         finally:
             self._clock.ended()
 
@@ -277,7 +318,7 @@ class BatchDispatcher:
             batch.items[0].stream,
         )
         size = len(batch.items)
-        self._tell(
+        self.tell(
             CallStarted(
                 at=now,
                 batch_id=batch.id,
@@ -292,7 +333,7 @@ class BatchDispatcher:
         outcomes = lane.call(spec)
         batch.complete_all(outcomes)
         call.bill = bill(lane, outcomes)
-        self._tell(self._finished(call, outcomes))
+        self.tell(self._finished(call, outcomes))
 
     def _finished(self, call: InFlightCall, outcomes: Sequence[Outcome]) -> CallFinished:
         now, lane = self._clock.now(), call.permit.lane

@@ -6,6 +6,7 @@ engine never has to be reset.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -62,6 +63,7 @@ class RealtimeEngine:
         self.lanes = LaneFactory(setup, self._attach, cache)
         if setup.fallback is not None:  # its lane is built under the monitor, where nothing may be read
             self.lanes.read(setup.fallback.provider, setup.fallback.name)
+        self._wake = partial(_wake, weakref.ref(self.dispatcher))
         self.dispatcher.start()
 
     def submit(self, submission: Submission, future: ResultFuture | None = None) -> ResultFuture:
@@ -137,7 +139,7 @@ class RealtimeEngine:
         config = self._setup.config
         self.queue.add_lane(lane)
         now = self._clock.now()
-        lane.quota.attach(self.queue, config.max_rpm, config.max_tpm, now=now, wake=self.dispatcher.wake)
+        lane.quota.attach(self.queue, config.max_rpm, config.max_tpm, now=now, wake=self._wake)
         if self.queue.closed is not None:  # stopped meanwhile: its limits must not outlive it
             lane.quota.detach(self.queue, self._clock.now())
 
@@ -263,6 +265,13 @@ class RealtimeEngine:
 
     def _effects(self) -> DeferredEffects:
         return DeferredEffects(self.queue, self._clock.now())
+
+
+def _wake(dispatcher: weakref.ref[BatchDispatcher]) -> None:
+    """Have a collector look, if its client still exists: quotas outlive clients, and must not hold them."""
+    found = dispatcher()
+    if found is not None:
+        found.wake()
 
 
 def _cancellation(waiter: Waiter) -> SmartbatchError:

@@ -60,7 +60,8 @@ class SharedQuota:
     def detach(self, owner: object, now: float) -> None:
         """Forget ``owner``; its limits no longer count, what it used still does. No lock may be held."""
         with self.lock:
-            if self._owners.pop(owner, None) is not None and self._owners:
+            self._owners.pop(owner, None)  # it may be gone: an owner that was collected is no key any more
+            if self._owners:
                 self._configure_locked(now)
         self.wake_others(owner)
 

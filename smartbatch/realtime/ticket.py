@@ -52,6 +52,10 @@ class TicketState(enum.Enum):
     DONE = "done"
 
 
+def _nothing(*_: object) -> None:
+    """What a future that has ended has to tell."""
+
+
 class ResultFuture(Future[Result[T]]):
     """A ``concurrent.futures.Future`` whose callbacks run on a thread of their own.
 
@@ -66,7 +70,7 @@ class ResultFuture(Future[Result[T]]):
         self,
         run_later: Callable[[Callable[[], Any]], None],
         on_cancel: Callable[[ResultFuture[T]], None],
-        on_interrupt: Callable[[], object] = lambda: None,
+        on_interrupt: Callable[[], object] = _nothing,
     ) -> None:
         super().__init__()
         self.outcome: Result[T] | None = None
@@ -83,20 +87,22 @@ class ResultFuture(Future[Result[T]]):
             TimeoutError: it is not over after ``timeout`` seconds.
             CancelledError: it was cancelled.
         """
+        on_interrupt = self._on_interrupt  # it may end while it is interrupted
         try:
             return super().result(timeout)
         except KeyboardInterrupt:
-            self._on_interrupt()
+            on_interrupt()
             raise
         finally:
             del self  # an error raised here has this frame in its traceback, and the future has the error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as :meth:`result` does and return the error, or ``None`` for an answered request."""
+        on_interrupt = self._on_interrupt
         try:
             return super().exception(timeout)
         except KeyboardInterrupt:
-            self._on_interrupt()
+            on_interrupt()
             raise
 
     def cancel(self) -> bool:
@@ -104,6 +110,7 @@ class ResultFuture(Future[Result[T]]):
         cancelled = super().cancel()
         if cancelled:
             self._on_cancel(self)
+            self._let_go()
         return cancelled
 
     def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
@@ -125,6 +132,11 @@ class ResultFuture(Future[Result[T]]):
                 self.set_exception(result.error)
         except InvalidStateError:  # another thread ended it, against the rules of concurrent.futures
             pass
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Hold nothing of the client any more: futures are kept for longer than clients."""
+        self._on_cancel = self._on_interrupt = _nothing
 
     def abandon(self, error: WrongProcess) -> None:
         """End the copy a forked child holds. No other thread of the child can know this future.

@@ -6,6 +6,7 @@ import gc
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import smartbatch
@@ -40,6 +41,59 @@ def test_two_hundred_forgotten_clients_leave_hardly_a_thread() -> None:
     del client
     gc.collect()
     assert within(SOON, lambda: own_threads() - before <= FEW)
+
+
+class Application:
+    """It holds a client whose observer, hook and function it is: the two refer to each other."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.client = BatchingClient(self.answer, observers=[self.see], post_process=self.process)
+
+    def see(self, _event: object) -> None:
+        self.seen += 1
+
+    def process(self, result: smartbatch.Result) -> smartbatch.Result:
+        return result
+
+    def answer(self, request: smartbatch.Request, _attempt: int) -> str:
+        return f"answer to {request.prompt}"
+
+
+def test_clients_whose_own_observers_refer_to_them_are_collected() -> None:
+    """With their threads; futures that are kept hold none of them."""
+    before, applications, kept = own_threads(), [], []
+    for number in range(20):
+        application = Application()
+        kept.append(application.client.submit(f"prompt {number}"))
+        assert kept[-1].result(30).ok
+        applications.append(weakref.ref(application))
+    del application
+
+    def all_gone() -> bool:
+        gc.collect()
+        return own_threads() <= before and not any(reference() for reference in applications)
+
+    assert within(SOON, all_gone)
+
+
+def test_a_client_that_only_its_observer_refers_to_answers_what_it_was_asked() -> None:
+    """It is collected after the last answer, not before."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(_request: object, _attempt: int) -> str:
+        asked.set()
+        assert answer.wait(30)
+        return "done"
+
+    client = BatchingClient(slow, parallelism=1)
+    client.observe(lambda _, client=client: None)
+    futures = [client.submit(f"prompt {n}") for n in range(3)]
+    del client
+    assert asked.wait(30)
+    gc.collect()
+    answer.set()
+    assert [future.result(30).text for future in futures] == ["done"] * 3
 
 
 def test_a_forgotten_client_answers_what_it_was_asked() -> None:
