@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -128,6 +129,35 @@ def test_cancelled_requests_make_room(full: Callable[..., Full]) -> None:
     futures = [caller.result() for caller in callers]
     scene.release()
     assert all(future.result(PATIENCE).ok for future in futures)
+
+
+def test_a_place_is_passed_on_when_who_was_woken_for_it_is_interrupted(
+    full: Callable[..., Full], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes after the wake-up and before the place is taken: the next in line gets it."""
+    scene = full()
+    monitor = type(scene.clock.monitor())
+    waited, unlucky = monitor.wait_for, list[threading.Thread]()
+
+    def interrupted(self: Any, predicate: Callable[[], object], timeout: float | None = None) -> object:
+        found = waited(self, predicate, timeout)
+        if threading.current_thread() in unlucky:
+            raise KeyboardInterrupt
+        return found
+
+    def submit() -> None:
+        unlucky.append(threading.current_thread())
+        scene.client.submit("interrupted")
+
+    monkeypatch.setattr(monitor, "wait_for", interrupted)
+    first = scene.aside(1, submit)
+    second = scene.aside(2, lambda: scene.client.submit("next"))
+    assert scene.waiting[0].cancel()
+    with pytest.raises(KeyboardInterrupt):
+        first.result()
+    admitted = second.result()
+    scene.release()
+    assert admitted.result(PATIENCE).ok
 
 
 def test_a_stop_sends_blocked_callers_away(full: Callable[..., Full]) -> None:
