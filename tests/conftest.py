@@ -122,6 +122,26 @@ def no_mistake_logged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def caught(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The threads of jobs catch every error and try again, so a mistake of ours would only cost time: what
+    they catch fails the test, unless its mark ``catches`` names the class."""
+    found: list[BaseException] = []
+    job_error = logs.job_error
+
+    def noted(job_id: str | None, error: BaseException) -> None:
+        found.append(error)
+        job_error(job_id, error)
+
+    monkeypatch.setattr(logs, "job_error", noted)
+    yield
+    mark = request.node.get_closest_marker("catches")
+    expected = () if mark is None else mark.args
+    if unexpected := [error for error in found if type(error).__name__ not in expected]:
+        raise BaseExceptionGroup("caught by threads of jobs", unexpected)
+    assert mark is None or found, "nothing was caught"
+
+
+@pytest.fixture(autouse=True)
 def fresh_quotas() -> Iterator[None]:
     """Limits found out by one test must not slow the next: each has its own clock."""
     shared_quota.forget_all()

@@ -243,7 +243,6 @@ class Watcher:
             try:
                 callback.call(status)
             except BaseException as error:  # a user's error must not end this thread
-                self._service.report(self._job_id, error)
                 logs.user_error("on_progress", error)
 
     def _has_ended(self, ending: SmartbatchError | None) -> bool:

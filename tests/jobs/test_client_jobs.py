@@ -294,6 +294,7 @@ def test_a_stopped_client_takes_no_job(client: BatchingClient) -> None:
     assert client.submit_batch(["a"]).wait(LONG).completed == 1
 
 
+@pytest.mark.catches("StoreError")
 def test_a_store_that_cannot_be_used_is_named_before_anything_is_sent(
     client_of: ClientOf, remote: Remote, tmp_path: Path
 ) -> None:

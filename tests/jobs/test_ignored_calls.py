@@ -85,6 +85,7 @@ def test_a_batch_that_cannot_be_polled_after_its_cancel_was_refused(
     assert ignored == [("poll of a batch", "network_error")]
 
 
+@pytest.mark.catches("StoreError")
 def test_an_error_of_the_store_is_not_taken_for_one_of_the_provider(
     client_of: ClientOf, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

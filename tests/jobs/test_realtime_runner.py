@@ -195,6 +195,7 @@ def test_a_used_up_budget_keeps_the_items_open(client_of: ClientOf, clock: Virtu
     assert rich.job(job.id).wait(LONG).completed == 40
 
 
+@pytest.mark.catches("StoreError")
 def test_answers_are_kept_while_the_store_is_full(
     client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +240,7 @@ def attended(client: BatchingClient, count: int) -> Job:
     return client.submit_run(prompts, client.forecast(prompts, strategy="individual"))
 
 
+@pytest.mark.catches("StoreError")
 def test_nothing_more_is_asked_while_answers_cannot_be_stored(
     client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +279,7 @@ def test_a_write_that_hangs_counts_as_one_that_fails(
     assert sorted(remote.asked) == sorted(f"p{n}" for n in range(300))
 
 
+@pytest.mark.catches("StoreError")
 def test_answers_that_could_never_be_stored_are_told_at_the_end_and_named_when_they_are_asked_again(
     client_of: ClientOf,
     clock: VirtualClock,

@@ -20,6 +20,7 @@ ClientOf = Callable[..., BatchingClient]
 ADVICE = "others could read prompts and answers, and change them; remove it, or name another store"
 
 
+@pytest.mark.catches("StoreError")
 @pytest.mark.parametrize("planted", ["jobs.db.spool", "jobs.db.spool/owners"])
 def test_a_planted_folder_is_refused(
     planted: str, client_of: ClientOf, clock: VirtualClock, tmp_path: Path

@@ -158,6 +158,7 @@ def test_a_constraint_of_none_is_a_constraint_left_out(client: BatchingClient) -
     assert {result.route for result in job.results()} == {Route.BATCH}
 
 
+@pytest.mark.catches("StoreError")
 def test_where_no_store_can_be_opened_a_list_goes_in_real_time(tmp_path: Path) -> None:
     """Only a batch that was asked for by name is refused."""
     (tmp_path / "file").write_text("no folder")

@@ -165,6 +165,7 @@ def test_a_provider_without_batches_is_asked_at_once(deferring: ClientOf, clock:
     assert clock.now() < 1.0
 
 
+@pytest.mark.catches("StoreError")
 def test_without_a_store_they_go_in_real_time(
     client_of: ClientOf, remote: Remote, tmp_path: Path, clock: VirtualClock
 ) -> None:
@@ -294,6 +295,7 @@ def test_a_budget_holds_back_what_a_batch_can_cost_and_not_all_there_is(
     assert 0 < client.spent < 0.01
 
 
+@pytest.mark.catches("StoreError")
 def test_requests_that_cannot_be_stored_go_in_real_time(
     client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:

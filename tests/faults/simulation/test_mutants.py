@@ -1,4 +1,4 @@
-"""Tests of the tests: each of 16 classic mistakes, made in the real code, is seen by a check."""
+"""Tests of the tests: each of 17 classic mistakes, made in the real code, is seen by a check."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from tests.faults.simulation.simulate import simulate
 
 pytestmark = pytest.mark.full
 
-WITHIN = 400
-"""Runs in which the simulation must have seen a mutant: it ends with the first that sees it, and the rarest
-is seen by one in thirty, so that other random numbers make no test red."""
+WITHIN = 200
+"""Runs in which the simulation must have seen a mutant: it ends with the first that sees it, by now the 30th
+or an earlier one. The rarest is seen by one in 25. Of 60 runs, where the random numbers change, none would
+see it once in eleven times; of 200 once in 3,500."""
 SEEN_BY_SIMULATION = [mutant for mutant in MUTANTS if mutant.test is None]
 SEEN_BY_TESTS = [mutant for mutant in MUTANTS if mutant.test is not None]
 
@@ -43,9 +44,9 @@ def test_a_test_of_the_suite_sees_that(mutant: Mutant, running: dict[Mutant, sub
     """The test of that rule fails with the mutant in place."""
     said, _ = running[mutant].communicate(timeout=100)
     assert running[mutant].returncode == pytest.ExitCode.TESTS_FAILED, said
-    assert f"FAILED {mutant.test}" in said
+    assert any(f"{outcome} {mutant.test}" in said for outcome in ("FAILED", "ERROR"))  # at its end
 
 
 def test_the_list_is_whole() -> None:
-    """16 mistakes, each by a number of its own."""
-    assert [mutant.number for mutant in MUTANTS] == list(range(1, 17))
+    """17 mistakes, each by a number of its own."""
+    assert [mutant.number for mutant in MUTANTS] == list(range(1, 18))
