@@ -26,6 +26,7 @@ class Case:
         code: the exit code; negative for a signal.
         out: the lines it must print.
         err: what must be the last line on standard error, of the user's own traceback; empty for nothing.
+        warning: what the library must say there before it.
         guard: seconds it may take, interpreter start included.
     """
 
@@ -33,6 +34,7 @@ class Case:
     code: int = 0
     out: list[str] = field(factory=list)
     err: str = ""
+    warning: str = ""
     guard: float = 30
 
 
@@ -215,12 +217,13 @@ PENDING = {
         from smartbatch.events import RetryScheduled
         paused = threading.Event()
         client = BatchingClient(
-            MockProvider(rate_limit_on=[1], retry_after=50), exit_grace=0.2,
+            MockProvider(rate_limit_on=[1], retry_after=200), exit_grace=0.2,
             observers=[lambda event: paused.set() if isinstance(event, RetryScheduled) else None],
         )
         client.submit("one")
         paused.wait()
         """,
+        warning="mock:default: a request that failed is not sent again for 3:20 min, as the provider asked\n",
         guard=10,
     ),
     "a callback that blocks for ever": Case(
@@ -404,7 +407,8 @@ PENDING = {
 
 def check(case: Case) -> None:
     ended = run_script(case.script, guard=case.guard, environ={"OPENAI_API_KEY": "sk-test-0000"})
-    last = ended.err.strip().rpartition("\n")[2]
+    assert ended.err.startswith(case.warning), ended.err
+    last = ended.err.removeprefix(case.warning).strip().rpartition("\n")[2]
     assert last == case.err, ended.err
     assert ended.err.count("Traceback") == bool(case.err), ended.err
     assert "smartbatch-" not in ended.err  # the names of our threads
