@@ -213,7 +213,7 @@ class BatchingClient:
         """
         return self.submit(text, embedding=Embedding(task_type, dimensions), **params)
 
-    def stream(self, prompt: Prompt, **params: Unpack[RequestParams[Any]]) -> TextStream:
+    def stream(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> TextStream[T]:
         """Queue one request and return its answer as a stream of text chunks, as they are made.
 
         It passes the same queue, limits, breaker and budget as any other, and is tried again until its first
@@ -313,7 +313,7 @@ class BatchingClient:
         embedding = Embedding(task_type, dimensions)
         return self.generate(texts, on_error=on_error, on_progress=on_progress, embedding=embedding, **params)
 
-    def plan(self, prompts: Iterable[Prompt], **params: Unpack[ListParams[Any]]) -> Plan:
+    def plan(self, prompts: Iterable[Prompt], **params: Unpack[ListParams[T]]) -> Plan[T]:
         """Say what a list would take, by which route, and why; nothing is sent.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Generic
 
 from attrs import asdict, evolve
 
@@ -11,7 +11,7 @@ from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.core.routing.offers import AnswerLengths, Cost, expected_usd
 from smartbatch.errors import ConfigError
 from smartbatch.results import ResultList
-from smartbatch.types import Route
+from smartbatch.types import Route, T
 
 __all__ = ["Plan", "explain"]
 
@@ -42,7 +42,7 @@ _PLAIN = (
 _OF_DEADLINE = slice(_HEAD.index("in time"), _HEAD.index("late cost") + 1)
 
 
-class Plan:
+class Plan(Generic[T]):
     """Made by ``client.plan``; nothing was sent for it.
 
     Attributes:
@@ -109,7 +109,7 @@ class Plan:
             "closed": {route.value: why for route, why in self.decision.closed},
         }
 
-    def run(self, *, budget: float | str | None = None) -> ResultList:
+    def run(self, *, budget: float | str | None = None) -> ResultList[T]:
         """Run the list by the planned route.
 
         The deadline, if there is one, counts from now. Spending stays within the plan's budget; without one,

@@ -25,14 +25,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from typing import Self
+from typing import Generic, Self
 
 from smartbatch._clock import Clock
 from smartbatch._fork import reentered
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.observe import logs
-from smartbatch.types import Result
+from smartbatch.types import Result, T
 
 MOST_CHUNKS = 1_000
 """Chunks that wait for the reader at most; then the call waits."""
@@ -181,7 +181,7 @@ class ChunkBox:
         return close
 
 
-class TextStream(Iterator[str]):
+class TextStream(Iterator[str], Generic[T]):
     """The answer of one request, chunk by chunk, as it is made. One thread reads it; any may close it.
 
     ``for chunk in stream`` closes it whichever way the loop is left, Ctrl-C included; so does the end of a
@@ -202,7 +202,7 @@ class TextStream(Iterator[str]):
         return self._box.request_id
 
     @property
-    def result(self) -> Result:
+    def result(self) -> Result[T]:
         """The whole: usage, cost, latency, ``time_to_first_chunk``; once the stream is read or closed.
 
         Raises:

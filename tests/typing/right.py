@@ -62,7 +62,9 @@ def of_a_client(client: BatchingClient, prompts: list[str]) -> None:
     assert_type(client.submit_embedding("x", purpose="search"), ResultFuture[Any])
     client.embed(prompts, deadline=60, purpose="search")
     client.plan(prompts, schema=CITY, budget=0.5).explain()
+    assert_type(client.plan(prompts, schema=City).run(), ResultList[City])
     client.stream("x", temperature=0)
+    assert_type(client.stream("x", schema=City).result.parsed, City | None)
 
 
 def of_settings() -> None:
