@@ -117,7 +117,11 @@ class RealClock:
 
     now = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
-    sleep = staticmethod(time.sleep)
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        """Wait, by the ``time.sleep`` of this moment: green threads have another."""
+        time.sleep(seconds)
 
     @staticmethod
     def receive(inbox: SimpleQueue[_T]) -> _T:

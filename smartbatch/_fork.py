@@ -56,29 +56,61 @@ _T = TypeVar("_T")
 
 
 class _Registry(Generic[_T]):
-    """Objects held weakly, in the order in which they were added.
+    """Objects held weakly, in the order in which they were added, each with whose it is.
 
     A plain dictionary of weak references: a WeakSet keeps a guard that a fork could catch half-way.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, weakref.ref[Any]] = {}
+        self._known: dict[int, tuple[weakref.ref[Any], tuple[int, bool]]] = {}
 
     def add(self, one: _T) -> None:
         key = id(one)
-        self._known[key] = weakref.ref(one, lambda _: self._known.pop(key, None))
+        self._known[key] = weakref.ref(one, lambda _: self._known.pop(key, None)), identity()
 
-    def living(self) -> list[_T]:
-        return [one for one in (reference() for reference in list(self._known.values())) if one is not None]
+    def living(self, of: tuple[int, bool] | None = None) -> list[_T]:
+        """Return those that still exist; only those that were added under the identity ``of``, if given."""
+        return [
+            one
+            for reference, owner in list(self._known.values())
+            if (of is None or owner == of) and (one := reference()) is not None
+        ]
 
 
 _forked: _Registry[Forked] = _Registry()
 _awaited: _Registry[Awaited] = _Registry()
 _stoppable: _Registry[Stoppable] = _Registry()
 
+_NATIVE = threading.Lock
+_noticed = os.getpid()
+"""The last process that knows it is one: it imported this module, or its copy of the parent's was marked."""
+
+
+def identity() -> tuple[int, bool]:
+    """Return what locks, threads and sockets belong to: the process, and whether its threads are still those
+    of when this module was imported. ``gevent.monkey`` may have put green ones in their place since.
+    """
+    return os.getpid(), threading.Lock is _NATIVE
+
+
+def notice_fork() -> None:
+    """In a child whose fork called no hooks (uWSGI, C extensions), do now what they would have done.
+
+    Called before anything is made for a process, and before anything inherited is waited for.
+    """
+    if _noticed == os.getpid():
+        return
+    with _noticing.setdefault(identity(), threading.RLock()):  # ``setdefault`` is atomic
+        if _noticed != os.getpid():
+            _after_fork_in_child()
+
+
+_noticing: dict[tuple[int, bool], threading.RLock] = {}
+
 
 def on_fork(one: Forked) -> None:
     """Call ``one.after_fork()`` in each forked child, for as long as ``one`` exists."""
+    notice_fork()  # else the child would take it for its parent's
     _forked.add(one)
 
 
@@ -89,17 +121,22 @@ def around_fork(one: Awaited) -> None:
 
 
 def on_exit(one: Stoppable) -> None:
-    """Call ``one.at_exit`` when the interpreter exits, if ``one`` still exists."""
+    """Call ``one.at_exit`` when the interpreter exits, if ``one`` still exists.
+
+    Not in a forked child, which must not wait for its parent's requests, nor after the threads of ``one``
+    were replaced by green ones, which would wait for locks that stop them all.
+    """
     _stoppable.add(one)
 
 
 class PerProcess(Generic[_T]):
-    """One value for each process, made at its first use there. A forked child makes its own, also where
-    Python's hooks were not called.
+    """One value for each :func:`identity`, made at its first use there. A forked child makes its own, also
+    where Python's hooks were not called, and so does a process whose threads were replaced by green ones.
 
     Making one of these costs nothing and makes no lock. :meth:`get` takes none once the value exists. Threads
-    that meet at the first use wait for the one that makes the value, by a lock of this process's own: never
-    one that a thread of the parent holds. The parent's value stays as it is until :meth:`inherited`.
+    that meet at the first use wait for the one that makes the value, by a lock of this identity's own: never
+    one that a thread of the parent holds, nor one that would stop all green threads. The parent's value stays
+    as it is until :meth:`inherited`.
 
     Args:
         make: makes the value; what it raises goes to the caller, and the next use tries again.
@@ -109,36 +146,37 @@ class PerProcess(Generic[_T]):
 
     def __init__(self, make: Callable[[], _T]) -> None:
         self._make = make
-        self._values: dict[int, _T] = {}
-        self._locks: dict[int, threading.RLock] = {}
+        self._values: dict[tuple[int, bool], _T] = {}
+        self._locks: dict[tuple[int, bool], threading.RLock] = {}
 
     def get(self) -> _T:
         """Return the value of this process."""
         value = self.peek()
         if value is None:
+            notice_fork()
             with self.lock():
                 value = self.peek()
                 if value is None:
-                    value = self._values[os.getpid()] = self._make()
+                    value = self._values[identity()] = self._make()
         return value
 
     def peek(self) -> _T | None:
         """Return the value of this process if it was made. Takes no lock."""
-        return self._values.get(os.getpid())
+        return self._values.get((os.getpid(), threading.Lock is _NATIVE))
 
     def take(self) -> _T | None:
         """Return the value of this process and forget it; ``None`` where there is none."""
         with self.lock():
-            return self._values.pop(os.getpid(), None)
+            return self._values.pop(identity(), None)
 
     def inherited(self) -> _T | None:
         """Return and forget the value of the process of which this one is a fork. Takes no lock."""
-        others = [process for process in self._values if process != os.getpid()]
+        others = [owner for owner in self._values if owner[0] != os.getpid()]
         return self._values.pop(others[-1]) if others else None
 
     def lock(self) -> threading.RLock:
         """Return the lock under which this process makes and takes the value; ``setdefault`` is atomic."""
-        return self._locks.setdefault(os.getpid(), threading.RLock())
+        return self._locks.setdefault(identity(), threading.RLock())
 
 
 class _Collected:
@@ -206,6 +244,8 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
+    global _noticed
+    _noticed = os.getpid()
     for one in _forked.living():
         one.after_fork()
 
@@ -213,7 +253,7 @@ def _after_fork_in_child() -> None:
 def _at_exit() -> None:
     began = RealClock.now()
     interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
-    for one in _stoppable.living():
+    for one in _stoppable.living(identity()):
         one.at_exit(RealClock.now() - began, interrupted=interrupted)
 
 

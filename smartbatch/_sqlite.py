@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 from smartbatch._clock import RealClock
 from smartbatch._fork import around_fork
@@ -16,6 +18,59 @@ FORK_WAIT = 5.0
 the very thread that forks; then the child may find the file locked."""
 _abandoned: list[sqlite3.Connection] = []
 """Connections of the parent, kept in a forked child: closing one there could disturb the parent's log."""
+
+
+_T = TypeVar("_T")
+
+
+def connect_sqlite(path: str, *, timeout: float) -> sqlite3.Connection:
+    """Open a connection without implicit transactions that any thread may use.
+
+    Args:
+        timeout: seconds that SQLite itself waits for a lock of others.
+    """
+    monkey = sys.modules.get("gevent.monkey")
+    green = monkey is not None and monkey.is_module_patched("threading")
+    return sqlite3.connect(
+        path,
+        timeout=timeout,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=_GreenConnection if green else sqlite3.Connection,
+    )
+
+
+class _GreenConnection(sqlite3.Connection):
+    """Runs statements on native threads: one that waits for a lock or the disk would stop all green ones."""
+
+    def execute(self, *statement: Any) -> sqlite3.Cursor:
+        return _natively(super().execute, *statement)
+
+    def executemany(self, statement: str, rows: Iterable[Any], /) -> sqlite3.Cursor:
+        return _natively(super().executemany, statement, list(rows))  # what makes them is not for that thread
+
+    def executescript(self, script: str, /) -> sqlite3.Cursor:
+        return _natively(super().executescript, script)
+
+
+def _natively(act: Callable[..., _T], *arguments: Any) -> _T:
+    """Call ``act`` on a native thread while other green threads go on; as it is, where none may."""
+    gevent: Any = sys.modules["gevent"]
+    hub = gevent.get_hub()
+    if gevent.getcurrent() is hub:
+        return act(*arguments)
+    done, error = hub.threadpool.apply(_outcome, (act, arguments))
+    if error is not None:
+        raise error
+    return cast(_T, done)
+
+
+def _outcome(act: Callable[..., _T], arguments: tuple[Any, ...]) -> tuple[_T | None, Exception | None]:
+    """Return what ``act`` returns or raises: gevent prints what is raised on its threads."""
+    try:
+        return act(*arguments), None
+    except Exception as error:
+        return None, error
 
 
 class SqliteConnections:

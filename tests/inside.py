@@ -95,4 +95,4 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lock_of(metrics: BatchMetrics) -> threading.Lock:
     """Return the lock under which figures are counted."""
-    return metrics._lock
+    return metrics._lock.get()

@@ -10,7 +10,7 @@ from attrs import asdict, define, evolve, field
 
 from smartbatch import errors
 from smartbatch._clock import RealClock
-from smartbatch._fork import on_fork
+from smartbatch._fork import PerProcess, on_fork
 from smartbatch.events import (
     BreakerChanged,
     CallFinished,
@@ -117,7 +117,7 @@ class BatchMetrics:
         self._queue_capacity = queue_capacity
         self._now = now
         # re-entrant, so that a signal handler or finaliser that reads figures cannot block its own thread
-        self._lock = threading.RLock()
+        self._lock = PerProcess(threading.RLock)
         self._clear()
         on_fork(self)
 
@@ -131,18 +131,17 @@ class BatchMetrics:
         self._pauses: dict[tuple[str, str], float] = {}
 
     def after_fork(self) -> None:
-        """In a forked child: a fresh lock, as another thread may have held it, and empty figures."""
-        self._lock = threading.RLock()
+        """In a forked child: empty figures."""
         self._clear()
 
     def __call__(self, event: Event) -> None:
         """Count one event. Events of unknown classes are ignored."""
-        with self._lock:
+        with self._lock.get():
             self._count(event)
 
     def snapshot(self) -> MetricsSnapshot:
         """Return all figures of this moment."""
-        with self._lock:
+        with self._lock.get():
             totals, counts, workers = self._totals, self._totals.counts, self._workers
             now = max(self._now(), self._since)
             period = now - self._since if self._state != "stopped" else 0.0
@@ -184,7 +183,7 @@ class BatchMetrics:
 
     def reset(self) -> None:
         """Begin again at zero. Requests not ended yet stay, counted as submitted anew."""
-        with self._lock:
+        with self._lock.get():
             now = self._now()
             before, self._totals = self._totals, _Totals()
             for priority, count in before.submitted.items():

@@ -94,10 +94,10 @@ class PeriodicReporter:
         self._reporter = reporter
         self._every = seconds
         self._clock = clock or RealClock()
-        self._monitor = self._clock.monitor()
         self._running = False
 
     def __enter__(self) -> Self:
+        self._monitor = self._clock.monitor()
         self._running = True
         self._clock.spawned()
         threading.Thread(target=self._run, name="smartbatch-reports", daemon=True).start()

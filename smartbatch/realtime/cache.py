@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from smartbatch._clock import RealClock
-from smartbatch._sqlite import SqliteConnections
+from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.errors import ConfigError
 from smartbatch.events import CacheUnavailable, Event
 from smartbatch.providers.vectors import from_base64, to_base64
@@ -141,9 +141,7 @@ class ResponseCache:
         # one that is there is opened by SQLite only, see its locks
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        connection = sqlite3.connect(
-            self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False
-        )
+        connection = connect_sqlite(str(self._path), timeout=PATIENCE)
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if version != VERSION and (version or tables):

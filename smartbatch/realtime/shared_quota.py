@@ -6,13 +6,13 @@ by provider scope and model, and not in a client. Each quota has a leaf lock, he
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable
 
 from attrs import frozen
 
+from smartbatch._fork import identity
 from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.suspension import FlexHealth
 
@@ -83,19 +83,20 @@ class SharedQuota:
         self.quota.configure(min(rpms, default=None), min(tpms, default=None), now)
 
 
-# By process: a forked child finds none of the parent's, whose locks threads that are not there may hold.
-_quotas: dict[tuple[int, str, str], SharedQuota] = {}
+# By identity: a forked child finds none of the parent's, whose locks threads that are not there may hold.
+_quotas: dict[tuple[tuple[int, bool], str, str], SharedQuota] = {}
 
 
 def shared_quota(scope: str, model: str) -> SharedQuota:
     """Return this process's quota of ``model`` under the provider scope ``scope``."""
-    key = (os.getpid(), scope, model)
+    key = (identity(), scope, model)
     return _quotas.get(key) or _quotas.setdefault(key, SharedQuota())
 
 
 def known_quotas() -> list[SharedQuota]:
     """Return the quotas of this process."""
-    return [quota for (process, _, _), quota in list(_quotas.items()) if process == os.getpid()]
+    mine = identity()
+    return [quota for (owner, _, _), quota in list(_quotas.items()) if owner == mine]
 
 
 def forget_all() -> None:

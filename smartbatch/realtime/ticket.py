@@ -14,6 +14,7 @@ from typing import Any
 
 from attrs import define, field
 
+from smartbatch._fork import notice_fork
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.retry import RetryCount
 from smartbatch.errors import SmartbatchError, ValidationFailed, WrongProcess
@@ -87,6 +88,7 @@ class ResultFuture(Future[Result[T]]):
             TimeoutError: it is not over after ``timeout`` seconds.
             CancelledError: it was cancelled.
         """
+        notice_fork()
         on_interrupt = self._on_interrupt  # it may end while it is interrupted
         try:
             return super().result(timeout)
@@ -98,6 +100,7 @@ class ResultFuture(Future[Result[T]]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as :meth:`result` does and return the error, or ``None`` for an answered request."""
+        notice_fork()
         on_interrupt = self._on_interrupt
         try:
             return super().exception(timeout)
@@ -107,6 +110,7 @@ class ResultFuture(Future[Result[T]]):
 
     def cancel(self) -> bool:
         """Cancel the request if its call has not started; returns whether it is cancelled."""
+        notice_fork()
         cancelled = super().cancel()
         if cancelled:
             self._on_cancel(self)
@@ -115,6 +119,7 @@ class ResultFuture(Future[Result[T]]):
 
     def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
         """Call ``fn(future)`` when the request ends."""
+        notice_fork()
         if self.done():
             super().add_done_callback(fn)
             return

@@ -45,6 +45,42 @@ def test_importing_the_library_starts_and_opens_nothing() -> None:
     assert ended.lines == ["[] [] 1 ['smartbatch', 'smartbatch._version']"]
 
 
+def test_nothing_that_is_made_at_module_level_has_a_lock_yet() -> None:
+    """What a preloading server makes before it forks or patches has no lock, queue, thread or connection."""
+    ended = run_script(
+        """
+        import queue, tempfile
+        made = []
+        def counted(original, name):
+            def make(*args, **settings):
+                frame = sys._getframe(1)
+                while frame.f_globals["__name__"].startswith(("threading", "concurrent.", "queue")):
+                    frame = frame.f_back
+                if frame.f_globals["__name__"].startswith("smartbatch"):
+                    made.append(f"{name} in {frame.f_code.co_qualname} of {frame.f_code.co_filename}")
+                return original(*args, **settings)
+            return make
+        for name in ("Lock", "RLock", "Event", "Semaphore"):
+            setattr(threading, name, counted(getattr(threading, name), name))
+        queue.SimpleQueue = counted(queue.SimpleQueue, "SimpleQueue")
+        import smartbatch
+        from smartbatch import BatchingClient
+        from smartbatch.observe.metrics import BatchMetrics
+        from smartbatch.observe.reporters import ConsoleReporter, PeriodicReporter
+        from smartbatch.shortcuts import StoredJobs
+        from smartbatch.testing import MockProvider
+        folder = tempfile.mkdtemp()
+        models = "openai:m", "anthropic:m", "gemini:m", "sim:demo", MockProvider(), lambda request, _: ""
+        kept = [BatchingClient(model, cache=f"{folder}/a.db", store=f"{folder}/j.db") for model in models]
+        kept += [BatchMetrics(), PeriodicReporter(ConsoleReporter(BatchMetrics()), every=9), StoredJobs()]
+        print(made, os.listdir(folder), threading.active_count())
+        """,
+        environ=dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"), "sk-test-0000"),
+    )
+    assert ended.err == ""
+    assert ended.lines == ["[] [] 1"]
+
+
 def test_a_client_of_the_embedded_provider_imports_no_sdk() -> None:
     """An SDK is imported by the provider that needs it, when it is first used."""
     ended = run_script(

@@ -347,3 +347,124 @@ def test_a_pickled_client_refuses_and_says_what_to_do() -> None:
         """,
         out=["True"],
     )
+
+
+HOOKLESS = """
+import ctypes
+from smartbatch import BatchingClient, WrongProcess
+from scenes import echo, say, Endless
+
+def fork_without_hooks():
+    return ctypes.PyDLL(None).fork()  # as uWSGI and other C code do; PyDLL keeps the interpreter's lock
+
+def in_child(work, guard=15):
+    pid = fork_without_hooks()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = 1
+    try:
+        signal.alarm(guard)
+        work()
+        code = 0
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+"""
+
+
+def passes_without_hooks(script: str, *, out: list[str]) -> None:
+    ended = run_script(HOOKLESS + textwrap.dedent(script))
+    assert ended.err == ""
+    assert ended.lines == out
+
+
+def test_a_child_forked_without_hooks_works_and_ends_what_it_inherited() -> None:
+    """Its own requests are answered, and the parent's futures say whose they are, whichever it asks first."""
+    passes_without_hooks(
+        """
+        call = Endless()
+        busy = BatchingClient(call, parallelism=2)
+        left = [busy.submit(f"p{n}") for n in range(5)]
+        call.began.wait()
+        client = BatchingClient(echo)
+        client.submit("p").result()
+        def ask():
+            assert client.submit("c").result(timeout=10).text == f"c by {os.getpid()}"
+            assert client.counts.submitted == 1, client.counts
+            ended()
+        def ended():
+            assert {type(future.exception()) for future in left} == {WrongProcess}
+            assert all(future.done() for future in left) and not left[0].cancel()
+        say(f"{in_child(ask)} {in_child(ended)} {any(future.done() for future in left)}")
+        busy.stop(timeout=0)
+        """,
+        out=["0 0 False"],
+    )
+
+
+def test_figures_are_empty_after_a_fork_without_hooks_also_while_they_were_locked() -> None:
+    """Metrics that a user made are read in the child although a thread of the parent held their lock."""
+    passes_without_hooks(
+        """
+        from smartbatch.events import CallFinished
+        from smartbatch.observe.metrics import BatchMetrics
+        metrics = BatchMetrics()
+        held, over = threading.Event(), threading.Event()
+        class Tokens:
+            "Being counted, they hold the lock."
+            @property
+            def input_tokens(self):
+                held.set()
+                over.wait()
+                return 0
+            output_tokens = cached_tokens = reasoning_tokens = cache_write_tokens = cache_write_1h_tokens = 0
+            estimated = False
+        event = CallFinished(
+            at=0.0, batch_id="b", model="m", size=1, seconds=0.1, usage=Tokens(), cost=None, error=None
+        )
+        threading.Thread(target=metrics, args=(event,)).start()
+        held.wait()
+        def look():
+            assert metrics.snapshot().submitted == 0
+        say(str(in_child(look)))
+        over.set()
+        """,
+        out=["0"],
+    )
+
+
+@pytest.mark.full
+def test_children_forked_without_hooks_store_jobs_and_ask_over_connections_of_their_own() -> None:
+    """Store, cache, connections and limits that the parent used are opened anew."""
+    passes_without_hooks(
+        """
+        import tempfile
+        from smartbatch.testing import answer_for, emulator
+        folder = tempfile.mkdtemp()
+        server_in, server_out = os.pipe()
+        server = os.fork()
+        if server == 0:
+            with emulator(latency=0.002, batch_turnaround=0.1) as emu:
+                os.write(server_out, emu.base_url.encode())
+                signal.pause()
+        os.environ["OPENAI_BASE_URL"] = os.read(server_in, 100).decode()
+        os.environ["OPENAI_API_KEY"] = "sk-test-0000"
+        client = BatchingClient(
+            "openai:m", store=f"{folder}/jobs.db", cache=f"{folder}/answers.db", batch_poll_interval=0.1
+        )
+        def ask():
+            prompts = [f"prompt {n}" for n in range(20)]
+            results = client.generate(prompts)
+            assert [result.text for result in results] == [answer_for(p, "m") for p in prompts]
+            own = client.submit_and_wait([f"row {n} of {os.getpid()}" for n in range(12)], timeout=15)
+            assert all(result.ok for result in own)
+        ask()
+        client.stop()  # nothing of the parent writes at the moment of a fork, which waits for nobody here
+        say(str([in_child(ask, 30) for _ in range(3)]))
+        client.stop()
+        os.kill(server, signal.SIGKILL)
+        """,
+        out=["[0, 0, 0]"],
+    )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from smartbatch._clock import RealClock
-from smartbatch._sqlite import SqliteConnections
+from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store import checks
@@ -171,12 +171,7 @@ class SqliteDatabase(Database):
     def _connect(self) -> sqlite3.Connection:
         if self._closed:
             raise StoreError(f"the store {self.place} was closed; open it again")
-        connection = sqlite3.connect(
-            self.place,
-            timeout=min(LOOK, self._busy_timeout),
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        connection = connect_sqlite(self.place, timeout=min(LOOK, self._busy_timeout))
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")  # bytes a log that grew once may keep
         return connection

@@ -9,7 +9,8 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from urllib3 import PoolManager, ProxyManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -47,8 +48,18 @@ def seconds_left(deadline: float) -> float:
     return remaining
 
 
-class PlainSocket(socket.socket):
-    """A socket whose every read and write ends at one common deadline (monotonic seconds)."""
+if TYPE_CHECKING:
+    _Plain: TypeAlias = socket.socket
+    _Tls: TypeAlias = ssl.SSLSocket
+else:  # the sockets of green threads are of other classes, which may not be in place yet
+    _Plain = _Tls = object
+
+
+class PlainSocket(_Plain):
+    """A socket whose every read and write ends at one common deadline (monotonic seconds).
+
+    It is put on the socket class that is in force when a connection is made, see :func:`_over`.
+    """
 
     deadline = 0.0
 
@@ -61,7 +72,7 @@ class PlainSocket(socket.socket):
         return super().sendall(*args)
 
 
-class _TlsSocket(ssl.SSLSocket):
+class _TlsSocket(_Tls):
     """The same over TLS, where everything ends in ``read`` and ``send``."""
 
     deadline = 0.0
@@ -70,9 +81,19 @@ class _TlsSocket(ssl.SSLSocket):
         self.settimeout(seconds_left(self.deadline))
         return super().read(len, buffer)
 
-    def send(self, data: Any, flags: int = 0) -> int:
+    def send(self, data: Any, flags: int = 0, **more: Any) -> int:
         self.settimeout(seconds_left(self.deadline))
-        return super().send(data, flags)
+        return super().send(data, flags, **more)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        self.settimeout(seconds_left(self.deadline))  # that of green threads reads it once, at its start
+        return super().sendall(data, flags)
+
+
+@lru_cache(maxsize=8)
+def _over(deadline: Any, base: Any) -> Any:
+    """Return the socket class ``base`` with the reads and writes of ``deadline``."""
+    return type(deadline.__name__, (deadline, base), {})
 
 
 class Connection(HTTPConnection):
@@ -128,7 +149,8 @@ class Connection(HTTPConnection):
         error: OSError = OSError("the name has no address")
         until = min(self.deadline, time.monotonic() + self.pool.connect_timeout)
         for family, kind, protocol, _, address in resolve(self._dns_host, self.port, until):
-            sock = self.dialling = PlainSocket(family, kind, protocol)
+            sock: PlainSocket
+            sock = self.dialling = _over(PlainSocket, socket.socket)(family, kind, protocol)
             sock.deadline = self.deadline
             try:
                 for option in self.socket_options or ():
@@ -231,10 +253,14 @@ class ConnectionPool(HTTPConnectionPool):
         if self.now() < self._next_sweep or self.pool is None:
             return
         self._next_sweep = self.now() + IDLE_SECONDS
-        with self.pool.mutex:  # nobody takes a connection meanwhile
-            for connection in self.pool.queue:
-                if connection is not None and connection.sock is not None and self._is_stale(connection):
-                    connection.close()
+        idle: list[Any] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                idle.append(self.pool.get(block=False))
+        for connection in reversed(idle):  # the last one back stays the first one taken
+            if connection is not None and connection.sock is not None and self._is_stale(connection):
+                connection.close()
+            self.pool.put(connection)
 
 
 class _TlsPool(ConnectionPool, HTTPSConnectionPool):
@@ -263,7 +289,8 @@ def open_pool(
     if url.scheme == "https":
         # The system's certificates, or those that SSL_CERT_FILE or SSL_CERT_DIR name.
         settings["ssl_context"] = context = ssl.create_default_context()
-        context.sslsocket_class = _TlsSocket
+        native: Any = context.sslsocket_class
+        context.sslsocket_class = _over(_TlsSocket, native)
     address, headers = proxy
     manager = (
         ProxyManager(address, proxy_headers=headers, num_pools=1, **settings)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import socket
 import threading
 import time
 from typing import Any
 
 from smartbatch._clock import RealClock
+from smartbatch._fork import identity
 
 _STALE = 30.0
 """Seconds after which nobody joins a lookup that hangs: the resolver may work again."""
 
-_lookups: dict[tuple[int, str, int | None], _Lookup] = {}
-"""Those under way, by process (a forked child has none of the parent's threads), host and port."""
+_lookups: dict[tuple[tuple[int, bool], str, int | None], _Lookup] = {}
+"""Those under way, by identity (a forked child has none of the parent's threads), host and port."""
 
 
 def resolve(host: str, port: int | None, deadline: float) -> list[Any]:
@@ -34,7 +34,7 @@ def resolve(host: str, port: int | None, deadline: float) -> list[Any]:
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host)
         return _addresses(host, port)
-    key = os.getpid(), host, port
+    key = identity(), host, port
     lookup = _lookups.get(key)
     if lookup is None or time.monotonic() - lookup.began > _STALE:
         mine = _lookups[key] = _Lookup()
@@ -58,7 +58,7 @@ class _Lookup:
         self.pending = threading.Lock()
         self.pending.acquire(blocking=False)
 
-    def run(self, process: int, host: str, port: int | None) -> None:
+    def run(self, owner: tuple[int, bool], host: str, port: int | None) -> None:
         try:
             self.found = _addresses(host, port)
         except Exception as error:
@@ -66,8 +66,8 @@ class _Lookup:
                 error if isinstance(error, OSError) else socket.gaierror(socket.EAI_NONAME, "no name")
             )
         finally:
-            if _lookups.get((process, host, port)) is self:
-                del _lookups[process, host, port]
+            if _lookups.get((owner, host, port)) is self:
+                del _lookups[owner, host, port]
             self.pending.release()
 
 

@@ -1,0 +1,102 @@
+"""Under gevent the client waits as green threads do, whenever it was imported, made or first used."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+from providers.raw_server import Exchange, RawServer, chat, says
+from run_script import run_script
+
+CA = str(Path(__file__).parents[1] / "providers" / "localhost-ca.pem")
+pytest.importorskip("gevent", reason="gevent is not installed: the test extra has it")
+
+GREEN = """
+import warnings
+warnings.simplefilter("ignore")  # patching after an import is what is tried here
+import gevent.monkey
+from smartbatch import BatchingClient
+from scenes import say
+
+class Ticks:
+    "Counts how often another green thread has its turn."
+    def __init__(self):
+        self.count, self.then = 0, lambda: None
+        gevent.spawn(self.run)
+    def run(self):
+        while True:
+            gevent.sleep(0.01)
+            self.count += 1
+            self.then()
+"""
+
+
+def passes(script: str, *, out: list[str], environ: dict[str, str] | None = None) -> None:
+    ended = run_script(GREEN + textwrap.dedent(script), environ=environ)
+    assert ended.err == ""
+    assert ended.lines == out
+    assert ended.code == 0
+
+
+def test_a_client_that_was_used_before_the_patching_works_after_it_and_ends() -> None:
+    """Locks, threads and limits are made anew; what was made for native threads is left alone."""
+    passes(
+        """
+        client = BatchingClient("sim:demo", parallelism=4)
+        assert client.submit("before").result().ok
+        gevent.monkey.patch_all()
+        ticks = Ticks()
+        jobs = [gevent.spawn(lambda n=n: client.submit(f"after {n}").result().ok) for n in range(50)]
+        gevent.joinall(jobs, timeout=15)
+        say(f"{[job.value for job in jobs] == [True] * 50} {client.counts.submitted} {ticks.count > 0}")
+        """,
+        out=["True 50 True"],
+    )
+
+
+def test_calls_wait_for_their_answers_at_the_same_time_over_tls_too() -> None:
+    """The server answers none of two calls before both have come, so neither may stop all green threads."""
+    both = threading.Barrier(2)
+
+    def answer(exchange: Exchange) -> None:
+        both.wait(20)
+        says(chat())(exchange)
+
+    server = RawServer([answer], tls=True)
+    passes(
+        """
+        client = BatchingClient("openai:m", parallelism=2, call_timeout=10, retries=0)
+        gevent.monkey.patch_all()
+        say(str([result.text for result in client.map(["one", "two"])]))
+        """,
+        out=["['Lima', 'Lima']"],
+        environ={"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "sk-test-0000", "SSL_CERT_FILE": CA},
+    )
+    server.stop()
+
+
+def test_a_store_that_waits_for_a_lock_does_not_stop_other_green_threads(tmp_path: Path) -> None:
+    """The one that holds the lock has its turn, gives it back, and the job is stored."""
+    passes(
+        f"""
+        import sqlite3
+        client = BatchingClient("sim:demo", store="{tmp_path}/jobs.db", cache="{tmp_path}/answers.db")
+        gevent.monkey.patch_all()
+        assert client.submit("first").result().ok
+        client.submit_batch(["one"]).cancel()
+        other = sqlite3.connect("{tmp_path}/jobs.db", isolation_level=None, timeout=0)
+        while not other.in_transaction:  # the client's own writes end only if they have their turn
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                gevent.sleep(0.01)
+        ticks = Ticks()
+        ticks.then = lambda: other.execute("COMMIT") if ticks.count == 30 else None
+        job = client.submit_batch(["two"])
+        say(f"{{ticks.count >= 30}}")
+        job.cancel()
+        """,
+        out=["True"],
+    )

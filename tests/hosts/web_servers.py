@@ -1,0 +1,224 @@
+"""Real web servers in processes of their own, what is done to them, and requests to them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from attrs import field, frozen
+from run_script import PACKAGE
+
+from smartbatch.testing import answer_for
+
+HERE = Path(__file__).parent
+WORKERS = 2
+GRACE = 10
+"""Seconds that a server gives requests in flight, by its own settings."""
+
+_GUNICORN = (
+    *("gunicorn", "web_app:application", "--bind", "127.0.0.1:0", "--workers", str(WORKERS)),
+    *("--graceful-timeout", str(GRACE), "--no-control-socket"),
+)
+_UWSGI = (
+    *("uwsgi", "--master", "--die-on-term", "--need-app", "--http-socket", "127.0.0.1:0"),
+    *("--module", "web_app", "--processes", str(WORKERS), "--enable-threads", "--disable-logging"),
+    *("--worker-reload-mercy", str(GRACE), "--reload-mercy", str(GRACE)),
+)
+
+
+@frozen
+class WebServer:
+    """A server with options.
+
+    Attributes:
+        name: as in the table of the documentation.
+        command: without what a single test adds.
+        at_once: how many requests it works on in one worker.
+        forks_after_import: whether the application is imported by the process that forks.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    at_once: int = 1
+    forks_after_import: bool = False
+
+    @property
+    def is_uwsgi(self) -> bool:
+        return self.command[0] == "uwsgi"
+
+
+def _gunicorn(kind: str, *options: str, at_once: int = 1) -> list[WebServer]:
+    command = (*_GUNICORN, "--worker-class", kind, *options)
+    name = f"gunicorn -k {kind}"
+    return [
+        WebServer(name, command, at_once),
+        WebServer(f"{name} --preload", (*command, "--preload"), at_once, forks_after_import=True),
+    ]
+
+
+SERVERS = [
+    *_gunicorn("sync"),
+    *_gunicorn("gthread", "--threads", "8", at_once=8),
+    *_gunicorn("gevent", at_once=1000),
+    WebServer("uwsgi", _UWSGI, forks_after_import=True),
+    WebServer("uwsgi --lazy-apps", (*_UWSGI, "--lazy-apps")),
+    WebServer("uwsgi --threads 8", (*_UWSGI, "--threads", "8"), 8, forks_after_import=True),
+]
+
+
+@frozen
+class Reply:
+    """What became of a request: ``status`` 0 stands for a connection that the server closed."""
+
+    prompt: str
+    status: int
+    process: int
+    text: str
+    seconds: float
+
+    @property
+    def is_right(self) -> bool:
+        return self.status == 200 and self.text == answer_for(self.prompt, "m")
+
+
+@frozen
+class Running:
+    """A server that runs."""
+
+    server: WebServer
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    def ask(self, prompt: str) -> Reply:
+        """Send one request; whoever waits longer than the guard is hung."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        began = time.monotonic()
+        try:
+            connection.request("GET", f"/?{prompt}")
+            response = connection.getresponse()
+            process, _, text = response.read().decode().partition(" ")
+            return Reply(prompt, response.status, int(process or 0), text, time.monotonic() - began)
+        except TimeoutError:
+            raise AssertionError(f"{prompt} hangs\n{self.log.read_text()}") from None
+        except (OSError, http.client.HTTPException) as error:
+            return Reply(prompt, 0, 0, repr(error), time.monotonic() - began)
+        finally:
+            connection.close()
+
+    def ask_all(self, count: int, at_once: int, name: str = "p") -> list[Reply]:
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(self.ask, [f"{name}{n}" for n in range(count)]))
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the end of all its processes."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+
+@frozen
+class Provider:
+    """The emulator, in a process of its own."""
+
+    port: int
+    environ: dict[str, str] = field(init=False)
+
+    @environ.default
+    def _environ(self) -> dict[str, str]:
+        return {"OPENAI_BASE_URL": f"http://127.0.0.1:{self.port}/v1", "OPENAI_API_KEY": "sk-test-0000"}
+
+    def received(self) -> int:
+        with urlopen(f"http://127.0.0.1:{self.port}/_ledger") as answer:
+            return int(json.load(answer)["received"])
+
+    def wait_for(self, calls: int) -> None:
+        """Return once so many calls have come."""
+        while self.received() < calls:
+            pass
+
+
+@contextlib.contextmanager
+def provider(latency: float) -> Iterator[Provider]:
+    """Run the emulator; ``latency`` in seconds."""
+    command = [sys.executable, "-m", "smartbatch", "emulator", "--port", "0", "--latency", str(latency)]
+    with subprocess.Popen(command, cwd=PACKAGE.parent, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            line = running.stdout.readline()
+            yield Provider(int(line.split("/v1")[0].rsplit(":", 1)[1]))
+        finally:
+            running.kill()
+
+
+def program(name: str) -> str:
+    """Return the path of an installed program; without it the test is skipped by its name."""
+    found = shutil.which(name, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+    if found is None:
+        pytest.skip(f"{name} is not installed: the test extra has it")
+    return found
+
+
+@contextlib.contextmanager
+def run_server(server: WebServer, environ: dict[str, str], folder: Path, *options: str) -> Iterator[Running]:
+    """Run a server until the block ends; then none of its processes is left."""
+    command = [program(server.command[0]), *server.command[1:], *options]
+    paths = os.pathsep.join((str(HERE), str(PACKAGE.parent), *sys.path))
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LANG")}
+    log = folder / "server.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**kept, "PYTHONPATH": paths, **environ},
+            cwd=folder,
+            start_new_session=True,
+        )
+    try:
+        yield Running(server, process, _port_of(process, log), log)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+_ANNOUNCED = ("Listening at: http://127.0.0.1:", "bound to TCP address 127.0.0.1:")
+
+
+def _port_of(process: subprocess.Popen[bytes], log: Path) -> int:
+    """Return the port that the server chose, once it says so."""
+    while process.poll() is None:
+        for line in log.read_text().splitlines():
+            for announced in _ANNOUNCED:
+                _, found, rest = line.partition(announced)
+                if found:
+                    return int(rest.split()[0].rstrip(")"))
+        os.sched_yield()
+    raise AssertionError(f"the server did not start:\n{log.read_text()}")
+
+
+def answered(replies: Sequence[Reply]) -> int:
+    return sum(reply.is_right for reply in replies)
