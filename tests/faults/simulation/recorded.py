@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.simulation.clock import SimClock
-from tests.faults.simulation.plans import seeded
+from tests.faults.simulation.plans import CASES, plan_of, seeded
 from tests.faults.simulation.scenario import FLAVOURS, HOUR, Plan
 from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.world import Outcome
@@ -46,8 +46,8 @@ def lines_of(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def _words(outcome: Outcome) -> Iterator[str]:
-    yield f"{outcome.plan.line()}: {outcome.problem or outcome.trace} {outcome.seconds:.0f} s,"
-    yield f"paid twice {outcome.double},"
+    yield f"{outcome.plan.line()}: {outcome.problem or outcome.trace} {outcome.stored}"
+    yield f"{outcome.seconds:.0f} s, paid twice {outcome.double},"
     for what, counts in (("creates", outcome.creates), ("incidents", outcome.incidents)):
         yield f"{what} {dict(sorted(counts.items()))}"
 
@@ -58,5 +58,6 @@ def recorded() -> list[str]:
 
 if __name__ == "__main__":
     plans = [plan for flavour in FLAVOURS for plan in seeded(SEEDS, flavour)]
+    plans += [plan_of(case, flavour, 0) for case in CASES for flavour in FLAVOURS]
     plans += [plan for name in POLICIES for plan in with_policy(name)]
     RECORDED.write_text("".join(f"{line}\n" for line in lines_of(map(simulate, plans))))

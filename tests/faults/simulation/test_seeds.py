@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from tests.faults.simulation.plans import Totals, seeded
+from tests.faults.simulation.plans import CASES, Totals, plan_of, seeded
 from tests.faults.simulation.recorded import POLICIES, SEEDS, lines_of, recorded, with_policy
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.simulate import simulate
@@ -28,9 +28,17 @@ def test_of_8_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(flavour: str
     assert set(lines_of(outcomes)) <= set(recorded())
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_jobs_in_each_case_go_as_they_went(case: str) -> None:
+    """One thing goes wrong, and nothing crashes."""
+    outcomes = [simulate(plan_of(case, flavour, 0)) for flavour in FLAVOURS]
+    assert Totals.of(outcomes).problems == []
+    assert set(lines_of(outcomes)) <= set(recorded())
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_jobs_that_ask_for_more_go_as_they_went(policy: str) -> None:
-    """So do those of the test above. A change that is meant is recorded anew with
+    """So do those of the tests above. A change that is meant is recorded anew with
     ``PYTHONPATH=tests:. python -m tests.faults.simulation.recorded``."""
     outcomes = [simulate(plan) for plan in with_policy(policy)]
     assert Totals.of(outcomes).problems == []

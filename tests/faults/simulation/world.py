@@ -49,6 +49,7 @@ class Outcome:
         plan: the run.
         problem: the invariant that broke, or what was raised; ``None`` when all is well.
         trace: a digest of every event with its time.
+        stored: a digest of all that the store had after each step.
         points: names of the crash points that were met.
         crashed: names of those that crashed; ``frozen`` how many stood still.
         incidents: what the store told, by kind.
@@ -63,6 +64,7 @@ class Outcome:
     plan: Plan
     problem: str | None
     trace: str
+    stored: str
     points: tuple[str, ...]
     crashed: tuple[str, ...]
     frozen: int
@@ -125,6 +127,7 @@ class World:
         self.processes = [self._start_process(KEY) for _ in range(self.what.workers)]
         self._accept()
         for _ in range(STEPS):
+            self.disk.note()
             if self.checker.check_step():
                 self._deliver()
             if self._over():
@@ -356,6 +359,7 @@ class World:
             plan=self.plan,
             problem=problem,
             trace=self.points.trace,
+            stored=self.disk.stored.hexdigest(),
             points=tuple(self.points.names),
             crashed=tuple(self.points.crashed),
             frozen=self.points.frozen,
