@@ -13,17 +13,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
+from smartbatch._clock import Monitor
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import (
     BudgetExceeded,
     ClientClosed,
     ConfigError,
-    QueueFull,
-    RequestCancelled,
     SmartbatchError,
-    WrongProcess,
 )
 from smartbatch.events import StoreAvailable, StoreUnavailable
 from smartbatch.jobs.dependencies import RealtimeItem
@@ -32,8 +30,6 @@ from smartbatch.jobs.payload import (
     Shared,
     decode_params,
     decode_request,
-    encode_error,
-    encode_result,
     item_id,
 )
 from smartbatch.jobs.records import (
@@ -43,14 +39,13 @@ from smartbatch.jobs.records import (
     JobRow,
     JobState,
     LeaseLost,
-    NewResult,
     StoredItem,
 )
-from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, JobRuntime, held_note
+from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.store_health import StoreHealth, UnstoredAnswers
 from smartbatch.jobs.threads import OwnThreads, wait_while
+from smartbatch.jobs.verdicts import LATER, Verdict, verdict_of
 from smartbatch.observe import logs
-from smartbatch.prices import RateCard
 from smartbatch.types import Request, Result, Route
 
 PORTION = 100
@@ -59,89 +54,14 @@ LONGEST_PAUSE = 10.0
 """Seconds between two tries to store results: they are paid for and held in memory only."""
 LAST_PAUSE = 1.0
 """The same once the runner ends."""
-SOON = 1.0
-"""Seconds until a full queue is tried again."""
-LATER = 60.0
-"""Seconds until the job is tried again when the budget, or a missing price, allowed no more."""
-
+IDLE_SECONDS = 30.0
+"""How long there is no job until the threads end; the next one starts them again."""
 HANDOVER = 1.0
 """Seconds a halt waits for the one submission that may be under way."""
 
 
-@frozen
-class Verdict:
-    """What the end of a call means for the item it was made for, and for the others of its job.
-
-    Attributes:
-        outcome: see :class:`~smartbatch.jobs.records.NewResult`.
-        ended_with: what the call ended with.
-        wait: seconds before more items of the job are claimed.
-        note: what the job waits for, for users.
-        hold: it waits for a person.
-        asked: whether it was submitted in real time, and so was counted there.
-    """
-
-    outcome: str
-    ended_with: Result
-    wait: float = 0.0
-    note: str | None = None
-    hold: bool = False
-    asked: bool = True
-
-    @property
-    def is_answer(self) -> bool:
-        """Whether it came from the provider, and may be paid for."""
-        return self.outcome != "unrun" and self.asked
-
-    def result(self, ix: int, standard: RateCard | None) -> NewResult:
-        """Return the row that is stored for the item at ``ix``.
-
-        Args:
-            standard: the prices of real time, which an answer of the slower tier is compared with.
-        """
-        result = self.ended_with
-        unrun, flex = self.outcome == "unrun", result.route is Route.FLEX
-        body = encode_error(result.error) if unrun and result.error else encode_result(result)
-        return NewResult(
-            ix,
-            self.outcome,
-            body,
-            cost=result.cost,
-            realtime_cost=standard.cost(result.usage) if flex and standard else result.cost,
-            usage=result.usage,
-            route=result.route,
-            in_realtime=self.asked,
-        )
-
-
-def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
-    """Return what the end of a call means for its item. The cases, in order:
-
-    1. An answer ends the item.
-    2. The process ends, or the request was taken back: the item stays open.
-    3. The queue is full: the item stays open, and the job waits a moment.
-    4. The job is attended: any other failure ends the item, and its user sees it.
-    5. A budget has no room, or a price is missing: the item stays open, and the job waits.
-    6. The account cannot be used: the item stays open, and the job waits for a person.
-    7. Any other failure ends the item.
-
-    Args:
-        attended: a user waits for the job, so failures of account and budget end an item as well.
-    """
-    error = result.error
-    if error is None:
-        return Verdict("succeeded", result)
-    if isinstance(error, (ClientClosed, RequestCancelled, WrongProcess)):
-        return Verdict("unrun", result)
-    if isinstance(error, QueueFull):
-        return Verdict("unrun", result, wait=SOON)
-    if attended:
-        return Verdict("failed", result)
-    if isinstance(error, (BudgetExceeded, ConfigError)) and error.kind is None:
-        return Verdict("unrun", result, wait=LATER, note=f"waits: {error.message}")
-    if error.kind in ACCOUNT_ERRORS:
-        return Verdict("unrun", result, wait=SOON, note=held_note(error), hold=True)
-    return Verdict("failed", result)
+_CLAIMS, _RESULTS = "smartbatch-realtime", "smartbatch-results"
+"""The names of the two threads."""
 
 
 @define(eq=False)
@@ -255,6 +175,8 @@ class RealtimeRunner:
         self.recall(job_id)
         with self._monitor:
             self._jobs.pop(job_id, None)
+            self._monitor.notify()  # the last one: the threads end after a while
+            self._inbox.notify()
 
     def _lost(self, job: RealtimeItems) -> None:
         """Forget a job whose lease is lost, unless it was claimed again meanwhile."""
@@ -307,11 +229,18 @@ class RealtimeRunner:
     # -- claiming --------------------------------------------------------------------------------------------
 
     def _start_locked(self) -> None:
-        loops = {"smartbatch-realtime": self._claim_loop, "smartbatch-results": self._store_loop}
-        for name, loop in loops.items():
+        for name, loop in {_CLAIMS: self._claim_loop, _RESULTS: self._store_loop}.items():
             if name not in self._started:  # where no thread can be had now, the next offer tries again
                 self._threads.start(loop, name)
                 self._started.add(name)
+
+    def _idles_locked(self, name: str, monitor: Monitor) -> bool:
+        """Wait for something to do; True when there was no job for long, and the thread of that name ends."""
+        idle = not self._jobs and not self._under_way
+        if monitor.wait(IDLE_SECONDS if idle else None, idle=idle) or self._jobs or self._verdicts:
+            return False
+        self._started.discard(name)
+        return True
 
     def _claim_loop(self) -> None:
         while (turn := self._next_turn()) is not None:
@@ -344,7 +273,10 @@ class RealtimeRunner:
                         return job, min(room, PORTION)
                     if job.wanting:
                         soonest = min(soonest, job.resumes_at)
-                self._monitor.wait(None if soonest == math.inf else soonest - self._clock.now())
+                if soonest < math.inf:
+                    self._monitor.wait(soonest - self._clock.now())
+                elif self._idles_locked(_CLAIMS, self._monitor):
+                    return None
             return None
 
     def _claim_some(self, job: RealtimeItems, room: int) -> None:
@@ -472,6 +404,8 @@ class RealtimeRunner:
     def _take_verdict(self, job: RealtimeItems, ix: int, verdict: Verdict) -> None:
         with self._monitor:
             self._verdicts.append((job, ix, verdict))
+            if _RESULTS not in self._started:  # it ended in the very moment in which a job was dropped
+                self._start_locked()
             self._inbox.notify()
             stuck = verdict.is_answer and self._health.is_stuck
         if stuck:  # here, because the threads of this class may be waiting for the store
@@ -521,9 +455,8 @@ class RealtimeRunner:
                 longest = LAST_PAUSE if self._ending else LONGEST_PAUSE
                 self._inbox.wait(backoff(tries, self._runtime.rng, first=0.5, longest=longest))
             while not self._verdicts and not self._unstored:
-                if self._ended:
+                if self._ended or self._idles_locked(_RESULTS, self._inbox):
                     return False
-                self._inbox.wait()
             if self._ended and tries:
                 return False
             while self._verdicts:

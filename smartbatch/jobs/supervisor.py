@@ -7,11 +7,14 @@ call takes long, and queues the jobs that are due. Worker threads run one step o
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from attrs import define, field
 
+from smartbatch._clock import Monitor
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import ClockStepped
@@ -31,6 +34,8 @@ CLAIM_EVERY = 10.0
 """Seconds between searches for jobs without an owner; the own jobs are read anew at the same time."""
 WORKERS = 4
 """Steps that run at the same time: a long upload of one job must not delay the polls of the others."""
+IDLE_SECONDS = 30.0
+"""How long a worker has no step until its thread ends; the next step that finds none starts another."""
 CLAIMS = 200
 """Jobs claimed in one search, so that the leases of the first are renewed in time."""
 LONGEST_PAUSE = 60.0
@@ -98,7 +103,8 @@ class JobSupervisor:
             if self._started or self._stopping:
                 return
             self._started = True
-            self._spawn_locked(self._supervise, "smartbatch-supervisor")
+            watch = partial(_watch, weakref.ref(self), self._monitor)
+            self._spawn_locked(watch, "smartbatch-supervisor")
 
     def notify(self, job_id: str | None = None) -> None:
         """Run a step of an own job at once; without an id, or for another job, search for jobs at once."""
@@ -162,19 +168,19 @@ class JobSupervisor:
 
     # -- the thread that watches the time --------------------------------------------------------------------
 
-    def _supervise(self) -> None:
-        while (task := self._next_task()) is not None:
-            try:
-                task()
-            except BaseException as error:  # nothing may end this thread: leases depend on it
-                if self._error is None:  # reported once, not with every try
-                    self._error = describe(error)
-                    self._report(None, error)
-            finally:
-                self._finished()
+    def run_task(self, task: Callable[[], None]) -> None:
+        """Do what :meth:`next_task_locked` returned."""
+        try:
+            task()
+        except BaseException as error:  # nothing may end this thread: leases depend on it
+            if self._error is None:  # reported once, not with every try
+                self._error = describe(error)
+                self._report(None, error)
+        finally:
+            self._finished()
 
-    def _next_task(self) -> Callable[[], None] | None:
-        """Wait for the next task of this thread, and queue jobs meanwhile. The cases, in order:
+    def next_task_locked(self) -> Callable[[], None] | float | None:
+        """Return the next task of this thread, or for how many seconds to wait. The cases, in order:
 
         1. It stops: None.
         2. Leases are to be renewed: that first, also while halted, since steps may still run.
@@ -182,25 +188,26 @@ class JobSupervisor:
         4. Otherwise queue the jobs that are due, and wait for the earliest of the times above, of the next
            due job, or a notification.
         """
-        with self._monitor:
-            while not self._stopping:
-                now = self._clock.now()
-                task: Callable[[], None] | None = None
-                if self._owned and now >= self._renew_at:
-                    self._renew_at, task = now + RENEW_EVERY, self._renew
-                elif now >= self._claim_at and not self._halted:
-                    self._claim_at, task = now + CLAIM_EVERY, self._claim_jobs
-                if task is not None:
-                    self._busy += 1
-                    return task
-                soonest = math.inf
-                if not self._halted:
-                    soonest = min(self._queue_due_locked(), self._claim_at - now)
-                if self._owned:
-                    soonest = min(soonest, self._renew_at - now)
-                if soonest > 0:
-                    self._monitor.wait(None if soonest == math.inf else soonest)
+        if self._stopping:
             return None
+        now = self._clock.now()
+        task: Callable[[], None] | None = None
+        if self._owned and now >= self._renew_at:
+            self._renew_at, task = now + RENEW_EVERY, self._renew
+        elif now >= self._claim_at and not self._halted:
+            self._claim_at, task = now + CLAIM_EVERY, self._claim_jobs
+        if task is not None:
+            self._busy += 1
+            return task
+        soonest = math.inf
+        if not self._halted:
+            soonest = min(self._queue_due_locked(), self._claim_at - now)
+        return min(soonest, self._renew_at - now) if self._owned else soonest
+
+    @property
+    def owns_any(self) -> bool:
+        """Whether this process carries any job on."""
+        return bool(self._owned)
 
     def _queue_due_locked(self) -> float:
         """Queue every job that is due, and start missing workers; return the seconds to the next due job."""
@@ -307,14 +314,17 @@ class JobSupervisor:
                 self._finished()
 
     def _next_job(self) -> OwnedJob | None:
+        """Wait for the next job whose step is due; ``None`` at the end, and when there was none for long."""
         with self._worker_monitor:
-            while not self._ready and not self._stopping:
+            notified = True
+            while not self._ready and not self._stopping and notified:
                 self._idle += 1
                 try:
-                    self._worker_monitor.wait()
+                    notified = self._worker_monitor.wait(IDLE_SECONDS, idle=True)
                 finally:
                     self._idle -= 1
-            if self._stopping:
+            if self._stopping or not self._ready:
+                self._workers -= 1
                 return None
             self._busy += 1
             return self._ready.popleft()
@@ -389,6 +399,27 @@ class JobSupervisor:
             self._error = describe(error)
             return False
         return True
+
+
+def _watch(of: weakref.ref[JobSupervisor], monitor: Monitor) -> None:
+    """Do one task after the other, until the end.
+
+    While no job is owned this thread holds nothing of the client: one that only its own observers and hooks
+    refer to can be collected, and is stopped then.
+    """
+    while (supervisor := of()) is not None:
+        with monitor:
+            following = supervisor.next_task_locked()
+            if following is None:
+                return
+            if isinstance(following, float):
+                _held = supervisor if supervisor.owns_any else None
+                del supervisor
+                if following > 0:
+                    monitor.wait(None if following == math.inf else following)
+                continue
+        supervisor.run_task(following)
+        del supervisor, following
 
 
 def describe(error: BaseException) -> str:

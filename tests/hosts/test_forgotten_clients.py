@@ -74,7 +74,7 @@ def test_clients_whose_own_observers_refer_to_them_are_collected() -> None:
         gc.collect()
         return own_threads() <= before and not any(reference() for reference in applications)
 
-    assert within(SOON, all_gone)
+    assert within(30.0, all_gone)  # a pass of the collector may come while a worker still tells of its call
 
 
 def test_a_client_that_only_its_observer_refers_to_answers_what_it_was_asked() -> None:

@@ -128,14 +128,21 @@ def process(tmp_path: Path) -> Iterator[Process]:
     made.close()
 
 
+def kept(process: Process) -> dict[str, int]:
+    """Return the sizes of what carries jobs on, but for the names of threads that run."""
+    found = sizes(process.supervisor, process.realtime)
+    assert found.pop("RealtimeRunner._started") <= 2
+    return found
+
+
 def test_jobs_that_have_ended_leave_nothing_behind(process: Process) -> None:
     """After any number of jobs every container is as long as after the first."""
     process.supervisor.start()
     process.run_jobs(1)
-    after_one = sizes(process.supervisor, process.realtime)
+    after_one = kept(process)
     process.run_jobs(JOBS)
-    assert sizes(process.supervisor, process.realtime) == after_one
-    assert set(after_one.values()) <= {0, 2}  # the names of the two threads of the runner
+    assert kept(process) == after_one
+    assert set(after_one.values()) == {0}
     assert process.errors == []
 
 
@@ -149,7 +156,7 @@ def test_a_job_that_is_lost_and_offered_again_has_one_turn(process: Process) -> 
         for _ in range(20):
             process.realtime.offer(lease)
             process.realtime.forget(lease.job_id)
-    assert set(sizes(process.realtime).values()) <= {0, 2}  # the names of the two threads of the runner
+    assert set(kept(process).values()) == {0}
 
 
 def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path: Path) -> None:
@@ -199,6 +206,29 @@ def test_what_jobs_without_a_budget_cost_is_one_sum_in_the_end(monkeypatch: pyte
     assert budget.unreserved == 25.0
     budget.forget_unreserved("job-99")
     assert budget.unreserved == 24.75
+
+
+def test_threads_for_items_in_real_time_end_when_there_is_no_job_for_long(process: Process) -> None:
+    """And come back with the next job."""
+    process.supervisor.start()
+
+    def own() -> list[threading.Thread]:
+        names = ("smartbatch-realtime", "smartbatch-results")
+        return [one for one in threading.enumerate() if one.name in names and one not in others]
+
+    others: list[threading.Thread] = own()
+    process.run_jobs(3)
+    threads = own()
+    assert len(threads) == 2
+    with process.clock.held():
+        sleeper = threading.Thread(target=process.clock.sleep, args=(60.0,))
+        sleeper.start()
+    sleeper.join(PATIENCE)
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert own() == []
+    process.run_jobs(1)
+    assert process.errors == []
 
 
 class WatchedJobs:

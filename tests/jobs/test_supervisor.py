@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -225,6 +227,52 @@ def test_steps_of_different_jobs_run_at_the_same_time(scene: Scene) -> None:
     supervisor.stop(1.0)
     assert most == [WORKERS, 1]
     assert {job_id for _, job_id in scene.steps[:50]} == set(ids)  # and each has its turn
+
+
+def test_workers_without_a_step_for_long_end_and_come_back(scene: Scene) -> None:
+    """Those that have a step now and then stay."""
+    ids = [scene.accept(f"{number}") for number in range(WORKERS)]
+    workers: list[threading.Thread] = []
+
+    def step(lease: JobLease, count: int) -> StepResult:
+        workers.append(threading.current_thread())
+        scene.clock.sleep(1.0)
+        return StepResult(scene.clock.wall() + (20.0 if count < 10 else 1e9))
+
+    scene.script = step
+    supervisor = scene.supervisor()
+    with scene.clock.held():
+        supervisor.start()
+    scene.until(lambda: len(scene.steps) == 10 * WORKERS)
+    assert len(set(workers)) == WORKERS
+    scene.in_step(lambda: scene.clock.sleep(60.0))
+    for worker in set(workers):
+        worker.join(PATIENCE)
+        assert not worker.is_alive()
+    supervisor.notify(ids[0])
+    scene.until(lambda: len(scene.steps) == 10 * WORKERS + 1)
+    assert workers[-1] not in workers[:-1]
+    supervisor.stop(1.0)
+
+
+def test_a_supervisor_that_owns_nothing_is_not_held_by_its_thread(scene: Scene) -> None:
+    """One that owns a job is: it renews the lease."""
+    idle, busy = scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)
+    busy.start()
+    scene.accept("a")
+    busy.notify()
+    scene.until(lambda: len(scene.steps) >= 1)
+    idle.start()
+    scene.in_step(lambda: scene.clock.sleep(2 * CLAIM_EVERY))
+    references = weakref.ref(idle), weakref.ref(busy)
+    del idle, busy
+    with scene.clock.held():  # both wait
+        gc.collect()
+        alive = [reference() is not None for reference in references]
+    assert alive == [False, True]
+    kept = references[1]()
+    assert kept is not None
+    kept.stop(1.0)
 
 
 @pytest.mark.parametrize(

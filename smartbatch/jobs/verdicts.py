@@ -1,0 +1,100 @@
+"""What the end of a call in real time means for the item of a job that it was made for."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from smartbatch.errors import (
+    BudgetExceeded,
+    ClientClosed,
+    ConfigError,
+    QueueFull,
+    RequestCancelled,
+    WrongProcess,
+)
+from smartbatch.jobs.payload import encode_error, encode_result
+from smartbatch.jobs.records import NewResult
+from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, held_note
+from smartbatch.prices import RateCard
+from smartbatch.types import Result, Route
+
+SOON = 1.0
+"""Seconds until a full queue is tried again."""
+LATER = 60.0
+"""Seconds until the job is tried again when the budget, or a missing price, allowed no more."""
+
+
+@frozen
+class Verdict:
+    """What the end of a call means for the item it was made for, and for the others of its job.
+
+    Attributes:
+        outcome: see :class:`~smartbatch.jobs.records.NewResult`.
+        ended_with: what the call ended with.
+        wait: seconds before more items of the job are claimed.
+        note: what the job waits for, for users.
+        hold: it waits for a person.
+        asked: whether it was submitted in real time, and so was counted there.
+    """
+
+    outcome: str
+    ended_with: Result
+    wait: float = 0.0
+    note: str | None = None
+    hold: bool = False
+    asked: bool = True
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it came from the provider, and may be paid for."""
+        return self.outcome != "unrun" and self.asked
+
+    def result(self, ix: int, standard: RateCard | None) -> NewResult:
+        """Return the row that is stored for the item at ``ix``.
+
+        Args:
+            standard: the prices of real time, which an answer of the slower tier is compared with.
+        """
+        result = self.ended_with
+        unrun, flex = self.outcome == "unrun", result.route is Route.FLEX
+        body = encode_error(result.error) if unrun and result.error else encode_result(result)
+        return NewResult(
+            ix,
+            self.outcome,
+            body,
+            cost=result.cost,
+            realtime_cost=standard.cost(result.usage) if flex and standard else result.cost,
+            usage=result.usage,
+            route=result.route,
+            in_realtime=self.asked,
+        )
+
+
+def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
+    """Return what the end of a call means for its item. The cases, in order:
+
+    1. An answer ends the item.
+    2. The process ends, or the request was taken back: the item stays open.
+    3. The queue is full: the item stays open, and the job waits a moment.
+    4. The job is attended: any other failure ends the item, and its user sees it.
+    5. A budget has no room, or a price is missing: the item stays open, and the job waits.
+    6. The account cannot be used: the item stays open, and the job waits for a person.
+    7. Any other failure ends the item.
+
+    Args:
+        attended: a user waits for the job, so failures of account and budget end an item as well.
+    """
+    error = result.error
+    if error is None:
+        return Verdict("succeeded", result)
+    if isinstance(error, (ClientClosed, RequestCancelled, WrongProcess)):
+        return Verdict("unrun", result)
+    if isinstance(error, QueueFull):
+        return Verdict("unrun", result, wait=SOON)
+    if attended:
+        return Verdict("failed", result)
+    if isinstance(error, (BudgetExceeded, ConfigError)) and error.kind is None:
+        return Verdict("unrun", result, wait=LATER, note=f"waits: {error.message}")
+    if error.kind in ACCOUNT_ERRORS:
+        return Verdict("unrun", result, wait=SOON, note=held_note(error), hold=True)
+    return Verdict("failed", result)
