@@ -32,7 +32,7 @@ KINDS: Final[Mapping[str, ErrorKind]] = {
 }
 """What the adapter of the server's API makes of each; all others are errors of the server."""
 MAYBE_BILLED: Final = frozenset({"reset", "page", "empty"})
-CODES: Final[Mapping[str, str]] = {"404": "model_not_found"}
+CODES: Final[Mapping[str, str]] = {"404": "model_not_found", "page": "html"}
 
 
 class FaultyProvider(Provider):

@@ -46,6 +46,7 @@ class Demand:
         tokens: estimated input and output tokens.
         cost: most it can cost, USD.
         first: whether it is the first call of its requests.
+        failures: of earlier calls of its first request, refusals for the limit aside.
         output: the part of ``tokens`` that is output.
         own_budget: pays for it; the client's budget when ``None``.
     """
@@ -53,6 +54,7 @@ class Demand:
     tokens: float
     cost: float
     first: bool
+    failures: int = 0
     output: float = 0.0
     own_budget: Budget | None = None
 
@@ -170,7 +172,9 @@ class Gates:
         judged = health is not Outcome.IGNORED and lane.breaker.state is BreakerState.CLOSED
         accepted = succeeded if judged else None  # the outcome of a probe is the breaker's affair
         lane.throttle.end(permit.reservation.started, now, accepted=accepted)
-        transition = lane.breaker.end(permit.through, now, health, self._rng, first=demand.first)
+        transition = lane.breaker.end(
+            permit.through, now, health, self._rng, first=demand.first, failures=demand.failures
+        )
         if transition is not None:
             lane.throttle.restart(now)
             changes.append(transition)

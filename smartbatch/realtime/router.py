@@ -332,13 +332,14 @@ class ResponseRouter:
         """Return how other calls fared while ``call``, which failed with ``error``, was under way."""
         lane = call.permit.lane
         breaker = lane.breaker
-        # Where failures are usual, a moment without a success among the last few requests is, too.
-        fails_in_part = breaker.failure_share > _USUAL_FAILURES
+        passing = breaker.passed_at >= call.started
+        if breaker.failure_share > _USUAL_FAILURES:  # then a moment without a success is usual, too
+            passing = passing or breaker.passed_at >= now - _PASSED_LATELY or breaker.run_is_usual
         return Circumstances(
             unavailable=is_unavailable(error, answered=lane.provider_health.answered, passed=breaker.passed),
             maybe_billed=error.maybe_billed,
             outage=breaker.state is not BreakerState.CLOSED,
-            passing=breaker.passed_at >= (now - _PASSED_LATELY if fails_in_part else call.started),
+            passing=passing,
             failure_share=breaker.failure_share if breaker.passed else 0.0,
             latency=lane.throttle.latency,
         )

@@ -73,11 +73,15 @@ _USUAL = 0.05
 at a higher one, as many as are equally unlikely: at 50 % four times as many, at 90 % 28 times."""
 
 _USUAL_MOST = 0.9
+_BY_CHANCE = math.log(1e-4)
 _QUICK, _SLOW = 32, 256
 """Shares are those of the last 32 and the last 256 first calls of requests. The first follows what begins;
 the second outlasts the end of a list, where only answers are still to come. Requests are given patience by
 the larger of the two, and the breaker goes by the second. Repeated calls do not count: a few requests that
-always fail would make failures look usual."""
+always fail would make failures look usual. Those of requests that were answered in the end do, for patience:
+at the end of a list there are no others."""
+
+_KEPT = 1.0 - 1.0 / _QUICK
 
 _PROBED_SHARE = 0.015
 """Probes go at most at 1.5 % of the rate of calls seen before, drawn at random: 2 % on average."""
@@ -123,6 +127,7 @@ class CircuitBreaker:
     _firsts: int = field(default=0, init=False)
     _quick_share: float = field(default=0.0, init=False)  # of first calls that failed
     _slow_share: float = field(default=0.0, init=False)
+    _answered_share: float = field(default=0.0, init=False)  # of calls of answered requests that failed
     _usual: float = field(default=_USUAL, init=False)  # the second share, at the last success
     _rate: float = field(default=0.0, init=False)  # calls a second that ended, too low by _weight
     _weight: float = field(default=0.0, init=False)
@@ -136,13 +141,21 @@ class CircuitBreaker:
 
     @property
     def failure_share(self) -> float:
-        """Share of requests whose first call failed lately, without the one that asks."""
-        return max(0.0, max(self._quick_share, self._slow_share) - 1.0 / _QUICK)
+        """Share of calls that failed lately: of the first calls, without that of the request that asks, or of
+        all calls of the requests that were answered, whichever is larger.
+        """
+        firsts = max(self._quick_share, self._slow_share) - 1.0 / _QUICK
+        return max(0.0, firsts, self._answered_share - 1.0 / _QUICK)
 
     @property
     def passed(self) -> bool:
         """Whether any call ever succeeded."""
         return self.passed_at > -math.inf
+
+    @property
+    def run_is_usual(self) -> bool:
+        """Whether as many failures in a row as there were lately come by chance where this share fails."""
+        return self._run * math.log(self._usual) > _BY_CHANCE
 
     def look(self, now: float) -> float:
         """Return the earliest time a call may go; ``now`` when it may.
@@ -179,7 +192,14 @@ class CircuitBreaker:
         return permit
 
     def end(
-        self, permit: BreakerPermit, now: float, outcome: Outcome, rng: RandomSource, *, first: bool = True
+        self,
+        permit: BreakerPermit,
+        now: float,
+        outcome: Outcome,
+        rng: RandomSource,
+        *,
+        first: bool = True,
+        failures: int = 0,
     ) -> Transition | None:
         """Count how a call ended; return the change of state it caused, if any.
 
@@ -189,6 +209,7 @@ class CircuitBreaker:
 
         Args:
             first: whether it was the first call of its request.
+            failures: of earlier calls of its request.
 
         Raises:
             RuntimeError: when the permit was ended before.
@@ -198,6 +219,8 @@ class CircuitBreaker:
         permit.ended = True
         if outcome is Outcome.SUCCESS:
             self.passed_at = now
+            self._answered_share += (1.0 - self._answered_share) * (1.0 - _KEPT**failures)
+            self._answered_share *= _KEPT
         if permit.epoch != self._epoch:
             return None
         if self.state is _CLOSED:

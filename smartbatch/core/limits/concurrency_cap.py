@@ -1,9 +1,9 @@
 """A limit on calls at once that nobody names, found out from which calls were refused.
 
 Some servers refuse with a 429 what exceeds so many calls at once. Calls that are spaced by a rate use such a
-limit badly, as latencies vary. What tells the two apart: beyond a cap only calls are refused that began while
-many were in flight, and below it none. So when refusals prove a limit, a cap just below the lowest of them is
-supposed first, and two calls find out whether it holds.
+limit badly, as latencies vary; and the burst of a rate looks like such a limit at first. What tells the two
+apart: beyond a cap one call more is refused however long one waits, and below it none is. So when refusals
+prove a limit, a cap just below the lowest of them is supposed first, and a few calls find out.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ _LEAST = 2
 _PROBES = 2
 """Calls that find out whether a supposed cap holds: refused, they say no; one answer says yes."""
 
+_EXTRA = 2
+"""So many calls beyond the cap, one after the other, of which none is refused, say that there is none."""
+
+_FIRST_GAP, _LONGEST_GAP = 1.0, 64.0
+"""Seconds until a call more than the cap is tried; doubled by each that is refused."""
+
+_REFUSAL_TIMES = 2.0
+"""A call that is not refused within so many times what refusals took has passed."""
+
 _AGAIN = 60.0
 """Seconds after which a cap is supposed again where none was."""
 
 _NEAR = 0.8
 """A refusal of a call that began with this share of the cap in flight, or more, is the cap's."""
 
-_DISPROOF, _FORGET = 3.0, 0.04
-"""So many refusals that the cap explains, of which 25 answers outweigh one, show that it is none: what it
+_LONE, _DISPROOF, _FORGET = 1.0, 3.0, 0.08
+"""So many refusals that the cap explains, of which 12 answers outweigh one, show that it is none: what it
 lets through is refused as well."""
-
-_ROUNDS = 10.0
-"""Rounds of answers after which one call more is tried; half as many after each that is not refused."""
-
-_SEARCH = 0.25
-"""Calls more for each answer, so a quarter more each round, until one is refused: what was supposed may be
-the burst of a rate, and far too low."""
 
 
 @define(eq=False)
@@ -47,85 +49,132 @@ class ConcurrencyCap:
     """
 
     limit: float = field(default=math.inf, init=False)
-    _lowest: int = field(default=0, init=False)  # in flight when a refused call began, itself included
-    _since: float = field(default=-math.inf, init=False)  # when the cap was supposed
+    _levels: set[int] = field(factory=set, init=False)  # in flight when refused calls began, these included
+    _known_from: int = field(default=0, init=False)  # the last call sent before the cap was set, by its order
+    _supposed: int = field(default=0, init=False)
     _probing: bool = field(default=False, init=False)
     _probes: int = field(default=0, init=False)  # that may still go
     _refused: int = field(default=0, init=False)
     _against: float = field(default=0.0, init=False)  # refusals that speak against it
     _not_before: float = field(default=-math.inf, init=False)
-    _rounds: float = field(default=_ROUNDS, init=False)
-    _searching: bool = field(default=False, init=False)
-    _lowered_at: float = field(default=-math.inf, init=False)
+    _refusal_time: float = field(default=0.0, init=False)
+    _extra: Reservation | None = field(default=None, init=False)  # the call beyond the cap, until it passed
+    _extra_at: float = field(default=math.inf, init=False)  # when it passed, or the next one may go
+    _gap: float = field(default=_FIRST_GAP, init=False)
+    _passed: int = field(default=0, init=False)  # calls beyond the cap in a row
 
-    def admits(self, in_flight: int) -> bool:
-        """Whether one call more may go."""
-        return in_flight < self.limit and not (self._probing and self._probes <= 0)
+    def look(self, now: float, in_flight: int) -> float:
+        """Return when one call more may go; infinity for not until one ends."""
+        if in_flight < self.limit:
+            return math.inf if self._probing and self._probes <= 0 else now
+        return math.inf if self._extra is not None else max(now, self._extra_at)
 
-    def take(self) -> None:
+    def take(self, call: Reservation, now: float) -> None:
         """Count a call that goes."""
+        if call.held[0] > self.limit:
+            self._extra, self._extra_at = call, now + _REFUSAL_TIMES * self._refusal_time
         self._probes -= self._probing
 
-    def accepted(self, call: Reservation) -> None:
-        """The call was answered: a cap that was supposed before it holds, and after some rounds it grows."""
+    def has_passed(self, now: float) -> bool:
+        """Return whether calls beyond the cap showed that there is none: each makes it one call wider."""
+        if self._extra is not None and now >= self._extra_at:
+            self._passes(now)
+        return self._passed >= _EXTRA and self.limit > self._supposed + 1
+
+    def accepted(self, call: Reservation, now: float) -> None:
+        """The call was answered: a cap that was supposed before it holds."""
         if self.limit == math.inf:
             return
-        if call.started >= self._since:
+        if call.order > self._known_from:
             self._probing = False
+        if call is self._extra:
+            self._passes(now)
         self._against = max(0.0, self._against - _FORGET)
-        if call.held[0] > self.limit - 1.0:
-            before = math.floor(self.limit)
-            self.limit += _SEARCH if self._searching else 1.0 / (self._rounds * self.limit)
-            if math.floor(self.limit) > before:
-                self._rounds /= 2.0
 
     def ended(self, call: Reservation) -> None:
         """The call says nothing about limits: another one may probe in its place."""
-        if self._probing and call.started >= self._since:
+        if self._probing and call.order > self._known_from:
             self._probes += 1
+        if call is self._extra:
+            self._extra = None
 
-    def refused(self, call: Reservation, now: float) -> bool:
+    def refused(self, call: Reservation, now: float, sent: int) -> bool:
         """Return whether the refusal of ``call`` is explained by the cap.
 
         1. No cap: note how many calls were in flight.
-        2. A call that probed: not explained, and the second one shows that there is no cap.
-        3. It was sent before the cap was supposed or lowered: the same event.
-        4. As many were in flight as the cap lets, or nearly: it is a little lower. If that comes too often it
-           is no cap, and not explained.
-        5. Fewer were: not explained.
+        2. It was sent before the cap was supposed or lowered: the same event.
+        3. A call beyond the cap: it holds, and the next one is tried later.
+        4. A call that probed: not explained, and the second one shows that there is no cap.
+        5. As many were in flight as the cap lets, or nearly: a lone refusal may be a random one. After a
+           second one the cap is a little lower; a third one is not explained, and shows that there is none.
+        6. Fewer were: not explained.
+
+        Args:
+            sent: calls sent until now.
         """
         level = call.held[0]
         if self.limit == math.inf:
-            self._lowest = min(self._lowest, level) if self._lowest else level
+            self._levels.add(level)
+            self._refusal_time = now - call.started
             return False
-        if self._probing and call.started >= self._since:
+        if call.order <= self._known_from:
+            return True
+        if call is self._extra:
+            self._extra, self._probing, self._passed = None, False, 0
+            self._gap = min(2.0 * self._gap, _LONGEST_GAP)
+            self._extra_at = now + self._gap
+            return True
+        if self._probing:
             self._refused += 1
             if self._refused >= _PROBES:
                 self.leave(now)
             return False
-        if call.started < max(self._since, self._lowered_at):
-            return True
         if level < _NEAR * self.limit:
             return False
         self._against += 1.0
         if self._against >= _DISPROOF:
             self.leave(now)
             return False
-        self.limit = max(float(_LEAST), min(math.floor(self.limit), level) - 0.5)
-        self._rounds, self._searching, self._lowered_at = _ROUNDS, False, now
+        if self._against > _LONE:
+            self.limit = max(float(_LEAST), min(self.limit, level) - 1.0)
+            self._known_from = sent
+            self._extra, self._passed = None, 0
         return True
 
-    def suppose(self, now: float) -> bool:
-        """Refusals prove a limit: suppose a cap; False where there was none a while ago, or it is too low."""
-        supposed, self._lowest = self._lowest - 1, 0
+    def suppose(self, now: float, sent: int, asked: float | None) -> bool:
+        """Refusals prove a limit: suppose a cap; False where there was none a while ago, or it is too low.
+
+        Args:
+            sent: calls sent until now.
+            asked: seconds that the server asked to wait.
+        """
+        supposed = _lowest(self._levels) - 1
+        self._levels.clear()
         if supposed < _LEAST or now < self._not_before:
             return False
-        self.limit, self._since = float(supposed), now
+        self._supposed, self.limit, self._known_from = supposed, float(supposed), sent
         self._probing, self._probes, self._refused = True, _PROBES, 0
-        self._rounds, self._searching, self._against = _ROUNDS, True, 0.0
+        self._against, self._passed, self._extra = 0.0, 0, None
+        self._gap = max(_FIRST_GAP, asked or 0.0)
+        self._extra_at = now + self._gap
         return True
 
     def leave(self, now: float) -> None:
         """It is no cap that calls are refused for."""
-        self.limit, self._probing, self._lowest = math.inf, False, 0
+        self.limit, self._probing, self._passed, self._extra = math.inf, False, 0, None
+        self._levels.clear()
         self._not_before = now + _AGAIN
+
+    def _passes(self, now: float) -> None:
+        self._extra, self._probing = None, False
+        self.limit += 1.0
+        self._passed += 1
+        self._gap = _FIRST_GAP
+        self._extra_at = now + self._gap
+
+
+def _lowest(levels: set[int]) -> int:
+    """Return the lowest level that is no lone one: a refusal far below the others is a random one."""
+    return min(
+        (level for level in levels if not levels.isdisjoint((level + 1, level + 2))), default=min(levels)
+    )

@@ -183,13 +183,16 @@ class Quota:
             tokens: expected input and output.
             output: the part of ``tokens`` that is output, for providers that limit the two apart.
         """
-        if not self._cap.admits(self._traffic.in_flight):
-            return math.inf
         at = now
+        if self._cap.limit < math.inf:
+            at = self._cap_opens(now)
+        if at == math.inf:
+            return at
         if self._traffic.in_flight >= self._window:
-            at = self._window_opens(now)
+            opens = self._window_opens(now)
             if self._steady is not None:
-                at = min(at, self._steady.look(now, 1.0))
+                opens = min(opens, self._steady.look(now, 1.0))
+            at = max(at, opens)
         if self._cool_until > at:
             at = self._cool_until
         if self._requests is not None:
@@ -206,7 +209,7 @@ class Quota:
         """Count a call that :meth:`look` let go; its tokens are estimates, settled later."""
         call = Reservation(now, tokens, output)
         self._traffic.start(call)
-        self._cap.take()
+        self._cap.take(call, now)
         if self._traffic.in_flight >= self._window:
             self._filled_at = now
         if self._requests is not None:
@@ -235,8 +238,7 @@ class Quota:
         """
         self._end(reservation)
         self._settle_tokens(reservation, now, actual_tokens, actual_output)
-        self._accepted += 1
-        self._cap.accepted(reservation)
+        self._cap.accepted(reservation, now)
         self._traffic.accept(now)
         if self._header_limits:
             self._header_limits.accepted(self._traffic, now)
@@ -244,11 +246,7 @@ class Quota:
             self._evidence -= _FORGET
         if reservation.started >= self._cool_before:
             self._consecutive = 0
-        # a window that was not full while the call was in flight limited nothing: a success proves nothing
-        if self._cool_began <= reservation.started <= self._filled_at:
-            self._widen()
-        if self._spacing is not None:
-            self._quicken(self._spacing, now)
+        self._let_through(reservation, now)
 
     def failed(
         self,
@@ -261,9 +259,7 @@ class Quota:
         self._end(reservation)
         self._cap.ended(reservation)
         self._settle_tokens(reservation, now, actual_tokens, actual_output)
-        self._accepted += 1
-        if self._spacing is not None:
-            self._quicken(self._spacing, now)
+        self._let_through(reservation, now)
 
     def dropped(self, reservation: Reservation, now: float) -> None:
         """The call was never sent: return all it took."""
@@ -283,7 +279,7 @@ class Quota:
         """Follow the limits that the answer to an ended call reported. Configured limits stay bounds."""
         self._header_limits.learn(report, reservation, self._traffic, now)
         if self._growth == _PROVING and (report.requests_remaining is not None or self._configured is None):
-            self._window = math.inf  # the report says how much of the burst is left
+            self._window, self._growth = math.inf, _DOUBLING  # the report says how much of the burst is left
 
     def refused(
         self,
@@ -323,13 +319,13 @@ class Quota:
         no_cap = False
         if not explained:
             capped = self._cap.limit < math.inf
-            if self._cap.refused(reservation, now):
+            if self._cap.refused(reservation, now, self._traffic.calls):
                 return None
             no_cap = capped and self._cap.limit == math.inf
             self._evidence += 1.0
         self._peak = max(self._peak, in_flight) if self._evidence > 1.0 else in_flight
         proven = no_cap or self._evidence >= max(_PROOF, _PROOF_SHARE * self._peak)
-        if proven and not (explained or no_cap) and self._is_at_once(now):
+        if proven and not (explained or no_cap) and self._is_at_once(now, retry_after):
             return None
         fresh = reservation.started >= self._cool_began
         if explained or proven or self._consecutive or self._repeated:
@@ -338,7 +334,7 @@ class Quota:
             self._give_way(in_flight, now)
         return None
 
-    def _is_at_once(self, now: float) -> bool:
+    def _is_at_once(self, now: float, retry_after: float | None) -> bool:
         """Refusals prove a limit: return whether it may be one on calls at once, and suppose it then.
 
         1. A cooldown is under way, calls are spaced, or the burst of a configured limit is tested: no.
@@ -350,10 +346,20 @@ class Quota:
         if self._cap.limit < math.inf:
             self._cap.leave(now)
             return False
-        if not self._cap.suppose(now):
+        if not self._cap.suppose(now, self._traffic.calls, retry_after):
             return False
         self._evidence, self._window = 0.0, math.inf
         return True
+
+    def _cap_opens(self, now: float) -> float:
+        """Return when the cap on calls at once lets a call go. Where calls beyond it showed that there is
+        none, the calls in flight double each second or each round: there is a limit of another kind.
+        """
+        if self._cap.has_passed(now):
+            self._cap.leave(now)
+            self._window = self._narrowed_to = self.in_flight + 1.0
+            self._narrowed_at, self._growth = now, _DOUBLING
+        return self._cap.look(now, self.in_flight)
 
     def _cool_down(
         self,
@@ -410,6 +416,15 @@ class Quota:
             self._tokens.settle(now, reservation.tokens - actual)
         if self._header_limits:
             self._header_limits.settle(now, reservation, actual, output)
+
+    def _let_through(self, reservation: Reservation, now: float) -> None:
+        """No limit refused the call: more may go."""
+        self._accepted += 1
+        # a window that was not full while the call was in flight limited nothing: its end proves nothing
+        if self._cool_began <= reservation.started <= self._filled_at:
+            self._widen()
+        if self._spacing is not None:
+            self._quicken(self._spacing, now)
 
     def _pause(self, asked: float | None, rng: RandomSource) -> float:
         """Return the seconds of a new cooldown.

@@ -14,6 +14,7 @@ The caller holds one lock.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity, used_capacity, used_rate
@@ -50,11 +51,14 @@ _CHARGED_MORE = 1.15
 _RATIO_MOST = 50.0
 """The largest ratio: a server that charges an output cap of 4,096 tokens where some 80 were expected."""
 
-_DECREASE = 0.7
-_RECLAIM = 0.01
+_LONE_DECREASE, _DECREASE = 0.95, 0.7
+_LONE = 10.0
 _CLAIMED_LEAST = 0.05
-"""Clients that share a limit claim, after a refusal, 0.7 of what they claimed, and 1 % of the limit more with
-each second: between two clients that is one refusal each 15 s."""
+"""A lone refusal may come from a level that was estimated a little too high. Clients that are refused again
+within ten seconds share the limit, and claim 0.7 of what they claimed."""
+
+_RECLAIM, _RECLAIM_SCALE = 0.01, 8.0
+"""Of the limit, 1 % a second is claimed again, times ``1 + (t / 8 s)²`` after ``t`` seconds."""
 
 
 class LimitReading(NamedTuple):
@@ -122,6 +126,7 @@ class ReportedBucket:
         self._capacity, self._rate = limit, limit / _MINUTE
         self._charged_at_end = charged_at_end
         self._claimed_share = 1.0  # of the refill
+        self._gave_way_at = -math.inf
         self._reported_at = now
         self._counted_from = 0  # the first call, by its order, that the level contains
         self._follows_server = False
@@ -214,7 +219,11 @@ class ReportedBucket:
 
         What they leave is not lost: the reports show it.
         """
-        self._claimed_share = max(_CLAIMED_LEAST, _DECREASE * self._claimed_share)
+        lone = now - self._gave_way_at > _LONE
+        self._gave_way_at = now
+        self._claimed_share = max(
+            _CLAIMED_LEAST, (_LONE_DECREASE if lone else _DECREASE) * self._claimed_share
+        )
         self._shape(now)
 
     def space(self, now: float) -> None:
@@ -241,7 +250,8 @@ class ReportedBucket:
                     size = max(full, 1.0)
         if size != self._capacity or rate != self._rate or self._claimed_share < 1.0:
             self._capacity, self._rate = size, rate
-            self._claimed_share = min(1.0, self._claimed_share + _RECLAIM * min(now - self._reported_at, 1.0))
+            more = _RECLAIM * (1.0 + ((now - self._gave_way_at) / _RECLAIM_SCALE) ** 2)
+            self._claimed_share = min(1.0, self._claimed_share + more * min(now - self._reported_at, 1.0))
             self._shape(now)
         self._reported_at = now
 

@@ -51,19 +51,30 @@ class RetryPolicy:
         return jittered(seconds, rng) if self.jitter else seconds
 
 
+_OWN = math.exp(-4.0)
+"""Share of failures at which one counts as a whole try. Four of them in a row, the usual number of tries, are
+then as likely as one in 9 million; where more fail, a failure counts less, so that a request ends after as
+many as are equally unlikely for one with nothing wrong: after 24 where half of all calls fail. One that may
+have been billed is a whole try everywhere: each further call could be paid for."""
+
+
 @define
 class RetryCount:
     """What one request has met so far; only :func:`decide` changes it.
 
     Attributes:
-        counted: failures that counted against ``RetryPolicy.retries``: 1 each, or less where failures of its
-            kind are usual among the other calls.
+        whole: failures that counted as a whole try of ``RetryPolicy.retries``.
+        partial: failures of the provider, which count for less where many calls fail.
+        failure_share: the largest share of the other requests that failed at one of these: a share that rises
+            is known late.
         failures: those for which the delay grew.
         rate_limits: refusals for the rate limit, which do not count.
         once: kinds of failure that are retried only once, and were.
     """
 
-    counted: float = 0.0
+    whole: int = 0
+    partial: int = 0
+    failure_share: float = _OWN
     failures: int = 0
     rate_limits: int = 0
     once: frozenset[ErrorKind] = frozenset()
@@ -119,14 +130,9 @@ _NEVER: Final = frozenset(
 )
 _ONCE: Final = frozenset({ErrorKind.TIMEOUT, ErrorKind.UNKNOWN})  # each further try may be billed as well
 
-_OWN = math.exp(-4.0)
-"""Share of failures at which one counts as a whole try. Four of them in a row, the usual number of tries, are
-then as likely as one in 9 million; where more fail, a failure counts less, so that a request ends after as
-many as are equally unlikely for one with nothing wrong: after 24 where half of all calls fail. One that may
-have been billed is a whole try everywhere: each further call could be paid for."""
-
 _SLOWEST = 2.0
-"""While other calls pass, the longest delay, in latencies."""
+"""While other calls pass, the longest delay, in latencies, or in first delays of the policy if these are
+shorter."""
 
 _REFUSED, _REFUSED_MOST = 1.0, 60.0
 """Seconds of the first and the longest delay after a refusal that names no time."""
@@ -173,9 +179,10 @@ def decide(
     if kind in count.once:
         return None
     of_provider = (seen.unavailable or kind is ErrorKind.SERVER_ERROR) and not seen.maybe_billed
-    share = max(seen.failure_share, _OWN) if of_provider and policy.retries > 0 else _OWN
-    counts = math.log(share) / math.log(_OWN)
-    if count.counted + counts >= policy.retries + _WHOLE:
+    partial = of_provider and policy.retries > 0
+    share = max(seen.failure_share, count.failure_share) if partial else count.failure_share
+    weight = math.log(share) / math.log(_OWN)
+    if count.whole + (not partial) + weight * (count.partial + partial) >= policy.retries + _WHOLE:
         return None
     if kind in _ONCE:
         count.once |= {kind}
@@ -185,9 +192,11 @@ def decide(
         delay = jittered_minimum(retry_after, rng) if policy.jitter else retry_after
         own = _own_delay(policy, max(0, count.failures - 1), rng, seen)
         delay = max(delay, own if count.failures else min(own, shortest(rng)))
-    count.counted += counts
+    count.whole += not partial
+    count.partial += partial
+    count.failure_share = share
     count.failures += 1
-    return Retry(delay, counted=counts == 1.0)
+    return Retry(delay, counted=not partial or weight == 1.0)
 
 
 def _refused_delay(refusals: int, asked: float | None, rng: RandomSource) -> float:
@@ -204,7 +213,7 @@ def _own_delay(policy: RetryPolicy, failures: int, rng: RandomSource, seen: Circ
     """Return the seconds before a retry for which the server named none."""
     if seen.passing and seen.latency > 0.0:
         steps = exponential(failures, 1.0, 2.0, _SLOWEST)
-        return jittered(min(steps * seen.latency, policy.max_delay), rng)
+        return jittered(min(steps * min(seen.latency, policy.initial), policy.max_delay), rng)
     return policy.delay(failures, rng)
 
 

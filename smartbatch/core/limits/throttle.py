@@ -36,8 +36,9 @@ _LOWEST_SHARE = 0.4
 _SLOWEST = 0.2
 """Calls a second, at least."""
 
-_QUICKLY, _CAREFULLY = 1.4, 1.05
-"""Growth of a lowered rate with each good measurement: far from the rate that was too high, and near it."""
+_QUICKLY, _CAREFULLY = 1.4, 0.05
+"""Growth of a lowered rate with each good measurement: by 40 % far from the rate that was too high; near it
+by 5 %, and twice as much with each further good one."""
 
 _FULL = 0.999
 """Share of its capacity that a bucket holds which held nothing back."""
@@ -96,6 +97,7 @@ class AdaptiveThrottle:
     _too_high: float = field(default=math.inf, init=False)
     _next_trial: float = field(default=-math.inf, init=False)
     _pause: float = field(default=_PAUSE, init=False)
+    _good: int = field(default=0, init=False)  # measurements in a row
 
     @property
     def rate(self) -> float | None:
@@ -156,11 +158,20 @@ class AdaptiveThrottle:
 
     def _is_enough(self, cohort: _Cohort, now: float) -> bool:
         seconds, needed = now - cohort.began, float(_CALLS)
-        if self._before is not None:
+        if self._before is not None and not self._is_clear(cohort, seconds):
             needed = max(needed, _PRECISION / self._before[2])
         if cohort.outcomes >= needed and cohort.accepted >= _ACCEPTED:
             return seconds >= self.latency
         return cohort.outcomes >= _CALLS / 2 and seconds >= _LONGEST + _LATENCIES * self.latency
+
+    def _is_clear(self, cohort: _Cohort, seconds: float) -> bool:
+        """Whether a trial shows already, by twice the standard error, whether it helps."""
+        assert self._before is not None
+        _, rate, failed = self._before
+        accepted = cohort.accepted / max(cohort.outcomes, 1)
+        error = math.sqrt(failed * (1.0 - failed) / max(cohort.outcomes, 1))
+        reduction = rate * seconds / cohort.calls
+        return abs(accepted - _wanted(reduction, failed)) > 2.0 * error
 
     def _judge(self, cohort: _Cohort, now: float) -> None:
         """Decide on the rate. The cases, in order:
@@ -168,28 +179,34 @@ class AdaptiveThrottle:
         1. A trial that helped: the lower rate stays, and case 3 may follow at once.
         2. A trial that did not: the rate of before, and the next trial after a pause.
         3. Too many fail: a trial, at the rate of accepted calls, or 40 % of the calls where that is more.
-        4. Few fail and the rate held calls back: it grows.
-        5. Few fail and the rate held nothing back: no bound any more.
+        4. Too many fail, and a lower rate did not help lately: a rate that was lowered before grows quickly.
+        5. Few fail and the rate held calls back: it grows, the quicker the longer that lasts.
+        6. Few fail and the rate held nothing back: no bound any more.
         """
         share = cohort.failed / max(cohort.calls, 1)
         if self._before is not None:
             bucket, rate, failed = self._before
             self._before = None
-            reduction = rate / cohort.rate
-            if not (1.0 - share) >= (1.0 + (reduction - 1.0) / 2.0) * (1.0 - failed) or reduction <= 1.0:
+            if not (1.0 - share) >= _wanted(rate / cohort.rate, failed) or rate <= cohort.rate:
                 self._bucket = bucket
                 self._next_trial = now + self._pause * (now - cohort.began)
                 self._pause = min(2.0 * self._pause, _LONGEST_PAUSE)
                 return
-            self._too_high, self._pause = rate, _PAUSE
+            self._too_high, self._pause, self._good = rate, _PAUSE, 0
         if share > _USUAL:
-            if now >= self._next_trial and cohort.failed >= _FAILURES:
-                self._before = (self._bucket, cohort.rate, share)
-                self._set(max(_LOWEST_SHARE, 1.0 - share) * cohort.rate, now)
+            self._good = 0
+            if now >= self._next_trial:
+                if cohort.failed >= _FAILURES:
+                    self._before = (self._bucket, cohort.rate, share)
+                    self._set(max(_LOWEST_SHARE, 1.0 - share) * cohort.rate, now)
+            elif self._bucket is not None:
+                self._set(self._bucket.rate * _QUICKLY, now)
         elif self._bucket is not None and cohort.delayed > 0.6 * cohort.calls:
             low, high = (self._too_high * near for near in _NEAR)
             rate = self._bucket.rate
-            self._set(rate * (_CAREFULLY if low < rate < high else _QUICKLY), now)
+            carefully = min(1.0 + _CAREFULLY * 2.0**self._good, _QUICKLY)
+            self._set(rate * (carefully if low < rate < high else _QUICKLY), now)
+            self._good += 1
             if rate > high:
                 self._too_high = math.inf
         else:
@@ -199,3 +216,8 @@ class AdaptiveThrottle:
         rate = max(rate, _SLOWEST)
         level = 0.0 if self._bucket is None else self._bucket.level
         self._bucket = Bucket(spaced_capacity(rate), rate, now, level=level)
+
+
+def _wanted(reduction: float, failed: float) -> float:
+    """Return the share of accepted calls that shows that so many times fewer calls helped."""
+    return (1.0 + (reduction - 1.0) / 2.0) * (1.0 - failed)

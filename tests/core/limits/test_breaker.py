@@ -302,3 +302,17 @@ class Anything(RuleBasedStateMachine):
 
 
 TestAnything = Anything.TestCase
+
+
+def test_calls_that_were_repeated_in_vain_count_once_their_request_is_answered() -> None:
+    """At the end of a list there are no first calls; requests that always fail make nothing look usual."""
+    breaker = CircuitBreaker()
+    for _ in range(300):
+        call(breaker, 0.0, OK)
+    for _ in range(30):
+        breaker.end(breaker.take(1.0), 1.0, OK, Top(), first=False)
+        breaker.end(breaker.take(1.0), 1.0, FAIL, Top(), first=False)
+    assert breaker.failure_share == 0.0
+    for _ in range(30):
+        breaker.end(breaker.take(2.0), 2.0, OK, Top(), first=False, failures=1)
+    assert 0.3 <= breaker.failure_share <= 0.5

@@ -195,11 +195,15 @@ def test_a_refusal_that_no_reported_limit_explains_counts_as_before() -> None:
 
 
 def test_who_was_refused_claims_less_and_claims_it_back() -> None:
-    """Others use the limit, too: 0.7 of its refill at first, and all of it again half a minute later."""
+    """A lone refusal may be a level that was a little too high. Who is refused again within ten seconds
+    shares the limit: 0.7 of its refill at first, and all of it again 15 seconds later.
+    """
     limit = ReportedBucket(600, 0.0)
+    limit.give_way(-5.0)
+    assert limit.bucket.rate == pytest.approx(0.95 * 9.95)
     limit.give_way(0.0)
-    assert limit.bucket.rate == pytest.approx(0.7 * 9.95)
-    for second in range(1, 32):
+    assert limit.bucket.rate == pytest.approx(0.95 * 0.7 * 9.95)
+    for second in range(1, 16):
         trace = SentAround(second, second, 10.0 * second, 0.0, 0.0, 0.0, 0, 0, blurred=False)
         limit.learn(LimitReading(600, 300, None), trace, second)
     assert limit.bucket.rate == pytest.approx(9.95)

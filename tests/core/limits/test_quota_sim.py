@@ -85,16 +85,16 @@ def test_a_limit_enforced_second_by_second_is_found_out_without_a_storm(
 @pytest.mark.parametrize("latency", LATENCIES)
 @pytest.mark.parametrize("server", PER_SECOND)
 def test_a_limit_that_nobody_told_is_found_and_kept(server: str, latency: str) -> None:
-    """The first 64 calls are in flight before anyone can know; of the rest at most 6 % are refused."""
+    """The first 64 calls are in flight before anyone can know; of the rest at most 4 % are refused."""
     for seed in range(5):
         outcome = untold(PER_SECOND[server](seed), LATENCIES[latency], seed=seed, quick_refusals=True)
         assert outcome.answered == 900
-        assert outcome.refused <= 64 + 50, f"seed={seed}"
+        assert outcome.refused <= 64 + 36, f"seed={seed}"
         assert outcome.seconds <= 180, f"seed={seed}"
 
 
 @pytest.mark.parametrize("latency", LATENCIES)
-@pytest.mark.parametrize(("quick", "storm"), [(True, 64 + 18), (False, 64 + 58)])
+@pytest.mark.parametrize(("quick", "storm"), [(True, 64 + 18), (False, 64 + 56)])
 def test_an_untold_limit_with_a_burst_is_used_whole(latency: str, quick: bool, storm: int) -> None:
     """600 at once and then 10 a second, not configured: within 12 % of the ideal 30 s, refused once a
     worker."""

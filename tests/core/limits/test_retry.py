@@ -119,7 +119,7 @@ def test_a_refusal_for_the_limit_costs_no_try() -> None:
     own = decide(SURE, ErrorKind.RATE_LIMIT, RetryCount(), None, RNG)
     assert own is not None
     assert 0.5 <= own.delay <= 1.0
-    assert (asked.counted, own.counted, count.counted) == (False, False, 0)
+    assert (asked.counted, own.counted, count.whole, count.partial) == (False, False, 0, 0)
 
 
 def test_an_outage_costs_no_try_and_no_wait_of_its_own() -> None:
@@ -128,7 +128,7 @@ def test_an_outage_costs_no_try_and_no_wait_of_its_own() -> None:
     for _ in range(500):
         retry = decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, DOWN)
         assert retry == Retry(0.0, False)
-    assert count.counted == 0
+    assert (count.whole, count.partial) == (0, 0)
 
 
 def test_an_outage_does_not_pardon_what_can_never_work() -> None:
@@ -164,6 +164,16 @@ def test_a_failure_that_may_have_been_billed_is_a_whole_try(kind: ErrorKind, out
         assert retry.counted
         number += 1
     assert number == 4
+
+
+def test_a_share_of_failures_that_rises_counts_for_the_failures_before_it() -> None:
+    """Three failures while 2 % failed, as far as was known, and more while half do: 24 as well, and not 4."""
+    count, number = RetryCount(), 1
+    seen = Circumstances(unavailable=True, passing=True, failure_share=0.02)
+    while decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, seen) is not None:
+        number += 1
+        seen = evolve(seen, failure_share=0.5 if number > 3 else 0.02)
+    assert number == 24
 
 
 def test_without_retries_a_failure_is_final_however_many_others_fail() -> None:
