@@ -5,15 +5,23 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
-from attrs import frozen
 
-import smartbatch
-
-ROOT = Path(smartbatch.__file__).parent
+from tests.syntax import (
+    EXACTLY_AT,
+    ROOT,
+    code_lines,
+    files,
+    import_graph,
+    imports,
+    is_private,
+    names_of,
+    private_names,
+    room,
+    tree,
+)
 
 NOUNS = frozenset({"errors", "types", "events", "results"})
 """What travels everywhere: it imports nothing above itself."""
@@ -87,10 +95,17 @@ FOLDERS: dict[str, frozenset[str]] = {
 }
 """The folders of the library, and the folders in each."""
 
-FORBIDDEN_IN_CORE = frozenset(
-    {"threading", "time", "random", "socket", "sqlite3", "asyncio", "multiprocessing"}
+ALLOWED_IN_CORE = frozenset(
+    {"__future__", "array", "attrs", "bisect", "cattrs", "collections", "contextlib", "copy", "dataclasses"}
+    | {"datetime", "enum", "functools", "hashlib", "itertools", "json", "json_repair", "jsonschema"}
+    | {"jsonschema_specifications", "math", "numbers", "re", "statistics", "struct", "types", "typing"}
+    | {"weakref"}
 )
-"""Decisions take time and random sources as arguments."""
+"""Decisions take time and random sources as arguments, and have no threads, files or sockets: nothing else
+that is not the library's own is imported."""
+
+CLOCKS = re.compile(r"(date|datetime|struct_time)\.(now|utcnow|today)")
+"""What the allowed modules know of the time."""
 
 SDKS = frozenset({"openai", "anthropic", "google", "requests", "prometheus_client", "opentelemetry"})
 """Imported when first used, in functions, if at all."""
@@ -99,64 +114,6 @@ SDK_ROOMS = frozenset(
     {"providers/anthropic/sdk.py", "providers/gemini/sdk.py", "providers/http/requests_bridge.py"}
 )
 """Files that are nothing but an SDK, and are therefore imported late themselves."""
-
-EXACTLY_AT = "smartbatch"
-
-
-@frozen
-class Import:
-    """One import of one file."""
-
-    file: Path
-    line: int
-    module: str
-    late: bool
-    """Inside a function, or for type checkers only."""
-
-    def __str__(self) -> str:
-        return f"{self.file.relative_to(ROOT.parent)}:{self.line} imports {self.module}"
-
-
-@cache
-def files() -> list[Path]:
-    """Every source file of the library."""
-    return sorted(ROOT.rglob("*.py"))
-
-
-@cache
-def tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text("utf-8"), str(file))
-
-
-def room(file: Path) -> str:
-    """The room a file stands in: its folder, or its own name at the top."""
-    inside = file.relative_to(ROOT)
-    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
-
-
-@cache
-def imports(file: Path) -> list[Import]:
-    """Every import statement of a file, those in functions included."""
-
-    def walk(node: ast.AST, late: bool) -> Iterator[Import]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Import):
-                for name in child.names:
-                    yield Import(file, child.lineno, name.name, late)
-            elif isinstance(child, ast.ImportFrom):
-                assert child.level == 0, f"{file}:{child.lineno} is a relative import"
-                module = child.module or ""
-                if module == EXACTLY_AT:
-                    for name in child.names:
-                        yield Import(file, child.lineno, f"{module}.{name.name}", late)
-                else:
-                    yield Import(file, child.lineno, module, late)
-            else:
-                inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-                typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-                yield from walk(child, late or inside or typing_only)
-
-    return list(walk(tree(file), late=False))
 
 
 def target(module: str) -> str | None:
@@ -218,6 +175,11 @@ def test_imports_go_down() -> None:
         ("from smartbatch import errors", "errors"),
         ("from smartbatch import BatchingClient", "__init__"),
         ("import smartbatch", "__init__"),
+        ("importlib.import_module('smartbatch.jobs.service')", "jobs"),
+        ("import_module(f'smartbatch.cli.{name}')", "cli"),
+        ("__import__('smartbatch.client')", "client"),
+        ("import_module(name)", "__init__"),
+        ("import_module('tqdm.auto')", None),
         ("import json", None),
     ],
 )
@@ -229,11 +191,40 @@ def test_an_import_leads_to_a_room(tmp_path: Path, statement: str, leads_to: str
     assert all("__init__" not in rooms for rooms in ALLOWED.values())
 
 
+def impure(file: Path) -> Iterator[str]:
+    """What a file of decisions uses that is more than its arguments."""
+    for one in imports(file):
+        if one.module.split(".")[0] not in ALLOWED_IN_CORE | {EXACTLY_AT}:
+            yield one.module
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Call) and CLOCKS.search(ast.unparse(node.func)):
+            yield ast.unparse(node.func)
+
+
 def test_decisions_have_no_clock_and_no_rng() -> None:
     """core imports neither threads nor time, randomness, sockets or databases."""
-    core = [one for file in files() if room(file) == "core" for one in imports(file)]
+    core = [file for file in files() if room(file) == "core"]
     assert core != []
-    assert [str(one) for one in core if one.module.split(".")[0] in FORBIDDEN_IN_CORE] == []
+    assert [(str(file), found) for file in core for found in impure(file)] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import secrets", "secrets"),
+        ("from os import urandom", "os"),
+        ("import uuid", "uuid"),
+        ("import queue", "queue"),
+        ("from time import monotonic", "time"),
+        ("importlib.import_module('random')", "random"),
+        ("from datetime import datetime\ndatetime.now(tz)", "datetime.now"),
+        ("import datetime\ndatetime.date.today()", "datetime.date.today"),
+    ],
+)
+def test_a_decision_that_looks_at_the_world_would_be_found(source: str, found: str, tmp_path: Path) -> None:
+    sample = tmp_path / "sample.py"
+    sample.write_text(source)
+    assert list(impure(sample)) == [found]
 
 
 def test_no_sdk_is_imported_before_it_is_needed() -> None:
@@ -255,20 +246,13 @@ def test_pickle_is_imported_nowhere() -> None:
     assert found == []
 
 
-def names_of(module: ast.Module, *made_by: str) -> set[str]:
-    """The names under which a file keeps what was made by one of the functions ``made_by``."""
-    known = set(made_by)
-    assigned = [
-        (target, set(re.findall(r"\w+", ast.unparse(node.value))))
-        for node in ast.walk(module)
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
-        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-    ]
-    for _ in range(3):  # a name for a name for it
-        for target, words in assigned:
-            if words & known and isinstance(target, ast.Name | ast.Attribute):
-                known.add(target.attr if isinstance(target, ast.Attribute) else target.id)
-    return known
+WAITING = {
+    "time": {"sleep"},
+    "concurrent.futures": {"wait", "as_completed"},
+    "select": {"select"},
+    "signal": {"pause", "sigwait", "sigtimedwait"},
+}
+"""Functions that wait, and are found without their module's name, too."""
 
 
 def waits(file: Path) -> Iterator[str]:
@@ -278,7 +262,16 @@ def waits(file: Path) -> Iterator[str]:
     queues = names_of(module, "Queue", "SimpleQueue", "LifoQueue", "PriorityQueue")
     threads = names_of(module, "Thread", "Process", "Timer")
     own = {node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
+    bare = {
+        name.asname or name.name
+        for node in ast.walk(module)
+        if isinstance(node, ast.ImportFrom) and node.module in WAITING
+        for name in node.names
+        if name.name in WAITING[node.module]
+    }
     for node in ast.walk(module):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in bare:
+            yield f"{file.name}:{node.lineno} {node.func.id}"
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         owner, method = node.func.value, node.func.attr
@@ -293,7 +286,9 @@ def waits(file: Path) -> Iterator[str]:
             "sleep": method not in own,
             "wait": method not in own,
             "wait_for": method not in own,
-            "get": name in queues and not at_once,
+            "get": (name in queues and not at_once) or "timeout" in keywords,
+            "select": method not in own,
+            "as_completed": method not in own,
             "join": name in threads | queues or not node.args,  # of texts it has one argument
             "acquire": not at_once,
         }
@@ -324,6 +319,8 @@ def test_a_wait_that_is_not_the_clocks_would_be_found(tmp_path: Path) -> None:
     """The walk sees every call that blocks, and tells those of a clock and those that only look apart."""
     sample = tmp_path / "sample.py"
     sample.write_text(
+        "from time import sleep, time as now\n"
+        "from concurrent.futures import wait as until\n"
         "class A:\n"
         "    def __init__(self, clock):\n"
         "        self._room = clock.monitor()\n"
@@ -342,14 +339,24 @@ def test_a_wait_that_is_not_the_clocks_would_be_found(tmp_path: Path) -> None:
         "        lock.acquire(timeout=left)\n"
         "        lock.acquire(blocking=False)\n"
         "        clock.acquire(lock, left)\n"
+        "    def g(self, inbox: queue.Queue[int], box, futures):\n"
+        "        sleep(1), now(), until(futures)\n"
+        "        inbox.get()\n"
+        "        box.get(timeout=1)\n"
+        "        select.select([], [], [])\n"
     )
-    assert [found.split()[-1] for found in waits(sample)] == [
+    assert {found.split()[-1] for found in waits(sample)} == {
         "event.wait",
         "time.sleep",
         "self._todo.get",
         "self._worker.join",
         "lock.acquire",
-    ]
+        "sleep",
+        "until",
+        "inbox.get",
+        "box.get",
+        "select.select",
+    }
 
 
 def test_no_file_has_two_ideas() -> None:
@@ -359,37 +366,6 @@ def test_no_file_has_two_ideas() -> None:
 
 # -- rings
 # -----------------------------------------------------------------------------------------------------
-
-
-def module_name(file: Path, root: Path) -> str:
-    """The dotted name of a file below ``root``, whose folder is the package."""
-    return ".".join(file.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
-
-
-def import_graph(root: Path) -> dict[str, set[str]]:
-    """For each file the files it imports, those in functions and for type checkers included.
-
-    A package's ``__init__`` that loads its names on first use points at nothing: its imports are for type
-    checkers only.
-    """
-    names = {module_name(file, root): file for file in sorted(root.rglob("*.py"))}
-    graph: dict[str, set[str]] = {}
-    for name, file in names.items():
-        found = graph.setdefault(name, set())
-        for node in ast.walk(tree(file)):
-            if isinstance(node, ast.ImportFrom) and node.module is not None:
-                whole = {f"{node.module}.{each.name}" for each in node.names}
-                found.update(one for one in whole | {node.module} if one in names)
-                if whole & names.keys() and all(one in names for one in whole):
-                    found.discard(node.module)  # the package's files, not the package
-            elif isinstance(node, ast.Import):
-                found.update(each.name for each in node.names if each.name in names)
-        found.discard(name)
-        if file.name == "__init__.py" and any(
-            isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree(file).body
-        ):
-            found.clear()
-    return graph
 
 
 def rings(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -465,26 +441,6 @@ def test_a_file_name_means_one_thing() -> None:
 # ---------------------------------------------------------------------------------------------------
 
 
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__") and name != "_"
-
-
-def private_names(file: Path) -> set[str]:
-    """The names with an underscore that a file itself gives to something."""
-    found: set[str] = set()
-    for node in ast.walk(tree(file)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-                found.add(node.attr)
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
-            found.update(str(each.value) for each in ast.walk(node.value) if isinstance(each, ast.Constant))
-    return {name for name in found if is_private(name)}
-
-
 STANDARD = frozenset({"_threads"})
 """Private names of the standard library that are reached on purpose: those of a pool, at the exit."""
 
@@ -536,21 +492,6 @@ def test_a_reach_past_an_underscore_would_be_found(tmp_path: Path) -> None:
 
 # -- what stands once
 # -----------------------------------------------------------------------------------------
-
-
-def code_lines(file: Path) -> list[tuple[int, str]]:
-    """The stripped lines of a file with their numbers; without imports, signatures, docstrings, comments."""
-    aside: set[int] = set()
-    module = tree(file)
-    for node in ast.walk(module):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            aside.update(range(node.lineno, (node.end_lineno or 0) + 1))
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            aside.update(range(node.lineno, node.body[0].lineno))
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            aside.update(range(node.lineno, (node.end_lineno or 0) + 1))
-    lines = ((number, line.strip()) for number, line in enumerate(file.read_text("utf-8").splitlines(), 1))
-    return [(number, line) for number, line in lines if number not in aside and line and line[0] != "#"]
 
 
 def repeats(folder: Path, size: int = 6) -> list[str]:

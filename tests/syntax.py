@@ -1,0 +1,176 @@
+"""The syntax trees of the library: its files, what each imports, and the names in them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from attrs import frozen
+
+import smartbatch
+
+ROOT = Path(smartbatch.__file__).parent
+
+
+EXACTLY_AT = "smartbatch"
+
+
+@frozen
+class Import:
+    """One import of one file."""
+
+    file: Path
+    line: int
+    module: str
+    late: bool
+    """Inside a function, or for type checkers only."""
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(ROOT.parent)}:{self.line} imports {self.module}"
+
+
+@cache
+def files() -> list[Path]:
+    """Every source file of the library."""
+    return sorted(ROOT.rglob("*.py"))
+
+
+@cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text("utf-8"), str(file))
+
+
+def room(file: Path) -> str:
+    """The room a file stands in: its folder, or its own name at the top."""
+    inside = file.relative_to(ROOT)
+    return inside.parts[0] if len(inside.parts) > 1 else inside.stem
+
+
+IMPORTS_BY_NAME = re.compile(r"(^|\.)(import_module|__import__)$")
+
+
+def named_module(call: ast.Call) -> str:
+    """The module that a call imports, as far as its text says; the front door, which no room may use, where
+    it says nothing."""
+    name = call.args[0] if call.args else None
+    if isinstance(name, ast.JoinedStr):
+        name = name.values[0]
+    if isinstance(name, ast.Constant) and isinstance(name.value, str):
+        return name.value.rstrip(".")
+    return EXACTLY_AT
+
+
+@cache
+def imports(file: Path) -> list[Import]:
+    """Every import of a file, those in functions and those by a call included."""
+
+    def walk(node: ast.AST, late: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for name in child.names:
+                    yield Import(file, child.lineno, name.name, late)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{file}:{child.lineno} is a relative import"
+                module = child.module or ""
+                if module == EXACTLY_AT:
+                    for name in child.names:
+                        yield Import(file, child.lineno, f"{module}.{name.name}", late)
+                else:
+                    yield Import(file, child.lineno, module, late)
+            else:
+                if isinstance(child, ast.Call) and IMPORTS_BY_NAME.search(ast.unparse(child.func)):
+                    yield Import(file, child.lineno, named_module(child), late)
+                inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+                yield from walk(child, late or inside or typing_only)
+
+    return list(walk(tree(file), late=False))
+
+
+def names_of(module: ast.Module, *made_by: str) -> set[str]:
+    """The names under which a file keeps, or takes, what was made by one of the functions ``made_by``."""
+    known = set(made_by)
+    for node in ast.walk(module):
+        annotation = getattr(node, "annotation", None)
+        if annotation is not None and set(re.findall(r"\w+", ast.unparse(annotation))) & set(made_by):
+            known.add(node.arg if isinstance(node, ast.arg) else ast.unparse(node.target).rpartition(".")[2])
+    assigned = [
+        (target, set(re.findall(r"\w+", ast.unparse(node.value))))
+        for node in ast.walk(module)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    for _ in range(3):  # a name for a name for it
+        for target, words in assigned:
+            if words & known and isinstance(target, ast.Name | ast.Attribute):
+                known.add(target.attr if isinstance(target, ast.Attribute) else target.id)
+    return known
+
+
+def module_name(file: Path, root: Path) -> str:
+    """The dotted name of a file below ``root``, whose folder is the package."""
+    return ".".join(file.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def import_graph(root: Path) -> dict[str, set[str]]:
+    """For each file the files it imports, those in functions and for type checkers included.
+
+    A package's ``__init__`` that loads its names on first use points at nothing: its imports are for type
+    checkers only.
+    """
+    names = {module_name(file, root): file for file in sorted(root.rglob("*.py"))}
+    graph: dict[str, set[str]] = {}
+    for name, file in names.items():
+        found = graph.setdefault(name, set())
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                whole = {f"{node.module}.{each.name}" for each in node.names}
+                found.update(one for one in whole | {node.module} if one in names)
+                if whole & names.keys() and all(one in names for one in whole):
+                    found.discard(node.module)  # the package's files, not the package
+            elif isinstance(node, ast.Import):
+                found.update(each.name for each in node.names if each.name in names)
+        found.discard(name)
+        if file.name == "__init__.py" and any(
+            isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree(file).body
+        ):
+            found.clear()
+    return graph
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def private_names(file: Path) -> set[str]:
+    """The names with an underscore that a file itself gives to something."""
+    found: set[str] = set()
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                found.add(node.attr)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            found.update(str(each.value) for each in ast.walk(node.value) if isinstance(each, ast.Constant))
+    return {name for name in found if is_private(name)}
+
+
+def code_lines(file: Path) -> list[tuple[int, str]]:
+    """The stripped lines of a file with their numbers; without imports, signatures, docstrings, comments."""
+    aside: set[int] = set()
+    module = tree(file)
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            aside.update(range(node.lineno, (node.end_lineno or 0) + 1))
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            aside.update(range(node.lineno, node.body[0].lineno))
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            aside.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    lines = ((number, line.strip()) for number, line in enumerate(file.read_text("utf-8").splitlines(), 1))
+    return [(number, line) for number, line in lines if number not in aside and line and line[0] != "#"]
