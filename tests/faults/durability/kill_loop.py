@@ -24,7 +24,7 @@ from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.run_checks import RunReport, answered_in, check_run, notes_of
 from tests.faults.durability.servers import LATEST, LIST_LAG
 from tests.faults.durability.store_view import StoreView
-from tests.faults.durability.worker_task import AGAIN, WorkerTask
+from tests.faults.durability.worker_task import AGAIN, VARIED, WorkerTask
 
 __all__ = ["RESTARTS", "KillLoop", "Plan", "settle_of"]
 
@@ -61,6 +61,8 @@ class Plan:
         workers: processes on the store at a time; all but the first carry on only.
         lease: of a job; ``None`` leaves the supervisor's own.
         mutant: a safety rule to break.
+        exchanged: the emulator exchanges answers: jobs have two dozen prompts of different lengths, in one
+            batch, so that it can be told by the tokens that are billed.
         mix: what else goes wrong, of :data:`~tests.faults.durability.disturbances.MIXES`.
     """
 
@@ -74,6 +76,7 @@ class Plan:
     workers: int = 1
     lease: float | None = None
     mutant: str | None = None
+    exchanged: bool = False
     mix: str | None = None
 
 
@@ -201,8 +204,8 @@ class KillLoop:
 
     def _next_job(self) -> None:
         rng, plan = self._rng, self._plan
-        size = rng.randint(4, 12)
-        key = f"{plan.provider} {plan.seed}/{next(self._numbers)}"
+        size = rng.randint(22, 26) if plan.exchanged else rng.randint(4, 12)
+        key = f"{plan.provider} {plan.seed}{VARIED * plan.exchanged}/{next(self._numbers)}"
         name = key.replace("/", "-").replace(" ", "-")
         reading = rng.choice(["ordered", "stored", "futures"])
         if self._stage.commands and rng.randrange(100) < self._stage.commands:
@@ -218,7 +221,7 @@ class KillLoop:
                 may_fail=self._stage.may_fail,
                 key=key,
                 size=size,
-                max_requests=rng.choice([4, 6, 12]),
+                max_requests=26 if plan.exchanged else rng.choice([4, 6, 12]),
                 settle=plan.settle,
                 visibility=plan.visibility,
                 reading=reading,

@@ -33,11 +33,13 @@ def faulty_emulator(
     sigma: float = 0.5,
     share: float = 1.0,
     latest: float = LATEST,
+    exchanged: float = 0.0,
 ) -> Iterator[str]:
     """Serve all three APIs; a third of the creates gets no answer, or a ``share`` of that. Yield the address.
 
     Batches take about ``turnaround`` seconds, lognormally spread by ``sigma``. Of the creates without an
-    answer some were made, some were not, and some will be, up to ``latest`` seconds later.
+    answer some were made, some were not, and some will be, up to ``latest`` seconds later. A share of
+    ``exchanged`` lines of results has the answer of another line.
     """
     options = {
         "seed": seed,
@@ -47,7 +49,7 @@ def faulty_emulator(
         "batch-late-seconds": latest,
         "batch-list-lag": LIST_LAG,
         "batch-get-lag": 0.3,
-        "batch-faults": _rates(_BATCH_FAULTS, share),
+        "batch-faults": _rates({**_BATCH_FAULTS, "swapped_answers": exchanged}, share),
         "faults": _rates(_CALL_FAULTS, share),
     }
     with emulator(*(f"--{name}={value}" for name, value in options.items())) as url:

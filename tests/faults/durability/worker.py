@@ -13,7 +13,6 @@ import json
 import mmap
 import os
 import struct
-import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -63,7 +62,7 @@ def run_worker(task: WorkerTask) -> None:
     except (StoreError, NotesLost) as error:
         if not task.may_fail:
             raise
-        print(f"again: {error}", file=sys.stderr)
+        _log(f"again: {error}")
         raise SystemExit(AGAIN) from error
 
 
@@ -112,13 +111,18 @@ def _command(task: WorkerTask, began: float) -> None:
         code = main(["run", str(rows), *(str(word) for pair in options.items() for word in pair)])
     if code == 0:
         return
-    print(f"exit {code}: {said.getvalue()}", file=sys.stderr)
+    _log(f"exit {code}: {said.getvalue()}")
     if not task.may_fail:
         raise SystemExit(1)
     if "remove the file" in said.getvalue():  # as the user is told: it holds other things by now
         with contextlib.suppress(FileNotFoundError):
             os.unlink(task.output)
     raise SystemExit(AGAIN)
+
+
+def _log(text: str) -> None:
+    with contextlib.suppress(OSError):  # the log may be full as well
+        os.write(2, f"{text}\n".encode())
 
 
 def _follow_clock(place: Path) -> None:

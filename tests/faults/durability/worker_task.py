@@ -10,10 +10,12 @@ from attrs import asdict, frozen
 
 from smartbatch.emulator import answer_for
 
-__all__ = ["AGAIN", "MODELS", "WorkerTask", "answer_to", "digest_of", "prompt_of"]
+__all__ = ["AGAIN", "MODELS", "VARIED", "WorkerTask", "answer_to", "digest_of", "prompt_of"]
 
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 """The model a worker uses, by provider."""
+VARIED = "~"
+"""Marks the keys of jobs whose prompts differ in length, so that exchanged answers can be told."""
 AGAIN = 75
 """Exit code of a worker that could not go on, and may when it is started again."""
 
@@ -71,8 +73,12 @@ class WorkerTask:
 
 
 def prompt_of(key: str, number: int) -> str:
-    """Return the prompt of a row of the job with ``key``; no two jobs have one in common."""
-    return f"{key}: what is the answer to question {number}?"
+    """Return the prompt of a row of the job with ``key``; no two jobs have one in common.
+
+    With :data:`VARIED` in the key each is longer by a third than the one before.
+    """
+    prompt = f"{key}: what is the answer to question {number}?"
+    return prompt + " And why?" * round(4 * 1.33**number) if VARIED in key else prompt
 
 
 def answer_to(task: WorkerTask, number: int) -> str:
