@@ -102,6 +102,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "faults/test_faults_results.py::"
             "test_c5_answers_of_other_requests_are_noticed_and_asked_for_again",
+            "faults/test_faults_results.py::test_c5_a_few_requests_in_another_script_are_not_asked_for_again",
             "core/batching/test_crosscheck.py::test_at_least_95_in_100_are_seen_where_estimates_fit",
         ),
     ),

@@ -46,6 +46,17 @@ def test_c5_answers_of_other_requests_are_noticed_and_asked_for_again(provider: 
         assert not w.emu.ledger.paid_twice()
 
 
+def test_c5_a_few_requests_in_another_script_are_not_asked_for_again(provider: str, tmp_path: Path) -> None:
+    """Our estimates are off for them in another way than for the others, and their answers are their own."""
+    prompts = [f"{number}: " + "lorem ipsum " * (5 + number) for number in range(40)]
+    prompts += ["这个产品非常好，我会再买一次。" * 5, "😀🎉" * 20]
+    with world(provider, tmp_path) as w:
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert not w.incidents(job)
+        assert not w.requests("ask")
+
+
 def _differ(one: int, other: int, *, by: float) -> bool:
     return abs(one - other) > by * min(one, other)
 

@@ -154,7 +154,8 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
         if line.position not in measures:
             odd.foreign += 1
         elif line.line.answer is not None and line.line.answer.usage is not None:
-            check.observe(measures[line.position].tokens, line.line.answer.usage.input_tokens)
+            measure = measures[line.position]
+            check.observe(measure.tokens, line.line.answer.usage.input_tokens, measure.bytes)
     reader = ResultReader(step, check, shard.submitted_at)
     _tell_odd_lines(step, shard, odd, reader)
     if check.unrelated:

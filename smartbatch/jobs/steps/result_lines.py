@@ -252,7 +252,8 @@ class ResultReader:
     def _answered(self, item: StoredItem, answer: Answer, digest: bytes) -> NewResult:
         request = decode_request(item.payload, self._shared, id=item.user_id)
         usage = answer.usage or Usage(item.tokens, estimate(answer.text or ""), estimated=True)
-        if not usage.estimated and self._check.suspicious(item.tokens, usage.input_tokens):
+        billed, size = usage.input_tokens, len(item.payload)
+        if not usage.estimated and self._check.suspicious(item.tokens, billed, size):
             self.suspicious += 1
             error = ProviderError(
                 "the answer was billed for a prompt of another length; it may belong to another request",

@@ -213,3 +213,37 @@ def test_a_shard_of_the_largest_size_is_judged_in_a_moment() -> None:
     started = time.perf_counter()
     assert rate(lines) < 0.0001
     assert time.perf_counter() - started < 10
+
+
+class TestOtherScripts:
+    """Of thirty requests a few have characters that our estimate weighs otherwise than the tokenizer."""
+
+    ODD = ("这个产品非常好，我会再买一次。" * 3, "😀🎉" * 20, "это очень хороший товар " * 4)
+
+    def lines(self) -> list[tuple[int, int, int]]:
+        """Each with the tokens of a tokenizer that counts bytes, and with its own."""
+        texts = [f"Is this review positive? {'It is very good. ' * n}" for n in range(1, 31)]
+        requests = [Request(text) for text in (*texts, *self.ODD)]
+        return [
+            (estimate_request(each), len(str(each.prompt).encode()) // 4 + 4, len(str(each.prompt).encode()))
+            for each in requests
+        ]
+
+    def test_their_own_counts_are_no_reason(self) -> None:
+        check = Crosscheck()
+        for line in self.lines():
+            check.observe(*line)
+        assert [line for line in self.lines() if check.suspicious(*line)] == []
+        without = observed(line[:2] for line in self.lines())
+        assert sum(without.suspicious(*line[:2]) for line in self.lines()) == len(self.ODD), (
+            "the bytes make no difference: the texts are too much like the others"
+        )
+
+    def test_exchanged_answers_of_the_others_are_seen_all_the_same(self) -> None:
+        lines = self.lines()
+        (a, x, size), (b, y, other_size) = lines[2], lines[20]
+        lines[2], lines[20] = (a, y, size), (b, x, other_size)
+        check = Crosscheck()
+        for line in lines:
+            check.observe(*line)
+        assert [at for at, line in enumerate(lines) if check.suspicious(*line)] == [2, 20]
