@@ -260,6 +260,18 @@ def test_blocks_are_of_a_known_kind_and_few_are_not_run():
     assert markers == NOT_RUN, "a marker stands before no block"
 
 
+def test_no_two_pages_write_the_same_output():
+    """A reader goes from page to page in one folder: the output of the last page would be carried on."""
+    written = [(name, page.name) for page in PAGES for name in _outputs(page)]
+    assert len(written) > 5
+    assert len({name for name, _ in written}) == len(written), sorted(written)
+
+
+def _outputs(page: Page) -> set[str]:
+    text = "\n".join(block.text for block in page.blocks())
+    return set(re.findall(r"(?:-o|--output|>) ([\w-]+\.jsonl)\b", text))
+
+
 def test_the_readme_opens_with_two_commands():
     """One installs and runs the main job; one installs and passes the tests, word for word as the gate."""
     first, second = [b.text for b in page("README.md").blocks() if b.language == "bash"][:2]
