@@ -1,0 +1,330 @@
+"""What one process holds of a limit that it shares with others: leased ahead of its need, used without I/O.
+
+The gate asks :meth:`LimitLease.look` and :meth:`LimitLease.take`; a thread exchanges with the back end when
+:meth:`LimitLease.due` says so. Times are monotonic seconds. The caller holds the quota's lock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from attrs import define, frozen
+
+from smartbatch.core.limits.bucket import Bucket, spaced_capacity
+from smartbatch.core.limits.shared_record import DIMENSIONS, LeaseAsk, LeaseGrant
+
+Amounts = tuple[float, float, float, float]
+"""What one call needs: requests, tokens, input tokens, output tokens."""
+
+VALID = 5.0
+"""Seconds for which a lease may be used without another exchange."""
+
+_AHEAD = 2.0
+"""Seconds of the own demand that are leased."""
+
+_LOW = 1.0
+"""Seconds of the own demand below which more is leased."""
+
+_OFTEN = 0.1
+"""Seconds between two exchanges at least: at most ten a second."""
+
+_RENEW = 1.0
+_IDLE = 0.5
+_HEARTBEAT = 5.0
+"""Seconds between two exchanges of a process that uses its lease, after which one that does not gives it
+back, and between two of one that holds nothing."""
+
+_FORGET = 0.7
+"""Share of a higher demand that is remembered from exchange to exchange."""
+
+_LATE = 0.25
+"""Seconds after its end in which a slot may still be used."""
+
+_SLACK = 1e-3
+"""Units that may be lacking, for rounding."""
+
+_LONGEST_WAIT = 1.0
+"""Seconds after which a process that waits for its share asks again at the latest, so that it keeps its place."""
+
+_CATCH_UP = 0.01
+"""Seconds, or share of the spacing where that is more, that a late call does not put off those after it."""
+
+
+@frozen
+class QuotaFacts:
+    """What a process knows of a quota, to be told to the others.
+
+    Attributes:
+        caps, rates: the limits, in units and units a second; 0 for none.
+        at_most: what is left, as the provider's answers say.
+        accepted: calls answered since the start.
+        cool_until: when the cooldown of this process ends.
+        spaced: calls a second to which it spaces its calls; 0 for not at all.
+        outage: whether its breaker is open.
+    """
+
+    caps: Amounts
+    rates: Amounts
+    at_most: Amounts
+    accepted: int
+    cool_until: float
+    spaced: float
+    outage: bool = False
+
+
+@define
+class _Slots:
+    """Calls at the spaced rate that were leased together."""
+
+    next_at: float
+    left: float
+    until: float
+
+
+class LimitLease:
+    """One process's part of a shared quota.
+
+    Args:
+        member: the process, by a name of its own.
+        on_lost: what happens while the back end is away: ``share`` goes on with the last limit divided by the
+            processes seen last, ``stop`` waits, ``local`` goes on with the whole limit.
+
+    Attributes:
+        joined: whether the first exchange is over, or failed; until then no call goes.
+        lost: whether the back end is away.
+        grant: of the last exchange; ``None`` before it.
+    """
+
+    def __init__(self, member: str, on_lost: str = "share") -> None:
+        self.member = member
+        self.joined = self.lost = False
+        self.grant: LeaseGrant | None = None
+        self._on_lost = on_lost
+        self._held = [0.0] * DIMENSIONS
+        self._used = [0.0] * DIMENSIONS  # since the last exchange
+        self._demand = [0.0] * DIMENSIONS  # units a second
+        self._limited: tuple[int, ...] = ()
+        self._until = -math.inf
+        self._lacking: Amounts | None = None
+        self._usual: Amounts = (1.0, 0.0, 0.0, 0.0)
+        self._news = True
+        self._asked_at = self._again_at = self._used_at = -math.inf
+        self._accepted = 0
+        self._spaced = 0.0
+        self._told_spaced = 0.0
+        self._slots: deque[_Slots] = deque()
+        self._cool_until = -math.inf
+        self._safe: dict[int, Bucket] = {}
+
+    @property
+    def members(self) -> int:
+        """The processes that share the limit, as far as is known; 1 or more."""
+        return 1 if self.grant is None else max(1, self.grant.members)
+
+    @property
+    def others_rate(self) -> float:
+        """Calls a second that the other processes had answered lately."""
+        return 0.0 if self.grant is None or self.lost else self.grant.accepted
+
+    def look(self, now: float, costs: Amounts) -> float:
+        """Return the earliest time a call may go; infinity for not before the next exchange.
+
+        The cases, in order:
+
+        1. Nothing is known yet, or the back end is away and calls are to stop: not before the next exchange.
+        2. The back end is away: the safe share.
+        3. The lease lacks something, or is over: not before the next exchange, which becomes due.
+        4. Calls are spaced: at the next slot.
+        """
+        if not self.joined or (self.lost and self._on_lost == "stop"):
+            return math.inf
+        if self.lost:
+            return max((bucket.look(now, costs[d]) for d, bucket in self._safe.items()), default=now)
+        limited = self._limited
+        if limited and now > self._until:
+            return self._lack(costs)
+        for d in limited:
+            if self._held[d] < costs[d] - _SLACK:
+                return self._lack(costs)
+        if not self._spaced:
+            return now
+        slots = self._slots
+        while slots and (slots[0].left < 1.0 or now > slots[0].until):
+            slots.popleft()
+        return max(now, slots[0].next_at) if slots else self._lack(costs)
+
+    def take(self, now: float, costs: Amounts) -> None:
+        """Use what :meth:`look` allowed."""
+        self._used_at, self._usual = now, costs
+        for d in range(DIMENSIONS):
+            self._used[d] += costs[d]
+        if self.lost:
+            for d, bucket in self._safe.items():
+                bucket.take(now, costs[d])
+            return
+        for d in self._limited:
+            self._held[d] -= costs[d]
+        if self._slots:
+            first, step = self._slots[0], 1.0 / self._spaced
+            first.next_at = max(first.next_at, now - max(_CATCH_UP, _CATCH_UP * step)) + step
+            first.left -= 1.0
+
+    def settle(self, now: float, surplus: Amounts) -> None:
+        """Give back what a call did not need of each dimension, or take more where it is negative."""
+        for d in range(DIMENSIONS):
+            self._used[d] -= surplus[d]
+            if self.lost and d in self._safe:
+                self._safe[d].settle(now, surplus[d])
+            elif d in self._limited:
+                self._held[d] += surplus[d]
+
+    def tell(self) -> None:
+        """Something happened that the other processes must hear at once."""
+        self._news = True
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether an exchange is wanted as soon as may be: a call lacks something, or there is news."""
+        return self._news or self._lacking is not None
+
+    def due(self, now: float) -> float:
+        """Return when the next exchange is due. The cases, in order:
+
+        1. There is news: at once, but not within a tenth of a second of the last exchange.
+        2. A call lacks something: likewise, and not before the last exchange said.
+        3. The lease is in use: before it runs out, or after a second.
+        4. It is not: after half a second to give it back, then every five.
+        """
+        soonest = self._asked_at + _OFTEN
+        if self._news:
+            return max(now, soonest)
+        if self._lacking is not None:
+            return max(now, soonest, self._again_at)
+        if now - self._used_at < _IDLE:
+            if self._runs_low:
+                return max(now, soonest, self._again_at)
+            return self._asked_at + _RENEW
+        if self.holds:
+            return max(now, self._asked_at + _IDLE)
+        return self._asked_at + _HEARTBEAT
+
+    @property
+    def holds(self) -> bool:
+        """Whether anything is leased."""
+        return any(self._held[d] > 0.0 for d in self._limited)
+
+    @property
+    def _runs_low(self) -> bool:
+        if any(self._held[d] < _LOW * self._demand[d] for d in self._limited):
+            return True
+        return self._spaced > 0.0 and sum(one.left for one in self._slots) < 2.0 * _OFTEN * self._spaced
+
+    def ask(self, now: float, facts: QuotaFacts, *, leaving: bool = False) -> LeaseAsk:
+        """Return what to tell and ask in an exchange that begins now; :meth:`adopt` or :meth:`lose` follows.
+
+        What is over, or is not in use any more, goes back. Of what a call needed beyond its estimate, which
+        made the level negative, a debt goes back.
+        """
+        seconds = max(now - self._asked_at, _OFTEN) if self._asked_at > -math.inf else 1.0
+        active = (now - self._used_at < _IDLE or self._lacking is not None) and not leaving
+        kept, returned = [0.0] * DIMENSIONS, [0.0] * DIMENSIONS
+        for d in range(DIMENSIONS):
+            self._demand[d] = max(self._used[d] / seconds, _FORGET * self._demand[d])
+            self._used[d] = 0.0
+            keeps = active and self._held[d] > 0.0 and now <= self._until
+            (kept if keeps else returned)[d] = self._held[d]
+        self._held = list(kept)
+        least, wanted = self._wanted(kept) if active else ([0.0] * DIMENSIONS, [0.0] * DIMENSIONS)
+        rate, self._accepted = (facts.accepted - self._accepted) / seconds, facts.accepted
+        cooled = max(0.0, facts.cool_until - now) if facts.cool_until > self._cool_until else 0.0
+        self._cool_until = max(self._cool_until, facts.cool_until)
+        self._told_spaced = facts.spaced
+        lowered = facts.spaced > 0.0 and (facts.spaced < self._spaced or self._spaced == 0.0)
+        self._news, self._asked_at = False, now
+        return LeaseAsk(
+            member=self.member,
+            generation=0 if self.grant is None else self.grant.generation,
+            caps=list(facts.caps),
+            rates=list(facts.rates),
+            at_most=list(facts.at_most),
+            kept=kept,
+            returned=returned,
+            least=least,
+            wanted=wanted,
+            accepted=rate,
+            cooled=cooled,
+            spaced=-1.0 if self._spaced > 0.0 == facts.spaced else facts.spaced,
+            lowered=int(lowered),
+            outage=int(facts.outage),
+            leaving=int(leaving),
+        )
+
+    def _wanted(self, kept: list[float]) -> tuple[list[float], list[float]]:
+        """Return what the next call needs beside what is kept, and what is wanted.
+
+        A process that lacks something wants twice what it used lately, since its use was held back.
+        """
+        lacking = self._lacking
+        costs, more = (self._usual, _AHEAD) if lacking is None else (lacking, 2.0 * _AHEAD)
+        least, wanted = [0.0] * DIMENSIONS, [0.0] * DIMENSIONS
+        for d in range(DIMENSIONS):
+            needed = max(0.0, costs[d] - kept[d])
+            least[d] = needed if lacking is not None else 0.0
+            wanted[d] = max(needed, more * self._demand[d] - kept[d])
+        return least, wanted
+
+    def adopt(self, grant: LeaseGrant, now: float) -> None:
+        """Use what the exchange gave that began last."""
+        self.grant, self.joined, self.lost, self._safe = grant, True, False, {}
+        self._limited = tuple(d for d in range(DIMENSIONS) if grant.caps[d] > 0.0)
+        self._until = self._asked_at + VALID
+        for d in range(DIMENSIONS):
+            self._held[d] += grant.granted[d]
+        self._again_at = now + min(grant.wait, _LONGEST_WAIT)
+        if not grant.wait:
+            self._lacking = None
+        self._spaced = grant.spaced
+        if not grant.spaced:
+            self._slots.clear()
+        elif grant.slots:
+            begin, step = now + grant.slots_in, 1.0 / grant.spaced
+            self._slots.append(_Slots(begin, grant.slots, begin + (grant.slots + 1.0) * step + _LATE))
+
+    def cooldown(self, now: float, own: float) -> float | None:
+        """Return until when the others' cooldown lasts, where it is longer than this process's ``own``."""
+        until = now + (self.grant.cool if self.grant is not None else 0.0)
+        if until <= max(own, now) + _OFTEN:
+            return None
+        self._cool_until = until
+        return until
+
+    def spacing(self, own: float) -> float | None:
+        """Return the rate to space calls at instead of this process's ``own``; 0 for not at all.
+
+        ``None`` to keep it: it is the same, or changed since it was told.
+        """
+        if own != self._told_spaced:
+            self._news = True
+            return None
+        return None if own == self._spaced else self._spaced
+
+    def lose(self, now: float) -> bool:
+        """The back end cannot be reached: use what is leased, then the safe share. True when that begins.
+
+        Nothing that was given back counts as held, since the exchange may have been made.
+        """
+        if self.lost or (self.joined and self.holds and now <= self._until):
+            return False
+        self.joined = self.lost = True
+        self._slots.clear()
+        self._spaced = 0.0
+        if self._on_lost == "share" and self.grant is not None:
+            share = 1.0 / self.members
+            for d in self._limited:
+                cap, rate = self.grant.caps[d] * share, self.grant.rates[d] * share
+                self._safe[d] = Bucket(max(1.0, cap), rate, now, level=max(0.0, self._held[d]))
+            if self.grant.spaced:
+                rate = self.grant.spaced * share
+                self._safe[0] = Bucket(spaced_capacity(rate), rate, now, level=0.0)
+        return True

@@ -1,0 +1,317 @@
+"""A limit that several processes share: its record, and what one exchange with a process changes in it.
+
+A limit belongs to an account and not to a process. The record of one quota holds what is left of it; a process
+leases a slice ahead of its need, and gives back what it does not use. All of this is one step,
+:func:`exchange`, which every back end performs as a whole: SQLite by this function in one transaction, Redis
+and PostgreSQL by the same steps in their own languages. Plain numbers only, so that the three agree: a limit of
+0 is none, and :data:`NO_BOUND` stands where nothing is known.
+"""
+
+from __future__ import annotations
+
+import math
+
+from attrs import define, field, frozen
+
+DIMENSIONS = 4
+"""Requests, tokens, input tokens and output tokens, in this order; a budget uses the first alone, in USD."""
+
+NO_BOUND = 1e15
+"""More than any level."""
+
+GONE = 15.0
+"""Seconds without a word after which a process is taken to be dead, and what it leased goes back."""
+
+WAITING = 2.0
+"""Seconds for which a process that found too little comes before those that ask later. It asks again sooner."""
+
+SLICES = 4.0
+"""A slice is at most the limit, divided by the processes and by this."""
+
+MONEY_SLICES = 2.0
+"""A slice of money is at most what is left, divided by the processes and by this."""
+
+SLOT_SECONDS = 0.5
+"""Of an evenly spaced limit the processes together lease this many seconds at a time."""
+
+SLOTS_AHEAD = 1.0
+"""Seconds ahead of which no slot is leased."""
+
+_SLACK = 1e-3
+"""Units that may be lacking: rounding must not refuse a process at the very time it was given."""
+
+
+def _none() -> list[float]:
+    return [0.0] * DIMENSIONS
+
+
+@frozen
+class LeaseAsk:
+    """What a process tells and asks in one exchange. Lists have one number for each dimension.
+
+    Attributes:
+        member: the process, by a name of its own.
+        version: of the record's form and rules.
+        generation: of the record, as the process saw it last.
+        caps: the limits it knows, in units; 0 where it knows none.
+        rates: their refill, units a second.
+        at_most: what the provider said is left; :data:`NO_BOUND` where it said nothing.
+        kept: what it holds and keeps.
+        returned: what it gives back; negative where calls needed more than was expected.
+        least: what it needs beside what it keeps, so that the next call can go; all 0 where none waits.
+        wanted: what it wants, that included; all 0 for nothing.
+        urgent: 1 where that call is urgent, else 0.
+        accepted: calls a second that were answered lately.
+        cooled: seconds of a cooldown that began since the last exchange; 0 for none.
+        spaced: calls a second to which calls are spaced; 0 for not at all, -1 for no longer.
+        lowered: 1 where that rate was proven or lowered since the last exchange, else 0.
+        outage: 1 while its breaker is open, else 0.
+        money: 1 for a budget, else 0: what a dead process leased does not come back, and nothing refills.
+        leaving: 1 for the last exchange of a process, else 0.
+    """
+
+    member: str
+    version: int = 1
+    generation: int = 0
+    caps: list[float] = field(factory=_none)
+    rates: list[float] = field(factory=_none)
+    at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSIONS)
+    kept: list[float] = field(factory=_none)
+    returned: list[float] = field(factory=_none)
+    least: list[float] = field(factory=_none)
+    wanted: list[float] = field(factory=_none)
+    urgent: int = 0
+    accepted: float = 0.0
+    cooled: float = 0.0
+    spaced: float = 0.0
+    lowered: int = 0
+    outage: int = 0
+    money: int = 0
+    leaving: int = 0
+
+
+@frozen
+class LeaseGrant:
+    """What an exchange gives and tells.
+
+    Attributes:
+        members: the processes that share the limit, this one included.
+        granted: further units, by dimension.
+        slots: further calls at the spaced rate; 0 where calls are not spaced.
+        slots_in: seconds until the first of them.
+        wait: seconds after which asking again makes sense, where nothing was granted; else 0.
+        cool: seconds that the cooldown of all lasts.
+        generation: of the record now.
+        caps, rates: the limits of all.
+        left: what nobody leased.
+        spaced: calls a second to which all calls are spaced; 0 for not at all.
+        accepted: calls a second that the other processes had answered lately.
+        outage: 1 while a process found the provider down, else 0.
+    """
+
+    members: int
+    granted: list[float]
+    slots: float
+    slots_in: float
+    wait: float
+    cool: float
+    generation: int
+    caps: list[float]
+    rates: list[float]
+    left: list[float]
+    spaced: float
+    accepted: float
+    outage: int
+
+
+@define
+class Member:
+    """A process in a record: when it was heard last, what it holds and knows, and since when it waits."""
+
+    seen: float
+    held: list[float]
+    caps: list[float]
+    rates: list[float]
+    least: list[float]
+    urgent: int
+    since: float
+    accepted: float
+
+
+@define
+class SharedRecord:
+    """One quota that processes share. Times are the back end's Unix seconds.
+
+    Attributes:
+        at: when it was changed last.
+        generation: grows with each cooldown, proof of a limit and outage, so that many reports of one event
+            count once.
+    """
+
+    at: float = 0.0
+    generation: int = 0
+    caps: list[float] = field(factory=_none)
+    rates: list[float] = field(factory=_none)
+    levels: list[float] = field(factory=_none)
+    cool_until: float = 0.0
+    spaced: float = 0.0
+    next_slot: float = 0.0
+    outage: int = 0
+    members: dict[str, Member] = field(factory=dict)
+
+
+def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
+    """Change ``record`` by what a process tells, and return what it gets.
+
+    The steps, in order:
+
+    1. Time goes on, never back. Processes that are gone are forgotten; what they held comes back.
+    2. Limits: the tightest that a living process knows, or what was known before; they refill.
+    3. What the process gives back is added, and what the provider said bounds what is left.
+    4. Events of the present generation change the record; those of an older one were told before.
+    5. A process that wants something gets it if enough is left next to what those need that waited for
+       longer, or are more urgent.
+
+    Args:
+        now: Unix seconds of the back end.
+    """
+    now = max(now, record.at)
+    elapsed, record.at = now - record.at, now
+    mine = record.members.pop(ask.member, None)
+    back = _forget_gone(record, now)
+    for d in range(DIMENSIONS):
+        _refill(record, ask, d, elapsed * record.rates[d] + (0.0 if ask.money else back[d]))
+        if record.caps[d] > 0.0:
+            given = ask.returned[d] if mine is not None else min(ask.returned[d], 0.0)
+            record.levels[d] = min(record.caps[d], record.levels[d] + given, ask.at_most[d])
+    _note_events(record, ask, now)
+    if ask.leaving:
+        return _grant(record, now, 1 + len(record.members), _none())
+    since = mine.since if mine is not None and mine.since > 0.0 else now
+    wants = max(ask.wanted) > 0.0
+    granted, slots, slots_in, wait = _none(), 0.0, 0.0, 0.0
+    if wants:
+        granted, slots, slots_in, wait = _lease(record, ask, now, since)
+    record.members[ask.member] = Member(
+        seen=now,
+        held=[kept + more for kept, more in zip(ask.kept, granted, strict=True)],
+        caps=ask.caps,
+        rates=ask.rates,
+        least=ask.least if wait > 0.0 else _none(),
+        urgent=ask.urgent,
+        since=since if wait > 0.0 else 0.0,
+        accepted=ask.accepted,
+    )
+    return _grant(record, now, len(record.members), granted, slots, slots_in, wait, without=ask.member)
+
+
+def _forget_gone(record: SharedRecord, now: float) -> list[float]:
+    back = _none()
+    for name, member in list(record.members.items()):
+        if now - member.seen > GONE:
+            del record.members[name]
+            back = [some + held for some, held in zip(back, member.held, strict=True)]
+    return back
+
+
+def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
+    """Adopt the limit of one dimension and add what came back to it. The cases, in order:
+
+    1. Nobody living knows a limit: what was known before holds.
+    2. The first limit known: the bucket is full.
+    3. Another limit of money: what was spent stays spent.
+    4. Another limit of a rate: what is left stays, up to the new limit.
+    """
+    told = [(m.caps[d], m.rates[d]) for m in record.members.values() if m.caps[d] > 0.0]
+    if ask.caps[d] > 0.0:
+        told.append((ask.caps[d], ask.rates[d]))
+    cap = min((cap for cap, _ in told), default=record.caps[d])
+    if record.caps[d] == 0.0:
+        record.levels[d] = cap
+    elif ask.money:
+        record.levels[d] += cap - record.caps[d]
+    record.caps[d] = cap
+    record.rates[d] = min((rate for _, rate in told), default=record.rates[d])
+    record.levels[d] = min(cap, record.levels[d] + more)
+
+
+def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
+    if ask.generation != record.generation:
+        return
+    news = ask.cooled > 0.0 or ask.lowered == 1 or ask.outage != record.outage
+    if ask.cooled > 0.0:
+        record.cool_until = max(record.cool_until, now + ask.cooled)
+    if ask.lowered == 1:
+        record.spaced = ask.spaced
+    elif ask.spaced < 0.0:
+        record.spaced = 0.0
+    elif ask.spaced > record.spaced > 0.0:
+        record.spaced = ask.spaced
+    record.outage = ask.outage
+    record.generation += news
+
+
+def _lease(
+    record: SharedRecord, ask: LeaseAsk, now: float, since: float
+) -> tuple[list[float], float, float, float]:
+    """Return what is granted, the slots, the seconds until the first, and the seconds to wait instead."""
+    count = 1.0 + len(record.members)
+    ahead = _none()
+    for member in record.members.values():
+        first = member.urgent > ask.urgent or (member.urgent == ask.urgent and member.since < since)
+        if member.since > 0.0 and now - member.seen <= WAITING and first:
+            ahead = [some + least for some, least in zip(ahead, member.least, strict=True)]
+    wait = max(0.0, record.cool_until - now)
+    for d in range(DIMENSIONS):
+        if record.caps[d] > 0.0:
+            lacking = min(ask.least[d], record.caps[d]) + ahead[d] - record.levels[d]
+            if lacking > _SLACK:
+                wait = max(wait, lacking / record.rates[d] if record.rates[d] > 0.0 else GONE)
+    start = max(record.next_slot, now)
+    if record.spaced > 0.0 and start - now > SLOTS_AHEAD:
+        wait = max(wait, start - now - SLOTS_AHEAD)
+    if wait > 0.0:
+        return _none(), 0.0, 0.0, wait
+    granted = _none()
+    for d in range(DIMENSIONS):
+        if record.caps[d] > 0.0:
+            most = record.caps[d] / (SLICES * count)
+            if ask.money:
+                most = record.levels[d] / (MONEY_SLICES * count)
+            amount = max(ask.least[d], min(ask.wanted[d], most, record.levels[d] - ahead[d]))
+            if d == 0 and not ask.money:
+                amount = max(ask.least[d], float(math.floor(amount)))
+            granted[d] = amount
+            record.levels[d] -= amount
+    slots = 0.0
+    if record.spaced > 0.0:
+        slots = max(1.0, min(ask.wanted[0], float(math.floor(SLOT_SECONDS * record.spaced / count))))
+        record.next_slot = start + slots / record.spaced
+    return granted, slots, start - now, 0.0
+
+
+def _grant(
+    record: SharedRecord,
+    now: float,
+    members: int,
+    granted: list[float],
+    slots: float = 0.0,
+    slots_in: float = 0.0,
+    wait: float = 0.0,
+    without: str = "",
+) -> LeaseGrant:
+    return LeaseGrant(
+        members=members,
+        granted=granted,
+        slots=slots,
+        slots_in=slots_in,
+        wait=wait,
+        cool=max(0.0, record.cool_until - now),
+        generation=record.generation,
+        caps=list(record.caps),
+        rates=list(record.rates),
+        left=list(record.levels),
+        spaced=record.spaced,
+        accepted=sum(m.accepted for name, m in record.members.items() if name != without),
+        outage=record.outage,
+    )
