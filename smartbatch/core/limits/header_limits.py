@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from attrs import define, field
+from attrs import define, field, frozen
 
+from smartbatch.core.limits.lease import Amounts, LimitLease
 from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround, believed_reset
+from smartbatch.core.limits.shared_record import NO_BOUND
 from smartbatch.types import LimitReport
 
 _REQUESTS, _TOKENS, _INPUT, _OUTPUT = range(4)
@@ -48,6 +50,7 @@ class Reservation:
         order: the call's number among all calls of the quota, from 1.
         sent: tokens and output sent until then, this call included.
         held: calls, tokens and output in flight then, this call included.
+        leased: what it took of the lease, by dimension.
     """
 
     started: float
@@ -57,6 +60,7 @@ class Reservation:
     order: int = 0
     sent: tuple[float, float] = (0.0, 0.0)
     held: tuple[int, float, float] = (0, 0.0, 0.0)
+    leased: Amounts = (0.0, 0.0, 0.0, 0.0)
 
 
 @define(eq=False)
@@ -125,6 +129,22 @@ class Traffic:
         return SentAround(call.started, call.order, mark, since, unanswered, held, calls, calls_open, blurred)
 
 
+@frozen
+class KnownLimits:
+    """The reported limits by dimension, 0 where there is none.
+
+    Attributes:
+        at_most: what is left of each, less what was sent since it was told.
+        remaining: what was left at the latest answered call, and ``admitted``, when that was sent.
+    """
+
+    caps: Amounts
+    rates: Amounts
+    at_most: Amounts
+    remaining: Amounts
+    admitted: float
+
+
 @define
 class EnforcementCheck:
     """The check whether a provider enforces the limit of requests that it names.
@@ -180,6 +200,31 @@ class HeaderLimits:
         """Return the reported limits a minute, by name: ``requests``, ``tokens``, ``input``, ``output``."""
         return {_NAMES[dimension]: bucket.limit for dimension, bucket in self._buckets.items()}
 
+    def costs(self, tokens: float, output: float) -> Amounts:
+        """Return what a call will be charged that is expected to need so many tokens, by dimension."""
+        costs = costs_of(tokens, output)
+        if not self._buckets:
+            return costs
+        charged = [
+            bucket.needed(cost) if (bucket := self._buckets.get(dimension)) is not None else cost
+            for dimension, cost in enumerate(costs)
+        ]
+        return _amounts(charged)
+
+    def known(self, now: float) -> KnownLimits:
+        """Return the limits as they are known now; nobody need know one that nobody enforces."""
+        caps, rates = [0.0] * 4, [0.0] * 4
+        at_most, remaining, admitted = [NO_BOUND] * 4, [0.0] * 4, math.inf
+        for dimension, bucket in self._buckets.items():
+            if dimension == _REQUESTS and self._check is not None and self._check.unenforced:
+                continue
+            caps[dimension], rates[dimension] = bucket.bucket.capacity, bucket.bucket.rate
+            bucket.look(now, 0.0)
+            at_most[dimension] = bucket.bucket.level
+            remaining[dimension] = bucket.remaining
+            admitted = min(admitted, bucket.admitted)
+        return KnownLimits(_amounts(caps), _amounts(rates), _amounts(at_most), _amounts(remaining), admitted)
+
     def look(self, now: float, tokens: float, output: float) -> float:
         """Return the earliest time a call may go that is expected to need so many tokens."""
         at = now
@@ -233,7 +278,15 @@ class HeaderLimits:
         for dimension, bucket in self._buckets.items():
             bucket.settle(now, call.order, _cost(dimension, call.tokens, call.output), 0.0)
 
-    def learn(self, report: LimitReport, call: Reservation, traffic: Traffic, now: float) -> None:
+    def learn(
+        self,
+        report: LimitReport,
+        call: Reservation,
+        traffic: Traffic,
+        now: float,
+        *,
+        lease: LimitLease | None = None,
+    ) -> None:
         """Follow what the answer to ``call`` reported.
 
         The cases of each dimension, in order:
@@ -255,30 +308,40 @@ class HeaderLimits:
             elif not reading.limit and limit is not None and _about_equal(limit, bucket.limit):
                 limit = None
             reading = LimitReading(limit, reading.remaining, reading.reset)
-            bucket.learn(reading, traffic.around(dimension, call), now)
+            alone = lease is None or lease.members == 1
+            bucket.learn(reading, traffic.around(dimension, call), now, alone=alone)
 
-    def explain(self, report: LimitReport | None, call: Reservation, traffic: Traffic, now: float) -> bool:
+    def explain(
+        self,
+        report: LimitReport | None,
+        call: Reservation,
+        traffic: Traffic,
+        now: float,
+        *,
+        lease: LimitLease | None = None,
+    ) -> bool:
         """Follow what the refusal of ``call`` reported; return whether the known limits explain it.
 
         A refusal that they explain proves no further limit. The cases, in order:
 
         1. The call was sent before the last explained refusal: explained by the same shortage.
         2. A reading leaves less than the call needs: explained. If the call was sent after the limit was
-           known, others use the limit too, and this client claims less of it.
+           known, others use the limit too, and this client claims less of it; not where a ``lease``
+           divides it.
         3. A reading with a limit and without a remaining figure: see :meth:`_refused_without_remaining`.
         4. Anything else: not explained.
         """
         explained = call.started <= self._explained_at
         if report is not None:
             before = {dimension: bucket.learned_at for dimension, bucket in self._buckets.items()}
-            self.learn(report, call, traffic, now)
+            self.learn(report, call, traffic, now, lease=lease)
             for dimension, reading in _readings(report):
                 bucket = self._buckets.get(dimension)
                 if bucket is None:
                     continue
                 if bucket.lacks(reading, _cost(dimension, call.tokens, call.output)):
                     explained = True
-                    if call.started > max(self._explained_at, bucket.learned_at):
+                    if call.started > max(self._explained_at, bucket.learned_at) and lease is None:
                         bucket.give_way(now)
                 elif reading.limit is not None and reading.remaining is None:
                     is_new = bucket.learned_at != before.get(dimension)
@@ -303,6 +366,15 @@ class HeaderLimits:
         if not is_new and not soon:
             bucket.space(now)
         return is_new or soon
+
+
+def _amounts(values: list[float]) -> Amounts:
+    return values[0], values[1], values[2], values[3]
+
+
+def costs_of(tokens: float, output: float) -> Amounts:
+    """Return what a call needs of each dimension."""
+    return 1.0, tokens, tokens - output, output
 
 
 def _cost(dimension: int, tokens: float, output: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 
 from attrs import define, frozen
 
@@ -35,6 +36,14 @@ _HEARTBEAT = 5.0
 """Seconds between two exchanges of a process that uses its lease, after which one that does not gives it
 back, and between two of one that holds nothing."""
 
+_KNOWN = 32
+_FIRST = 2
+"""While no limit is known and others use the quota as well, twice as many calls are in flight as were
+answered, until 32 were: by then somebody knows what the provider tells."""
+
+_TOLD = 16
+"""Exchanges that are remembered, until the provider tells of a call that was sent after one of them."""
+
 _FORGET = 0.7
 """Share of a higher demand that is remembered from exchange to exchange."""
 
@@ -45,7 +54,7 @@ _SLACK = 1e-3
 """Units that may be lacking, for rounding."""
 
 _LONGEST_WAIT = 1.0
-"""Seconds after which a process that waits for its share asks again at the latest, so that it keeps its place."""
+"""Seconds after which a process that waits for its share asks again at the latest, to keep its place."""
 
 _CATCH_UP = 0.01
 """Seconds, or share of the spacing where that is more, that a late call does not put off those after it."""
@@ -57,7 +66,9 @@ class QuotaFacts:
 
     Attributes:
         caps, rates: the limits, in units and units a second; 0 for none.
-        at_most: what is left, as the provider's answers say.
+        at_most: what is left, as the provider's answers say, less what was sent since.
+        remaining: what was left when the latest answered call was admitted, as its answer said.
+        admitted: when that call was sent.
         accepted: calls answered since the start.
         cool_until: when the cooldown of this process ends.
         spaced: calls a second to which it spaces its calls; 0 for not at all.
@@ -67,6 +78,8 @@ class QuotaFacts:
     caps: Amounts
     rates: Amounts
     at_most: Amounts
+    remaining: Amounts
+    admitted: float
     accepted: int
     cool_until: float
     spaced: float
@@ -87,6 +100,7 @@ class LimitLease:
 
     Args:
         member: the process, by a name of its own.
+        wake: called when an exchange becomes due earlier than :meth:`due` said.
         on_lost: what happens while the back end is away: ``share`` goes on with the last limit divided by the
             processes seen last, ``stop`` waits, ``local`` goes on with the whole limit.
 
@@ -96,8 +110,9 @@ class LimitLease:
         grant: of the last exchange; ``None`` before it.
     """
 
-    def __init__(self, member: str, on_lost: str = "share") -> None:
+    def __init__(self, member: str, wake: Callable[[], None], on_lost: str = "share") -> None:
         self.member = member
+        self._wake = wake
         self.joined = self.lost = False
         self.grant: LeaseGrant | None = None
         self._on_lost = on_lost
@@ -109,13 +124,16 @@ class LimitLease:
         self._lacking: Amounts | None = None
         self._usual: Amounts = (1.0, 0.0, 0.0, 0.0)
         self._news = True
-        self._asked_at = self._again_at = self._used_at = -math.inf
+        self._asked_at = self._used_at = -math.inf
+        self._again_at = self._more_at = -math.inf  # when a call that lacks something asks again, and others
         self._accepted = 0
         self._spaced = 0.0
         self._told_spaced = 0.0
         self._slots: deque[_Slots] = deque()
         self._cool_until = -math.inf
         self._safe: dict[int, Bucket] = {}
+        self._in_flight = self._answered = 0
+        self._told: list[tuple[float, list[float]]] = []  # when each of the last exchanges told its ``then``
 
     @property
     def members(self) -> int:
@@ -134,14 +152,17 @@ class LimitLease:
 
         1. Nothing is known yet, or the back end is away and calls are to stop: not before the next exchange.
         2. The back end is away: the safe share.
-        3. The lease lacks something, or is over: not before the next exchange, which becomes due.
-        4. Calls are spaced: at the next slot.
+        3. Others use the quota, and no limit is known yet: few calls, and more with each that was answered.
+        4. The lease lacks something, or is over: not before the next exchange, which becomes due.
+        5. Calls are spaced: at the next slot.
         """
         if not self.joined or (self.lost and self._on_lost == "stop"):
             return math.inf
         if self.lost:
             return max((bucket.look(now, costs[d]) for d, bucket in self._safe.items()), default=now)
         limited = self._limited
+        if self._is_new and not self._spaced:
+            return now if self._in_flight <= _FIRST * self._answered else math.inf
         if limited and now > self._until:
             return self._lack(costs)
         for d in limited:
@@ -154,9 +175,16 @@ class LimitLease:
             slots.popleft()
         return max(now, slots[0].next_at) if slots else self._lack(costs)
 
+    def _lack(self, costs: Amounts) -> float:
+        if self._lacking is None:
+            self._lacking = costs
+            self._wake()
+        return math.inf
+
     def take(self, now: float, costs: Amounts) -> None:
         """Use what :meth:`look` allowed."""
         self._used_at, self._usual = now, costs
+        self._in_flight += 1
         for d in range(DIMENSIONS):
             self._used[d] += costs[d]
         if self.lost:
@@ -170,6 +198,11 @@ class LimitLease:
             first.next_at = max(first.next_at, now - max(_CATCH_UP, _CATCH_UP * step)) + step
             first.left -= 1.0
 
+    def ended(self, *, answered: bool) -> None:
+        """A call ended."""
+        self._in_flight = max(0, self._in_flight - 1)  # it may have begun before the lease
+        self._answered += answered
+
     def settle(self, now: float, surplus: Amounts) -> None:
         """Give back what a call did not need of each dimension, or take more where it is negative."""
         for d in range(DIMENSIONS):
@@ -181,19 +214,21 @@ class LimitLease:
 
     def tell(self) -> None:
         """Something happened that the other processes must hear at once."""
-        self._news = True
+        if not self._news:
+            self._news = True
+            self._wake()
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether an exchange is wanted as soon as may be: a call lacks something, or there is news."""
-        return self._news or self._lacking is not None
+    def is_limited(self) -> bool:
+        """Whether any limit is known."""
+        return bool(self._limited)
 
     def due(self, now: float) -> float:
         """Return when the next exchange is due. The cases, in order:
 
         1. There is news: at once, but not within a tenth of a second of the last exchange.
         2. A call lacks something: likewise, and not before the last exchange said.
-        3. The lease is in use: before it runs out, or after a second.
+        3. The lease is in use: before it runs out, or after a second; sooner while no limit is known.
         4. It is not: after half a second to give it back, then every five.
         """
         soonest = self._asked_at + _OFTEN
@@ -203,8 +238,8 @@ class LimitLease:
             return max(now, soonest, self._again_at)
         if now - self._used_at < _IDLE:
             if self._runs_low:
-                return max(now, soonest, self._again_at)
-            return self._asked_at + _RENEW
+                return max(now, soonest, self._more_at)
+            return soonest if self._is_new else self._asked_at + _RENEW
         if self.holds:
             return max(now, self._asked_at + _IDLE)
         return self._asked_at + _HEARTBEAT
@@ -213,6 +248,11 @@ class LimitLease:
     def holds(self) -> bool:
         """Whether anything is leased."""
         return any(self._held[d] > 0.0 for d in self._limited)
+
+    @property
+    def _is_new(self) -> bool:
+        """Whether others may soon know a limit that nobody has told yet."""
+        return self.members > 1 and not self._limited and self._answered < _KNOWN
 
     @property
     def _runs_low(self) -> bool:
@@ -242,12 +282,15 @@ class LimitLease:
         self._told_spaced = facts.spaced
         lowered = facts.spaced > 0.0 and (facts.spaced < self._spaced or self._spaced == 0.0)
         self._news, self._asked_at = False, now
+        then = next((then for at, then in reversed(self._told) if at <= facts.admitted), None)
         return LeaseAsk(
             member=self.member,
             generation=0 if self.grant is None else self.grant.generation,
             caps=list(facts.caps),
             rates=list(facts.rates),
             at_most=list(facts.at_most),
+            at_least=list(facts.remaining) if then is not None else [0.0] * DIMENSIONS,
+            then=then or [0.0] * DIMENSIONS,
             kept=kept,
             returned=returned,
             least=least,
@@ -279,9 +322,11 @@ class LimitLease:
         self.grant, self.joined, self.lost, self._safe = grant, True, False, {}
         self._limited = tuple(d for d in range(DIMENSIONS) if grant.caps[d] > 0.0)
         self._until = self._asked_at + VALID
+        self._told = [*self._told[-_TOLD:], (now, grant.then)]
         for d in range(DIMENSIONS):
             self._held[d] += grant.granted[d]
         self._again_at = now + min(grant.wait, _LONGEST_WAIT)
+        self._more_at = self._again_at if any(grant.granted) or grant.slots else now + _IDLE
         if not grant.wait:
             self._lacking = None
         self._spaced = grant.spaced

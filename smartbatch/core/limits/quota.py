@@ -13,6 +13,9 @@ Five things hold a call back, and the latest of them counts:
 * the **spacing** of calls at an even rate. It exists only when refusals proved that bursts are not honoured
   (many providers enforce 600 a minute as 10 a second), or that there is a limit nobody configured.
 
+Where other processes share the limit, a sixth comes last: the **lease** of this one's part of it
+(:mod:`~smartbatch.core.limits.lease`). The other five stay as they are, with the whole limit.
+
 One refusal proves nothing: shared services refuse at random. The refused request waits by itself, and the
 window shrinks. A burst of refusals proves a limit, measured against the calls that were in flight; so does a
 second one after a cooldown. No threads and no clock here: the caller holds one lock and passes ``now``.
@@ -27,7 +30,8 @@ from attrs import frozen
 from smartbatch.core.limits.backoff import RandomSource, backoff, jittered_minimum, shortest
 from smartbatch.core.limits.bucket import Bucket, limit_bucket, spaced_capacity
 from smartbatch.core.limits.concurrency_cap import ConcurrencyCap
-from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic
+from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, costs_of
+from smartbatch.core.limits.lease import Amounts, LimitLease, QuotaFacts
 from smartbatch.types import LimitReport
 
 _FIRST_WINDOW = 4.0
@@ -112,6 +116,7 @@ class Quota:
     """
 
     def __init__(self) -> None:
+        self.lease: LimitLease | None = None  # of this process, where others share the limit
         self._traffic = Traffic()
         self._header_limits = HeaderLimits()
         self._requests: Bucket | None = None
@@ -203,6 +208,8 @@ class Quota:
             at = max(at, self._tokens.look(now, tokens))
         if self._header_limits:
             at = max(at, self._header_limits.look(now, tokens, output))
+        if at <= now and self.lease is not None:
+            at = self.lease.look(now, self._header_limits.costs(tokens, output))
         return at
 
     def take(self, now: float, tokens: float, output: float = 0.0) -> Reservation:
@@ -221,6 +228,9 @@ class Quota:
             self._spacing.take(now, 1.0)
         if self._tokens is not None:
             self._tokens.take(now, tokens)
+        if self.lease is not None:
+            call.leased = self._header_limits.costs(tokens, output)
+            self.lease.take(now, call.leased)
         if self._header_limits:
             self._header_limits.take(now, call)
         return call
@@ -236,7 +246,7 @@ class Quota:
 
         ``actual_output`` of them were output; ``None`` takes the share that was expected.
         """
-        self._end(reservation)
+        self._end(reservation, answered=True)
         self._settle_tokens(reservation, now, actual_tokens, actual_output)
         self._cap.accepted(reservation, now)
         self._traffic.accept(now)
@@ -274,10 +284,15 @@ class Quota:
             self._steady.settle(now, 1.0)
         if self._spacing is not None:
             self._spacing.settle(now, 1.0)
+        if self.lease is not None:
+            self.lease.settle(now, reservation.leased)
 
     def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
         """Follow the limits that the answer to an ended call reported. Configured limits stay bounds."""
-        self._header_limits.learn(report, reservation, self._traffic, now)
+        known = self.reported_limits if self.lease is not None else None
+        self._header_limits.learn(report, reservation, self._traffic, now, lease=self.lease)
+        if self.lease is not None and known != self.reported_limits:
+            self.lease.tell()
         if self._growth == _PROVING and (report.requests_remaining is not None or self._configured is None):
             self._window, self._growth = math.inf, _DOUBLING  # the report says how much of the burst is left
 
@@ -313,9 +328,12 @@ class Quota:
         if self._tokens is not None:
             self._tokens.settle(now, reservation.tokens)
         self._header_limits.drop(now, reservation)  # if it was charged all the same, the next report shows it
+        if self.lease is not None:
+            self.lease.settle(now, (0.0, *reservation.leased[1:]))
+            self.lease.tell()
         self._traffic.refused_at = now
         self._header_limits.confirm()
-        explained = self._header_limits.explain(report, reservation, self._traffic, now)
+        explained = self._header_limits.explain(report, reservation, self._traffic, now, lease=self.lease)
         no_cap = False
         if not explained:
             capped = self._cap.limit < math.inf
@@ -388,6 +406,48 @@ class Quota:
             self._proven(now)
         return Cooldown(max(0.0, self._cool_until - now), self._consecutive, fresh)
 
+    def facts(self, now: float) -> QuotaFacts:
+        """Return what is known here of the limits, for other processes that share them."""
+        limits = self._header_limits.known(now)
+        caps, rates = list(limits.caps), list(limits.rates)
+        for d, bucket in enumerate((self._requests, self._tokens)):
+            if bucket is not None:
+                caps[d] = min(caps[d] or math.inf, bucket.capacity)
+                rates[d] = min(rates[d] or math.inf, bucket.rate)
+        return QuotaFacts(
+            caps=(caps[0], caps[1], caps[2], caps[3]),
+            rates=(rates[0], rates[1], rates[2], rates[3]),
+            at_most=limits.at_most,
+            remaining=limits.remaining,
+            admitted=limits.admitted if limits.admitted < math.inf else -math.inf,
+            accepted=self._traffic.accepted,
+            cool_until=self._cool_until,
+            spaced=self.spaced_rate or 0.0,
+        )
+
+    def follow(self, now: float) -> None:
+        """Follow what the lease brought from the other processes: their cooldown, and their spaced rate.
+
+        A cooldown of others is one of this process's own, as if a call of it had been refused; calls sent
+        before it belong to the same event. Begun again slowly is only where no known limit paces the calls.
+        """
+        assert self.lease is not None
+        until = self.lease.cooldown(now, self._cool_until)
+        if until is not None:
+            self._cool_before = self._cool_began = now
+            self._cool_until = until
+            self._consecutive = max(self._consecutive, 1)
+            self._judged = True
+            if self._spacing is None and not self.lease.is_limited:
+                self._restart(now)
+        rate = self.lease.spacing(self.spaced_rate or 0.0)
+        if rate:
+            self._base = rate
+            self._space(rate, now)
+            self._searching = False
+        elif rate == 0.0:
+            self._spacing = None
+
     @property
     def _repeated(self) -> bool:
         """Whether refusals came close to each other although calls are spaced."""
@@ -401,11 +461,13 @@ class Quota:
             return reported if self._configured is None else self._configured
         return min(self._configured, reported)
 
-    def _end(self, reservation: Reservation) -> None:
+    def _end(self, reservation: Reservation, *, answered: bool = False) -> None:
         if reservation.ended:
             raise RuntimeError("a reservation ends once")
         reservation.ended = True
         self._traffic.end(reservation)
+        if self.lease is not None:
+            self.lease.ended(answered=answered)
 
     def _settle_tokens(
         self, reservation: Reservation, now: float, actual: float | None, output: float | None
@@ -414,6 +476,8 @@ class Quota:
             return
         if self._tokens is not None:
             self._tokens.settle(now, reservation.tokens - actual)
+        if self.lease is not None:
+            self.lease.settle(now, _surplus(reservation, actual, output))
         if self._header_limits:
             self._header_limits.settle(now, reservation, actual, output)
 
@@ -488,7 +552,10 @@ class Quota:
             self._burst_at = now + self._burst_wait
             self._burst_wait *= 2.0
         elif self._accepted and now - self._baseline <= _BASELINE:
-            measured = _LEARNED_SHARE * self._accepted / max(now - self._baseline, _COOLDOWN / 2)
+            measured = self._accepted / max(now - self._baseline, _COOLDOWN / 2)
+            if self.lease is not None:
+                measured += self.lease.others_rate
+            measured *= _LEARNED_SHARE
             measured = max(measured, _SLOWEST)
             if self._spacing is None or measured < self._spacing.rate:
                 self._base = measured
@@ -550,3 +617,18 @@ class Quota:
             return
         if faster != spacing.rate:
             spacing.reshape(now, spaced_capacity(faster), faster)
+
+
+def _surplus(call: Reservation, tokens: float, output: float | None) -> Amounts:
+    """Return what a call that used ``tokens`` did not need of what it leased, by dimension.
+
+    A server that charges more than was expected gives nothing back: what it charged was leased.
+    """
+    if output is None:
+        output = tokens * call.output / call.tokens if call.tokens else 0.0
+    expected, used = costs_of(call.tokens, call.output), costs_of(tokens, output)
+    over = [
+        0.0 if leased > most else leased - cost
+        for leased, most, cost in zip(call.leased, expected, used, strict=True)
+    ]
+    return 0.0, over[1], over[2], over[3]

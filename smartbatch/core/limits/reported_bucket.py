@@ -107,6 +107,7 @@ class ReportedBucket:
 
     Attributes:
         learned_at: when the limit last changed.
+        remaining: what was left, as the latest report said, and ``admitted``, when its call was sent.
 
     Args:
         rounded: whether the figures that remain may be rounded; the first one that is not shows they are not.
@@ -118,6 +119,7 @@ class ReportedBucket:
     ) -> None:
         self.limit = limit
         self.learned_at = now
+        self.remaining, self.admitted = 0.0, -math.inf
         self._charge_ratio = 1.0  # units charged for each unit expected
         self._charge_per_call = 0.0  # units charged for each call
         self._charged_more = self._per_call = False
@@ -140,7 +142,7 @@ class ReportedBucket:
         """Return the earliest time a call may go, which an honest limit does not put off for hours: a debt
         that would, of calls in flight for which little refills, is remitted.
         """
-        ready = self.bucket.look(now, self._needed(cost))
+        ready = self.bucket.look(now, self.needed(cost))
         too_long = ready - now - self._longest_wait
         if too_long <= 0.0:
             return ready
@@ -148,7 +150,7 @@ class ReportedBucket:
         return now + self._longest_wait
 
     def take(self, now: float, cost: float) -> None:
-        self.bucket.take(now, self._needed(cost))
+        self.bucket.take(now, self.needed(cost))
 
     def settle(self, now: float, order: int, expected: float, actual: float) -> None:
         """Correct what the call number ``order`` took to what it used (0 when it was never admitted). A
@@ -156,16 +158,16 @@ class ReportedBucket:
         """
         if order < self._counted_from:
             return
-        taken = self._needed(expected)
+        taken = self.needed(expected)
         if self._charged_more and actual > 0.0:
             actual = max(actual, taken)
         self.bucket.settle(now, taken - actual)
 
     def lacks(self, reading: LimitReading, cost: float) -> bool:
         """Whether ``reading`` explains why a call that needs ``cost`` was refused."""
-        return reading.remaining is not None and reading.remaining < self._needed(cost) + self._rounding
+        return reading.remaining is not None and reading.remaining < self.needed(cost) + self._rounding
 
-    def _needed(self, cost: float) -> float:
+    def needed(self, cost: float) -> float:
         """What a call takes: what it is expected to need, or more where the server charges more."""
         return self._price(cost, 1.0) if self._charged_more else cost
 
@@ -175,8 +177,8 @@ class ReportedBucket:
             return self._charge_per_call * calls
         return self._charge_ratio * cost
 
-    def learn(self, reading: LimitReading, trace: SentAround, now: float) -> None:
-        """Follow a report.
+    def learn(self, reading: LimitReading, trace: SentAround, now: float, *, alone: bool = True) -> None:
+        """Follow a report; only a client that is ``alone`` can tell from it what the server charges a call.
 
         The cases, in order:
 
@@ -195,8 +197,12 @@ class ReportedBucket:
             return
         if reading.remaining % _ROUNDED_TO:
             self._rounding = 0.0
+        self.remaining, self.admitted = max(0.0, reading.remaining - self._rounding), trace.started
         self._resize(reading, now)
-        self._measure_charges(reading.remaining, trace)
+        if alone:
+            self._measure_charges(reading.remaining, trace)
+        else:
+            self._last_reading = None
         self._correct_level(reading.remaining, trace, now)
 
     def _adopt_limit(self, limit: float, now: float) -> None:

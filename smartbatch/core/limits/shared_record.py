@@ -1,10 +1,10 @@
 """A limit that several processes share: its record, and what one exchange with a process changes in it.
 
-A limit belongs to an account and not to a process. The record of one quota holds what is left of it; a process
-leases a slice ahead of its need, and gives back what it does not use. All of this is one step,
-:func:`exchange`, which every back end performs as a whole: SQLite by this function in one transaction, Redis
-and PostgreSQL by the same steps in their own languages. Plain numbers only, so that the three agree: a limit of
-0 is none, and :data:`NO_BOUND` stands where nothing is known.
+A limit belongs to an account and not to a process. The record of one quota holds what is left of it; a
+process leases a slice ahead of its need, and gives back what it does not use. All of this is one step,
+:func:`exchange`, which every back end performs as a whole: SQLite by this function in one transaction,
+Redis and PostgreSQL by the same steps in their own languages. Plain numbers only, so that the three agree: a
+limit of 0 is none, and :data:`NO_BOUND` stands where nothing is known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ GONE = 15.0
 """Seconds without a word after which a process is taken to be dead, and what it leased goes back."""
 
 WAITING = 2.0
-"""Seconds for which a process that found too little comes before those that ask later. It asks again sooner."""
+"""Seconds for which a process that found too little comes before those that ask later; it asks again sooner.
+"""
 
 SLICES = 4.0
 """A slice is at most the limit, divided by the processes and by this."""
@@ -55,7 +56,11 @@ class LeaseAsk:
         generation: of the record, as the process saw it last.
         caps: the limits it knows, in units; 0 where it knows none.
         rates: their refill, units a second.
-        at_most: what the provider said is left; :data:`NO_BOUND` where it said nothing.
+        at_most: what the provider said is left, less what this process used since; :data:`NO_BOUND` where it
+            said nothing.
+        at_least: what the provider said was left after the exchange that told ``then``; 0 where it said
+            nothing since.
+        then: as that exchange told it, see :class:`LeaseGrant`.
         kept: what it holds and keeps.
         returned: what it gives back; negative where calls needed more than was expected.
         least: what it needs beside what it keeps, so that the next call can go; all 0 where none waits.
@@ -76,6 +81,8 @@ class LeaseAsk:
     caps: list[float] = field(factory=_none)
     rates: list[float] = field(factory=_none)
     at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSIONS)
+    at_least: list[float] = field(factory=_none)
+    then: list[float] = field(factory=_none)
     kept: list[float] = field(factory=_none)
     returned: list[float] = field(factory=_none)
     least: list[float] = field(factory=_none)
@@ -104,6 +111,8 @@ class LeaseGrant:
         generation: of the record now.
         caps, rates: the limits of all.
         left: what nobody leased.
+        then: what was ever granted, less what all hold now. What all use from now on is at most what was ever
+            granted at a later time, less this.
         spaced: calls a second to which all calls are spaced; 0 for not at all.
         accepted: calls a second that the other processes had answered lately.
         outage: 1 while a process found the provider down, else 0.
@@ -119,6 +128,7 @@ class LeaseGrant:
     caps: list[float]
     rates: list[float]
     left: list[float]
+    then: list[float]
     spaced: float
     accepted: float
     outage: int
@@ -144,6 +154,7 @@ class SharedRecord:
 
     Attributes:
         at: when it was changed last.
+        granted: what was ever leased, what came back included.
         generation: grows with each cooldown, proof of a limit and outage, so that many reports of one event
             count once.
     """
@@ -153,6 +164,7 @@ class SharedRecord:
     caps: list[float] = field(factory=_none)
     rates: list[float] = field(factory=_none)
     levels: list[float] = field(factory=_none)
+    granted: list[float] = field(factory=_none)
     cool_until: float = 0.0
     spaced: float = 0.0
     next_slot: float = 0.0
@@ -167,7 +179,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
 
     1. Time goes on, never back. Processes that are gone are forgotten; what they held comes back.
     2. Limits: the tightest that a living process knows, or what was known before; they refill.
-    3. What the process gives back is added, and what the provider said bounds what is left.
+    3. What the process gives back is added. What the provider said is left bounds what is, next to what the
+       others hold.
     4. Events of the present generation change the record; those of an older one were told before.
     5. A process that wants something gets it if enough is left next to what those need that waited for
        longer, or are more urgent.
@@ -183,7 +196,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
         _refill(record, ask, d, elapsed * record.rates[d] + (0.0 if ask.money else back[d]))
         if record.caps[d] > 0.0:
             given = ask.returned[d] if mine is not None else min(ask.returned[d], 0.0)
-            record.levels[d] = min(record.caps[d], record.levels[d] + given, ask.at_most[d])
+            _correct(record, ask, d, record.levels[d] + given)
     _note_events(record, ask, now)
     if ask.leaving:
         return _grant(record, now, 1 + len(record.members), _none())
@@ -235,6 +248,22 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     record.levels[d] = min(cap, record.levels[d] + more)
 
 
+def _correct(record: SharedRecord, ask: LeaseAsk, d: int, level: float) -> None:
+    """Set the level of one dimension, corrected by what the provider told the process. The cases, in order:
+
+    1. It is alone: what the provider says is left is so, less what it holds.
+    2. The provider has less than the level and what the others hold: other programs use the limit, too.
+    3. It had more than all processes can have used since: calls need less than was expected.
+    """
+    bound = ask.at_most[d]
+    if bound < NO_BOUND:
+        others = sum(member.held[d] for member in record.members.values())
+        level = min(level, bound - others) if record.members else bound - ask.kept[d]
+        if ask.at_least[d] > 0.0:
+            level = max(level, ask.at_least[d] - (record.granted[d] - ask.then[d]))
+    record.levels[d] = min(record.caps[d], level)
+
+
 def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
     if ask.generation != record.generation:
         return
@@ -283,6 +312,7 @@ def _lease(
                 amount = max(ask.least[d], float(math.floor(amount)))
             granted[d] = amount
             record.levels[d] -= amount
+            record.granted[d] += amount
     slots = 0.0
     if record.spaced > 0.0:
         slots = max(1.0, min(ask.wanted[0], float(math.floor(SLOT_SECONDS * record.spaced / count))))
@@ -311,6 +341,10 @@ def _grant(
         caps=list(record.caps),
         rates=list(record.rates),
         left=list(record.levels),
+        then=[
+            granted - sum(member.held[d] for member in record.members.values())
+            for d, granted in enumerate(record.granted)
+        ],
         spaced=record.spaced,
         accepted=sum(m.accepted for name, m in record.members.items() if name != without),
         outage=record.outage,

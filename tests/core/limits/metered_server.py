@@ -209,12 +209,14 @@ def fill(
     seed: int = 0,
     jitter: float = 0.0,
     change: tuple[float, dict[str, float]] | None = None,
+    exchanges: Callable[[float], float] = lambda now: math.inf,
 ) -> None:
     """Let the clients send as much as their quotas allow for so long.
 
     Args:
         jitter: most seconds by which calls overtake each other on their way.
         change: from when on the server has which other limits.
+        exchanges: makes the exchanges that are due, and returns when to be called again.
     """
     rng, order, now = random.Random(seed), count(), 0.0
     returns: list[_Return] = []
@@ -231,6 +233,7 @@ def fill(
             due = min(due, _send(server, client, now, rng, order, returns, jitter))
         if returns:
             due = min(due, returns[0].at)
+        due = min(due, exchanges(now))
         assert due > now
         now = due
         while returns and returns[0].at <= now:
