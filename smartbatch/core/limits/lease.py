@@ -30,6 +30,9 @@ _LOW = 1.0
 _OFTEN = 0.1
 """Seconds between two exchanges at least: at most ten a second."""
 
+_SOON = 0.25
+"""Seconds after which a lease that runs low is filled up, if no call lacks anything."""
+
 _RENEW = 1.0
 _IDLE = 0.5
 _HEARTBEAT = 5.0
@@ -326,7 +329,7 @@ class LimitLease:
         for d in range(DIMENSIONS):
             self._held[d] += grant.granted[d]
         self._again_at = now + min(grant.wait, _LONGEST_WAIT)
-        self._more_at = self._again_at if any(grant.granted) or grant.slots else now + _IDLE
+        self._more_at = now + (_SOON if any(grant.granted) or grant.slots else _IDLE)
         if not grant.wait:
             self._lacking = None
         self._spaced = grant.spaced

@@ -29,11 +29,18 @@ WAITING = 2.0
 SLICES = 4.0
 """A slice is at most the limit, divided by the processes and by this."""
 
+ADVANCE = 1.0
+"""Seconds of refill that a process gets in advance while it is alone: its own buckets pace it."""
+
 MONEY_SLICES = 2.0
 """A slice of money is at most what is left, divided by the processes and by this."""
 
 SLOT_SECONDS = 0.5
 """Of an evenly spaced limit the processes together lease this many seconds at a time."""
+
+CLOCK_STEP = 2.0
+"""Seconds by which a clock may be behind the record's last change, as those of different threads are; more
+means that it was set back, or began anew."""
 
 SLOTS_AHEAD = 1.0
 """Seconds ahead of which no slot is leased."""
@@ -150,7 +157,7 @@ class Member:
 
 @define
 class SharedRecord:
-    """One quota that processes share. Times are the back end's Unix seconds.
+    """One quota that processes share. Times are seconds of the back end's clock.
 
     Attributes:
         at: when it was changed last.
@@ -177,7 +184,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
 
     The steps, in order:
 
-    1. Time goes on, never back. Processes that are gone are forgotten; what they held comes back.
+    1. Time goes on, never back; where the clock was set back, all times are. Processes that are gone are
+       forgotten; what they held comes back.
     2. Limits: the tightest that a living process knows, or what was known before; they refill.
     3. What the process gives back is added. What the provider said is left bounds what is, next to what the
        others hold.
@@ -186,8 +194,10 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
        longer, or are more urgent.
 
     Args:
-        now: Unix seconds of the back end.
+        now: seconds of the back end's clock.
     """
+    if now < record.at - CLOCK_STEP:
+        _set_back(record, record.at - now)
     now = max(now, record.at)
     elapsed, record.at = now - record.at, now
     mine = record.members.pop(ask.member, None)
@@ -216,6 +226,15 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
         accepted=ask.accepted,
     )
     return _grant(record, now, len(record.members), granted, slots, slots_in, wait, without=ask.member)
+
+
+def _set_back(record: SharedRecord, seconds: float) -> None:
+    record.at -= seconds
+    record.cool_until -= seconds
+    record.next_slot -= seconds
+    for member in record.members.values():
+        member.seen -= seconds
+        member.since = member.since - seconds if member.since > 0.0 else 0.0
 
 
 def _forget_gone(record: SharedRecord, now: float) -> list[float]:
@@ -285,6 +304,7 @@ def _lease(
 ) -> tuple[list[float], float, float, float]:
     """Return what is granted, the slots, the seconds until the first, and the seconds to wait instead."""
     count = 1.0 + len(record.members)
+    alone = ADVANCE if count == 1.0 else 0.0
     ahead = _none()
     for member in record.members.values():
         first = member.urgent > ask.urgent or (member.urgent == ask.urgent and member.since < since)
@@ -293,7 +313,9 @@ def _lease(
     wait = max(0.0, record.cool_until - now)
     for d in range(DIMENSIONS):
         if record.caps[d] > 0.0:
-            lacking = min(ask.least[d], record.caps[d]) + ahead[d] - record.levels[d]
+            lacking = (
+                min(ask.least[d], record.caps[d]) + ahead[d] - record.levels[d] - alone * record.rates[d]
+            )
             if lacking > _SLACK:
                 wait = max(wait, lacking / record.rates[d] if record.rates[d] > 0.0 else GONE)
     start = max(record.next_slot, now)
@@ -307,7 +329,8 @@ def _lease(
             most = record.caps[d] / (SLICES * count)
             if ask.money:
                 most = record.levels[d] / (MONEY_SLICES * count)
-            amount = max(ask.least[d], min(ask.wanted[d], most, record.levels[d] - ahead[d]))
+            left = record.levels[d] - ahead[d] + alone * record.rates[d]
+            amount = max(ask.least[d], min(ask.wanted[d], most, left))
             if d == 0 and not ask.money:
                 amount = max(ask.least[d], float(math.floor(amount)))
             granted[d] = amount

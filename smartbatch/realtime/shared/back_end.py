@@ -1,0 +1,102 @@
+"""Where shared limits are kept: what every back end does, and which one an address names."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from attrs import asdict
+
+from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, Member, SharedRecord
+from smartbatch.errors import ConfigError, SmartbatchError
+
+VERSION = 1
+"""Of the records and of the rules by which they change; processes of different versions do not share."""
+
+TIMEOUT = 2.0
+"""Seconds that an exchange may take."""
+
+_ADDRESSES = "sqlite:///FILE, redis://HOST, unix:///SOCKET (of Redis), postgresql://HOST/DATABASE, auto or off"
+
+
+class BackEndAway(SmartbatchError):
+    """The back end of shared limits cannot be reached, or is slow."""
+
+
+class Incompatible(SmartbatchError):
+    """The back end is used by processes of another version, or by another machine."""
+
+
+class BackEnd(ABC):
+    """Keeps the records of shared quotas. Used by one thread at a time.
+
+    Attributes:
+        place: the address for people, without secrets.
+    """
+
+    place: str
+
+    @abstractmethod
+    def join(self) -> bytes:
+        """Make what is missing, and return the salt that hides names in this back end.
+
+        Raises:
+            BackEndAway: it cannot be reached.
+            Incompatible: others use it in another version.
+        """
+
+    @abstractmethod
+    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
+        """Perform one exchange with the record ``key``, as a whole, by the back end's clock.
+
+        Raises:
+            BackEndAway: it cannot be reached; the exchange may have been made.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection; the next use opens another."""
+
+
+def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
+    """Return the back end at an address; nothing is opened yet.
+
+    Args:
+        now: the clock of a file's machine, monotonic seconds, common to its processes.
+
+    Raises:
+        ConfigError: the address is none, or a package is missing.
+    """
+    if address.startswith("sqlite:///"):
+        from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
+
+        path = os.path.realpath(os.path.expanduser(address.removeprefix("sqlite:///")))
+        return SqliteBackEnd(path, now=now)
+    if address.startswith(("redis://", "rediss://", "unix://")):
+        from smartbatch.realtime.shared.redis_back_end import RedisBackEnd
+
+        return RedisBackEnd(address)
+    if address.startswith(("postgresql://", "postgres://")):
+        from smartbatch.realtime.shared.postgres_back_end import PostgresBackEnd
+
+        return PostgresBackEnd(address)
+    raise ConfigError(f"shared: the address cannot be read; it is one of {_ADDRESSES}")
+
+
+def hidden(salt: bytes, name: str) -> str:
+    """Return a name that says nothing to who reads the back end: a salted hash of 128 bits."""
+    return hashlib.blake2b(name.encode(), key=salt, digest_size=16).hexdigest()
+
+
+def record_of(document: dict[str, Any]) -> SharedRecord:
+    """Return a record from its stored form."""
+    members = {name: Member(**one) for name, one in document.pop("members").items()}
+    return SharedRecord(**document, members=members)
+
+
+def document_of(record: SharedRecord) -> dict[str, Any]:
+    """Return the form in which a record is stored."""
+    return asdict(record)

@@ -1,0 +1,106 @@
+"""Shared limits in an SQLite file: the processes of one machine. One short transaction for each exchange."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sqlite3
+from collections.abc import Callable
+
+from smartbatch._files import new_file, private_folder
+from smartbatch._sqlite import SqliteConnections
+from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, SharedRecord, exchange
+from smartbatch.errors import StoreError
+from smartbatch.realtime.shared.back_end import (
+    TIMEOUT,
+    VERSION,
+    BackEnd,
+    BackEndAway,
+    Incompatible,
+    document_of,
+    record_of,
+)
+
+APPLICATION = 0x736D736C
+"""``smsl``: marks the file as one of shared limits, in the header's field for that."""
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (key TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+class SqliteBackEnd(BackEnd):
+    """The file.
+
+    Args:
+        path: made for its owner only when it is not there, with its folder.
+        now: monotonic seconds, which the processes of a machine have in common.
+    """
+
+    def __init__(self, path: str, *, now: Callable[[], float]) -> None:
+        self.place = path
+        self._now = now
+        self._connections = SqliteConnections(self._connect)
+
+    def join(self) -> bytes:
+        try:
+            private_folder(os.path.dirname(self.place))
+            os.close(new_file(self.place))
+            with self._connections.writing():
+                return self._prepare(self._connections.writer())
+        except (sqlite3.Error, OSError, StoreError) as error:
+            raise BackEndAway(f"the file {self.place} cannot be used: {error}") from None
+
+    def _prepare(self, connection: sqlite3.Connection) -> bytes:
+        [(application,)] = connection.execute("PRAGMA application_id")
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if application != APPLICATION and (application or tables):
+            raise Incompatible(f"the file {self.place} is an SQLite database, but not one of shared limits")
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.executescript(_TABLES)
+        facts = {"version": str(VERSION), "salt": secrets.token_hex(16), "host": socket.gethostname()}
+        connection.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", facts.items())
+        found = dict(connection.execute("SELECT name, value FROM facts"))
+        if found["version"] != facts["version"]:
+            raise Incompatible(
+                f"the file {self.place} is shared by processes of version {found['version']} of its form, and"
+                f" this one knows version {VERSION}: use the same smartbatch in all, or another file"
+            )
+        if found["host"] != facts["host"]:
+            raise Incompatible(
+                f"the file {self.place} belongs to the machine {found['host']} and this is {facts['host']}: an"
+                " SQLite file cannot be shared by machines; name a Redis or PostgreSQL server"
+            )
+        return bytes.fromhex(found["salt"])
+
+    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
+        try:
+            with self._connections.writing():
+                connection = self._connections.writer()
+                # what was spent must survive a loss of power; a rate does not
+                connection.execute(f"PRAGMA synchronous = {'FULL' if ask.money else 'OFF'}")
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    row = connection.execute("SELECT record FROM records WHERE key = ?", (key,)).fetchone()
+                    record = SharedRecord() if row is None else record_of(json.loads(row[0]))
+                    grant = exchange(record, ask, self._now())
+                    connection.execute(
+                        "INSERT OR REPLACE INTO records VALUES (?, ?)", (key, json.dumps(document_of(record)))
+                    )
+                    connection.execute("COMMIT")
+                except BaseException:
+                    self._connections.undo()
+                    raise
+                return grant
+        except sqlite3.Error as error:
+            raise BackEndAway(f"the file {self.place} cannot be used: {error}") from None
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.place, timeout=TIMEOUT, isolation_level=None, check_same_thread=False)
