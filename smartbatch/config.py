@@ -96,6 +96,19 @@ class BatchingConfig:
 
     max_rpm: int | None = setting(None, "int", "Requests a minute.", 1, 10**9)
     max_tpm: int | None = setting(None, "int", "Tokens a minute, input and output.", 1, 10**12)
+    shared: str = setting(
+        "auto",
+        "text",
+        "Where processes share limits: sqlite:///FILE, redis://…, unix://…, postgresql://…; auto is this "
+        "user's file on this machine, off shares nothing.",
+    )
+    shared_lost: Literal["share", "stop", "local"] = choice(
+        "share",
+        "What calls do while that place is away: keep to this process's share, stop, or use the whole limit.",
+        "share",
+        "stop",
+        "local",
+    )
     budget: float | None = setting(
         None, "usd", "Most to spend; a text like '5 USD' will do.", 0, 10**9, unit="USD"
     )
@@ -298,6 +311,8 @@ class Settings(TypedDict, total=False):
     outage_patience: Duration
     max_rpm: int | None
     max_tpm: int | None
+    shared: str
+    shared_lost: Literal["share", "stop", "local"]
     budget: float | str | None
     prices: Mapping[str, Price | Mapping[str, Any]]
     allow_unknown_price: bool

@@ -127,6 +127,29 @@ class CooldownStarted(Event):
 
 
 @frozen(kw_only=True)
+class SharedLimitsLost(Event):
+    """The place where processes share a limit cannot be used; told once, until it can be again."""
+
+    place: str
+    scope: str
+    model: str
+    reason: str
+    processes: int
+    """Those that shared the limit when it was seen last, this one included; 0 where none was ever seen."""
+
+
+@frozen(kw_only=True)
+class SharedLimitsRestored(Event):
+    """The limit is shared again."""
+
+    place: str
+    scope: str
+    model: str
+    seconds: float
+    """Since :class:`SharedLimitsLost`."""
+
+
+@frozen(kw_only=True)
 class LongWait(Event):
     """What is known of the limits lets no call go for more than a minute; once, until that is over."""
 

@@ -26,7 +26,7 @@ from tests.syntax import (
 NOUNS = frozenset({"errors", "types", "events", "results"})
 """What travels everywhere: it imports nothing above itself."""
 
-FOR_ALL = frozenset({"_clock", "_fork", "_settings", "_sqlite", "_version"})
+FOR_ALL = frozenset({"_clock", "_files", "_fork", "_postgres", "_settings", "_sqlite", "_version"})
 """Files at the root that every room may import."""
 
 BELOW_CLIENT = NOUNS | {
@@ -44,7 +44,9 @@ BELOW_CLIENT = NOUNS | {
 ALLOWED: dict[str, frozenset[str]] = {
     # for all
     "_clock": frozenset(),  # time and waiting
+    "_files": frozenset({"errors"}),  # files for this user only
     "_fork": frozenset(),  # forks and the interpreter's end
+    "_postgres": frozenset({"errors"}),  # addresses of PostgreSQL servers
     "_sqlite": frozenset(),  # connections to an SQLite file
     "_settings": frozenset({"errors", "prices", "types"}),  # how one setting is checked
     "_version": frozenset(),

@@ -12,6 +12,7 @@ from functools import partial
 
 from attrs import evolve
 
+from smartbatch._clock import RealClock
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import Event, RequestSubmitted
@@ -26,6 +27,8 @@ from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.queue import RequestCounts, RequestQueue
 from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
+from smartbatch.realtime.shared.leases import shared_leases
+from smartbatch.realtime.shared_quota import Sharing
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
 from smartbatch.types import Result
@@ -139,9 +142,33 @@ class RealtimeEngine:
         config = self._setup.config
         self.queue.add_lane(lane)
         now = self._clock.now()
-        lane.quota.attach(self.queue, config.max_rpm, config.max_tpm, now=now, wake=self._wake)
+        lane.quota.attach(
+            self.queue,
+            config.max_rpm,
+            config.max_tpm,
+            now=now,
+            wake=self._wake,
+            sharing=self._sharing(lane),
+        )
         if self.queue.closed is not None:  # stopped meanwhile: its limits must not outlive it
             lane.quota.detach(self.queue, self._clock.now())
+
+    def _sharing(self, lane: Lane) -> Sharing | None:
+        """Return how the limits of a lane are shared with other processes; ``None`` for not at all.
+
+        By itself that is only where there is an account at a provider, and time is real.
+        """
+        config = self._setup.config
+        alone = not lane.provider.capabilities.priced or not isinstance(self._clock, RealClock)
+        if config.shared == "off" or (config.shared == "auto" and alone):
+            return None
+        return Sharing(
+            shared_leases(config.shared, self._clock),
+            lane.provider.scope,
+            lane.model,
+            config.shared_lost,
+            self.tell_later,
+        )
 
     def _fallback_lane(self, lane: Lane) -> Lane | None:
         """Return the lane of the fallback model; called under the monitor."""

@@ -15,6 +15,8 @@ from attrs import frozen
 from smartbatch._fork import identity
 from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.suspension import FlexHealth
+from smartbatch.events import Event
+from smartbatch.realtime.shared.leases import SharedLeases
 
 
 @frozen(eq=False)
@@ -24,6 +26,25 @@ class _Owner:
     max_rpm: float | None
     max_tpm: float | None
     wake: Callable[[], None]
+    shares: bool
+
+
+@frozen(eq=False)
+class Sharing:
+    """How a client shares its quotas with other processes.
+
+    Attributes:
+        leases: what leases for this process.
+        scope, model: name the quota.
+        on_lost: see :class:`~smartbatch.core.limits.lease.LimitLease`.
+        tell: takes events.
+    """
+
+    leases: SharedLeases
+    scope: str
+    model: str
+    on_lost: str
+    tell: Callable[[Event], None]
 
 
 class SharedQuota:
@@ -39,6 +60,7 @@ class SharedQuota:
         self.quota = Quota()
         self.flex = FlexHealth()
         self._owners: weakref.WeakKeyDictionary[object, _Owner] = weakref.WeakKeyDictionary()
+        self._leases: SharedLeases | None = None
 
     def attach(
         self,
@@ -48,14 +70,23 @@ class SharedQuota:
         *,
         now: float,
         wake: Callable[[], None],
+        sharing: Sharing | None = None,
     ) -> None:
         """Let ``owner``, which is held weakly, use the quota; of several owners' limits the tightest holds.
 
-        ``wake`` is called, without any lock, when a call of another owner ends, or another owner leaves.
+        ``wake`` is called, without any lock, when a call of another owner ends, or another owner leaves; also
+        when the share of this process has grown. The first owner that is ``sharing`` says how.
         """
         with self.lock:
-            self._owners[owner] = _Owner(max_rpm, max_tpm, wake)
+            self._owners[owner] = _Owner(max_rpm, max_tpm, wake, sharing is not None)
             self._configure_locked(now)
+            joins = sharing is not None and self._leases is None
+            if sharing is not None and joins:
+                self._leases = sharing.leases
+        if sharing is not None and joins:
+            sharing.leases.join(
+                self, sharing.scope, sharing.model, on_lost=sharing.on_lost, tell=sharing.tell
+            )
 
     def detach(self, owner: object, now: float) -> None:
         """Forget ``owner``; its limits no longer count, what it used still does. No lock may be held."""
@@ -63,7 +94,19 @@ class SharedQuota:
             self._owners.pop(owner, None)  # it may be gone: an owner that was collected is no key any more
             if self._owners:
                 self._configure_locked(now)
+            leaves, self._leases = self._leases, None
+            if any(other.shares for other in self._owners.values()):
+                leaves, self._leases = None, leaves
+        if leaves is not None:
+            leaves.leave(self)
         self.wake_others(owner)
+
+    def wake_all(self) -> None:
+        """Tell all clients that calls may go now. No lock may be held."""
+        with self.lock:
+            wakers = [owner.wake for owner in self._owners.values()]
+        for wake in wakers:
+            wake()
 
     def wake_others(self, owner: object) -> None:
         """Tell the other clients that a call has ended, also one of an owner that has left since.

@@ -16,10 +16,11 @@ from jobs.relay import Relay
 from jobs.stores import Bench, led, new_items, postgres_address, result, started
 from psycopg.conninfo import conninfo_to_dict
 
+from smartbatch._postgres import Address
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow, LeaseLost, ShardState
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.store.postgres import Address, PostgresDatabase
+from smartbatch.jobs.store.postgres import PostgresDatabase
 
 __all__ = ["postgres_address"]  # a fixture
 

@@ -222,6 +222,11 @@ class LimitLease:
             self._wake()
 
     @property
+    def is_used(self) -> bool:
+        """Whether an exchange is awaited, or something is leased that has to go back."""
+        return self._news or self._lacking is not None or self.holds
+
+    @property
     def is_limited(self) -> bool:
         """Whether any limit is known."""
         return bool(self._limited)

@@ -32,7 +32,7 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.checks import sync_folder
+from smartbatch._files import sync_folder
 from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import Protocol
 
+from smartbatch._files import own_folder
 from smartbatch.errors import StoreError
-from smartbatch.jobs.store.checks import own_folder
 from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.items_of_job import delete_items
 

@@ -21,9 +21,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from smartbatch._files import own_folder, state_folder
 from smartbatch._fork import on_fork
 from smartbatch.errors import StoreError
-from smartbatch.jobs.store.checks import own_folder
 from smartbatch.jobs.store.database import Database
 from smartbatch.jobs.store.fact_table import FactTable
 from smartbatch.jobs.store.item_table import ItemTable
@@ -139,10 +139,11 @@ def open_store(
     place = resolved_place(place)
     rng = rng or Random()
     if place.startswith(_SERVERS):
-        from smartbatch.jobs.store.postgres import Address, PostgresDatabase, SessionLocks
+        from smartbatch._postgres import Address
+        from smartbatch.jobs.store.postgres import PostgresDatabase, SessionLocks
 
         server = PostgresDatabase(Address.of(place), **database)
-        spool = os.path.join(_state_folder(), f"spool-{server.address.digest}")
+        spool = os.path.join(state_folder(), f"spool-{server.address.digest}")
         return SqlStore(server, SessionLocks(server), spool, wall=wall, rng=rng, counted=counted)
     from smartbatch.jobs.store.sqlite import SqliteDatabase
 
@@ -150,14 +151,6 @@ def open_store(
     file = SqliteDatabase(place, wall=wall, **database)
     locks = FileLocks(os.path.join(spool, "owners"))
     return SqlStore(file, locks, spool, wall=wall, rng=rng, counted=counted)
-
-
-def _state_folder() -> str:
-    """Return this user's folder for what programs keep (XDG base directories, ``XDG_STATE_HOME``)."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(base):  # the specification: a relative path is to be ignored
-        base = os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(base, "smartbatch")
 
 
 def resolved_place(place: str | None) -> str:
@@ -171,4 +164,4 @@ def resolved_place(place: str | None) -> str:
 
 def default_place() -> str:
     """Return the path of the store of a user who names none."""
-    return os.path.join(_state_folder(), "jobs.db")
+    return os.path.join(state_folder(), "jobs.db")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from smartbatch._clock import RealClock
+from smartbatch._files import check_own, new_file
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import StoredCounts
@@ -131,12 +132,12 @@ class SqliteDatabase(Database):
 
     def _make(self) -> None:
         """Make the file, while no other process does."""
-        lock = checks.new_file(f"{self.place}.new")
+        lock = new_file(f"{self.place}.new")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # held by others for the few milliseconds that making it takes
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            checks.check_own(self.place)  # an empty file may have been put there by anybody
+            check_own(self.place)  # an empty file may have been put there by anybody
             self._opened(alone=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self.place}.new")

@@ -19,7 +19,9 @@ VERSION = 1
 TIMEOUT = 2.0
 """Seconds that an exchange may take."""
 
-_ADDRESSES = "sqlite:///FILE, redis://HOST, unix:///SOCKET (of Redis), postgresql://HOST/DATABASE, auto or off"
+_ADDRESSES = (
+    "sqlite:///FILE, redis://HOST, unix:///SOCKET (of Redis), postgresql://HOST/DATABASE, auto or off"
+)
 
 
 class BackEndAway(SmartbatchError):

@@ -9,7 +9,7 @@ import socket
 import sqlite3
 from collections.abc import Callable
 
-from smartbatch._files import new_file, private_folder
+from smartbatch._files import check_own, new_file, private_folder
 from smartbatch._sqlite import SqliteConnections
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, SharedRecord, exchange
 from smartbatch.errors import StoreError
@@ -48,7 +48,9 @@ class SqliteBackEnd(BackEnd):
     def join(self) -> bytes:
         try:
             private_folder(os.path.dirname(self.place))
-            os.close(new_file(self.place))
+            if not os.path.exists(self.place):  # else nobody but SQLite may open it: its locks would go
+                os.close(new_file(self.place))
+            check_own(self.place)
             with self._connections.writing():
                 return self._prepare(self._connections.writer())
         except (sqlite3.Error, OSError, StoreError) as error:
@@ -72,8 +74,8 @@ class SqliteBackEnd(BackEnd):
             )
         if found["host"] != facts["host"]:
             raise Incompatible(
-                f"the file {self.place} belongs to the machine {found['host']} and this is {facts['host']}: an"
-                " SQLite file cannot be shared by machines; name a Redis or PostgreSQL server"
+                f"the file {self.place} belongs to the machine {found['host']} and this is {facts['host']}:"
+                " machines cannot share an SQLite file; name a Redis or PostgreSQL server"
             )
         return bytes.fromhex(found["salt"])
 

@@ -1,0 +1,179 @@
+-- One exchange with a shared limit, as smartbatch.core.limits.shared_record.exchange: the same steps in the
+-- same order. KEYS[1]: the record. ARGV[1]: what is asked, as JSON. Returns what is granted, as JSON.
+local GONE, WAITING, SLICES, ADVANCE, MONEY_SLICES = 15, 2, 4, 1, 2
+local SLOT_SECONDS, CLOCK_STEP, SLOTS_AHEAD, SLACK, NO_BOUND = 0.5, 2, 1, 0.001, 1e15
+local KEPT = 86400000
+
+local time = redis.call('TIME')
+-- numbers are stored with 14 digits: seconds since 2023 keep their microseconds
+local now = tonumber(time[1]) - 1700000000 + tonumber(time[2]) / 1e6
+local ask = cjson.decode(ARGV[1])
+local stored = redis.call('GET', KEYS[1])
+local record = stored and cjson.decode(stored) or {
+    at = 0, generation = 0, caps = {0, 0, 0, 0}, rates = {0, 0, 0, 0}, levels = {0, 0, 0, 0},
+    granted = {0, 0, 0, 0}, cool_until = 0, spaced = 0, next_slot = 0, outage = 0, members = {},
+}
+local members = record.members
+local names = {}  -- sorted, so that sums are the same everywhere
+for name in pairs(members) do names[#names + 1] = name end
+table.sort(names)
+
+local function each(visit)
+    for _, name in ipairs(names) do
+        if members[name] then visit(members[name], name) end
+    end
+end
+
+local function held_by_others(d)
+    local sum = 0
+    each(function(member) sum = sum + member.held[d] end)
+    return sum
+end
+
+if now < record.at - CLOCK_STEP then
+    local back = record.at - now
+    record.at, record.cool_until, record.next_slot = now, record.cool_until - back, record.next_slot - back
+    each(function(member)
+        member.seen = member.seen - back
+        if member.since > 0 then member.since = member.since - back end
+    end)
+end
+now = math.max(now, record.at)
+local elapsed = now - record.at
+record.at = now
+local mine = members[ask.member]
+members[ask.member] = nil
+
+local back = {0, 0, 0, 0}
+each(function(member, name)
+    if now - member.seen > GONE then
+        for d = 1, 4 do back[d] = back[d] + member.held[d] end
+        members[name] = nil
+    end
+end)
+
+for d = 1, 4 do
+    local more = elapsed * record.rates[d] + (ask.money == 1 and 0 or back[d])
+    local cap, rate = math.huge, math.huge
+    local function told(one)
+        if one.caps[d] > 0 then
+            cap, rate = math.min(cap, one.caps[d]), math.min(rate, one.rates[d])
+        end
+    end
+    each(told)
+    told(ask)
+    if cap == math.huge then cap, rate = record.caps[d], record.rates[d] end
+    if record.caps[d] == 0 then
+        record.levels[d] = cap
+    elseif ask.money == 1 then
+        record.levels[d] = record.levels[d] + cap - record.caps[d]
+    end
+    record.caps[d], record.rates[d] = cap, rate
+    record.levels[d] = math.min(cap, record.levels[d] + more)
+    if cap > 0 then
+        local level = record.levels[d] + (mine and ask.returned[d] or math.min(ask.returned[d], 0))
+        local bound = ask.at_most[d]
+        if bound < NO_BOUND then
+            if next(members) then
+                level = math.min(level, bound - held_by_others(d))
+            else
+                level = bound - ask.kept[d]
+            end
+            if ask.at_least[d] > 0 then
+                level = math.max(level, ask.at_least[d] - (record.granted[d] - ask['then'][d]))
+            end
+        end
+        record.levels[d] = math.min(cap, level)
+    end
+end
+
+if ask.generation == record.generation then
+    local news = ask.cooled > 0 or ask.lowered == 1 or ask.outage ~= record.outage
+    if ask.cooled > 0 then record.cool_until = math.max(record.cool_until, now + ask.cooled) end
+    if ask.lowered == 1 then
+        record.spaced = ask.spaced
+    elseif ask.spaced < 0 then
+        record.spaced = 0
+    elseif ask.spaced > record.spaced and record.spaced > 0 then
+        record.spaced = ask.spaced
+    end
+    record.outage = ask.outage
+    if news then record.generation = record.generation + 1 end
+end
+
+local granted, slots, slots_in, wait = {0, 0, 0, 0}, 0, 0, 0
+local count = 1
+each(function() count = count + 1 end)
+local since = mine and mine.since > 0 and mine.since or now
+local wants = math.max(unpack(ask.wanted)) > 0 and ask.leaving == 0
+if wants then
+    local alone = count == 1 and ADVANCE or 0
+    local ahead = {0, 0, 0, 0}
+    each(function(member)
+        local first = member.urgent > ask.urgent or (member.urgent == ask.urgent and member.since < since)
+        if member.since > 0 and now - member.seen <= WAITING and first then
+            for d = 1, 4 do ahead[d] = ahead[d] + member.least[d] end
+        end
+    end)
+    wait = math.max(0, record.cool_until - now)
+    for d = 1, 4 do
+        if record.caps[d] > 0 then
+            local rate = record.rates[d]
+            local lacking = math.min(ask.least[d], record.caps[d]) + ahead[d] - record.levels[d] - alone * rate
+            if lacking > SLACK then wait = math.max(wait, rate > 0 and lacking / rate or GONE) end
+        end
+    end
+    local start = math.max(record.next_slot, now)
+    if record.spaced > 0 and start - now > SLOTS_AHEAD then wait = math.max(wait, start - now - SLOTS_AHEAD) end
+    if wait == 0 then
+        for d = 1, 4 do
+            if record.caps[d] > 0 then
+                local most = record.caps[d] / (SLICES * count)
+                if ask.money == 1 then most = record.levels[d] / (MONEY_SLICES * count) end
+                local left = record.levels[d] - ahead[d] + alone * record.rates[d]
+                local amount = math.max(ask.least[d], math.min(ask.wanted[d], most, left))
+                if d == 1 and ask.money == 0 then amount = math.max(ask.least[d], math.floor(amount)) end
+                granted[d] = amount
+                record.levels[d] = record.levels[d] - amount
+                record.granted[d] = record.granted[d] + amount
+            end
+        end
+        if record.spaced > 0 then
+            local most = math.floor(SLOT_SECONDS * record.spaced / count)
+            slots = math.max(1, math.min(ask.wanted[1], most))
+            record.next_slot = start + slots / record.spaced
+        end
+        slots_in = start - now
+    end
+end
+if ask.leaving == 0 then
+    local held = {0, 0, 0, 0}
+    for d = 1, 4 do held[d] = ask.kept[d] + granted[d] end
+    members[ask.member] = {
+        seen = now, held = held, caps = ask.caps, rates = ask.rates,
+        least = wait > 0 and ask.least or {0, 0, 0, 0}, urgent = ask.urgent,
+        since = wait > 0 and since or 0, accepted = ask.accepted,
+    }
+end
+
+local accepted, then_ = 0, {}
+each(function(member, name) if name ~= ask.member then accepted = accepted + member.accepted end end)
+for d = 1, 4 do
+    local held = held_by_others(d)
+    if not mine and members[ask.member] then held = held + members[ask.member].held[d] end
+    then_[d] = record.granted[d] - held
+end
+if not next(members) then record.members = nil end
+local text = cjson.encode(record)
+if not record.members then text = string.sub(text, 1, -2) .. ',"members":{}}' end
+if ask.money == 1 then
+    redis.call('SET', KEYS[1], text)
+else
+    redis.call('SET', KEYS[1], text, 'PX', KEPT)
+end
+return cjson.encode({
+    members = count, granted = granted, slots = slots, slots_in = slots_in, wait = wait,
+    cool = math.max(0, record.cool_until - now), generation = record.generation, caps = record.caps,
+    rates = record.rates, left = record.levels, ['then'] = then_, spaced = record.spaced,
+    accepted = accepted, outage = record.outage,
+})

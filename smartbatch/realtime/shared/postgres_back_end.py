@@ -1,0 +1,122 @@
+"""Shared limits on a PostgreSQL server: any number of machines. One statement an exchange, by its clock.
+
+The tables stand in the schema of the store, ``?schema=name`` in the address. PostgreSQL 14 or newer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from importlib.resources import files
+from typing import Any
+
+import psycopg
+from attrs import asdict
+
+from smartbatch._postgres import Address
+from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
+from smartbatch.errors import scrub
+from smartbatch.realtime.shared.back_end import TIMEOUT, VERSION, BackEnd, BackEndAway, Incompatible
+
+_LOCK = 7_310_294_563_017_112
+"""Number of the advisory lock under which the tables are made."""
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS {schema}.shared_facts (name text PRIMARY KEY, value text NOT NULL);
+CREATE TABLE IF NOT EXISTS {schema}.shared_members (
+    key text, member text, seen float8 NOT NULL, held float8[] NOT NULL, caps float8[] NOT NULL,
+    rates float8[] NOT NULL, least float8[] NOT NULL, urgent int NOT NULL, since float8 NOT NULL,
+    accepted float8 NOT NULL, PRIMARY KEY (key, member));
+CREATE TABLE IF NOT EXISTS {schema}.shared_limits (
+    key text PRIMARY KEY, at float8 NOT NULL DEFAULT 0, generation int NOT NULL DEFAULT 0,
+    caps float8[] NOT NULL DEFAULT '{{0,0,0,0}}', rates float8[] NOT NULL DEFAULT '{{0,0,0,0}}',
+    levels float8[] NOT NULL DEFAULT '{{0,0,0,0}}', granted float8[] NOT NULL DEFAULT '{{0,0,0,0}}',
+    cool_until float8 NOT NULL DEFAULT 0, spaced float8 NOT NULL DEFAULT 0,
+    next_slot float8 NOT NULL DEFAULT 0, outage int NOT NULL DEFAULT 0);
+DO $$ BEGIN
+    CREATE TYPE {schema}.shared_ask AS (
+        member text, version int, generation int, caps float8[], rates float8[], at_most float8[],
+        at_least float8[], "then" float8[], kept float8[], returned float8[], least float8[], wanted float8[],
+        urgent int, accepted float8, cooled float8, spaced float8, lowered int, outage int, money int,
+        leaving int);
+EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+"""
+
+
+class PostgresBackEnd(BackEnd):
+    """The server.
+
+    Raises:
+        ConfigError: the address cannot be read; it is not shown, because it may contain a password.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = Address.of(address, "shared")
+        self.place = self._address.place
+        self._process = -1
+        self._session: psycopg.Connection[Any] | None = None
+        self._statement = f"SELECT {self._address.schema}.shared_exchange_v1(%s, %s)"
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        """Return the session of this process: a forked child must not use its parent's."""
+        if self._session is None or self._session.closed or self._process != os.getpid():
+            parameters = {**self._address.parameters, "connect_timeout": int(TIMEOUT)}
+            self._process = os.getpid()
+            self._session = psycopg.connect(**parameters, autocommit=True)
+            self._session.execute(
+                f"SET statement_timeout TO {int(TIMEOUT * 1000)}; SET client_min_messages TO warning".encode()
+            )
+        return self._session
+
+    def join(self) -> bytes:
+        schema = self._address.schema
+        try:
+            session = self._connected()
+            with session.transaction():
+                session.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+                made = session.execute("SELECT to_regclass(%s)", (f"{schema}.shared_facts",)).fetchone()
+                if made == (None,):
+                    self._make(session)
+            rows = session.execute(f"SELECT name, value FROM {schema}.shared_facts".encode()).fetchall()
+        except psycopg.Error as error:
+            raise self._away(error) from None
+        found = dict(rows)
+        if found["version"] != str(VERSION):
+            raise Incompatible(
+                f"the limits at {self.place} are shared by processes of version {found['version']} of their"
+                f" form, and this one knows version {VERSION}: use the same smartbatch in all, or another"
+                " schema"
+            )
+        return bytes.fromhex(found["salt"])
+
+    def _make(self, session: psycopg.Connection[Any]) -> None:
+        schema = self._address.schema
+        function = files(__package__).joinpath("exchange.sql").read_text("utf-8")
+        session.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}".encode())
+        for text in (_TABLES, function):
+            session.execute(text.format(schema=schema).encode())
+        for fact in (("version", str(VERSION)), ("salt", secrets.token_hex(16))):
+            session.execute(f"INSERT INTO {schema}.shared_facts VALUES (%s, %s)".encode(), fact)
+
+    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
+        asked = json.dumps(asdict(ask))
+        try:
+            row = self._connected().execute(self._statement.encode(), (key, asked)).fetchone()
+        except psycopg.Error as error:
+            raise self._away(error) from None
+        assert row is not None
+        return LeaseGrant(**row[0])
+
+    def _away(self, error: Exception) -> BackEndAway:
+        self.close()
+        lines = str(error).strip().splitlines()
+        reason = scrub(lines[0] if lines else type(error).__name__, *self._address.secrets)
+        return BackEndAway(f"the PostgreSQL server {self.place} cannot be used ({reason})")
+
+    def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None and self._process == os.getpid():
+            with contextlib.suppress(psycopg.Error):
+                session.close()

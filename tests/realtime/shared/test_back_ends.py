@@ -1,0 +1,125 @@
+"""Every back end does the same: random exchanges, held against the rules in Python."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from attrs import asdict
+from realtime.shared.servers import KINDS, address_of, postgres_address, redis_server, timed
+
+from smartbatch.core.limits.shared_record import NO_BOUND, LeaseAsk, SharedRecord, exchange
+from smartbatch.realtime.shared.back_end import BackEnd, hidden, open_back_end
+
+__all__ = ["postgres_address", "redis_server"]  # fixtures
+
+
+class Time:
+    now = 95_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture(params=KINDS)
+def back_end(
+    request: pytest.FixtureRequest, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[BackEnd]:
+    """A back end on a real server, whose time the test sets."""
+    made = timed(request.param, address_of(request.param, request, tmp_path), time, monkeypatch)
+    made.join()
+    yield made
+    made.close()
+
+
+def drawn(rng: random.Random, generations: list[int]) -> LeaseAsk:
+    """What a process may ask, likely or not."""
+    limited = rng.choice([(1,), (1, 1), (1, 0, 1, 1), (0,)])
+    pattern = [*limited, 0, 0, 0, 0][:4]
+    caps = [float(on and rng.choice([100, 594.0, 10.0])) for on in pattern]
+    costs = [1.0, 350.0, 200.0, 150.0]
+    lacks = rng.random() < 0.5
+    return LeaseAsk(
+        member=rng.choice("abcd"),
+        generation=rng.choice(generations),
+        caps=caps,
+        rates=[cap / 60.0 for cap in caps],
+        at_most=[rng.choice([NO_BOUND, rng.uniform(-5, 700)]) for _ in pattern],
+        at_least=[rng.choice([0.0, rng.uniform(0, 700)]) for _ in pattern],
+        then=[rng.uniform(-10, 300) for _ in pattern],
+        kept=[rng.choice([0.0, rng.uniform(0, 5)]) for _ in pattern],
+        returned=[rng.choice([0.0, rng.uniform(-3, 5)]) for _ in pattern],
+        least=costs if lacks else [0.0] * 4,
+        wanted=[cost * rng.choice([1, 3, 20]) for cost in costs] if rng.random() < 0.9 else [0.0] * 4,
+        urgent=int(rng.random() < 0.2),
+        accepted=rng.uniform(0, 20),
+        cooled=rng.choice([0.0, 0.0, 0.0, rng.uniform(0, 3)]),
+        spaced=rng.choice([0.0, 0.0, -1.0, rng.uniform(0.5, 20)]),
+        lowered=int(rng.random() < 0.1),
+        outage=int(rng.random() < 0.1),
+        leaving=int(rng.random() < 0.05),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time, seed: int) -> None:
+    """Three quotas of four processes; time passes, stands, is set back, and processes are gone."""
+    rng = random.Random(seed)
+    salt = back_end.join()
+    for quota in range(3):
+        key, record = hidden(salt, f"{seed} {quota} {uuid4()}"), SharedRecord()
+        for step in range(60):
+            time.now += rng.choice([0.0, 0.001, 0.1, 1.0, 3.0, 20.0, -0.5, -5.0])
+            asked = drawn(rng, [0, record.generation, record.generation])
+            expected = asdict(exchange(record, asked, time.now))
+            got = asdict(back_end.exchange(key, asked))
+            for name, value in expected.items():
+                assert got[name] == pytest.approx(value, rel=1e-9, abs=1e-5), (
+                    f"{name} at step {step} of quota {quota}, seed {seed}: {asked}"
+                )
+
+
+def test_what_was_spent_of_a_budget_stays_spent(back_end: BackEnd, time: Time) -> None:
+    """Also what a process leased that died, and where another process tells a higher limit."""
+    key = hidden(back_end.join(), f"budget {uuid4()}")
+
+    def asks(member: str, limit: float, **more: list[float]) -> list[float]:
+        told = LeaseAsk(member=member, caps=[limit, 0.0, 0.0, 0.0], money=1, **more)
+        return back_end.exchange(key, told).granted
+
+    wants = {"least": [0.3, 0.0, 0.0, 0.0], "wanted": [0.3, 0.0, 0.0, 0.0]}
+    assert asks("first", 1.0, **wants)[0] == pytest.approx(0.3)
+    time.now += 3600.0
+    assert asks("second", 1.0, **wants)[0] == pytest.approx(0.3)
+    assert asks("second", 1.0, kept=[0.3, 0.0, 0.0, 0.0], **wants)[0] == pytest.approx(0.3)
+    assert asks("third", 1.0, **wants)[0] == 0.0
+    time.now += 3600.0
+    assert asks("third", 1.5, **wants)[0] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_find_the_same_salt_and_the_same_record(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    address = address_of(kind, request, tmp_path)
+    one, other = (open_back_end(address, lambda: 100.0) for _ in range(2))
+    assert one.join() == other.join()
+    key = hidden(one.join(), str(uuid4()))
+    limit = {"caps": [100.0, 0.0, 0.0, 0.0], "rates": [1.0, 0.0, 0.0, 0.0]}
+    wants = {"least": [1.0, 0.0, 0.0, 0.0], "wanted": [100.0, 0.0, 0.0, 0.0]}
+    first = one.exchange(key, LeaseAsk("one", **limit, **wants))
+    second = other.exchange(key, LeaseAsk("other", **limit, **wants))
+    assert (first.members, second.members) == (1, 2)
+    assert first.granted[0] == 25.0
+    assert second.granted[0] == 12.0
+    assert second.left[0] == pytest.approx(63.0, abs=2.0)
+    one.close()
+    other.close()
