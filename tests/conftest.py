@@ -113,6 +113,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_state(states: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test's clients saw of calls and batches must not move the choices of the next."""
     monkeypatch.setenv("XDG_STATE_HOME", str(states / str(next(_states))))
+    monkeypatch.setenv("SMARTBATCH_SHARED", "off")  # tests of shared limits say where
 
 
 @pytest.fixture(autouse=True)

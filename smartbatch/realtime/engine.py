@@ -27,7 +27,7 @@ from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.queue import RequestCounts, RequestQueue
 from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.shared.leases import shared_leases
+from smartbatch.realtime.shared.limit_leases import shared_leases
 from smartbatch.realtime.shared_quota import Sharing
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter

@@ -16,7 +16,7 @@ from smartbatch._fork import identity
 from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.suspension import FlexHealth
 from smartbatch.events import Event
-from smartbatch.realtime.shared.leases import SharedLeases
+from smartbatch.realtime.shared.limit_leases import SharedLeases
 
 
 @frozen(eq=False)

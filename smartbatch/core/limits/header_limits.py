@@ -35,6 +35,9 @@ _CHECK_EVERY = 1.5
 """Seconds after which calls go in spite of a suspect limit: one, then two, four, … until one is refused, or
 the limit is contradicted. One refusal confirms that a limit is enforced, and ends the check."""
 
+_REPEATED = 10.0
+"""Seconds between two explained refusals within which they count as repeated."""
+
 _SETTLED = 1.0
 """Seconds after a limit became known in which it may still refuse: calls sent before it use it up."""
 
@@ -185,6 +188,7 @@ class HeaderLimits:
     def __init__(self) -> None:
         self._buckets: dict[int, ReportedBucket] = {}
         self._explained_at = float("-inf")
+        self.repeats = 0  # explained refusals that followed another one soon
         self._check: EnforcementCheck | None = None  # of the limit of requests
 
     def __bool__(self) -> bool:
@@ -347,6 +351,7 @@ class HeaderLimits:
                     is_new = bucket.learned_at != before.get(dimension)
                     explained |= self._refused_without_remaining(bucket, is_new, call, traffic, now)
         if explained and call.started > self._explained_at:
+            self.repeats = self.repeats + 1 if now - self._explained_at < _REPEATED else 0
             self._explained_at = now
         return explained
 

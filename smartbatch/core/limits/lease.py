@@ -44,6 +44,9 @@ _FIRST = 2
 """While no limit is known and others use the quota as well, twice as many calls are in flight as were
 answered, until 32 were: by then somebody knows what the provider tells."""
 
+_SLOTS = 1000.0
+"""Slots that are asked for: as many as there are."""
+
 _TOLD = 16
 """Exchanges that are remembered, until the provider tells of a call that was sent after one of them."""
 
@@ -266,7 +269,12 @@ class LimitLease:
     def _runs_low(self) -> bool:
         if any(self._held[d] < _LOW * self._demand[d] for d in self._limited):
             return True
-        return self._spaced > 0.0 and sum(one.left for one in self._slots) < 2.0 * _OFTEN * self._spaced
+        return self._few_slots
+
+    @property
+    def _few_slots(self) -> bool:
+        left = sum(one.left for one in self._slots)
+        return self._spaced > 0.0 and left < max(1.0, _SOON * self._spaced / self.members)
 
     def ask(self, now: float, facts: QuotaFacts, *, leaving: bool = False) -> LeaseAsk:
         """Return what to tell and ask in an exchange that begins now; :meth:`adopt` or :meth:`lose` follows.
@@ -303,6 +311,7 @@ class LimitLease:
             returned=returned,
             least=least,
             wanted=wanted,
+            slots=_SLOTS if active and self._few_slots else 0.0,
             accepted=rate,
             cooled=cooled,
             spaced=-1.0 if self._spaced > 0.0 == facts.spaced else facts.spaced,

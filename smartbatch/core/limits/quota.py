@@ -59,6 +59,10 @@ limit, without a pause for all."""
 _REPEATED = 2.0
 """Evidence at which a refusal among spaced calls is not a lone one: two within some 25 successes."""
 
+_UNEVEN = 2
+"""Refusals that followed another one soon, although the leases of all kept to what the provider says is left,
+prove that bursts are not honoured."""
+
 _SPACED_SHARE = 0.988
 """Share of the configured rate used when calls are spaced: leaves 1.2 ms in 100 for arrivals out of step."""
 
@@ -343,6 +347,8 @@ class Quota:
             self._evidence += 1.0
         self._peak = max(self._peak, in_flight) if self._evidence > 1.0 else in_flight
         proven = no_cap or self._evidence >= max(_PROOF, _PROOF_SHARE * self._peak)
+        if explained and self.lease is not None and self._spacing is None:
+            proven = self._header_limits.repeats >= _UNEVEN
         if proven and not (explained or no_cap) and self._is_at_once(now, retry_after):
             return None
         fresh = reservation.started >= self._cool_began

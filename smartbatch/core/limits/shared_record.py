@@ -42,6 +42,9 @@ CLOCK_STEP = 2.0
 """Seconds by which a clock may be behind the record's last change, as those of different threads are; more
 means that it was set back, or began anew."""
 
+QUIET = 8.0
+"""Seconds without any exchange that show that the back end was away; idle processes are heard every five."""
+
 SLOTS_AHEAD = 1.0
 """Seconds ahead of which no slot is leased."""
 
@@ -72,6 +75,7 @@ class LeaseAsk:
         returned: what it gives back; negative where calls needed more than was expected.
         least: what it needs beside what it keeps, so that the next call can go; all 0 where none waits.
         wanted: what it wants, that included; all 0 for nothing.
+        slots: calls at the spaced rate that are wanted, where calls are spaced; 0 for none.
         urgent: 1 where that call is urgent, else 0.
         accepted: calls a second that were answered lately.
         cooled: seconds of a cooldown that began since the last exchange; 0 for none.
@@ -94,6 +98,7 @@ class LeaseAsk:
     returned: list[float] = field(factory=_none)
     least: list[float] = field(factory=_none)
     wanted: list[float] = field(factory=_none)
+    slots: float = 0.0
     urgent: int = 0
     accepted: float = 0.0
     cooled: float = 0.0
@@ -185,7 +190,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     The steps, in order:
 
     1. Time goes on, never back; where the clock was set back, all times are. Processes that are gone are
-       forgotten; what they held comes back.
+       forgotten; what they held comes back. While nobody was heard, the back end was away, and processes may
+       have used what came in by their safe shares.
     2. Limits: the tightest that a living process knows, or what was known before; they refill.
     3. What the process gives back is added. What the provider said is left bounds what is, next to what the
        others hold.
@@ -202,6 +208,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     elapsed, record.at = now - record.at, now
     mine = record.members.pop(ask.member, None)
     back = _forget_gone(record, now)
+    if elapsed > QUIET and (mine is not None or record.members):
+        elapsed = 0.0
     for d in range(DIMENSIONS):
         _refill(record, ask, d, elapsed * record.rates[d] + (0.0 if ask.money else back[d]))
         if record.caps[d] > 0.0:
@@ -211,7 +219,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     if ask.leaving:
         return _grant(record, now, 1 + len(record.members), _none())
     since = mine.since if mine is not None and mine.since > 0.0 else now
-    wants = max(ask.wanted) > 0.0
+    wants = max(*ask.wanted, ask.slots) > 0.0
     granted, slots, slots_in, wait = _none(), 0.0, 0.0, 0.0
     if wants:
         granted, slots, slots_in, wait = _lease(record, ask, now, since)
@@ -319,7 +327,8 @@ def _lease(
             if lacking > _SLACK:
                 wait = max(wait, lacking / record.rates[d] if record.rates[d] > 0.0 else GONE)
     start = max(record.next_slot, now)
-    if record.spaced > 0.0 and start - now > SLOTS_AHEAD:
+    is_spaced = record.spaced > 0.0 and ask.slots > 0.0
+    if is_spaced and start - now > SLOTS_AHEAD:
         wait = max(wait, start - now - SLOTS_AHEAD)
     if wait > 0.0:
         return _none(), 0.0, 0.0, wait
@@ -337,8 +346,8 @@ def _lease(
             record.levels[d] -= amount
             record.granted[d] += amount
     slots = 0.0
-    if record.spaced > 0.0:
-        slots = max(1.0, min(ask.wanted[0], float(math.floor(SLOT_SECONDS * record.spaced / count))))
+    if is_spaced:
+        slots = max(1.0, min(ask.slots, float(math.floor(SLOT_SECONDS * record.spaced / count))))
         record.next_slot = start + slots / record.spaced
     return granted, slots, start - now, 0.0
 

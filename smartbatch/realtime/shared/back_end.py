@@ -1,27 +1,21 @@
-"""Where shared limits are kept: what every back end does, and which one an address names."""
+"""Where shared limits are kept: what every back end does."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 from attrs import asdict
 
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, Member, SharedRecord
-from smartbatch.errors import ConfigError, SmartbatchError
+from smartbatch.errors import SmartbatchError
 
 VERSION = 1
 """Of the records and of the rules by which they change; processes of different versions do not share."""
 
 TIMEOUT = 2.0
 """Seconds that an exchange may take."""
-
-_ADDRESSES = (
-    "sqlite:///FILE, redis://HOST, unix:///SOCKET (of Redis), postgresql://HOST/DATABASE, auto or off"
-)
 
 
 class BackEndAway(SmartbatchError):
@@ -42,7 +36,7 @@ class BackEnd(ABC):
     place: str
 
     @abstractmethod
-    def join(self) -> bytes:
+    def prepare(self) -> bytes:
         """Make what is missing, and return the salt that hides names in this back end.
 
         Raises:
@@ -61,31 +55,6 @@ class BackEnd(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close the connection; the next use opens another."""
-
-
-def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
-    """Return the back end at an address; nothing is opened yet.
-
-    Args:
-        now: the clock of a file's machine, monotonic seconds, common to its processes.
-
-    Raises:
-        ConfigError: the address is none, or a package is missing.
-    """
-    if address.startswith("sqlite:///"):
-        from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
-
-        path = os.path.realpath(os.path.expanduser(address.removeprefix("sqlite:///")))
-        return SqliteBackEnd(path, now=now)
-    if address.startswith(("redis://", "rediss://", "unix://")):
-        from smartbatch.realtime.shared.redis_back_end import RedisBackEnd
-
-        return RedisBackEnd(address)
-    if address.startswith(("postgresql://", "postgres://")):
-        from smartbatch.realtime.shared.postgres_back_end import PostgresBackEnd
-
-        return PostgresBackEnd(address)
-    raise ConfigError(f"shared: the address cannot be read; it is one of {_ADDRESSES}")
 
 
 def hidden(salt: bytes, name: str) -> str:

@@ -1,7 +1,7 @@
 -- One exchange with a shared limit, as smartbatch.core.limits.shared_record.exchange: the same steps in the
 -- same order. KEYS[1]: the record. ARGV[1]: what is asked, as JSON. Returns what is granted, as JSON.
 local GONE, WAITING, SLICES, ADVANCE, MONEY_SLICES = 15, 2, 4, 1, 2
-local SLOT_SECONDS, CLOCK_STEP, SLOTS_AHEAD, SLACK, NO_BOUND = 0.5, 2, 1, 0.001, 1e15
+local SLOT_SECONDS, CLOCK_STEP, QUIET, SLOTS_AHEAD, SLACK, NO_BOUND = 0.5, 2, 8, 1, 0.001, 1e15
 local KEPT = 86400000
 
 local time = redis.call('TIME')
@@ -51,6 +51,8 @@ each(function(member, name)
         members[name] = nil
     end
 end)
+
+if elapsed > QUIET and (mine or next(members)) then elapsed = 0 end
 
 for d = 1, 4 do
     local more = elapsed * record.rates[d] + (ask.money == 1 and 0 or back[d])
@@ -105,7 +107,7 @@ local granted, slots, slots_in, wait = {0, 0, 0, 0}, 0, 0, 0
 local count = 1
 each(function() count = count + 1 end)
 local since = mine and mine.since > 0 and mine.since or now
-local wants = math.max(unpack(ask.wanted)) > 0 and ask.leaving == 0
+local wants = math.max(ask.slots, unpack(ask.wanted)) > 0 and ask.leaving == 0
 if wants then
     local alone = count == 1 and ADVANCE or 0
     local ahead = {0, 0, 0, 0}
@@ -124,7 +126,8 @@ if wants then
         end
     end
     local start = math.max(record.next_slot, now)
-    if record.spaced > 0 and start - now > SLOTS_AHEAD then wait = math.max(wait, start - now - SLOTS_AHEAD) end
+    local spaced = record.spaced > 0 and ask.slots > 0
+    if spaced and start - now > SLOTS_AHEAD then wait = math.max(wait, start - now - SLOTS_AHEAD) end
     if wait == 0 then
         for d = 1, 4 do
             if record.caps[d] > 0 then
@@ -138,9 +141,9 @@ if wants then
                 record.granted[d] = record.granted[d] + amount
             end
         end
-        if record.spaced > 0 then
+        if spaced then
             local most = math.floor(SLOT_SECONDS * record.spaced / count)
-            slots = math.max(1, math.min(ask.wanted[1], most))
+            slots = math.max(1, math.min(ask.slots, most))
             record.next_slot = start + slots / record.spaced
         end
         slots_in = start - now

@@ -5,7 +5,8 @@ LANGUAGE plpgsql AS $$
 DECLARE
     gone CONSTANT float8 := 15; waiting CONSTANT float8 := 2; slices CONSTANT float8 := 4;
     advance CONSTANT float8 := 1; money_slices CONSTANT float8 := 2; slot_seconds CONSTANT float8 := 0.5;
-    clock_step CONSTANT float8 := 2; slots_ahead CONSTANT float8 := 1; slack CONSTANT float8 := 0.001;
+    clock_step CONSTANT float8 := 2; quiet CONSTANT float8 := 8; slots_ahead CONSTANT float8 := 1;
+    slack CONSTANT float8 := 0.001;
     no_bound CONSTANT float8 := 1e15; none CONSTANT float8[] := '{{0,0,0,0}}';
     r {schema}.shared_limits%ROWTYPE;
     ask {schema}.shared_ask;
@@ -38,6 +39,7 @@ BEGIN
         FOR d IN 1..4 LOOP back[d] := back[d] + other.held[d]; END LOOP;
     END LOOP;
     SELECT count(*) INTO others FROM {schema}.shared_members WHERE key = record_key;
+    IF elapsed > quiet AND (known OR others > 0) THEN elapsed := 0; END IF;
     FOR d IN 1..4 LOOP
         SELECT min(caps[d]), min(rates[d]), coalesce(sum(held[d]), 0) INTO told_cap, told_rate, level
             FROM {schema}.shared_members WHERE key = record_key AND caps[d] > 0;
@@ -87,7 +89,7 @@ BEGIN
         IF known THEN r.generation := r.generation + 1; END IF;
     END IF;
     since_at := CASE WHEN mine.since > 0 THEN mine.since ELSE now_at END;
-    IF ask.leaving = 0 AND greatest(ask.wanted[1], ask.wanted[2], ask.wanted[3], ask.wanted[4]) > 0 THEN
+    IF ask.leaving = 0 AND greatest(ask.slots, ask.wanted[1], ask.wanted[2], ask.wanted[3], ask.wanted[4]) > 0 THEN
         alone := CASE WHEN others = 0 THEN advance ELSE 0 END;
         FOR other IN SELECT * FROM {schema}.shared_members WHERE key = record_key AND since > 0
             AND now_at - seen <= waiting
@@ -105,7 +107,7 @@ BEGIN
             END IF;
         END LOOP;
         start_at := greatest(r.next_slot, now_at);
-        IF r.spaced > 0 AND start_at - now_at > slots_ahead THEN
+        IF r.spaced > 0 AND ask.slots > 0 AND start_at - now_at > slots_ahead THEN
             wait := greatest(wait, start_at - now_at - slots_ahead);
         END IF;
         IF wait = 0 THEN
@@ -121,8 +123,8 @@ BEGIN
                     r.granted[d] := r.granted[d] + amount;
                 END IF;
             END LOOP;
-            IF r.spaced > 0 THEN
-                slots := greatest(1, least(ask.wanted[1], floor(slot_seconds * r.spaced / (others + 1))));
+            IF r.spaced > 0 AND ask.slots > 0 THEN
+                slots := greatest(1, least(ask.slots, floor(slot_seconds * r.spaced / (others + 1))));
                 r.next_slot := start_at + slots / r.spaced;
             END IF;
             slots_in := start_at - now_at;

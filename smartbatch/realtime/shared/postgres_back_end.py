@@ -39,8 +39,8 @@ DO $$ BEGIN
     CREATE TYPE {schema}.shared_ask AS (
         member text, version int, generation int, caps float8[], rates float8[], at_most float8[],
         at_least float8[], "then" float8[], kept float8[], returned float8[], least float8[], wanted float8[],
-        urgent int, accepted float8, cooled float8, spaced float8, lowered int, outage int, money int,
-        leaving int);
+        slots float8, urgent int, accepted float8, cooled float8, spaced float8, lowered int, outage int,
+        money int, leaving int);
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 """
 
@@ -70,7 +70,7 @@ class PostgresBackEnd(BackEnd):
             )
         return self._session
 
-    def join(self) -> bytes:
+    def prepare(self) -> bytes:
         schema = self._address.schema
         try:
             session = self._connected()

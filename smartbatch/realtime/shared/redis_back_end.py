@@ -64,7 +64,7 @@ class RedisBackEnd(BackEnd):
             self._exchange = self._server.register_script(self._script)
         return self._server
 
-    def join(self) -> bytes:
+    def prepare(self) -> bytes:
         try:
             server = self._connected()
             server.hsetnx(f"{_PREFIX}shared", "version", VERSION)

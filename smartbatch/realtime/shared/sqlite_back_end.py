@@ -45,18 +45,18 @@ class SqliteBackEnd(BackEnd):
         self._now = now
         self._connections = SqliteConnections(self._connect)
 
-    def join(self) -> bytes:
+    def prepare(self) -> bytes:
         try:
             private_folder(os.path.dirname(self.place))
             if not os.path.exists(self.place):  # else nobody but SQLite may open it: its locks would go
                 os.close(new_file(self.place))
             check_own(self.place)
             with self._connections.writing():
-                return self._prepare(self._connections.writer())
+                return self._prepared(self._connections.writer())
         except (sqlite3.Error, OSError, StoreError) as error:
-            raise BackEndAway(f"the file {self.place} cannot be used: {error}") from None
+            raise self._away(error) from None
 
-    def _prepare(self, connection: sqlite3.Connection) -> bytes:
+    def _prepared(self, connection: sqlite3.Connection) -> bytes:
         [(application,)] = connection.execute("PRAGMA application_id")
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if application != APPLICATION and (application or tables):
@@ -99,7 +99,11 @@ class SqliteBackEnd(BackEnd):
                     raise
                 return grant
         except sqlite3.Error as error:
-            raise BackEndAway(f"the file {self.place} cannot be used: {error}") from None
+            raise self._away(error) from None
+
+    def _away(self, error: Exception) -> BackEndAway:
+        self._connections.close()  # the file may have been replaced
+        return BackEndAway(f"the file {self.place} cannot be used: {error}")
 
     def close(self) -> None:
         self._connections.close()

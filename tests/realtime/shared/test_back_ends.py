@@ -12,7 +12,8 @@ from attrs import asdict
 from realtime.shared.servers import KINDS, address_of, postgres_address, redis_server, timed
 
 from smartbatch.core.limits.shared_record import NO_BOUND, LeaseAsk, SharedRecord, exchange
-from smartbatch.realtime.shared.back_end import BackEnd, hidden, open_back_end
+from smartbatch.realtime.shared.addresses import open_back_end
+from smartbatch.realtime.shared.back_end import BackEnd, hidden
 
 __all__ = ["postgres_address", "redis_server"]  # fixtures
 
@@ -35,7 +36,7 @@ def back_end(
 ) -> Iterator[BackEnd]:
     """A back end on a real server, whose time the test sets."""
     made = timed(request.param, address_of(request.param, request, tmp_path), time, monkeypatch)
-    made.join()
+    made.prepare()
     yield made
     made.close()
 
@@ -59,6 +60,7 @@ def drawn(rng: random.Random, generations: list[int]) -> LeaseAsk:
         returned=[rng.choice([0.0, rng.uniform(-3, 5)]) for _ in pattern],
         least=costs if lacks else [0.0] * 4,
         wanted=[cost * rng.choice([1, 3, 20]) for cost in costs] if rng.random() < 0.9 else [0.0] * 4,
+        slots=rng.choice([0.0, 1.0, 12.0]),
         urgent=int(rng.random() < 0.2),
         accepted=rng.uniform(0, 20),
         cooled=rng.choice([0.0, 0.0, 0.0, rng.uniform(0, 3)]),
@@ -73,7 +75,7 @@ def drawn(rng: random.Random, generations: list[int]) -> LeaseAsk:
 def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time, seed: int) -> None:
     """Three quotas of four processes; time passes, stands, is set back, and processes are gone."""
     rng = random.Random(seed)
-    salt = back_end.join()
+    salt = back_end.prepare()
     for quota in range(3):
         key, record = hidden(salt, f"{seed} {quota} {uuid4()}"), SharedRecord()
         for step in range(60):
@@ -89,7 +91,7 @@ def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time,
 
 def test_what_was_spent_of_a_budget_stays_spent(back_end: BackEnd, time: Time) -> None:
     """Also what a process leased that died, and where another process tells a higher limit."""
-    key = hidden(back_end.join(), f"budget {uuid4()}")
+    key = hidden(back_end.prepare(), f"budget {uuid4()}")
 
     def asks(member: str, limit: float, **more: list[float]) -> list[float]:
         told = LeaseAsk(member=member, caps=[limit, 0.0, 0.0, 0.0], money=1, **more)
@@ -111,8 +113,8 @@ def test_two_processes_find_the_same_salt_and_the_same_record(
 ) -> None:
     address = address_of(kind, request, tmp_path)
     one, other = (open_back_end(address, lambda: 100.0) for _ in range(2))
-    assert one.join() == other.join()
-    key = hidden(one.join(), str(uuid4()))
+    assert one.prepare() == other.prepare()
+    key = hidden(one.prepare(), str(uuid4()))
     limit = {"caps": [100.0, 0.0, 0.0, 0.0], "rates": [1.0, 0.0, 0.0, 0.0]}
     wants = {"least": [1.0, 0.0, 0.0, 0.0], "wanted": [100.0, 0.0, 0.0, 0.0]}
     first = one.exchange(key, LeaseAsk("one", **limit, **wants))

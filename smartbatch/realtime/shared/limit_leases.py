@@ -19,7 +19,8 @@ from smartbatch.core.limits.quota import Quota
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.observe import logs
-from smartbatch.realtime.shared.back_end import BackEnd, BackEndAway, hidden, open_back_end
+from smartbatch.realtime.shared.addresses import open_back_end
+from smartbatch.realtime.shared.back_end import BackEnd, BackEndAway, hidden
 
 LEAVE = 0.5
 """Seconds that a client which ends waits until what it leased is given back."""
@@ -162,7 +163,7 @@ class SharedLeases:
             asked = share.lease.ask(now, share.quota.quota.facts(now), leaving=share.is_leaving)
         try:
             if self._salt is None:
-                self._salt = self._back_end.join()
+                self._salt = self._back_end.prepare()
             share.key = share.key or hidden(self._salt, f"{share.scope}\n{share.model}")
             grant = self._back_end.exchange(share.key, asked)
         except SmartbatchError as error:

@@ -1,0 +1,38 @@
+"""Which back end an address names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from smartbatch.errors import ConfigError
+from smartbatch.realtime.shared.back_end import BackEnd
+
+_ADDRESSES = (
+    "sqlite:///FILE, redis://HOST, unix:///SOCKET (of Redis), postgresql://HOST/DATABASE, auto or off"
+)
+
+
+def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
+    """Return the back end at an address; nothing is opened yet.
+
+    Args:
+        now: the clock of a file's machine, monotonic seconds, common to its processes.
+
+    Raises:
+        ConfigError: the address is none, or a package is missing.
+    """
+    if address.startswith("sqlite:///"):
+        from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
+
+        path = os.path.realpath(os.path.expanduser(address.removeprefix("sqlite:///")))
+        return SqliteBackEnd(path, now=now)
+    if address.startswith(("redis://", "rediss://", "unix://")):
+        from smartbatch.realtime.shared.redis_back_end import RedisBackEnd
+
+        return RedisBackEnd(address)
+    if address.startswith(("postgresql://", "postgres://")):
+        from smartbatch.realtime.shared.postgres_back_end import PostgresBackEnd
+
+        return PostgresBackEnd(address)
+    raise ConfigError(f"shared: the address cannot be read; it is one of {_ADDRESSES}")

@@ -1,0 +1,181 @@
+"""Processes that share a limit by leases fill it and keep it: against simulated servers, in virtual time.
+
+Four processes of 16 workers that never run out of calls. What counts is the share of the limit that is used
+after the first burst, and the share of calls that are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from core.limits.limit_server import constant, lognormal
+from core.limits.metered_server import Client, Server, fill
+from core.limits.sharing import Process, Sharing
+
+from smartbatch.core.limits.lease import LimitLease
+from smartbatch.core.limits.quota import Quota
+from smartbatch.core.limits.shared_record import GONE
+from tests.levels import sampled
+
+LATENCIES = {"50 ms": constant(0.05), "400 ms": constant(0.4), "around 2 s": lognormal(2.0)}
+LIMITS = {
+    "openai, requests": ("openai", {"requests": 600, "tokens": 1_000_000}),
+    "openai, tokens": ("openai", {"requests": 6000, "tokens": 250_000}),
+    "anthropic, output": ("anthropic", {"requests": 4000, "input": 1_000_000, "output": 80_000}),
+}
+
+
+class Run:
+    """Some processes at one server."""
+
+    def __init__(
+        self,
+        server: Server,
+        count: int,
+        *,
+        told: int | None = None,
+        latency: str = "50 ms",
+    ) -> None:
+        self.server = server
+        self.quotas = [Quota() for _ in range(count)]
+        for quota in self.quotas:
+            quota.configure(told, None, 0.0)
+        self.clients = [Client(quota, LATENCIES[latency], workers=16) for quota in self.quotas]
+        self.processes = [Process(quota, f"process {n}") for n, quota in enumerate(self.quotas)]
+        self.sharing = Sharing(self.processes)
+
+    def fill(self, seconds: float) -> Run:
+        fill(self.server, *self.clients, seconds=seconds, jitter=0.005, exchanges=self.sharing)
+        return self
+
+    def used(self, begin: float, end: float) -> float:
+        return max(meter.used(begin, end) for meter in self.server.meters.values())
+
+    @property
+    def refused(self) -> float:
+        calls = sum(client.counts.calls for client in self.clients)
+        return sum(client.counts.refused for client in self.clients) / calls
+
+    def lease(self, n: int) -> LimitLease:
+        found = self.quotas[n].lease
+        assert found is not None
+        return found
+
+
+@pytest.mark.parametrize("latency", sampled(LATENCIES))
+@pytest.mark.parametrize("count", [1, 4])
+def test_processes_fill_a_told_limit_together(count: int, latency: str) -> None:
+    """600 a minute, of a server that says nothing: 99 % of it, and nothing is refused."""
+    run = Run(Server("gemini", {"requests": 600}), count, told=600, latency=latency).fill(120.0)
+    assert run.used(20.0, 120.0) >= 0.99
+    assert run.refused == 0.0
+    answered = [client.counts.answered for client in run.clients]
+    assert min(answered) >= 0.85 * max(answered)
+
+
+@pytest.mark.parametrize("latency", sampled(LATENCIES, first=1))
+@pytest.mark.parametrize("limits", LIMITS)
+def test_processes_fill_a_limit_they_learn_together(limits: str, latency: str) -> None:
+    """From the answers of all: 98 % of it, and at most 1 % refused.
+
+    Output is charged once it is made: what is under way when the first answers tell of that limit exceeds it.
+    """
+    style, minute = LIMITS[limits]
+    run = Run(Server(style, minute), 4, latency=latency).fill(120.0)
+    assert run.used(30.0, 120.0) >= 0.98
+    assert run.refused <= (0.015 if limits == "anthropic, output" else 0.01)
+
+
+def test_a_limit_below_five_a_second_is_leased_one_request_at_a_time() -> None:
+    """Sixty a minute by four processes: used to 98 %, and nobody waits for another's unused call."""
+    run = Run(Server("gemini", {"requests": 60}), 4, told=60).fill(300.0)
+    assert run.used(80.0, 300.0) >= 0.98
+    answered = [client.counts.answered for client in run.clients]
+    assert min(answered) >= 0.85 * max(answered)
+
+
+def test_exchanges_are_few() -> None:
+    """At most ten a second, and four where the limit does not hold anybody back."""
+    held = Run(Server("gemini", {"requests": 600}), 4, told=600).fill(60.0)
+    free = Run(Server("gemini", {"requests": 600_000}), 4, told=600_000).fill(60.0)
+    assert max(process.exchanges for process in held.processes) <= 10 * 60
+    assert max(process.exchanges for process in free.processes) <= 4 * 60
+
+
+def test_a_process_with_little_to_do_holds_nothing_that_others_need() -> None:
+    """One call a second beside three processes that never stop: they use what it does not."""
+    run = Run(Server("gemini", {"requests": 600}), 4, told=600)
+    run.clients[0].workers = 1
+    run.clients[0].latency = constant(1.0)
+    run.fill(120.0)
+    assert run.used(20.0, 120.0) >= 0.98
+    assert run.clients[0].counts.answered >= 90
+
+
+@pytest.mark.parametrize("event", ["killed", "frozen"])
+def test_what_a_process_leased_that_is_gone_comes_back(event: str) -> None:
+    """One of four is killed, or frozen for 20 seconds, at full speed: the others use the whole limit."""
+    run = Run(Server("gemini", {"requests": 600}), 4, told=600)
+    until = 90.0 if event == "frozen" else math.inf
+    run.processes[0].frozen = (70.0, until)
+    run.clients[0].end = 70.0
+    run.fill(120.0)
+    assert run.used(70.0, 70.0 + GONE) >= 0.95
+    assert run.used(70.0 + GONE, 120.0) >= 0.99
+    assert run.refused == 0.0
+
+
+def test_a_cooldown_of_one_process_is_a_cooldown_of_all() -> None:
+    """Refused without a limit that explains it, three times in a row: the others pause as well, once."""
+    run = Run(Server("gemini", {"requests": 600_000}), 2).fill(5.0)
+    first, other = run.quotas
+    for _ in range(3):
+        first.refused(first.take(5.0, 1.0), 5.0, 4.0, random.Random(1))
+    pause = first.look(5.0, 1.0)
+    assert pause > 8.0
+    run.sharing(5.1)
+    run.sharing(5.11)
+    run.sharing(6.5)
+    run.sharing(6.51)
+    assert other.look(6.51, 1.0) == pytest.approx(pause, abs=0.2)
+    assert run.sharing.record.generation == 1
+
+
+def test_a_rate_that_one_process_proves_is_spaced_by_all() -> None:
+    """600 a minute of which ten go at once: told, but no burst is honoured; 95 % of it, 2 % refused."""
+    server = Server("gemini", {"requests": 600}, sizes={"requests": 10})
+    run = Run(server, 4, told=600).fill(120.0)
+    assert run.used(20.0, 120.0) >= 0.95
+    assert run.refused <= 0.02
+
+
+@pytest.mark.parametrize("on_lost", ["share", "stop", "local"])
+def test_a_back_end_that_is_away_leaves_each_process_its_share(on_lost: str) -> None:
+    """For 40 seconds: at most the whole limit is sent, none, or as if nobody shared; then all is well."""
+    run = Run(Server("gemini", {"requests": 600}), 4, told=600)
+    for process in run.processes:
+        process.away = (70.0, 110.0)
+        process.quota.lease = LimitLease(process.name, lambda: None, on_lost)
+    run.fill(150.0)
+    used = run.used(76.0, 110.0)
+    if on_lost == "share":
+        assert 0.9 <= used <= 1.0
+        assert run.refused <= 0.001
+    elif on_lost == "stop":
+        assert used <= 0.01
+    assert all(len(process.lost_at) == 1 for process in run.processes)
+    if on_lost != "local":
+        assert run.used(115.0, 150.0) >= 0.98
+
+
+def test_calls_wait_until_the_first_exchange_is_over() -> None:
+    """Nobody knows before it what others use."""
+    quota = Quota()
+    process = Process(quota, "new")
+    assert quota.look(0.0, 1.0) == math.inf
+    sharing = Sharing([process])
+    sharing(0.0)
+    sharing(0.001)
+    assert quota.look(0.001, 1.0) == 0.001

@@ -1,0 +1,128 @@
+"""A client keeps to its share of a limit: other processes are members of the same record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from realtime.scenes import Scripted
+
+from smartbatch._clock import VirtualClock
+from smartbatch.core.limits.shared_record import LeaseAsk
+from smartbatch.errors import ConfigError
+from smartbatch.events import Event, SharedLimitsLost, SharedLimitsRestored
+from smartbatch.realtime.shared.addresses import open_back_end
+from smartbatch.realtime.shared.back_end import hidden
+
+LIMIT = {"caps": [594.0, 0.0, 0.0, 0.0], "rates": [9.95, 0.0, 0.0, 0.0]}
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'limits.db'}"
+
+
+class Neighbour:
+    """Another process of the same account."""
+
+    def __init__(self, address: str, provider: Scripted, clock: VirtualClock) -> None:
+        self._back_end = open_back_end(address, clock.now)
+        self._key = hidden(self._back_end.prepare(), f"{provider.scope}\ndefault")
+
+    def lease(self, requests: float) -> float:
+        asked = [requests, 0.0, 0.0, 0.0]
+        return self._back_end.exchange(
+            self._key, LeaseAsk("neighbour", least=asked, wanted=asked, **LIMIT)
+        ).granted[0]
+
+    def sees(self) -> float:
+        return self._back_end.exchange(self._key, LeaseAsk("neighbour", **LIMIT)).left[0]
+
+
+def test_what_others_leased_is_not_there(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """600 a minute of which another process took 590: 40 requests take 3.6 seconds instead of none."""
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    neighbour = Neighbour(address, provider, clock)
+    assert neighbour.lease(590.0) == 590.0
+    client = client_of(provider, parallelism=8, max_rpm=600, shared=address)
+    assert client.generate(map(str, range(40))).failed == 0
+    assert 3.0 <= clock.now() <= 4.5
+
+
+def test_a_client_alone_is_not_slower(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """Its whole burst goes at once, but for the exchanges."""
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    client = client_of(provider, parallelism=8, max_rpm=600, shared=address)
+    assert client.generate(map(str, range(500))).failed == 0
+    assert clock.now() <= 1.0
+
+
+def test_a_client_that_ends_gives_back_what_it_leased(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    client = client_of(provider, parallelism=1, max_rpm=600, shared=address)
+    assert client.generate(["one"]).failed == 0
+    client.stop()
+    assert Neighbour(address, provider, clock).sees() == pytest.approx(593.0, abs=1.0)
+
+
+def test_a_place_that_cannot_be_used_is_told_once_and_left_until_it_can(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str, tmp_path: Path
+) -> None:
+    """Requests are answered meanwhile, within the limit."""
+    (tmp_path / "limits.db").write_text("this is no database, and long enough to be read as one" * 20)
+    seen: list[Event] = []
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    client = client_of(provider, max_rpm=600, shared=address, observers=[seen.append])
+    assert client.generate(map(str, range(20))).failed == 0
+    lost = [event for event in seen if isinstance(event, SharedLimitsLost)]
+    assert [event.place for event in lost] == [str(tmp_path / "limits.db")]
+    assert "cannot be used" in lost[0].reason
+    (tmp_path / "limits.db").unlink()
+    clock.sleep(30.0)
+    assert client.generate(map(str, range(20))).failed == 0
+    client.stop()
+    assert any(isinstance(event, SharedLimitsRestored) for event in seen)
+
+
+def test_a_file_of_another_version_is_not_shared(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event says which, and what to do; requests go on."""
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    with monkeypatch.context() as later:
+        later.setattr("smartbatch.realtime.shared.sqlite_back_end.VERSION", 2)
+        Neighbour(address, provider, clock)
+    seen: list[Event] = []
+    client = client_of(provider, shared=address, observers=[seen.append])
+    assert client.generate(["one"]).failed == 0
+    client.stop()
+    [lost] = [event for event in seen if isinstance(event, SharedLimitsLost)]
+    assert "processes of version 2" in lost.reason
+    assert "use the same smartbatch" in lost.reason
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("mysql://host/db", "sqlite:///FILE, redis://HOST"),
+        ("postgresql://user:secret@[host/db", "shared: the address of the PostgreSQL server"),
+        ("redis://user:secret@host:notaport", "shared: the address of the Redis server"),
+    ],
+)
+def test_an_address_that_cannot_be_read_is_refused_without_its_password(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str, said: str
+) -> None:
+    """When the first request is submitted, before anything is sent."""
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    with pytest.raises(ConfigError) as told:
+        client_of(provider, shared=address).submit("one")
+    assert said in str(told.value)
+    assert "secret" not in str(told.value)
