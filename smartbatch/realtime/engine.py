@@ -167,7 +167,7 @@ class RealtimeEngine:
             lane.provider.scope,
             lane.model,
             config.shared_lost,
-            self.tell_later,
+            partial(_tell_later, weakref.ref(self)),
         )
 
     def _fallback_lane(self, lane: Lane) -> Lane | None:
@@ -299,6 +299,12 @@ def _wake(dispatcher: weakref.ref[BatchDispatcher]) -> None:
     found = dispatcher()
     if found is not None:
         found.wake()
+
+
+def _tell_later(engine: weakref.ref[RealtimeEngine], event: Event) -> None:
+    found = engine()
+    if found is not None:
+        found.tell_later(event)
 
 
 def _cancellation(waiter: Waiter) -> SmartbatchError:

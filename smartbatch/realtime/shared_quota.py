@@ -80,7 +80,7 @@ class SharedQuota:
         with self.lock:
             self._owners[owner] = _Owner(max_rpm, max_tpm, wake, sharing is not None)
             self._configure_locked(now)
-            joins = sharing is not None and self._leases is None
+            joins = sharing is not None and self.quota.lease is None
             if sharing is not None and joins:
                 self._leases = sharing.leases
         if sharing is not None and joins:
@@ -100,6 +100,11 @@ class SharedQuota:
         if leaves is not None:
             leaves.leave(self)
         self.wake_others(owner)
+
+    @property
+    def has_owners(self) -> bool:
+        """Whether a client uses it."""
+        return bool(self._owners)
 
     def wake_all(self) -> None:
         """Tell all clients that calls may go now. No lock may be held."""

@@ -12,6 +12,7 @@ from typing import Any
 from attrs import Factory, field, frozen
 
 from smartbatch._clock import Clock, SteadyWall
+from smartbatch._files import sync_folder
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.tokens import Calibration
@@ -32,7 +33,6 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import SqlStore
-from smartbatch._files import sync_folder
 from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook

@@ -35,6 +35,11 @@ class Leasable(Protocol):
     lock: threading.Lock
     quota: Quota
 
+    @property
+    def has_owners(self) -> bool:
+        """Whether a client uses it; forgotten ones do not."""
+        ...
+
     def wake_all(self) -> None:
         """Tell the clients that calls may go now."""
         ...
@@ -158,6 +163,7 @@ class SharedLeases:
         now = self._clock.now()
         with share.quota.lock:
             due = max(share.lease.due(now), share.again_at)
+            share.is_leaving |= not share.quota.has_owners
             if due > now and not share.is_leaving:
                 return due
             asked = share.lease.ask(now, share.quota.quota.facts(now), leaving=share.is_leaving)
