@@ -14,6 +14,7 @@ from attrs import define
 
 from smartbatch._clock import Clock
 from smartbatch._files import state_folder
+from smartbatch._fork import identity
 from smartbatch.core.limits.lease import LimitLease
 from smartbatch.core.limits.quota import Quota
 from smartbatch.errors import SmartbatchError
@@ -230,7 +231,7 @@ class SharedLeases:
 
 
 # By process: a forked child leases for itself.
-_leases: dict[tuple[int, str, int], SharedLeases] = {}
+_leases: dict[tuple[tuple[int, bool], str, int], SharedLeases] = {}
 
 
 def shared_leases(address: str, clock: Clock) -> SharedLeases:
@@ -241,6 +242,6 @@ def shared_leases(address: str, clock: Clock) -> SharedLeases:
     """
     if address == "auto":
         address = f"sqlite:///{os.path.join(state_folder(), 'limits.db')}"
-    key = (os.getpid(), address, id(clock))
+    key = (identity(), address, id(clock))
     found = _leases.get(key)
     return found or _leases.setdefault(key, SharedLeases(open_back_end(address, clock.now), clock))

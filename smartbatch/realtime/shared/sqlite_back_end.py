@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable
 
 from smartbatch._files import check_own, new_file, private_folder
-from smartbatch._sqlite import SqliteConnections
+from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, SharedRecord, exchange
 from smartbatch.errors import StoreError
 from smartbatch.realtime.shared.back_end import (
@@ -109,4 +109,4 @@ class SqliteBackEnd(BackEnd):
         self._connections.close()
 
     def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.place, timeout=TIMEOUT, isolation_level=None, check_same_thread=False)
+        return connect_sqlite(self.place, timeout=TIMEOUT)
