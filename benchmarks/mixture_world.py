@@ -15,6 +15,8 @@ from typing import Final
 
 from attrs import define, field, frozen
 
+from smartbatch.emulator.limits import TokenBucket
+
 __all__ = ["Fixed", "Limit", "Mixture", "Service", "Verdict", "best_fixed", "draw", "tokens_of"]
 
 ROWS: Final = 300
@@ -191,18 +193,6 @@ class Verdict:
 
 
 @define
-class _Bucket:
-    limit: Limit
-    level: float
-    at: float = 0.0
-
-    def wait(self, now: float, cost: float) -> float:
-        self.level = min(self.limit.burst, self.level + (now - self.at) * self.limit.rate)
-        self.at = now
-        return max(0.0, cost - self.level) / self.limit.rate
-
-
-@define
 class Service:
     """A mixture as it runs. Time is an argument and does not go back; every arrival is followed by one
     :meth:`leave`.
@@ -219,17 +209,14 @@ class Service:
     _tries: list[int] = field(init=False)
     _uniform: list[float] = field(init=False)
     _normal: list[float] = field(init=False)
-    _requests: _Bucket | None = field(init=False)
-    _tokens: _Bucket | None = field(init=False)
+    _requests: TokenBucket | None = field(init=False)
+    _tokens: TokenBucket | None = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         mixture = self.mixture
         self._tries = [0] * mixture.rows
         self._uniform, self._normal = _drawn(mixture.seed)
-        self._requests = (
-            None if mixture.requests is None else _Bucket(mixture.requests, mixture.requests.burst)
-        )
-        self._tokens = None if mixture.tokens is None else _Bucket(mixture.tokens, mixture.tokens.burst)
+        self._requests, self._tokens = _bucket(mixture.requests), _bucket(mixture.tokens)
 
     def arrive(self, now: float, row: int) -> Verdict:
         """Decide what a call of ``row`` meets."""
@@ -245,12 +232,10 @@ class Service:
     def leave(self) -> None:
         self.in_flight -= 1
 
-    def levels(self, now: float) -> tuple[tuple[Limit, float] | None, tuple[Limit, float] | None]:
-        """Return the limits of requests and tokens, each with what is left now."""
-        for bucket in (self._requests, self._tokens):
-            if bucket is not None:
-                bucket.wait(now, 0.0)
-        return _level(self._requests), _level(self._tokens)
+    def left(self, now: float) -> tuple[float | None, float | None]:
+        """Return what is left now of the limits of requests and tokens."""
+        requests, tokens = self._requests, self._tokens
+        return None if requests is None else requests.left(now), None if tokens is None else tokens.left(now)
 
     def _verdict(self, now: float, row: int, draw: int) -> Verdict:
         mixture = self.mixture
@@ -282,12 +267,12 @@ class Service:
         wait = max(waits)
         if wait > 1e-9:
             if self.mixture.counts_refused and self._requests is not None:
-                self._requests.level = max(self._requests.level - 1.0, -self._requests.limit.burst)
+                self._requests.take(now, 1.0)
             return wait
         if self._requests is not None:
-            self._requests.level -= 1.0
+            self._requests.take(now, 1.0)
         if self._tokens is not None:
-            self._tokens.level -= cost
+            self._tokens.take(now, cost)
         return None
 
     def _latency(self, draw: int) -> float:
@@ -298,8 +283,8 @@ class Service:
         return seconds * max(1.0, self.in_flight / mixture.knee)
 
 
-def _level(bucket: _Bucket | None) -> tuple[Limit, float] | None:
-    return None if bucket is None else (bucket.limit, bucket.level)
+def _bucket(limit: Limit | None) -> TokenBucket | None:
+    return None if limit is None else TokenBucket(60.0 * limit.rate, limit.burst)
 
 
 def _share_at(mixture: Mixture, now: float) -> tuple[float, str]:

@@ -82,11 +82,12 @@ def _report(service: Service, now: float) -> LimitReport | None:
     """Return what the headers of an answer say about the limits, a minute."""
     if not service.mixture.names_limits:
         return None
-    requests, tokens = service.levels(now)
+    mixture, left_of = service.mixture, service.left(now)
     said: dict[str, Any] = {}
-    for name, level in (("requests", requests), ("tokens", tokens)):
-        if level is not None:
-            limit, left = level
+    for name, limit, left in zip(
+        ("requests", "tokens"), (mixture.requests, mixture.tokens), left_of, strict=True
+    ):
+        if limit is not None and left is not None:
             said[f"{name}_limit"] = round(60 * limit.rate)
             said[f"{name}_remaining"] = max(0, math.floor(left))
             said[f"{name}_reset"] = (limit.burst - left) / limit.rate
@@ -100,7 +101,9 @@ class Outcome:
     Attributes:
         seconds: virtual, until the last answer.
         answered: rows with their answer.
-        lost: rows that failed or had no answer when the run was given up.
+        lost: rows that failed or had no answer when the run was given up, but for the next.
+        given_up: rows that were reset after sending until their tries were used up: each of these calls may
+            have been billed, so their number is bounded however many fail.
         met: what the calls met.
         best: of fixed width and rate.
         log: when calls arrived and what they met.
@@ -110,6 +113,7 @@ class Outcome:
     seconds: float
     answered: int
     lost: int
+    given_up: int
     met: dict[str, int]
     best: Fixed
     log: list[tuple[float, str]] = field(factory=list, repr=False)
@@ -152,8 +156,9 @@ def run(seed: int, rows: int, *, keep_log: bool = False) -> Outcome:
         parallelism=mixture.parallelism,
         max_rpm=None if told is None else max(1, math.floor(60 * told.rate)),
     )
-    lost = rows - came.answered
-    return Outcome(mixture, came.seconds, came.answered, lost, dict(service.met), best, service.log or [])
+    lost, given_up = rows - came.answered - came.maybe_billed, came.maybe_billed
+    met = dict(service.met)
+    return Outcome(mixture, came.seconds, came.answered, lost, given_up, met, best, service.log or [])
 
 
 def prompt(row: int) -> str:
@@ -221,6 +226,9 @@ def report(outcomes: Sequence[Outcome]) -> bool:
         shares = [each.refused for each in limited]
         print(f"| the same of one mixture, median | {median(shares):.1%} | | |")
         print(f"| the same, worst hundredth | {share(shares, 0.99):.1%} | | |")
+    given_up = sum(each.given_up for each in outcomes)
+    resets = sum(each.met.get("reset", 0) for each in outcomes)
+    print(f"| rows given up after four calls that may be billed; resets | {given_up}; {resets} | | |")
     extra = [each.extra for each in outcomes]
     print(f"| calls over those needed, median | {median(extra):.3f} | | |")
     print(f"| the same, worst hundredth | {share(extra, 0.99):.3f} | | |")
@@ -252,7 +260,9 @@ def describe(outcome: Outcome) -> str:
     return (
         f"seed {outcome.mixture.seed}: goodput {outcome.goodput:.3f}, {outcome.seconds:.1f} s; best fixed "
         f"{best.seconds:.1f} s, {best.width} wide{rate}, {best.refused:.0%} refused\n"
-        f"    {outcome.mixture}\n    calls: {met}" + (f"; LOST {outcome.lost}" if outcome.lost else "")
+        f"    {outcome.mixture}\n    calls: {met}"
+        + (f"; LOST {outcome.lost}" if outcome.lost else "")
+        + (f"; given up {outcome.given_up}" if outcome.given_up else "")
     )
 
 

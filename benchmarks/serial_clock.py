@@ -12,21 +12,10 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
-from types import TracebackType
+
+from smartbatch._clock import VirtualMonitor, Waiter
 
 __all__ = ["SerialClock"]
-
-
-class _Waiter:
-    __slots__ = ("counted", "gate", "notified", "woken")
-
-    def __init__(self, counted: bool) -> None:
-        self.gate = threading.Lock()
-        self.gate.acquire()
-        self.counted = counted
-        self.woken = False
-        self.notified = False
 
 
 class SerialClock:
@@ -43,9 +32,9 @@ class SerialClock:
         self._wall = wall
         self._running = False
         self._starting = 0
-        self._ready: deque[_Waiter] = deque()
-        self._deadlines: list[tuple[float, int, _Waiter]] = []
-        self._idle: dict[_Waiter, float] = {}
+        self._ready: deque[Waiter] = deque()
+        self._deadlines: list[tuple[float, int, Waiter]] = []
+        self._idle: dict[Waiter, float] = {}
         self._sequence = itertools.count()
         self._mine = threading.local()
 
@@ -55,8 +44,8 @@ class SerialClock:
     def wall(self) -> float:
         return self._wall + self._now
 
-    def monitor(self, lock: threading.Lock | None = None) -> SerialMonitor:
-        return SerialMonitor(self, lock or threading.Lock())
+    def monitor(self, lock: threading.Lock | None = None) -> VirtualMonitor:
+        return VirtualMonitor(self, lock or threading.Lock())
 
     def sleep(self, seconds: float) -> None:
         if seconds > 0:
@@ -71,7 +60,7 @@ class SerialClock:
             self._starting = 1
 
     def began(self) -> None:
-        waiter = _Waiter(counted=True)
+        waiter = Waiter(counted=True)
         self._mine.counted = True
         with self._guard:
             self._starting = 0
@@ -96,7 +85,7 @@ class SerialClock:
         """Whether the calling thread is registered."""
         return getattr(self._mine, "counted", False)
 
-    def park(self, waiter: _Waiter, timeout: float | None, *, idle: bool) -> None:
+    def park(self, waiter: Waiter, timeout: float | None, *, idle: bool) -> None:
         """Let ``waiter`` wait, and the next thread run."""
         with self._guard:
             deadline = math.inf if timeout is None else self._now + max(0.0, timeout)
@@ -108,14 +97,14 @@ class SerialClock:
                 self._running = False
             self._next_locked()
 
-    def wake(self, waiter: _Waiter) -> bool:
+    def wake(self, waiter: Waiter, *, notified: bool) -> bool:
         """Have ``waiter`` run when its turn comes; False when it does already."""
         with self._guard:
-            woken = self._wake_locked(waiter, notified=True)
+            woken = self._wake_locked(waiter, notified=notified)
             self._next_locked()
         return woken
 
-    def _wake_locked(self, waiter: _Waiter, *, notified: bool) -> bool:
+    def _wake_locked(self, waiter: Waiter, *, notified: bool) -> bool:
         if waiter.woken:
             return False
         waiter.woken, waiter.notified = True, notified
@@ -142,49 +131,3 @@ class SerialClock:
             self._wake_locked(waiter, notified=False)
             for late in [late for late, until in self._idle.items() if until <= self._now]:
                 self._wake_locked(late, notified=False)
-
-
-class SerialMonitor:
-    """A lock and a condition on it, in the time of a :class:`SerialClock`."""
-
-    def __init__(self, clock: SerialClock, lock: threading.Lock) -> None:
-        self.lock = lock
-        self._clock = clock
-        self._waiters: deque[_Waiter] = deque()
-
-    def __enter__(self) -> SerialMonitor:
-        self.lock.acquire()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.lock.release()
-
-    def wait(self, timeout: float | None = None, *, idle: bool = False) -> bool:
-        waiter = _Waiter(self._clock.counted())
-        self._waiters.append(waiter)
-        self._clock.park(waiter, timeout, idle=idle)
-        self.lock.release()
-        waiter.gate.acquire()
-        self.lock.acquire()
-        if not waiter.notified and waiter in self._waiters:
-            self._waiters.remove(waiter)
-        return waiter.notified
-
-    def wait_for(self, predicate: Callable[[], object], timeout: float | None = None) -> object:
-        end = None if timeout is None else self._clock.now() + timeout
-        while not (result := predicate()):
-            left = None if end is None else end - self._clock.now()
-            if left is not None and left <= 0:
-                break
-            self.wait(left)
-        return result
-
-    def notify(self, n: int = 1) -> None:
-        while n > 0 and self._waiters:
-            if self._clock.wake(self._waiters.popleft()):
-                n -= 1
-
-    def notify_all(self) -> None:
-        self.notify(len(self._waiters))

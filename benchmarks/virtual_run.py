@@ -11,6 +11,7 @@ from attrs import frozen
 
 from benchmarks.serial_clock import SerialClock
 from smartbatch import BatchingClient
+from smartbatch.errors import ProviderError
 from smartbatch.providers.base import Provider
 
 __all__ = ["VirtualRun", "send"]
@@ -23,11 +24,13 @@ class VirtualRun:
     Attributes:
         seconds: virtual, until the last row was over, or until the run was given up.
         answered: rows with their answer.
+        maybe_billed: rows that were given up after a failure that may have been billed.
         over: False when it was given up.
     """
 
     seconds: float
     answered: int
+    maybe_billed: int
     over: bool
 
 
@@ -53,12 +56,14 @@ def send(
     )
     done = clock.monitor()
     ended: list[float] = []
-    answered = 0
+    answered = maybe_billed = 0
 
     def note(future: Future[Any]) -> None:
-        nonlocal answered
+        nonlocal answered, maybe_billed
         with done:
-            answered += not future.cancelled() and future.exception() is None
+            error = None if future.cancelled() else future.exception()
+            answered += not future.cancelled() and error is None
+            maybe_billed += isinstance(error, ProviderError) and error.maybe_billed
             ended.append(clock.now())
             if len(ended) == len(prompts):
                 done.notify()
@@ -67,7 +72,7 @@ def send(
         client.submit(prompt).add_done_callback(note)
     with done:
         over = bool(done.wait_for(lambda: len(ended) == len(prompts), patience))
-        found = VirtualRun(max(ended) if over else clock.now(), answered, over)
+        found = VirtualRun(max(ended) if over else clock.now(), answered, maybe_billed, over)
     clock.ended()
     client.stop(timeout=0, cancel_waiting=True)
     return found

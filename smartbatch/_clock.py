@@ -177,7 +177,9 @@ def _slept(clock: Clock) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
 
-class _Waiter:
+class Waiter:
+    """A thread that waits on a :class:`VirtualMonitor`."""
+
     __slots__ = ("counted", "gate", "notified", "woken")
 
     def __init__(self, counted: bool) -> None:
@@ -206,8 +208,8 @@ class VirtualClock:
         self._now = start
         self._wall_offset = wall - start
         self._active = 0
-        self._deadlines: list[tuple[float, int, _Waiter]] = []
-        self._idle: dict[_Waiter, float] = {}
+        self._deadlines: list[tuple[float, int, Waiter]] = []
+        self._idle: dict[Waiter, float] = {}
         self._sequence = itertools.count()
         self._mine = threading.local()
 
@@ -222,7 +224,7 @@ class VirtualClock:
         self._wall_offset += ahead
 
     def monitor(self, lock: threading.Lock | None = None) -> Monitor:
-        return _VirtualMonitor(self, lock or threading.Lock())
+        return VirtualMonitor(self, lock or threading.Lock())
 
     def sleep(self, seconds: float) -> None:
         if seconds > 0:
@@ -260,7 +262,10 @@ class VirtualClock:
         with self._guard:
             return sum(not waiter.woken for _, _, waiter in self._deadlines)
 
-    def _park(self, waiter: _Waiter, timeout: float | None, *, idle: bool) -> None:
+    def counted(self) -> bool:
+        return getattr(self._mine, "counted", False)
+
+    def park(self, waiter: Waiter, timeout: float | None, *, idle: bool) -> None:
         with self._guard:
             deadline = math.inf if timeout is None else self._now + max(0.0, timeout)
             if idle:
@@ -271,11 +276,11 @@ class VirtualClock:
                 self._active -= 1
             self._step_locked()
 
-    def _wake(self, waiter: _Waiter, *, notified: bool) -> bool:
+    def wake(self, waiter: Waiter, *, notified: bool) -> bool:
         with self._guard:
             return self._wake_locked(waiter, notified=notified)
 
-    def _wake_locked(self, waiter: _Waiter, *, notified: bool) -> bool:
+    def _wake_locked(self, waiter: Waiter, *, notified: bool) -> bool:
         if waiter.woken:
             return False
         waiter.woken = True
@@ -298,15 +303,33 @@ class VirtualClock:
                 self._wake_locked(late, notified=False)
 
 
-class _VirtualMonitor:
-    """A monitor whose time-outs are virtual."""
+class VirtualTime(Protocol):
+    """What a :class:`VirtualMonitor` needs of its clock."""
 
-    def __init__(self, clock: VirtualClock, lock: threading.Lock) -> None:
+    def now(self) -> float: ...
+
+    def counted(self) -> bool:
+        """Whether the calling thread is registered."""
+        ...
+
+    def park(self, waiter: Waiter, timeout: float | None, *, idle: bool) -> None:
+        """Count the calling thread as waiting, until :meth:`wake` or its time-out."""
+        ...
+
+    def wake(self, waiter: Waiter, *, notified: bool) -> bool:
+        """Let ``waiter`` go on; False when it does already."""
+        ...
+
+
+class VirtualMonitor:
+    """A lock and a condition on it, whose time-outs are virtual."""
+
+    def __init__(self, clock: VirtualTime, lock: threading.Lock) -> None:
         self.lock = lock
         self._clock = clock
-        self._waiters: deque[_Waiter] = deque()
+        self._waiters: deque[Waiter] = deque()
 
-    def __enter__(self) -> _VirtualMonitor:
+    def __enter__(self) -> VirtualMonitor:
         self.lock.acquire()
         return self
 
@@ -316,14 +339,14 @@ class _VirtualMonitor:
         self.lock.release()
 
     def wait(self, timeout: float | None = None, *, idle: bool = False) -> bool:
-        waiter = _Waiter(getattr(self._clock._mine, "counted", False))
+        waiter = Waiter(self._clock.counted())
         self._waiters.append(waiter)
-        self._clock._park(waiter, timeout, idle=idle)
+        self._clock.park(waiter, timeout, idle=idle)
         self.lock.release()
         try:
             waiter.gate.acquire()
         finally:
-            self._clock._wake(waiter, notified=False)  # a Ctrl-C ended the wait
+            self._clock.wake(waiter, notified=False)  # a Ctrl-C ended the wait
             self.lock.acquire()
             if not waiter.notified and waiter in self._waiters:
                 self._waiters.remove(waiter)
@@ -340,7 +363,7 @@ class _VirtualMonitor:
 
     def notify(self, n: int = 1) -> None:
         while n > 0 and self._waiters:
-            if self._clock._wake(self._waiters.popleft(), notified=True):
+            if self._clock.wake(self._waiters.popleft(), notified=True):
                 n -= 1
 
     def notify_all(self) -> None:

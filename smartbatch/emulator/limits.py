@@ -98,8 +98,8 @@ class _Meter(Protocol):
         """Return the most that could have been taken from ``first`` to ``now``."""
 
 
-class _Bucket:
-    """A token bucket that starts full."""
+class TokenBucket:
+    """A token bucket that starts full; a :class:`_Meter`."""
 
     def __init__(self, per_minute: float, capacity: float) -> None:
         self.capacity = capacity
@@ -189,7 +189,7 @@ class Limits:
                 meter = _SecondWindows(limit)
             else:
                 capacity = settings.burst if what == "requests" and settings.burst else limit
-                meter = _Bucket(limit, capacity)
+                meter = TokenBucket(limit, capacity)
             self._meters[what] = (meter, limit)
 
     def __bool__(self) -> bool:
