@@ -245,7 +245,7 @@ def _timed(
     That of the forecast is the best of a few; a job decides again at each moment, as its batches grow older.
     """
     deadline, rest = constraints.deadline, load.by_job - option.first
-    if option.rescue_at is None or deadline is None or batch.cancelling is None:
+    if not option.batches or deadline is None or batch.cancelling is None:
         return option
     speed = Speed(standard.throughput, batch.cancelling, batch.times)
     size = math.ceil(rest / option.batches)

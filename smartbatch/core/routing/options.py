@@ -199,7 +199,8 @@ def _rescue(
     """Return when a rescue begins at the latest.
 
     1. No deadline: there is no rescue.
-    2. No start keeps to the risk allowed: no rescue either; the batch alone has to meet the deadline.
+    2. No start keeps to the risk allowed, or the batch is nearly certain to be in time, and to wait for it is
+       worth more than any start: no rescue either; the batch alone has to meet the deadline.
     3. Otherwise the start that is worth most. Pieces are taken back one after the other, the next when real
        time has nearly done the last; where cutting into pieces gains too little, it stays one piece.
     """
@@ -218,19 +219,20 @@ def _rescue(
         later = (at + max(0.0, place * each - ahead) for place in places)
         return sum(batch.part(seconds, rest) for seconds in later) / points
 
+    penalty = late_penalty(expected_usd(standard.cost), constraints.time_value)
     found = rescue_starts(
         constraints.deadline - margin,
         lambda sure: batch.cancel(sure) + standard.throughput.finish(rest, sure),
         lambda at: 1 - batch.chance(at + (pieces - 1) * each, rest),
         lambda at, sure: saving * part(at, sure),
         floor=max(0.0, busy - batch.cancel(LEAD)),
-        late_penalty=late_penalty(expected_usd(standard.cost), constraints.time_value),
+        late_penalty=penalty,
     )
     start = best_start(found)
-    if start is None:
-        chance = batch.chance(constraints.deadline, rest)
+    chance, alone = batch.chance(constraints.deadline, rest), batch.part(constraints.deadline, rest)
+    if start is None or (chance >= SURE and saving * alone - penalty * (1 - chance) > start.worth):
         needs = batch.cancel(SURE) + standard.throughput.finish(rest, SURE)
-        return _Rescue(None, needs + margin, chance, batch.part(constraints.deadline, rest), 1.0)
+        return _Rescue(None, needs + margin, chance, alone, 1.0)
     chance = batch.chance(start.at, rest)
     alone, share = batch.part(start.at, rest), part(start.at, start.sure)
     if share < alone + WORTH:

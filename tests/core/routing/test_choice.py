@@ -222,6 +222,20 @@ def test_a_rescue_that_no_moment_is_right_for_is_not_announced() -> None:
     assert "rescue" not in explain(decision)
 
 
+@pytest.mark.parametrize("requests", [1000, 6000, 7000])
+def test_a_batch_that_is_nearly_certain_in_time_costs_half_however_long_real_time_takes(
+    requests: int,
+) -> None:
+    """Its rescue would have to begin before it ends, so it has none; 7,000 requests take 58 of the 60 min."""
+    decision = chosen(requests, Constraints(deadline=3600.0), batch=steady(1500.0, 1.2))
+    option = decision.chosen
+    assert (option.route, option.pieces) == (Route.BATCH, 1)
+    assert option.cost is not None
+    assert option.cost.expected == pytest.approx(requests * EACH / 2, rel=0.001)
+    assert option.odds > 0.99
+    assert option.rescue_at is None or option.rescue_at > 1500.0
+
+
 def test_routes_that_are_expected_to_exceed_a_budget_are_ruled_out_where_another_is_not() -> None:
     range_of = Cost(0.01, 0.1, 0.3)
     offer = Offer(Route.INDIVIDUAL, Throughput(steady(2.0), 4), range_of)
