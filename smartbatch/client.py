@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, final
 
 from attrs import evolve
 
 from smartbatch._clock import Clock, RealClock
-from smartbatch._fork import PerProcess, reentered
+from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_of
 from smartbatch.config import BatchingConfig, ClientParams, check_names
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
@@ -149,11 +147,7 @@ class BatchingClient:
         self._states = PerProcess(lambda: RunningState(settings))
 
     def __del__(self) -> None:
-        """Finish what is pending and end, on another thread: this runs in the middle of anything.
-
-        Not by ``weakref.finalize``, which would hold what is running, and with it observers and hooks that
-        refer to the client.
-        """
+        """Finish what is pending and end, on another thread."""
         if hasattr(self, "_states"):  # else the settings were refused
             forget(self._states)
 
@@ -521,12 +515,7 @@ class BatchingClient:
         observer, a middleware), it returns at once and the client stops in the background: to wait there
         could be for ever.
         """
-        running, seconds = self._running, seconds_of("timeout", timeout)
-        stop = partial(running.stop, seconds, "the client was stopped", cancel_waiting=cancel_waiting)
-        if running.on_own_thread() or reentered():
-            threading.Thread(target=stop, name="smartbatch-stop", daemon=True).start()
-        else:
-            stop()
+        self._running.stop_from_anywhere(seconds_of("timeout", timeout), cancel_waiting=cancel_waiting)
 
     def stop_jobs(self) -> None:
         """Begin no further call of any job; what is under way goes on. The first half of :meth:`stop`."""

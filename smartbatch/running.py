@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from attrs import asdict, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._fork import PerProcess, on_exit, on_fork, run_after_collection
+from smartbatch._fork import PerProcess, on_exit, on_fork, reentered, run_after_collection
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.preparer import RequestPreparer
@@ -36,6 +37,7 @@ from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.job_submission import JobSubmission, batches_of
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.service import JobService
+from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
 from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.event_bus import EventBus
@@ -57,10 +59,12 @@ from smartbatch.types import Kind
 STEP_GRACE = 30.0
 """Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
 looking for it later."""
-LAST_STEP = 0.75
+LAST_STEP = 0.6
 """Seconds for storing what came, and for what is under way, at a stop whose time is over."""
-LEAST = 0.5
+LEAST = 0.25
 """The least of these, where calls and their callbacks took longer than they should."""
+LAST_WORDS = 0.85
+"""Seconds after which a stop whose time is over waits for no callback any more."""
 
 
 @frozen
@@ -210,9 +214,17 @@ class RunningState:
         self.service.open()
         self.realtime.start()
 
-    def on_own_thread(self) -> bool:
-        """Whether the caller runs on a thread of the client, where it must not wait for the client's end."""
-        return any(part.on_own_thread() for part in (self.realtime, self.service, self.deferral))
+    def stop_from_anywhere(self, timeout: float | None, *, cancel_waiting: bool) -> None:
+        """Stop for the user; in the background where the caller must not wait for the end: on a thread of the
+        client, and in a signal handler that interrupted this library.
+        """
+        stop = partial(self.stop, timeout, "the client was stopped", cancel_waiting=cancel_waiting)
+        own = any(part.on_own_thread() for part in (self.realtime, self.service, self.deferral))
+        if not own and not reentered():
+            stop()
+            return
+        with suppress(RuntimeError):  # no thread can be had: the interpreter ends, and stops all clients
+            OwnThreads(self._clock).start(stop, "smartbatch-stop")
 
     def stop(self, timeout: float | None, reason: str, *, cancel_waiting: bool = False) -> None:
         """Finish what is pending within ``timeout`` seconds, fail the rest, give the jobs back, end.
@@ -227,22 +239,21 @@ class RunningState:
             self.deferral.finish(timeout, wait=not cancel_waiting)
         except BaseException:  # Ctrl-C: wait no longer, but end every request
             self.deferral.cancel_pending()
-            self._stop_parts(self._grace, reason)
+            self._stop_parts(self._clock.now() + self._grace, reason)
             raise
-        left = None if timeout is None else max(0.0, timeout - (self._clock.now() - began))
-        self._stop_parts(left, reason)
+        self._stop_parts(None if timeout is None else began + timeout, reason)
 
-    def _stop_parts(self, timeout: float | None, reason: str) -> None:
-        began = self._clock.now()
+    def _stop_parts(self, end: float | None, reason: str) -> None:
+        """Stop all parts; ``end`` is the monotonic time at which the time for what is pending is over."""
         self.service.halt()
         try:
-            self.realtime.stop(timeout, reason)
+            self.realtime.stop(None if end is None else max(0.0, end - self._clock.now()), reason)
         finally:
-            until = self._clock.now() + STEP_GRACE
-            if timeout is not None:
-                until = max(began + timeout + LAST_STEP, self._clock.now() + LEAST)
+            until = last = self._clock.now() + STEP_GRACE
+            if end is not None:
+                until, last = max(end + LAST_STEP, self._clock.now() + LEAST), end + LAST_WORDS
             self.service.finish(until, self.history.save)  # with the answers that came meanwhile
-            self._callbacks.drain(max(LEAST / 2, until - self._clock.now()))
+            self._callbacks.drain(max(0.0, last - self._clock.now()))
             self._callbacks.close()
             self.realtime.close_providers()
             logs.user_errors_left()
@@ -263,8 +274,14 @@ class RunningState:
 
     def forgotten(self) -> None:
         """Nobody holds the client any more: finish what is pending and end, on a thread of its own."""
-        if self.realtime.engine is not None or self.service.is_working:
+        if self.realtime.engine is None and not self.service.is_working:
+            return
+        self._clock.spawned()  # as a thread of the client's own would be, whose time this one takes
+        self._clock.began()
+        try:
             self.stop(None, "the client was forgotten")
+        finally:
+            self._clock.ended()
 
     def _forecast_moved(self, event: ForecastMoved) -> None:
         self._bus.tell(event)
@@ -284,7 +301,10 @@ class RunningState:
 
 
 def forget(states: PerProcess[RunningState]) -> None:
-    """End what a collected client has running. Called by its finaliser, in the middle of anything."""
+    """End what a collected client has running. Called by its ``__del__``, in the middle of anything.
+
+    ``weakref.finalize`` would hold what is running, and with it observers and hooks that refer to the client.
+    """
     running = states.peek()
     if running is not None:
         run_after_collection(running.forgotten)

@@ -316,7 +316,7 @@ class Realtime:
             if stopping is not None:  # another thread is stopping it: help it, for as long as we may wait
                 stopping.stop(timeout, reason=reason, release=self.close_providers)
             return
-        failed = 0
+        failed, began = 0, self._clock.now()
         try:
             failed = engine.stop(timeout, reason=reason, release=self.close_providers)
         finally:
@@ -325,7 +325,9 @@ class Realtime:
             engine.detach()
             something_ended()
             engine.tell_later(ClientStopped(at=self._clock.now(), failed=failed))
-            engine.callbacks.drain(None if timeout is None else LAST_CALLBACKS)
+            if timeout is not None:  # with what the engine needed of it
+                timeout = max(0.0, began + timeout + LAST_CALLBACKS - self._clock.now())
+            engine.callbacks.drain(timeout)
 
     def close_providers(self) -> None:
         """Close what no engine uses any more; one may have been started while another was stopping."""

@@ -33,7 +33,9 @@ from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Answer, Priority, Request, Result
 
 LAST_SEND = 5.0
-"""Seconds for what is being stored, or handed to real time, at a stop whose time is over."""
+"""Seconds for what is being stored, or handed to real time, at a stop without a time of its own."""
+LATE_SEND = 0.2
+"""The same at a stop whose time is over."""
 SHORTEST = 0.001
 """Seconds of a time-out that is over, for a request that then fails with it."""
 
@@ -399,7 +401,10 @@ class Deferral:
             self._monitor.notify_all()
         self._fail(unsent, ClientClosed("the client was stopped before the request was sent"))
         with self._monitor:
-            self._monitor.wait_for(lambda: not self._running, LAST_SEND)
+            left = None if until is None else max(0.0, until - self._clock.now())
+            self._monitor.wait_for(
+                lambda: not self._running, LAST_SEND if left is None else min(LAST_SEND, left + LATE_SEND)
+            )
             if wait:
                 left = None if until is None else until - self._clock.now()
                 self._monitor.wait_for(lambda: not self._under_way, left)

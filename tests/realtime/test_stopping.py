@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed
 from smartbatch.events import ClientStarted, ClientStopped, RequestFinished
+from smartbatch.types import Request, Result
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -326,3 +328,61 @@ def test_submitting_threads_meet_a_stop_cleanly(clock: VirtualClock, client_of: 
     for thread in threads:
         thread.result()
     assert all(future.done() and future.result(0).ok for future in accepted)
+
+
+def test_a_stop_keeps_to_its_time_and_a_second_whatever_hangs(
+    clock: VirtualClock, client_of: ClientOf, tmp_path: Path
+) -> None:
+    """A call, a callback, an observer and a reader of a job that never return, all at once."""
+    never = threading.Event()
+
+    def hang(*_: Any) -> None:
+        clock.sleep(1e6)
+        never.wait(PATIENCE)
+
+    client = client_of(
+        Scripted(clock, latency=1e6), store=str(tmp_path / "jobs.db"), observers=[lambda _: None]
+    )
+
+    def stop() -> float:
+        done = client.submit(Request("quick", call=lambda *_: "at once"))
+        done.result(PATIENCE)
+        hung = client.submit("hangs")
+        hung.add_done_callback(hang)
+        job = client.submit_batch(["p"], batch_fallback="individual", strategy="individual")
+        job.on_progress(hang)
+        job.futures()[0].add_done_callback(hang)
+        began = clock.now()
+        client.stop(timeout=1.0)
+        assert isinstance(hung.exception(PATIENCE), ClientClosed)
+        return clock.now() - began
+
+    assert InTime(clock, stop).result() <= 2.0
+    never.set()
+
+
+def test_a_hook_that_stops_its_client_is_waited_for_by_the_clock(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The stop goes on in the background, and time does not pass it by."""
+    stopping: list[BatchingClient] = []
+    stopped_at: list[float] = []
+
+    def observer(event: Any) -> None:
+        if isinstance(event, ClientStopped):
+            stopped_at.append(clock.now())
+
+    def hook(result: Result) -> Result:
+        began.append(clock.now())
+        stopping[0].stop()
+        return result
+
+    began: list[float] = []
+    client = client_of(Scripted(clock), post_process=hook, observers=[observer])
+    stopping.append(client)
+    with clock.held():
+        first = client.submit("first")
+        sleeper = Aside(lambda: clock.sleep(1e6))  # to where time goes if nothing else is waited for
+    assert first.result(PATIENCE).ok
+    sleeper.result()
+    assert stopped_at == began
