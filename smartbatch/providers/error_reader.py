@@ -88,11 +88,10 @@ class ErrorReader:
         """Return the meaning of an error answer. In order:
 
         1. a redirect is not followed: the key must not go where it points;
-        2. a web page that says no is a gateway's, not the provider's, and may be gone with the next call;
-        3. the body is taken apart and gets its kind, by the API's own table;
-        4. its text is shown without secrets, cut, and not at all where it repeats a prompt;
-        5. the time to wait is that of a header, or else that of the body;
-        6. work may have been done where the error stands in a success, and where a gateway gave up (504).
+        2. the body is taken apart and gets its kind, by the API's own table;
+        3. its text is shown without secrets, cut, and not at all where it repeats a prompt;
+        4. the time to wait is that of a header, or else that of the body;
+        5. work may have been done where the error stands in a success, and where a gateway gave up (504).
 
         Args:
             reply: the answer; of an error inside a stream, its head.
@@ -103,8 +102,6 @@ class ErrorReader:
         if 300 <= reply.status < 400:
             text = "redirects are not followed, make its target the base URL"
             return self.unusable(reply, "redirect", f"the server answered {reply.status}: {text}")
-        if reply.status in _PAGES and is_html(reply.headers):
-            return self.unusable(reply, "html", f"a web page came back ({reply.status}), {_NOT_THE_PROVIDER}")
         found = self.understand(reply, reply.json() if data is None else data)
         status = found.status or reply.status
         text = safe_text(found.message, requests, *self.secrets)
@@ -151,13 +148,22 @@ class ErrorReader:
         """Return the error for an answer that was cut or garbled on its way."""
         return self.unusable(reply, code, text, kind=ErrorKind.NETWORK_ERROR)
 
+    def refused(self, reply: Reply, requests: Sequence[Request]) -> ProviderError:
+        """Return the meaning of a refusal to answer ``requests``.
+
+        A web page that says no is a gateway's, not the provider's, and may be gone with the next call.
+        """
+        if reply.status in _PAGES and is_html(reply.headers):
+            return self.unusable(reply, "html", f"a web page came back ({reply.status}), {_NOT_THE_PROVIDER}")
+        return self.read(reply, requests)
+
     def answer(self, reply: Reply, requests: Sequence[Request] = ()) -> dict[str, Any]:
         """Return the JSON object of an answer to ``requests``.
 
         A refusal is raised, and so is what :meth:`decode` refuses and an error that came with a success.
         """
         if not reply.ok:
-            raise self.read(reply, requests)
+            raise self.refused(reply, requests)
         data = self.decode(reply)
         self.check(data, reply, requests)
         return data

@@ -162,6 +162,14 @@ def test_the_form_is_multipart_with_the_bytes_of_the_file(api, tmp_path):
     assert parts[2].endswith(b"\r\n\r\na\r\nb\r\n")
 
 
+def test_a_server_that_has_no_files_says_so_by_whatever_404(api, tmp_path):
+    """Its requests fail, or go in real time: nothing is waited for."""
+    (tmp_path / "lines").write_bytes(b"{}\n")
+    for body, kind in (("<p>No such page", "text/html"), (error("no route"), "application/json")):
+        batches, _ = api(says(body, "404 Not Found", content_type=kind))
+        assert fails(lambda: batches.upload("sb-x", tmp_path / "lines", 5)).kind is ErrorKind.CLIENT_ERROR  # noqa: B023
+
+
 def test_an_upload_of_other_bytes_is_no_success(api, tmp_path):
     batches, _ = api(says({"id": "file-9", "bytes": 3, "filename": "sb-x.jsonl"}))
     (tmp_path / "lines").write_bytes(b"abcd")

@@ -179,7 +179,7 @@ class GeminiProvider(Provider):
         """Post ``body`` and return the decoded answer; errors in a 200 are errors too."""
         reply = self._sdk.get().ask("post", path, timeout, body=body)
         if reply.status != 200:  # another success is nothing this API sends
-            raise self._errors.read(reply, requests)
+            raise self._errors.refused(reply, requests)
         return self._errors.answer(reply, requests)
 
 

@@ -101,7 +101,7 @@ class EventStream(AnswerStream):
         head = Reply(live.status, live.headers, b"")
         try:
             if not head.ok:
-                raise self._errors.read(live.whole(), (self._request,))
+                raise self._errors.refused(live.whole(), (self._request,))
             if live.headers.get("content-type", "").startswith(("application/json", "text/html")):
                 yield from self._in_one_piece(live.whole())
                 return
