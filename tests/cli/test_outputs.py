@@ -445,3 +445,14 @@ def test_what_json_cannot_hold_stays_in_the_text() -> None:
     assert json.loads(nan)["text"] == '{"a": NaN}'
     assert json.loads(encode(asked(0), Result("0", parsed={"a": 1}), MODEL))["parsed"] == {"a": 1}
     assert b"\\ud800" in line(0, "\ud800")
+
+
+def test_closing_twice_closes_nothing_else(tmp_path: Path) -> None:
+    """The number of its descriptor may be somebody else's by then, and 0 is the standard input."""
+    out = OutputFile(str(tmp_path / "out.jsonl"))
+    out.close()
+    others = [0, os.open(os.devnull, os.O_RDONLY)]
+    out.close()
+    for descriptor in others:
+        os.fstat(descriptor)
+    os.close(others[1])
