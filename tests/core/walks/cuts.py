@@ -41,7 +41,7 @@ def shards(rng: random.Random, record: Record) -> None:
             max_bytes=rng.choice((300.0, 401.0, 5000.0)),
             max_tokens=rng.choice((150.0, 2000.0, math.inf)),
             distinct=rng.random() < 0.6,
-            taken_sizes=rng.choice(((), (7, 50), range(26, 51))),
+            taken_sizes=rng.choice(((), (7, 50), range(26, 51), range(17, 51), range(3, 8), range(1, 8))),
         )
 
 
@@ -64,7 +64,7 @@ def crosschecks(rng: random.Random, record: Record) -> None:
 
 def windows(rng: random.Random, record: Record) -> None:
     """What waits in a lane goes now, or later."""
-    for _ in range(150):
+    for _ in range(400):
         window = Window(
             rng.choice((0.0, 0.1)), rng.choice((1, 5, 10)), rng.choice((1, 2, 4)), rng.choice((0.3, 5.0))
         )
@@ -143,10 +143,10 @@ def patterns(rng: random.Random, record: Record) -> None:
 
 
 WALKS = {
-    "shards": (shards, 24),
-    "crosschecks": (crosschecks, 12),
-    "windows": (windows, 8),
-    "packs": (packs, 16),
-    "texts": (texts, 8),
-    "patterns": (patterns, 12),
+    "shards": (shards, 64),
+    "crosschecks": (crosschecks, 36),
+    "windows": (windows, 16),
+    "packs": (packs, 48),
+    "texts": (texts, 16),
+    "patterns": (patterns, 16),
 }

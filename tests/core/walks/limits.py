@@ -6,7 +6,7 @@ import math
 import random
 from functools import partial
 
-from core.limits.limit_server import constant, lognormal
+from core.limits.limit_server import bucket, constant, fixed_windows, lognormal, run, spaced
 from core.limits.metered_server import Client, Server, capped_high, capped_low, fill, steady
 
 from smartbatch.core.limits.backoff import backoff
@@ -51,6 +51,26 @@ def filling(rng: random.Random, record: Record) -> None:
     record.note("limits", client.quota.reported_limits, client.quota.spaced_rate)
     for meter in server.meters.values():
         record.note("spent", [at for at, _ in meter.spent])
+
+
+def unknown(rng: random.Random, record: Record) -> None:
+    """Calls meet a limit that nobody told, or another one than was told."""
+    admit = rng.choice((bucket(60, 10.0), bucket(5, 0.5), fixed_windows(10, 1.0), spaced(0.1), spaced(3.0)))
+    one = Quota()
+    one.configure(rng.choice((None, None, 600, 6000)), None, 0.0)
+    latency = rng.choice((constant(0.05), constant(0.5), lognormal(0.4)))
+    asked = rng.choice((None, 1.0))
+    found = run(
+        one,
+        admit,
+        250,
+        latency=latency,
+        workers=rng.choice((4, 32)),
+        retry_after=None if asked is None else lambda _: asked,
+        quick_refusals=rng.random() < 0.5,
+    )
+    record.note("ends", found.ends, found.refusals)
+    record.note("run", found.seconds, found.refused, found.early, one.spaced_rate)
 
 
 def _report(rng: random.Random) -> LimitReport | None:
@@ -104,9 +124,9 @@ def quota(rng: random.Random, record: Record) -> None:
 def throttle(rng: random.Random, record: Record) -> None:
     """A provider fails at random, or takes so many calls a second."""
     one, now, level = AdaptiveThrottle(), 0.0, 0.0
-    failing, rate = rng.choice(((0.02, 1e9), (0.4, 1e9), (0.0, 60.0), (0.05, 20.0)))
+    failing, rate = rng.choice(((0.02, 1e9), (0.4, 1e9), (0.95, 1e9), (0.0, 60.0), (0.05, 20.0), (0.0, 0.3)))
     going: list[tuple[float, float, bool | None]] = []
-    workers, latency = rng.choice((8, 32)), rng.choice((0.05, 0.4))
+    workers, latency = rng.choice((8, 32)), rng.choice((0.05, 0.4, 4.0))
     for step in range(1500):
         at = one.look(now)
         if len(going) < workers and at <= now:
@@ -226,11 +246,12 @@ def retries(rng: random.Random, record: Record) -> None:
 
 
 WALKS = {
-    "filling": (filling, 12),
-    "quota": (quota, 48),
-    "throttle": (throttle, 12),
-    "breaker": (breaker, 12),
-    "pauses": (pauses, 4),
-    "budget": (budget, 8),
-    "retries": (retries, 12),
+    "filling": (filling, 16),
+    "unknown": (unknown, 48),
+    "quota": (quota, 200),
+    "throttle": (throttle, 100),
+    "breaker": (breaker, 24),
+    "pauses": (pauses, 8),
+    "budget": (budget, 24),
+    "retries": (retries, 48),
 }

@@ -59,6 +59,6 @@ def plain(value: Any) -> str:
             return "{" + ", ".join(sorted(map(plain, value))) + "}"
         case list() | tuple():
             return "(" + ", ".join(map(plain, value)) + ")"
-    if attrs.has(type(value)) and type(value).__eq__ is not object.__eq__:
+    if attrs.has(type(value)):
         return plain({field.name: getattr(value, field.name) for field in attrs.fields(type(value))})
     return type(value).__name__

@@ -142,7 +142,7 @@ def rescues(rng: random.Random, record: Record) -> None:
         record.note("first", first_rescue(deadline, [400, 600], speed))
 
 
-class _Rates:
+class Rates:
     """USD for a token: two of input for one of output."""
 
     def cost(self, usage: Usage) -> float:
@@ -171,7 +171,7 @@ def workloads(rng: random.Random, record: Record) -> None:
     other.saved(rng.choice((other.state(), {"seen": 0})))
     record.note("restored", other.restore(state), other.state(), other.unsaved)
     record.note("again", other.restore(state), learned.restore({**state, "seen": rng.choice((0, -1, "2"))}))
-    load = Workload(learned, {"standard": _Rates(), "batch": None})
+    load = Workload(learned, {"standard": Rates(), "batch": None})
     for place in range(rng.randrange(40)):
         request = Request("word " * rng.randrange(1, 30), Generation(max_tokens=rng.choice((None, 100))))
         if rng.random() < 0.1:
@@ -183,6 +183,6 @@ def workloads(rng: random.Random, record: Record) -> None:
 WALKS = {
     "forecasts": (forecasts, 16),
     "choices": (choices, 16),
-    "rescues": (rescues, 12),
-    "workloads": (workloads, 12),
+    "rescues": (rescues, 24),
+    "workloads": (workloads, 32),
 }
