@@ -30,7 +30,7 @@ from typing import Any
 
 from tests.faults.durability.disturbances import MIXES
 from tests.faults.durability.fork_server import ForkServer
-from tests.faults.durability.kill_loop import KillLoop, Plan, settle_of
+from tests.faults.durability.kill_loop import KillLoop, Plan, plan_of, settle_of
 from tests.faults.durability.mutants import MUTANTS, OWNERLESS
 from tests.faults.durability.run_checks import RunReport
 from tests.faults.durability.servers import LATEST, LIST_LAG, faulty_emulator
@@ -99,17 +99,10 @@ def run(label: str, provider: str, cycles: int, seed: int, **plan: Any) -> RunRe
 
 def run_mixed(mix: str, provider: str, cycles: int, seed: int) -> list[str]:
     """Run one loop in which something else goes wrong as well, and print its row; return what must not be."""
-    plan = Plan(
-        provider=provider,
-        cycles=cycles,
-        seed=seed,
-        settle=settle_of(provider),
-        visibility=LIST_LAG + 0.2,
-        mix=mix,
-    )
+    plan, world = plan_of(mix, provider, cycles=cycles, seed=seed)
     with (
         tempfile.TemporaryDirectory(prefix="smartbatch-") as name,
-        faulty_emulator(seed) as url,
+        faulty_emulator(seed, **world) as url,
         ForkServer(Path(name) / "workers.log") as fork_server,
     ):
         loop = KillLoop(plan, url=url, folder=Path(name), fork_server=fork_server)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from attrs import define, field, frozen
 
@@ -26,7 +28,7 @@ from tests.faults.durability.servers import LATEST, LIST_LAG
 from tests.faults.durability.store_view import StoreView
 from tests.faults.durability.worker_task import AGAIN, VARIED, WorkerTask
 
-__all__ = ["RESTARTS", "KillLoop", "Plan", "settle_of"]
+__all__ = ["RESTARTS", "KillLoop", "Plan", "plan_of", "settle_of"]
 
 SHORTEST, LONGEST = 0.08, 0.53
 """Seconds until a worker is killed where a client starts within :data:`COMES_UP`; on a busy machine longer in
@@ -273,8 +275,8 @@ class KillLoop:
         poll = select.poll()
         for slot in slots:
             poll.register(slot.fd, select.POLLIN)
-        at, number, which = script[0]
-        ready = {fd for fd, _ in poll.poll(max(0.0, at - time.monotonic()) * 1000)}
+        at, number, which = script[0] if script else (math.inf, 0, signal.SIGKILL)
+        ready = {fd for fd, _ in poll.poll(max(0.0, at - time.monotonic()) * 1000 if script else None)}
         if not ready:
             slot = slots[number]
             slot.script.pop(0)
@@ -354,7 +356,27 @@ def _helper(task: WorkerTask) -> WorkerTask:
     return evolve(task, reading="none", out=f"{task.out}.helper")
 
 
-def settle_of(provider: str, *, freeze: float = 0.0) -> float:
+def plan_of(mix: str, provider: str, *, cycles: int, seed: int, **more: Any) -> tuple[Plan, dict[str, float]]:
+    """Return the plan of a loop in which something else goes wrong, and what its emulator does otherwise.
+
+    A clock that is set harms only while a create is searched for: there more of them get no answer, and some
+    are made later than elsewhere.
+    """
+    searched = mix == "clock set"
+    latest = 4.0 if searched else LATEST
+    plan = Plan(
+        provider=provider,
+        cycles=cycles,
+        seed=seed,
+        settle=settle_of(provider, latest=latest),
+        visibility=LIST_LAG + 0.2,
+        mix=mix,
+        **more,
+    )
+    return plan, {"share": 2.5 if searched else 1.0, "latest": latest}
+
+
+def settle_of(provider: str, *, freeze: float = 0.0, latest: float = LATEST) -> float:
     """Return how long an unknown create has to be looked for in this world, in seconds.
 
     A fence alone is enough where there is one: its settle time is shorter than late creates take. Without
@@ -362,4 +384,4 @@ def settle_of(provider: str, *, freeze: float = 0.0) -> float:
     """
     if provider != "anthropic":
         return 0.5
-    return LATEST + LIST_LAG + 0.5 + freeze
+    return latest + LIST_LAG + 0.5 + freeze

@@ -12,7 +12,7 @@ from smartbatch.providers.batch_api import BatchApi, Creation, RemoteBatch
 from smartbatch.providers.gemini.batches import GeminiBatches
 from smartbatch.providers.openai.batches import OpenAIBatches
 
-__all__ = ["MUTANTS", "OWNERLESS", "break_rule"]
+__all__ = ["MUTANTS", "OWNERLESS", "OWN_CLOCK", "break_rule"]
 
 MUTANTS = {
     "no fence, settle 0": "what is not found at the first search is sent again, and its input file stays",
@@ -21,6 +21,8 @@ MUTANTS = {
 """The rules that can be broken, in words."""
 OWNERLESS = "no epochs"
 """A rule for those who share a store: whoever once owned a job goes on writing to it."""
+OWN_CLOCK = "own clock"
+"""A rule for those whose clock is set: how long a batch was searched for is measured by it."""
 
 
 def break_rule(name: str | None) -> None:
@@ -33,6 +35,8 @@ def break_rule(name: str | None) -> None:
             apis: tuple[Any, ...] = (OpenAIBatches, AnthropicBatches, GeminiBatches)
             for api in apis:
                 api.create = _repeating(api.create)
+        case "own clock":
+            recover._elapsed = lambda step, since, told, listed: step.wall - (since or step.wall)
         case "no epochs":
             leases.JOB_OF_LEASE = _for_anybody(leases.JOB_OF_LEASE)
             leases.RENEW = _for_anybody(leases.RENEW)

@@ -57,4 +57,4 @@ def faulty_emulator(
 
 
 def _rates(faults: dict[str, float], share: float) -> str:
-    return ",".join(f"{name}={share * rate:.4f}" for name, rate in faults.items())
+    return ",".join(f"{name}={min(1.0, share * rate):.4f}" for name, rate in faults.items())

@@ -12,8 +12,8 @@ import pytest
 
 from tests.faults.durability.disturbances import MIXES
 from tests.faults.durability.fork_server import ForkServer
-from tests.faults.durability.kill_loop import KillLoop, Plan, settle_of
-from tests.faults.durability.servers import LIST_LAG, faulty_emulator
+from tests.faults.durability.kill_loop import KillLoop, plan_of
+from tests.faults.durability.servers import faulty_emulator
 from tests.faults.durability.worker_task import MODELS
 
 FEW, SOME, MANY = 3, 8, 48
@@ -24,15 +24,8 @@ PROVIDER_OF = dict(zip(MIXES, [*MODELS] * len(MIXES), strict=False))
 def check_mix(mix: str, provider: str, cycles: int, folder: Path) -> None:
     if mix == "disk full" and os.geteuid():
         pytest.skip("only root may mount a small disk")
-    with faulty_emulator(seed=2) as url, ForkServer(folder / "workers.log") as fork_server:
-        plan = Plan(
-            provider=provider,
-            cycles=cycles,
-            settle=settle_of(provider),
-            visibility=LIST_LAG + 0.2,
-            seed=2,
-            mix=mix,
-        )
+    plan, world = plan_of(mix, provider, cycles=cycles, seed=2)
+    with faulty_emulator(seed=2, **world) as url, ForkServer(folder / "workers.log") as fork_server:
         loop = KillLoop(plan, url=url, folder=folder, fork_server=fork_server)
         report = loop.run()
     assert report.faults == []
