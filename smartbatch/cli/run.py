@@ -50,6 +50,7 @@ class _Run:
         self._summary = RunSummary()
         self._before = Recovered()
         self._changed: OutputChanged | None = None
+        self._reader_left = False
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
         self._client = client_of(args)
         self._actual = self._client.actual_cost()
@@ -118,6 +119,7 @@ class _Run:
         except BrokenPipeError:  # the reader ended, as `| head` does: no error
             if isinstance(sink, OutputFile):
                 raise
+            self._reader_left = True
             discard_standard_output()
 
     def _append(self, sink: OutputFile | StandardOutput, row: KeyedRow, result: Result) -> None:
@@ -152,4 +154,5 @@ class _Run:
             say(f"{name:<8} {words}")
         if unanswered:
             why = "interrupted: " if caught else ""
-            say(f"{why}{unanswered:,} rows not answered; run the same line again to resume")
+            lack = "printed, as the reader left" if self._reader_left else "answered"
+            say(f"{why}{unanswered:,} rows not {lack}; run the same line again to resume")

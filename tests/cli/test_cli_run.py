@@ -378,6 +378,7 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
         said = child.stderr.read()
     assert b"Traceback" not in said
     assert b"BrokenPipe" not in said
+    assert b"rows not printed, as the reader left; run the same line again" in said
 
 
 def test_the_responses_api_is_chosen_by_a_provider_option(
