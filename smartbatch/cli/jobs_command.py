@@ -16,6 +16,7 @@ from attrs import asdict
 from smartbatch._clock import RealClock
 from smartbatch.cli.clients import config_of, missing_store
 from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
+from smartbatch.cli.jobs_of_run import jobs_of_output
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import check_output_name, discard_standard_output, encode_result, replaced
 from smartbatch.config import BatchingConfig
@@ -111,7 +112,7 @@ class _Jobs:
         return self._each(stored, lambda job: self._print_status(job.status()))
 
     def _results(self, stored: StoredJobs) -> int:
-        job = stored.job(self._args.ids[0])
+        job = _named(stored, self._args.ids[0])
         if self._args.wait and not self._wait_for([job]):
             return 1
         _write_results(job, self._args.output)
@@ -154,7 +155,7 @@ class _Jobs:
 
     def _named_or_open(self, stored: StoredJobs) -> list[Job]:
         if self._args.ids:
-            return [stored.job(name) for name in self._args.ids]
+            return [_named(stored, name) for name in self._args.ids]
         found = []
         for job in reversed(stored.jobs(unfinished=True, limit=_ALL)):
             if job.attended and job.is_unowned():
@@ -206,7 +207,7 @@ class _Jobs:
         code = 0
         for name in self._args.ids:
             try:
-                act(stored.job(name))
+                act(_named(stored, name))
             except JobNotFound as error:
                 say(f"smartbatch: {error.message}")
                 code = max(code, 1)
@@ -307,6 +308,24 @@ def _cells(status: JobStatus, wall: float) -> tuple[str, ...]:
         escape(status.model),
         escape(key if len(key) <= _MAX_KEY else key[: _MAX_KEY - 1] + "…"),
     )
+
+
+def _named(stored: StoredJobs, name: str) -> Job:
+    """Return a job by its id, its key, or the output of its run.
+
+    Raises:
+        JobNotFound: there is none, or the output has several.
+    """
+    try:
+        return stored.job(name)
+    except JobNotFound:
+        found = jobs_of_output(stored.jobs(limit=_ALL), name)
+        if not found:
+            raise
+    if len(found) > 1:
+        ids = ", ".join(job.id for job in found)
+        raise JobNotFound(f"{escape(name)} has the answers of several jobs; name one by its id: {ids}")
+    return found[0]
 
 
 def _as_text(status: JobStatus, wall: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, count
 from typing import Final
 
@@ -47,6 +47,18 @@ class RunJob:
     is_new: bool = False
 
 
+def jobs_of_output(jobs: Iterable[Job], name: str) -> list[Job]:
+    """Return the jobs of runs whose output has the name, whatever folder it is in."""
+    beginning = _beginning(os.path.basename(name))
+    return [job for job in jobs if job.key is not None and job.key.startswith(beginning)]
+
+
+def _beginning(name: str) -> str:
+    """Return how the keys of the jobs of an output begin, by which people recognise them."""
+    plain = "".join(each if each.isprintable() and each != "#" else "_" for each in name[:_NAME])
+    return f"run:{plain}:"
+
+
 class RunIdentity:
     """What a run is recognised by: its output, its model and its rows. Its jobs get their keys from it.
 
@@ -61,8 +73,8 @@ class RunIdentity:
 
     def __init__(self, output: str | None, model: str, keys: RowKeys) -> None:
         place = "-" if output is None else os.path.realpath(output)
-        name = "stdout" if output is None else os.path.basename(output)[:_NAME]
-        self._name = "".join(each if each.isprintable() and each != "#" else "_" for each in name)
+        name = "stdout" if output is None else os.path.basename(output)
+        self._name = name
         self.label = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         self.rows = len(keys)
         self._output = output
@@ -74,7 +86,7 @@ class RunIdentity:
 
         People recognise it by the output's name, and the run by the rest.
         """
-        return f"run:{self._name}:{self._keys.digest(rows, self.label, self._model)}"
+        return f"{_beginning(self._name)}{self._keys.digest(rows, self.label, self._model)}"
 
     def labels(self, *, realtime: bool) -> dict[str, str]:
         labels = {_RUN: self.label, _ROWS: str(self.rows)}

@@ -257,7 +257,9 @@ def _add_jobs(add: _AddParser) -> None:
         epilog=_JOBS_EPILOG,
     )
     parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="list", help="what to do")
-    parser.add_argument("ids", nargs="*", metavar="ID_OR_KEY", help="jobs, by id or key")
+    parser.add_argument(
+        "ids", nargs="*", metavar="ID_OR_KEY", help="jobs, by id, key, or the output of their run"
+    )
     add_options(parser.add_argument_group("options").add_argument, _JOBS_OPTIONS, _SPECIAL)
 
 

@@ -83,6 +83,33 @@ def test_a_job_is_shown_by_its_key_in_text_and_as_json(done: Job, capfd: pytest.
     assert json.loads(capfd.readouterr().out)["key"] == "letters"
 
 
+def test_a_job_is_named_by_the_output_of_its_run_where_that_is_the_only_one(
+    client: BatchingClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("in.txt").write_text("a\nb\n")
+    for folder in ("one", "two"):
+        Path(folder).mkdir()
+        line = [
+            "run",
+            "in.txt",
+            "--model",
+            SIM,
+            "--strategy",
+            "batch",
+            "-o",
+            f"{folder}/labels.jsonl",
+            "--quiet",
+        ]
+        assert main(line) == 0
+        code = jobs("show", "labels.jsonl")
+        printed = capfd.readouterr()
+        if folder == "one":
+            assert (code, "requests  2 in all" in printed.out) == (0, True)
+    assert code == 1
+    assert all(job.id in printed.err for job in client.jobs())
+    assert jobs("show", "label") == 1
+
+
 def test_results_are_lines_in_order_and_a_file_is_never_replaced(
     done: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
