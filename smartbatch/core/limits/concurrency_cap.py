@@ -33,7 +33,8 @@ _AGAIN = 60.0
 """Seconds after which a cap is supposed again where none was."""
 
 _NEAR = 0.8
-"""A refusal of a call that began with this share of the cap in flight, or more, is the cap's."""
+"""A refusal of a call that began with this share of the cap in flight, or more, is the cap's. And there is no
+cap below this share of what was in flight when a call began that was answered within the last minute."""
 
 _LONE, _DISPROOF, _FORGET = 1.0, 3.0, 0.08
 """So many refusals that the cap explains, of which 12 answers outweigh one, show that it is none: what it
@@ -51,6 +52,7 @@ class ConcurrencyCap:
     limit: float = field(default=math.inf, init=False)
     _levels: set[int] = field(factory=set, init=False)  # in flight when refused calls began, these included
     _known_from: int = field(default=0, init=False)  # the last call sent before the cap was set, by its order
+    _answered: tuple[int, float] = field(default=(0, -math.inf), init=False)  # the highest level, and when
     _supposed: int = field(default=0, init=False)
     _probing: bool = field(default=False, init=False)
     _probes: int = field(default=0, init=False)  # that may still go
@@ -83,6 +85,9 @@ class ConcurrencyCap:
 
     def accepted(self, call: Reservation, now: float) -> None:
         """The call was answered: a cap that was supposed before it holds."""
+        level, at = self._answered
+        if call.held[0] >= level or now - at > _AGAIN:
+            self._answered = call.held[0], now
         if self.limit == math.inf:
             return
         if call.order > self._known_from:
@@ -142,7 +147,8 @@ class ConcurrencyCap:
         return True
 
     def suppose(self, now: float, sent: int, asked: float | None) -> bool:
-        """Refusals prove a limit: suppose a cap; False where there was none a while ago, or it is too low.
+        """Refusals prove a limit: suppose a cap; False where there was none a while ago, it is too low, or
+        more calls at once were answered.
 
         Args:
             sent: calls sent until now.
@@ -150,7 +156,9 @@ class ConcurrencyCap:
         """
         supposed = _lowest(self._levels) - 1
         self._levels.clear()
-        if supposed < _LEAST or now < self._not_before:
+        level, at = self._answered
+        answered = now - at <= _AGAIN and supposed < _NEAR * level
+        if supposed < _LEAST or answered or now < self._not_before:
             return False
         self._supposed, self.limit, self._known_from = supposed, float(supposed), sent
         self._probing, self._probes, self._refused = True, _PROBES, 0

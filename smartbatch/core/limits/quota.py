@@ -32,6 +32,7 @@ from smartbatch.core.limits.bucket import Bucket, limit_bucket, spaced_capacity
 from smartbatch.core.limits.concurrency_cap import ConcurrencyCap
 from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, costs_of
 from smartbatch.core.limits.lease import Amounts, LimitLease, QuotaFacts
+from smartbatch.core.limits.refusal_evidence import RefusalEvidence
 from smartbatch.types import LimitReport
 
 _FIRST_WINDOW = 4.0
@@ -48,16 +49,6 @@ in flight when a limit was proven; then one call more a round. 0.7 is CUBIC's de
 
 _WIDE = 4096.0
 """A window this wide limits nobody (workers are at most 1,024) and is dropped."""
-
-_PROOF = 3.0
-_PROOF_SHARE = 0.25
-_FORGET = 0.04
-"""Refusals prove a limit when three of them, and a quarter of the calls in flight, came together; 25
-successes outweigh one refusal. So up to 4 % may be refused at random, and no more than that in excess of a
-limit, without a pause for all."""
-
-_REPEATED = 2.0
-"""Evidence at which a refusal among spaced calls is not a lone one: two within some 25 successes."""
 
 _UNEVEN = 2
 """Refusals that followed another one soon, although the leases of all kept to what the provider says is left,
@@ -77,6 +68,9 @@ _GROWTH = 0.01
 _GROWTH_SCALE = 5.0
 """A spaced rate grows by 1 % a second, times ``1 + (t / 5 s)²`` after ``t`` seconds of use without refusal:
 careful near the limit, quick when the limit is far."""
+
+_LOWERED, _LOWERED_SOON = 0.92, 0.85
+"""A measured rate is lowered to these shares by a refusal: after some seconds without one, and sooner."""
 
 _SLOWEST = 1.0
 _SEARCH = 1.03
@@ -136,11 +130,10 @@ class Quota:
         self._threshold = math.inf  # of the window: doubling below, one a round above
         self._cool_before = self._cool_began = self._cool_until = -math.inf
         self._consecutive = 0
-        self._evidence = 0.0
+        self._evidence = RefusalEvidence()
         self._cap = ConcurrencyCap()
         self._narrowed_at = -math.inf  # when the window or the rate was lowered last, without a cooldown
         self._narrowed_to = _RESTART_WINDOW
-        self._peak = 1  # calls in flight when refusals began
         self._judged = False  # once a cooldown is enough
         self._baseline = -math.inf
         self._accepted = 0
@@ -256,8 +249,7 @@ class Quota:
         self._traffic.accept(now)
         if self._header_limits:
             self._header_limits.accepted(self._traffic, now)
-        if self._evidence > 0.0:
-            self._evidence -= _FORGET
+        self._evidence.forget()
         if reservation.started >= self._cool_before:
             self._consecutive = 0
         self._let_through(reservation, now)
@@ -344,15 +336,16 @@ class Quota:
             if self._cap.refused(reservation, now, self._traffic.calls):
                 return None
             no_cap = capped and self._cap.limit == math.inf
-            self._evidence += 1.0
-        self._peak = max(self._peak, in_flight) if self._evidence > 1.0 else in_flight
-        proven = no_cap or self._evidence >= max(_PROOF, _PROOF_SHARE * self._peak)
+            self._evidence.add(reservation.order)
+        self._evidence.seen(in_flight)
+        proven = no_cap or self._evidence.is_proof
         if explained and self.lease is not None and self._spacing is None:
             proven = self._header_limits.repeats >= _UNEVEN
         if proven and not (explained or no_cap) and self._is_at_once(now, retry_after):
             return None
         fresh = reservation.started >= self._cool_began
-        if explained or proven or self._consecutive or self._repeated:
+        repeated = self._spacing is not None and self._evidence.is_repeated
+        if explained or proven or self._consecutive or repeated:
             return self._cool_down(fresh, explained, proven, now, retry_after, rng)
         if fresh and reservation.started >= self._narrowed_at:
             self._give_way(in_flight, now)
@@ -372,7 +365,8 @@ class Quota:
             return False
         if not self._cap.suppose(now, self._traffic.calls, retry_after):
             return False
-        self._evidence, self._window = 0.0, math.inf
+        self._evidence.clear()
+        self._window = math.inf
         return True
 
     def _cap_opens(self, now: float) -> float:
@@ -455,11 +449,6 @@ class Quota:
             self._spacing = None
 
     @property
-    def _repeated(self) -> bool:
-        """Whether refusals came close to each other although calls are spaced."""
-        return self._spacing is not None and self._evidence >= _REPEATED
-
-    @property
     def _known(self) -> float | None:
         """Requests a second that are allowed according to the user or the provider."""
         reported = self._header_limits.requests_per_second
@@ -529,14 +518,14 @@ class Quota:
         """
         if self._spacing is None:
             again = self._threshold != math.inf and self._consecutive == 1
-            self._window = max(_RESTART_WINDOW, _DECREASE * self._peak if again else 0.0)
+            self._window = max(_RESTART_WINDOW, _DECREASE * self._evidence.peak if again else 0.0)
             self._narrowed_to, self._growth = _RESTART_WINDOW, _DOUBLING
             return
         soon = self._clean < _GROWTH_SCALE
         if self._known is not None:
             slower = 0.9 if soon else 0.97
         else:
-            slower = _DECREASE if soon and not self._searching else 0.9
+            slower = _LOWERED_SOON if soon and not self._searching else _LOWERED
         self._searching = False
         self._base = self._spacing.rate
         self._space(self._base * slower, now)
@@ -549,8 +538,8 @@ class Quota:
            that is lower than the present one.
         3. Otherwise nothing was measured: the window alone limits.
         """
-        self._evidence = 0.0
-        self._threshold = max(_RESTART_WINDOW, _DECREASE * self._peak)
+        self._evidence.clear()
+        self._threshold = max(_RESTART_WINDOW, _DECREASE * self._evidence.peak)
         known = self._known
         if self._spacing is None and known is not None:
             self._base = known

@@ -218,8 +218,8 @@ def test_old_refusals_do_not_lengthen_the_pause_and_new_ones_do() -> None:
     limit = quota()
     together = [limit.take(0.0, 0) for _ in range(64)]
     pauses = [limit.refused(call, 0.5, None, Top()) for call in together]
-    assert pauses[:15] == [None] * 15, "a quarter of the calls in flight are a proof"
-    assert [pause.fresh for pause in pauses[15:] if pause is not None] == [True] + [False] * 48
+    assert pauses[:3] == [None] * 3, "four that were sent one after the other are a proof"
+    assert [pause.fresh for pause in pauses[3:] if pause is not None] == [True] + [False] * 60
     now, seconds = 0.5, []
     for _ in range(8):
         now = limit.look(now, 0)
@@ -432,3 +432,11 @@ def test_the_burst_of_a_rate_is_not_taken_for_a_cap_however_slow_answers_are() -
     seconds, refused = send(quota(), 300, 64, answer)
     assert seconds <= 45.0, "23 s at best, 92 s with 13 at once"
     assert refused <= 64 + 24
+
+
+def test_refusals_of_calls_that_were_sent_apart_prove_a_limit_as_a_quarter_of_those_in_flight() -> None:
+    """Every third of 64 calls: the sixteenth refusal is a proof."""
+    limit = quota()
+    calls = [limit.take(0.0, 0) for _ in range(64)]
+    pauses = [limit.refused(call, 0.5, None, Top()) for call in calls[::3]]
+    assert [pause is not None for pause in pauses] == [False] * 15 + [True] * 7
