@@ -46,8 +46,6 @@ PAGE = 500
 """Requests that are read at a time."""
 MORE = 1.5
 """Factor on the reservation of a request whose first one did not suffice for its calls."""
-KNOWN_JOBS = 1_000
-"""Jobs whose cost is kept one by one, the last ones."""
 _NANO = 1e9
 _TINY = 1e-9
 """USD by which sums of floats may differ."""
@@ -340,43 +338,25 @@ class ClientBudget:
 
     Attributes:
         reservations: what is held back in the client's budget.
+        unreserved: USD that jobs cost outside of real time and that the client's budget does not count, as
+            nothing is held back for them: it has no limit, or others submitted them.
     """
 
     reservations: JobReservations
     _store: Callable[[], SqlStore]
-    _unreserved: dict[str, float] = field(factory=dict, init=False)
-    _of_earlier: float = field(default=0.0, init=False)
+    unreserved: float = field(default=0.0, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
-
-    @property
-    def unreserved(self) -> float:
-        """USD that jobs cost outside of real time and that the client's budget does not count, as nothing is
-        held back for them: it has no limit, or others submitted them."""
-        with self._lock:
-            return self._of_earlier + sum(self._unreserved.values())
-
-    def forget_unreserved(self, job_id: str) -> None:
-        """The client's budget counts a job from its beginning."""
-        with self._lock:
-            self._unreserved.pop(job_id, None)
 
     def __call__(self, event: Event) -> None:
         """Count what jobs have cost."""
         if isinstance(event, JobResultsStored):
             if event.cost and not event.in_realtime and not self.reservations.has(event.job_id):
                 with self._lock:
-                    self._count_locked(event.job_id, event.cost)
+                    self.unreserved += event.cost
         elif isinstance(event, JobProgress):
             self.reservations.charge(event.job_id, event.cost, ended=False)
         elif isinstance(event, (JobFinished, ShardChanged)) and self.reservations.has(event.job_id):
             self.refresh(event.job_id)
-
-    def _count_locked(self, job_id: str, cost: float) -> None:
-        """Count what a job cost by its id, so that it can be forgotten: for the last jobs, as only those that
-        are being submitted are."""
-        self._unreserved[job_id] = self._unreserved.get(job_id, 0.0) + cost
-        if len(self._unreserved) > KNOWN_JOBS:
-            self._of_earlier += self._unreserved.pop(next(iter(self._unreserved)))
 
     def refresh(self, job_id: str | None = None) -> None:
         """Count what a job, or each, has cost by now; it may have ended in another process.

@@ -228,17 +228,25 @@ class JobSubmission:
         reservations = self._budget.reservations
 
         def store(reservation: NewReservation) -> JobRow:
+            def assign(job_id: str) -> None:
+                reservations.assign(job_id, reservation, 0.0)
+
             policy = evolve(draft.policy, budget=reservation.usd, budget_account=reservations.account)
-            row = self._stored(evolve(draft, policy=policy))
-            reservations.assign(row.id, reservation, 0.0)
+            row = self._stored(evolve(draft, policy=policy), assign)
+            if row.id != reservation.job_id:  # another submission of its key was quicker
+                assign(row.id)
             return row
 
-        row = reservations.reserve(draft.policy.budget, store)
-        self._budget.forget_unreserved(row.id)
+        try:
+            row = reservations.reserve(draft.policy.budget, store)
+        except BaseException:
+            self._budget.refresh()  # it may be stored all the same
+            raise
         self._budget.refresh(row.id)
         return row
 
-    def _stored(self, draft: _Draft) -> JobRow:
+    def _stored(self, draft: _Draft, named: Callable[[str], object] = lambda _: None) -> JobRow:
+        """Store a job; ``named`` is called with its id before."""
         api, _ = batches_of(self._config, self._model, draft.kind)
         if draft.policy.budget is not None:
             self.check_priced(by_batch=api is not None)
@@ -265,7 +273,7 @@ class JobSubmission:
             deduplicate=self._deduplicate,
             tell_dropped=self._service.tell_dropped,
         )
-        return self._service.accept(job, items)
+        return self._service.accept(job, items, named)
 
     def _policy(self, fallback: str | None) -> JobPolicy:
         """Return what the settings say of a job."""

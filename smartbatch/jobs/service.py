@@ -139,20 +139,23 @@ class JobService:
         """Return an id no other job has."""
         return "job-" + "".join(self._rng.choices("0123456789abcdefghijklmnopqrstuvwxyz", k=16))
 
-    def accept(self, job: JobRow, items: Items) -> JobRow:
+    def accept(self, job: JobRow, items: Items, named: Callable[[str], object]) -> JobRow:
         """Store a job, or find the one that has its key; from then on it is carried on.
+
+        Args:
+            named: called with the id under which it is stored next.
 
         Raises:
             JobConflict: the key belongs to a job with other requests.
         """
         if self._closed:
             raise ClientClosed("the client was stopped; call start() to use it again")
-        row, new = self.store.jobs.accept(job, items, digest=items.digest)
-        for _ in range(DRAWS):
+        for _ in range(1 + DRAWS):
+            named(job.id)
+            row, new = self.store.jobs.accept(job, items, digest=items.digest)
             if new or (job.key is not None and row.key == job.key):
                 break
             job = evolve(job, id=self.new_id())  # a seeded generator, used a second time on one store
-            row, new = self.store.jobs.accept(job, items, digest=items.digest)
         if not new:
             for _ in items:
                 """Reading them makes their digest."""

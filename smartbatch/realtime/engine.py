@@ -13,6 +13,7 @@ from functools import partial
 from attrs import evolve
 
 from smartbatch._clock import RealClock
+from smartbatch._fork import run_after_collection
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import Event, RequestSubmitted
@@ -121,16 +122,11 @@ class RealtimeEngine:
         """Have requests cancelled that nobody waits for any more. For finalisers: they run in the middle of
         anything, so this runs no user code and waits for no lock.
 
-        The collector cancels them when it looks next. It is woken if the monitor is free; if not, whoever
-        holds it wakes the collector when a call ends or a request comes, and no call of an abandoned request
-        starts before.
+        The collector cancels them when it looks next, and no call of theirs starts before. It is woken on
+        another thread: a lock that is taken here without a block could stay locked after a Ctrl-C.
         """
         self.queue.abandoned.extend(futures)
-        if self.queue.monitor.lock.acquire(blocking=False):
-            try:
-                self.dispatcher.wake_locked()
-            finally:
-                self.queue.monitor.lock.release()
+        run_after_collection(self.dispatcher.wake)
 
     def detach(self) -> None:
         """Leave the quotas that are shared with other clients; the limits told here no longer count."""

@@ -10,31 +10,25 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from attrs import asdict
 from inside import inside
 from jobs.remote import Remote
 from jobs.stores import new_job
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.core.limits.budget import Budget
-from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import StoreError
-from smartbatch.events import JobResultsStored
-from smartbatch.jobs import job_budget
 from smartbatch.jobs.dependencies import RealtimeItem
-from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
-from smartbatch.jobs.records import JobRow, JobState, NewItem, StoredCounts
+from smartbatch.jobs.records import JobRow, JobState, NewItem
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import JobSupervisor
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
-from smartbatch.types import Generation, Request, Result, Route
+from smartbatch.types import Generation, Request, Result
 
 JOBS = 60
 PATIENCE = 60.0
@@ -190,33 +184,15 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path:
     client.stop()
 
 
-def test_what_jobs_without_a_budget_cost_is_one_sum_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their ids are not kept for ever; the USD are."""
-    monkeypatch.setattr(job_budget, "KNOWN_JOBS", 10)
-
-    def no_store() -> SqlStore:
-        raise AssertionError
-
-    budget = ClientBudget(JobReservations(Budget(None), lambda work: work(), "account"), no_store)
-    counts = StoredCounts("sim:demo", Route.BATCH, in_realtime=False, succeeded=1, cost=0.25)
-    for number in range(100):
-        budget(JobResultsStored(at=0.0, job_id=f"job-{number}", **asdict(counts, recurse=False)))
-    assert budget.unreserved == 25.0
-    budget.forget_unreserved("job-0")  # too long ago to be known alone
-    assert budget.unreserved == 25.0
-    budget.forget_unreserved("job-99")
-    assert budget.unreserved == 24.75
-
-
 def test_threads_for_items_in_real_time_end_when_there_is_no_job_for_long(process: Process) -> None:
     """And come back with the next job."""
+    others = set(threading.enumerate())
     process.supervisor.start()
 
     def own() -> list[threading.Thread]:
         names = ("smartbatch-realtime", "smartbatch-results")
         return [one for one in threading.enumerate() if one.name in names and one not in others]
 
-    others: list[threading.Thread] = own()
     process.run_jobs(3)
     threads = own()
     assert len(threads) == 2

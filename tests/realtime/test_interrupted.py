@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.events import Event, RequestSubmitted
+from smartbatch.jobs.store.job_table import JobTable
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.ticket import Ticket
@@ -103,6 +105,45 @@ def test_money_for_a_job_locks_nobody_out_whenever_ctrl_c_comes(started: bool) -
         going_on.start()
         going_on.join(PATIENCE)
         assert not going_on.is_alive(), f"blocked after an interrupt at moment {at}"
+    client.stop()
+
+
+def test_a_list_that_is_given_up_locks_nobody_out_whenever_ctrl_c_comes(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Its finaliser runs on the main thread, in the middle of anything."""
+    client = client_of(Scripted(clock))
+    engine = engine_of(client)
+    for at in interrupted_at_every_moment(lambda: engine.abandon_futures([])):
+        looking = threading.Thread(target=lambda: client.queue_size, daemon=True)
+        looking.start()
+        looking.join(PATIENCE)
+        assert not looking.is_alive(), f"blocked after an interrupt at moment {at}"
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_job_that_ctrl_c_leaves_stored_keeps_its_money(
+    stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the store, so it is carried on and costs what it may; one that is not there gives it back."""
+    store = str(tmp_path / "jobs.db")
+    client = BatchingClient("sim:demo?latency=0", store=store, budget=10.0)
+    accept = JobTable.accept
+
+    def interrupted(*args: Any, **words: Any) -> Any:
+        if stored:
+            accept(*args, **words)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JobTable, "accept", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.submit_batch(["p"], key="k", batch_fallback="individual", strategy="individual", budget=4.0)
+    monkeypatch.undo()
+    budget = inside(client).realtime.budget
+    assert budget.left == (6.0 if stored else 10.0)
+    if stored:
+        assert client.job("k").wait(PATIENCE).completed == 1
+        eventually(lambda: budget.left == 10.0)  # answers of the simulator cost nothing
     client.stop()
 
 

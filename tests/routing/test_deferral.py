@@ -226,11 +226,12 @@ def test_clients_of_one_store_take_part_in_each_others_batches(
 
 
 def test_requests_that_are_not_to_be_deduplicated_are_each_sent(
-    client: BatchingClient, remote: Remote
+    client: BatchingClient, clock: VirtualClock, remote: Remote
 ) -> None:
-    futures = [client.submit_background("the same", deduplicate=False) for _ in range(12)]
-    client.flush()
-    futures += [client.submit_background("the same", deduplicate=False) for _ in range(12)]
+    with clock.held():
+        futures = [client.submit_background("the same", deduplicate=False) for _ in range(12)]
+        client.flush()
+        futures += [client.submit_background("the same", deduplicate=False) for _ in range(12)]
     assert not any(answer.deduplicated for answer in results(futures))
     assert sum(batches(remote)) == 24
 

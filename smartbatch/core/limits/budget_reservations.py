@@ -26,10 +26,15 @@ class MoneyGuard(Protocol):
 
 @define
 class _JobReservation:
-    """What is held back for a job, and what the job had cost when that was last updated, USD."""
+    """What is held back for a job, and what the job had cost when that was last updated, USD.
+
+    Attributes:
+        submitting: it is being stored, so that a store that does not have it says nothing.
+    """
 
     held: SpendReservation
     cost: float
+    submitting: bool = True
 
 
 @define
@@ -59,8 +64,8 @@ class JobReservations:
 
     @property
     def jobs(self) -> list[str]:
-        """Ids of jobs that money is held back for."""
-        return list(self._jobs)
+        """Ids of jobs that money is held back for, but for those that are being submitted."""
+        return [job_id for job_id, each in list(self._jobs.items()) if not each.submitting]
 
     def has(self, job_id: str) -> bool:
         """Whether money is held back for a job."""
@@ -69,7 +74,8 @@ class JobReservations:
     def reserve(self, wanted: float | None, work: Callable[[NewReservation], _T]) -> _T:
         """Hold back money while ``work`` submits a job; it is released unless it was assigned to the job.
 
-        A Ctrl-C at any moment leaves nothing held back for nobody.
+        A Ctrl-C at any moment leaves nothing held back for nobody: what was assigned to a job that was not
+        stored in the end is released by a :meth:`charge` that says so.
 
         Args:
             wanted: USD; ``None`` for all that is left. At most what is left is held back.
@@ -80,7 +86,10 @@ class JobReservations:
             return work(reservation)
         finally:
             held = reservation.held
-            if reservation.job_id is None and held is not None:
+            assigned = None if reservation.job_id is None else self._jobs.get(reservation.job_id)
+            if assigned is not None:
+                assigned.submitting = False
+            elif reservation.job_id is None and held is not None:
                 self._guard(lambda: self.budget.release(held))
 
     def _hold_back(self, reservation: NewReservation, wanted: float | None) -> None:
@@ -90,14 +99,18 @@ class JobReservations:
         reservation.held = self.budget.reserve(reservation.usd, lasting=True)
 
     def assign(self, job_id: str, reservation: NewReservation, cost: float) -> None:
-        """Give a job what was held back for it; called by the work of :meth:`reserve`.
+        """Give a job what was held back for it; called by the work of :meth:`reserve`, before the job is
+        stored: it may be carried on, and cost something, from then on. A job of another id takes it over.
 
         Args:
             cost: USD the job has cost so far; they are not spent of this budget.
         """
         assert reservation.held is not None
-        self._jobs[job_id] = _JobReservation(reservation.held, cost)
+        before, assigned = reservation.job_id, _JobReservation(reservation.held, cost)
+        self._jobs[job_id] = assigned  # no call comes before the next line, so no Ctrl-C
         reservation.job_id = job_id
+        if before is not None and before != job_id:
+            del self._jobs[before]
 
     def charge(self, job_id: str, cost: float, *, ended: bool, still: float | None = None) -> None:
         """Count what a job has cost so far as spent; at its end, release the rest.
