@@ -29,26 +29,12 @@ from attrs import frozen
 
 from smartbatch.core.limits.backoff import RandomSource, backoff, jittered_minimum, shortest
 from smartbatch.core.limits.bucket import Bucket, limit_bucket, spaced_capacity
+from smartbatch.core.limits.call_window import CallWindow
 from smartbatch.core.limits.concurrency_cap import ConcurrencyCap
 from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, costs_of
 from smartbatch.core.limits.lease import Amounts, LimitLease, QuotaFacts
 from smartbatch.core.limits.refusal_evidence import RefusalEvidence
 from smartbatch.types import LimitReport
-
-_FIRST_WINDOW = 4.0
-_PROVING = 0.5
-"""A configured limit starts with 4 calls in flight beyond its even rate and half a call more for each
-success, x1.5 a round trip: some ten calls are refused until it is known that a server honours no burst."""
-
-_RESTART_WINDOW = 2.0
-_DOUBLING = 1.0
-_DECREASE = 0.7
-_DOUBLES_EVERY = 1.0
-"""After a cooldown the window starts at 2 and doubles each round trip or each second, up to 0.7 of the calls
-in flight when a limit was proven; then one call more a round. 0.7 is CUBIC's decrease (RFC 9438, 4.6)."""
-
-_WIDE = 4096.0
-"""A window this wide limits nobody (workers are at most 1,024) and is dropped."""
 
 _UNEVEN = 2
 """Refusals that followed another one soon, although the leases of all kept to what the provider says is left,
@@ -124,16 +110,11 @@ class Quota:
         self._steady: Bucket | None = None  # the configured rate, evenly: it needs no window
         self._spacing: Bucket | None = None
         self._base = 0.0  # the rate that was refused last, or the configured one
-        self._window = math.inf
-        self._filled_at = -math.inf
-        self._growth = _DOUBLING
-        self._threshold = math.inf  # of the window: doubling below, one a round above
+        self._window = CallWindow()
         self._cool_before = self._cool_began = self._cool_until = -math.inf
         self._consecutive = 0
         self._evidence = RefusalEvidence()
         self._cap = ConcurrencyCap()
-        self._narrowed_at = -math.inf  # when the window or the rate was lowered last, without a cooldown
-        self._narrowed_to = _RESTART_WINDOW
         self._judged = False  # once a cooldown is enough
         self._baseline = -math.inf
         self._accepted = 0
@@ -151,7 +132,7 @@ class Quota:
         """
         configured = max_rpm is not None or max_tpm is not None
         if configured and self._kept == (None, None):
-            self._window, self._growth = _FIRST_WINDOW, _PROVING
+            self._window.prove_burst()
         requests, tokens = self._kept
         self._requests = limit_bucket(requests, max_rpm, now)
         self._tokens = limit_bucket(tokens, max_tpm, now)
@@ -190,8 +171,8 @@ class Quota:
             at = self._cap_opens(now)
         if at == math.inf:
             return at
-        if self._traffic.in_flight >= self._window:
-            opens = self._window_opens(now)
+        if self._traffic.in_flight >= self._window.size:
+            opens = self._window.opens(now, self._traffic.in_flight, self._cool_until)
             if self._steady is not None:
                 opens = min(opens, self._steady.look(now, 1.0))
             at = max(at, opens)
@@ -214,8 +195,7 @@ class Quota:
         call = Reservation(now, tokens, output)
         self._traffic.start(call)
         self._cap.take(call, now)
-        if self._traffic.in_flight >= self._window:
-            self._filled_at = now
+        self._window.took(self._traffic.in_flight, now)
         if self._requests is not None:
             self._requests.take(now, 1.0)
         if self._steady is not None:
@@ -289,8 +269,8 @@ class Quota:
         self._header_limits.learn(report, reservation, self._traffic, now, lease=self.lease)
         if self.lease is not None and known != self.reported_limits:
             self.lease.tell()
-        if self._growth == _PROVING and (report.requests_remaining is not None or self._configured is None):
-            self._window, self._growth = math.inf, _DOUBLING  # the report says how much of the burst is left
+        if self._window.is_proving and (report.requests_remaining is not None or self._configured is None):
+            self._window.open()  # the report says how much of the burst is left
 
     def refused(
         self,
@@ -347,7 +327,7 @@ class Quota:
         repeated = self._spacing is not None and self._evidence.is_repeated
         if explained or proven or self._consecutive or repeated:
             return self._cool_down(fresh, explained, proven, now, retry_after, rng)
-        if fresh and reservation.started >= self._narrowed_at:
+        if fresh and reservation.started >= self._window.narrowed_at:
             self._give_way(in_flight, now)
         return None
 
@@ -358,7 +338,7 @@ class Quota:
         2. A cap is known, and does not explain them: it is none.
         3. Otherwise a cap is supposed, unless there was none a while ago; two calls find out.
         """
-        if self._consecutive or self._spacing is not None or self._growth == _PROVING:
+        if self._consecutive or self._spacing is not None or self._window.is_proving:
             return False
         if self._cap.limit < math.inf:
             self._cap.leave(now)
@@ -366,7 +346,7 @@ class Quota:
         if not self._cap.suppose(now, self._traffic.calls, retry_after):
             return False
         self._evidence.clear()
-        self._window = math.inf
+        self._window.open()
         return True
 
     def _cap_opens(self, now: float) -> float:
@@ -375,8 +355,7 @@ class Quota:
         """
         if self._cap.has_passed(now):
             self._cap.leave(now)
-            self._window = self._narrowed_to = self.in_flight + 1.0
-            self._narrowed_at, self._growth = now, _DOUBLING
+            self._window.narrow(self.in_flight + 1.0, now)
         return self._cap.look(now, self.in_flight)
 
     def _cool_down(
@@ -479,9 +458,8 @@ class Quota:
     def _let_through(self, reservation: Reservation, now: float) -> None:
         """No limit refused the call: more may go."""
         self._accepted += 1
-        # a window that was not full while the call was in flight limited nothing: its end proves nothing
-        if self._cool_began <= reservation.started <= self._filled_at:
-            self._widen()
+        if reservation.started >= self._cool_began:
+            self._window.let_through(reservation.started)
         if self._spacing is not None:
             self._quicken(self._spacing, now)
 
@@ -505,9 +483,8 @@ class Quota:
         if self._spacing is not None:
             self._restart(now)
         else:
-            narrower = max(_RESTART_WINDOW, _DECREASE * min(in_flight, self._window))
-            self._window = self._narrowed_to = narrower
-        self._narrowed_at = now
+            self._window.give_way(in_flight, now)
+        self._window.narrowed_at = now
 
     def _restart(self, now: float) -> None:
         """Begin again slowly after a cooldown.
@@ -517,9 +494,7 @@ class Quota:
         2. Calls are spaced: a lower rate; the lower, the sooner the refusal came.
         """
         if self._spacing is None:
-            again = self._threshold != math.inf and self._consecutive == 1
-            self._window = max(_RESTART_WINDOW, _DECREASE * self._evidence.peak if again else 0.0)
-            self._narrowed_to, self._growth = _RESTART_WINDOW, _DOUBLING
+            self._window.restart(self._evidence.peak, first=self._consecutive == 1)
             return
         soon = self._clean < _GROWTH_SCALE
         if self._known is not None:
@@ -539,7 +514,7 @@ class Quota:
         3. Otherwise nothing was measured: the window alone limits.
         """
         self._evidence.clear()
-        self._threshold = max(_RESTART_WINDOW, _DECREASE * self._evidence.peak)
+        self._window.proven(self._evidence.peak)
         known = self._known
         if self._spacing is None and known is not None:
             self._base = known
@@ -559,30 +534,13 @@ class Quota:
         if self._accepted:
             self._baseline, self._accepted = now, 0
 
-    def _window_opens(self, now: float) -> float:
-        """Return when the full window lets the next call go, unless a success widens it sooner.
-
-        Answers may take a minute, and a restart that waited only for them would take many: the window also
-        doubles each second.
-        """
-        if self._growth == _PROVING or self.in_flight >= self._threshold:
-            return math.inf
-        doublings = math.log2((self.in_flight + 1) / self._narrowed_to)
-        return max(now, max(self._cool_until, self._narrowed_at) + _DOUBLES_EVERY * doublings)
-
-    def _widen(self) -> None:
-        grow = self._growth if self._window < self._threshold else 1.0 / self._window
-        self._window += grow
-        if self._window > _WIDE:
-            self._window = math.inf
-
     def _space(self, rate: float, now: float) -> None:
         """Space the calls at ``rate`` a second; then there is no window."""
         if self._spacing is None:
             self._spacing = Bucket(spaced_capacity(rate), rate, now, level=0.0)
         else:
             self._spacing.reshape(now, spaced_capacity(rate), rate)
-        self._window = math.inf
+        self._window.open()
         self._grown_at, self._clean = now, 0.0
 
     def _quicken(self, spacing: Bucket, now: float) -> None:
@@ -605,7 +563,7 @@ class Quota:
             faster = min(faster, known * _SPACED_SHARE)
             if now >= self._burst_at and now - self._cool_began >= _BURST_AGAIN:
                 self._spacing = None
-                self._window, self._growth, self._threshold = _FIRST_WINDOW, _PROVING, math.inf
+                self._window.prove_burst()
                 return
         elif faster > (_UNLIMITED if self._searching else _FORGOTTEN * self._base):
             self._spacing = None
