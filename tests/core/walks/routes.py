@@ -171,6 +171,17 @@ def workloads(rng: random.Random, record: Record) -> None:
     other.saved(rng.choice((other.state(), {"seen": 0})))
     record.note("restored", other.restore(state), other.state(), other.unsaved)
     record.note("again", other.restore(state), learned.restore({**state, "seen": rng.choice((0, -1, "2"))}))
+    odd = {
+        "seen": (0, -1, "2", 3, 1e3, None, True),
+        "alike": (0, -1, 1, 10**6, 2.0),
+        "outputs": ([], [0], [1, 2, 300], [-1], [math.inf], "text", [1] * 300),
+        "estimated": (0.0, 0.5, -0.5, math.inf, "1"),
+    }
+    for name, values in odd.items():
+        for value in values:
+            fresh = Calibration()
+            record.note("odd", fresh.restore({**state, name: value}), fresh.state())
+    record.note("no state", Calibration().restore([state]), Calibration().restore(None))
     load = Workload(learned, {"standard": Rates(), "batch": None})
     for place in range(rng.randrange(40)):
         request = Request("word " * rng.randrange(1, 30), Generation(max_tokens=rng.choice((None, 100))))
