@@ -28,13 +28,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.faults.durability.broken_rules import MUTANTS, OWNERLESS
 from tests.faults.durability.disturbances import MIXES
+from tests.faults.durability.faulty_servers import LATEST, LIST_LAG, faulty_emulator
 from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.kill_loop import KillLoop, Plan, plan_of, settle_of
-from tests.faults.durability.mutants import MUTANTS, OWNERLESS
 from tests.faults.durability.run_checks import RunReport
-from tests.faults.durability.servers import LATEST, LIST_LAG, faulty_emulator
-from tests.faults.durability.sharing import SharingPlan, SharingRun
+from tests.faults.durability.sharing_runs import SharingPlan, SharingRun
 from tests.faults.durability.worker_task import MODELS
 from tests.jobs.stores import postgres_server
 

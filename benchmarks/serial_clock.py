@@ -13,7 +13,7 @@ import math
 import threading
 from collections import deque
 
-from smartbatch._clock import VirtualMonitor, Waiter
+from smartbatch._clock import VirtualMonitor, WaitingThread
 
 __all__ = ["SerialClock"]
 
@@ -32,9 +32,9 @@ class SerialClock:
         self._wall = wall
         self._running = False
         self._starting = 0
-        self._ready: deque[Waiter] = deque()
-        self._deadlines: list[tuple[float, int, Waiter]] = []
-        self._idle: dict[Waiter, float] = {}
+        self._ready: deque[WaitingThread] = deque()
+        self._deadlines: list[tuple[float, int, WaitingThread]] = []
+        self._idle: dict[WaitingThread, float] = {}
         self._sequence = itertools.count()
         self._mine = threading.local()
 
@@ -60,7 +60,7 @@ class SerialClock:
             self._starting = 1
 
     def began(self) -> None:
-        waiter = Waiter(counted=True)
+        waiter = WaitingThread(counted=True)
         self._mine.counted = True
         with self._guard:
             self._starting = 0
@@ -85,7 +85,7 @@ class SerialClock:
         """Whether the calling thread is registered."""
         return getattr(self._mine, "counted", False)
 
-    def park(self, waiter: Waiter, timeout: float | None, *, idle: bool) -> None:
+    def park(self, waiter: WaitingThread, timeout: float | None, *, idle: bool) -> None:
         """Let ``waiter`` wait, and the next thread run."""
         with self._guard:
             deadline = math.inf if timeout is None else self._now + max(0.0, timeout)
@@ -97,14 +97,14 @@ class SerialClock:
                 self._running = False
             self._next_locked()
 
-    def wake(self, waiter: Waiter, *, notified: bool) -> bool:
+    def wake(self, waiter: WaitingThread, *, notified: bool) -> bool:
         """Have ``waiter`` run when its turn comes; False when it does already."""
         with self._guard:
             woken = self._wake_locked(waiter, notified=notified)
             self._next_locked()
         return woken
 
-    def _wake_locked(self, waiter: Waiter, *, notified: bool) -> bool:
+    def _wake_locked(self, waiter: WaitingThread, *, notified: bool) -> bool:
         if waiter.woken:
             return False
         waiter.woken, waiter.notified = True, notified

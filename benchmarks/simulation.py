@@ -29,7 +29,7 @@ from tests.faults.simulation.plans import (
     seeded,
 )
 from tests.faults.simulation.scenario import FLAVOURS, Plan
-from tests.faults.simulation.world import Outcome
+from tests.faults.simulation.simulated_world import Outcome
 
 Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
 FIRST_SEED = 1_000_000

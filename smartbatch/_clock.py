@@ -177,7 +177,7 @@ def _slept(clock: Clock) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
 
-class Waiter:
+class WaitingThread:
     """A thread that waits on a :class:`VirtualMonitor`."""
 
     __slots__ = ("counted", "gate", "notified", "woken")
@@ -208,8 +208,8 @@ class VirtualClock:
         self._now = start
         self._wall_offset = wall - start
         self._active = 0
-        self._deadlines: list[tuple[float, int, Waiter]] = []
-        self._idle: dict[Waiter, float] = {}
+        self._deadlines: list[tuple[float, int, WaitingThread]] = []
+        self._idle: dict[WaitingThread, float] = {}
         self._sequence = itertools.count()
         self._mine = threading.local()
 
@@ -265,7 +265,7 @@ class VirtualClock:
     def counted(self) -> bool:
         return getattr(self._mine, "counted", False)
 
-    def park(self, waiter: Waiter, timeout: float | None, *, idle: bool) -> None:
+    def park(self, waiter: WaitingThread, timeout: float | None, *, idle: bool) -> None:
         with self._guard:
             deadline = math.inf if timeout is None else self._now + max(0.0, timeout)
             if idle:
@@ -276,11 +276,11 @@ class VirtualClock:
                 self._active -= 1
             self._step_locked()
 
-    def wake(self, waiter: Waiter, *, notified: bool) -> bool:
+    def wake(self, waiter: WaitingThread, *, notified: bool) -> bool:
         with self._guard:
             return self._wake_locked(waiter, notified=notified)
 
-    def _wake_locked(self, waiter: Waiter, *, notified: bool) -> bool:
+    def _wake_locked(self, waiter: WaitingThread, *, notified: bool) -> bool:
         if waiter.woken:
             return False
         waiter.woken = True
@@ -312,11 +312,11 @@ class VirtualTime(Protocol):
         """Whether the calling thread is registered."""
         ...
 
-    def park(self, waiter: Waiter, timeout: float | None, *, idle: bool) -> None:
+    def park(self, waiter: WaitingThread, timeout: float | None, *, idle: bool) -> None:
         """Count the calling thread as waiting, until :meth:`wake` or its time-out."""
         ...
 
-    def wake(self, waiter: Waiter, *, notified: bool) -> bool:
+    def wake(self, waiter: WaitingThread, *, notified: bool) -> bool:
         """Let ``waiter`` go on; False when it does already."""
         ...
 
@@ -327,7 +327,7 @@ class VirtualMonitor:
     def __init__(self, clock: VirtualTime, lock: threading.Lock) -> None:
         self.lock = lock
         self._clock = clock
-        self._waiters: deque[Waiter] = deque()
+        self._waiters: deque[WaitingThread] = deque()
 
     def __enter__(self) -> VirtualMonitor:
         self.lock.acquire()
@@ -339,7 +339,7 @@ class VirtualMonitor:
         self.lock.release()
 
     def wait(self, timeout: float | None = None, *, idle: bool = False) -> bool:
-        waiter = Waiter(self._clock.counted())
+        waiter = WaitingThread(self._clock.counted())
         self._waiters.append(waiter)
         self._clock.park(waiter, timeout, idle=idle)
         self.lock.release()

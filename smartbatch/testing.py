@@ -25,7 +25,7 @@ def emulator(
     Args:
         port: 0 selects a free one.
         ledger_file: gets a JSON line for each request and for each event of a batch.
-        settings: see :class:`smartbatch.emulator.Settings`.
+        settings: see :class:`smartbatch.emulator.EmulatorSettings`.
 
     Raises:
         ConfigError: for an unknown setting, a value out of its range, or a port in use.

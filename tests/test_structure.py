@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -429,14 +429,40 @@ SAME_THING = frozenset({"openai", "anthropic", "gemini", "sim"})
 """Providers: their folders have the same file names for the same things."""
 
 
-def test_a_file_name_means_one_thing() -> None:
-    """Two files of one name are the same thing of different providers."""
+def ambiguous(names: Iterable[tuple[str, Path]]) -> dict[str, list[Path]]:
+    """The names that files of different places give to something; the same of different providers is one."""
     places: dict[str, list[Path]] = {}
-    for file in files():
-        inside = file.relative_to(ROOT)
-        if file.name != "__init__.py" and not SAME_THING & set(inside.parts):
-            places.setdefault(file.name, []).append(inside)
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    for name, place in names:
+        if not SAME_THING & set(place.parts):
+            places.setdefault(name, []).append(place)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_a_file_name_means_one_thing() -> None:
+    """Two files of one name are the same thing of different providers; in the tests there are none."""
+    tests = Path(__file__).parent
+    for folder in (ROOT, tests):
+        inside = (file.relative_to(folder) for file in folder.rglob("*.py"))
+        named = ((file.name, file) for file in inside if file.name not in ("__init__.py", "conftest.py"))
+        assert ambiguous(named) == {}
+
+
+def class_names(file: Path) -> Iterator[tuple[str, Path]]:
+    """The classes of a file that others may use."""
+    for node in tree(file).body:
+        if isinstance(node, ast.ClassDef) and not is_private(node.name):
+            yield node.name, file.relative_to(ROOT.parent)
+
+
+def test_a_class_name_means_one_thing() -> None:
+    """What the emulator keeps of a batch has another name than what an adapter has read of one."""
+    assert ambiguous(found for file in files() for found in class_names(file)) == {}
+
+
+def test_a_name_that_stands_twice_would_be_found() -> None:
+    found = [("Line", Path("providers/batch_api.py")), ("Line", Path("emulator/batches/batch_records.py"))]
+    assert ambiguous([*found, ("Body", Path("a.py"))]) == {"Line": [place for _, place in found]}
+    assert ambiguous([("bodies.py", Path("openai/bodies.py")), ("bodies.py", Path("gemini/bodies.py"))]) == {}
 
 
 # -- privacy

@@ -11,7 +11,7 @@ from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS
 from smartbatch.emulator.composed_answers import answer_for
 from smartbatch.emulator.http.server import Emulator
 from smartbatch.emulator.ledger import Call, Ledger
-from smartbatch.emulator.settings import FAULTS, Settings
+from smartbatch.emulator.settings import FAULTS, EmulatorSettings
 
 __all__ = [
     "BATCH_FAULTS",
@@ -21,7 +21,7 @@ __all__ = [
     "BatchRecord",
     "Call",
     "Emulator",
+    "EmulatorSettings",
     "Ledger",
-    "Settings",
     "answer_for",
 ]

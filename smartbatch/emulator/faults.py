@@ -6,7 +6,7 @@ import hashlib
 import math
 from statistics import NormalDist
 
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 MIXED = ("500", "503", "429", "429_no_header", "reset", "hang", "truncated")
 """The faults of a single rate, in equal shares."""
@@ -25,7 +25,7 @@ class FaultPlan:
         settings: seed, rates, outage and latency.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EmulatorSettings) -> None:
         self._settings = settings
         self._seed = b"smartbatch emulator %d " % settings.seed
         rates = settings.faults

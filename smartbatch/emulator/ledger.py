@@ -13,7 +13,7 @@ from attrs import asdict, define
 
 from smartbatch.emulator.batches.batch_ledger import BatchLedger, BatchLine, BatchRecord
 from smartbatch.emulator.limits import Limits
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 from smartbatch.errors import ConfigError
 
 
@@ -69,7 +69,7 @@ class Ledger:
         self._calls: list[Call] = []
         self._batch_ledger = BatchLedger()
         self._update: Callable[[], object] = lambda: None
-        self._limits = Limits(Settings())
+        self._limits = Limits(EmulatorSettings())
         self._file = None if path is None else _open_empty(path)
 
     @classmethod

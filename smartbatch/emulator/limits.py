@@ -10,7 +10,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 _SLACK = 1e-9  # tolerance for floating-point errors of a refill
 
@@ -173,7 +173,7 @@ class Limits:
         settings: ``rpm``, ``tpm``, ``otpm``, ``burst``, ``enforce`` and ``count_refused``.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EmulatorSettings) -> None:
         self._count_refused = settings.count_refused
         self._first: float | None = None
         self._meters: dict[str, tuple[_Meter, float]] = {}

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from attrs import frozen
 
 from smartbatch.emulator.composed_answers import Completion, compose, count_tokens
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 
 class ApiError(Exception):
@@ -72,7 +72,7 @@ class ModelCall(ABC):
         return self.charge
 
     @abstractmethod
-    def run(self, settings: Settings, identity: str, *, refuse: bool) -> ModelOutput:
+    def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
         """Return the output.
 
         Args:
@@ -160,7 +160,7 @@ def measure_prompt(
     return (texts[-1] if texts else messages[-1][1]), tokens or 1
 
 
-def complete(settings: Settings, request: GenerationRequest) -> Completion:
+def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completion:
     """Return the answer to a generation request.
 
     Raises:

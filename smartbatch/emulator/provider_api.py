@@ -18,11 +18,11 @@ from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Call
 from smartbatch.emulator.limits import LimitExceeded, Limits
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 
 @frozen
-class Reply:
+class ServerReply:
     """A response, its timing, and the fault it meets on the connection.
 
     Attributes:
@@ -51,9 +51,9 @@ class Reply:
     delivered: Callable[[], None] | None = field(default=None, repr=False)
 
 
-def json_reply(value: Mapping[str, Any], *, status: int = 200) -> Reply:
+def json_reply(value: Mapping[str, Any], *, status: int = 200) -> ServerReply:
     """Return a reply with a JSON body."""
-    return Reply(status, json.dumps(value).encode())
+    return ServerReply(status, json.dumps(value).encode())
 
 
 @frozen
@@ -68,7 +68,7 @@ class BatchContext:
     """
 
     backend: BatchBackend
-    settings: Settings
+    settings: EmulatorSettings
     now: float
     url: str
 
@@ -83,7 +83,7 @@ class BatchContext:
         return datetime.fromtimestamp(self.backend.unix(moment), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-BatchEndpoint: TypeAlias = "Callable[[Head, bytes, BatchContext], Reply]"
+BatchEndpoint: TypeAlias = "Callable[[Head, bytes, BatchContext], ServerReply]"
 """Answers a request by its head and body; raises ``ApiError`` or ``AnswerLost``."""
 
 Parse: TypeAlias = "Callable[[Head, Mapping[str, Any]], ModelCall]"
@@ -98,7 +98,7 @@ class Api(ABC):
         """Return True when the request is meant for this API."""
 
     @abstractmethod
-    def check_key(self, head: Head, settings: Settings) -> None:
+    def check_key(self, head: Head, settings: EmulatorSettings) -> None:
         """Raise ``ApiError`` for a missing or wrong key."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Api(ABC):
         """
 
     @abstractmethod
-    def find(self, head: Head, body: bytes, settings: Settings) -> Parse | Reply:
+    def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:
         """Return the parser of the request, or the reply to one that bills nothing and has no limit.
 
         Raises:
@@ -122,26 +122,26 @@ class Api(ABC):
         """Return the JSON object in a body, or raise ``ApiError``."""
 
     @abstractmethod
-    def check_model(self, model: str, settings: Settings) -> None:
+    def check_model(self, model: str, settings: EmulatorSettings) -> None:
         """Raise ``ApiError`` for a model that does not exist."""
 
     @abstractmethod
-    def overloaded(self) -> Reply:
+    def overloaded(self) -> ServerReply:
         """Return the reply of an overloaded or unavailable service."""
 
     @abstractmethod
-    def internal_error(self) -> Reply:
+    def internal_error(self) -> ServerReply:
         """Return the reply to a request that failed in the service."""
 
     @abstractmethod
-    def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> Reply:
+    def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> ServerReply:
         """Return the reply to a request above a limit; with the time to wait when ``hint`` is True."""
 
     @abstractmethod
-    def quota_exhausted(self, model: str) -> Reply:
+    def quota_exhausted(self, model: str) -> ServerReply:
         """Return the reply when the credit, or the quota of the day, is used up."""
 
-    def no_capacity(self) -> Reply:
+    def no_capacity(self) -> ServerReply:
         """Return the reply of the flex tier without capacity."""
         return self.overloaded()
 

@@ -25,8 +25,8 @@ from smartbatch.emulator.limits import LimitExceeded, Limits
 from smartbatch.emulator.openai.api import OpenAIApi
 from smartbatch.emulator.openai.parsing import error_body
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
-from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Reply, json_reply
-from smartbatch.emulator.settings import FAULTS, EmulatorParams, Settings
+from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, ServerReply, json_reply
+from smartbatch.emulator.settings import FAULTS, EmulatorParams, EmulatorSettings
 from smartbatch.errors import ConfigError
 
 _logger = logging.getLogger("smartbatch.emulator")
@@ -43,7 +43,7 @@ _LIMIT_SETTINGS = frozenset({"rpm", "tpm", "otpm", "burst", "enforce", "count_re
 class _Policy:
     """The settings and what is derived from them; replaced as a whole, so that any thread may do it."""
 
-    settings: Settings
+    settings: EmulatorSettings
     faults: FaultPlan
     limits: Limits
 
@@ -61,7 +61,7 @@ class _Exchange:
     in_outage: bool
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> EmulatorSettings:
         return self.policy.settings
 
 
@@ -73,7 +73,7 @@ class RequestHandler:
         ledger: records every request and batch.
     """
 
-    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+    def __init__(self, settings: EmulatorSettings, ledger: Ledger) -> None:
         self.ledger = ledger
         self._first: float | None = None
         self._policy = _Policy(settings, FaultPlan(settings), Limits(settings))
@@ -83,7 +83,7 @@ class RequestHandler:
         ledger.update_with(lambda: self.backend.advance(time.monotonic()))
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> EmulatorSettings:
         """The settings in force."""
         return self._policy.settings
 
@@ -93,7 +93,7 @@ class RequestHandler:
         Raises:
             ConfigError: for an unknown name or a value out of its range; then nothing changes.
         """
-        settings = evolve(self.settings, **Settings.check_names(changes))
+        settings = evolve(self.settings, **EmulatorSettings.check_names(changes))
         limits = Limits(settings) if _LIMIT_SETTINGS & changes.keys() else self._policy.limits
         self._policy = _Policy(settings, FaultPlan(settings), limits)
         self.backend.configure(settings)
@@ -113,7 +113,7 @@ class RequestHandler:
         limit = self.settings.max_body
         return limit if _api(head).batch_endpoint(head) is None else max(limit, MAX_UPLOAD)
 
-    def handle(self, head: Head, body: bytes, now: float) -> Reply:
+    def handle(self, head: Head, body: bytes, now: float) -> ServerReply:
         """Return the reply to a request.
 
         Args:
@@ -123,7 +123,7 @@ class RequestHandler:
         """
         if head.foreign:
             text = "the emulator serves this machine only: its Host, and an Origin, must be loopback"
-            return Reply(403, error_body(text, type_="emulator"))
+            return ServerReply(403, error_body(text, type_="emulator"))
         if head.path.startswith("/_ledger"):
             return self._ledger_page(head)
         policy = self._policy
@@ -139,20 +139,20 @@ class RequestHandler:
             reply = _answer(exchange) if endpoint is None else self._answer_batch(exchange, endpoint)
         except AnswerLost as lost:
             call.fault = lost.damage
-            reply = Reply(0, b"", damage=lost.damage)
+            reply = ServerReply(0, b"", damage=lost.damage)
         except ApiError as error:
-            reply = Reply(error.status, error.body)
+            reply = ServerReply(error.status, error.body)
         except Exception as error:
             _logger.exception("the emulator failed to handle request %d", call.index)
             text = f"The emulator failed: {type(error).__name__}: {error}"
-            reply = Reply(500, error_body(text, type_="emulator"))
+            reply = ServerReply(500, error_body(text, type_="emulator"))
         own = api.headers(policy.faults.identity(call.index), reply.delay)
         headers = [("date", formatdate(usegmt=True)), *own, *reply.headers]
         if policy.limits and policy.settings.limit_headers:
             headers += api.limit_headers(policy.limits, now)
         return evolve(reply, headers=headers, call=call)
 
-    def _answer_batch(self, exchange: _Exchange, endpoint: BatchEndpoint) -> Reply:
+    def _answer_batch(self, exchange: _Exchange, endpoint: BatchEndpoint) -> ServerReply:
         api, policy, head, call = exchange.api, exchange.policy, exchange.head, exchange.call
         if exchange.in_outage:
             call.fault = "outage"
@@ -166,7 +166,7 @@ class RequestHandler:
         delay = call.latency = policy.faults.first_token(call.index)
         return _apply_fault(api, evolve(reply, delay=delay), call.fault)
 
-    def _ledger_page(self, head: Head) -> Reply:
+    def _ledger_page(self, head: Head) -> ServerReply:
         if head.path == "/_ledger" and head.method == "GET":
             full = "full=1" in head.query.split("&")
             page = self.ledger.full() if full else self.ledger.summary()
@@ -174,7 +174,7 @@ class RequestHandler:
         if head.path == "/_ledger/reset" and head.method == "POST":
             self.reset()
             return json_reply({"reset": True})
-        return Reply(
+        return ServerReply(
             404, error_body("GET /_ledger, GET /_ledger?full=1 or POST /_ledger/reset", type_="emulator")
         )
 
@@ -183,12 +183,12 @@ def _api(head: Head) -> Api:
     return next(api for api in _APIS if api.serves(head))
 
 
-def _answer(exchange: _Exchange) -> Reply:
+def _answer(exchange: _Exchange) -> ServerReply:
     """Return the reply to a model call, after the checks in the order of the real services."""
     api, head, call, settings = exchange.api, exchange.head, exchange.call, exchange.settings
     api.check_key(head, settings)
     parse = api.find(head, exchange.body, settings)
-    if isinstance(parse, Reply):
+    if isinstance(parse, ServerReply):
         return parse
     fields = api.parse_body(exchange.body)
     model_call = parse(head, fields)
@@ -221,7 +221,7 @@ def _fault(policy: _Policy, index: int, fields: Mapping[str, Any], tier: str = "
     return None if kind == "no_room" and tier != FLEX else kind
 
 
-def _run_model(exchange: _Exchange, model_call: ModelCall) -> Reply:
+def _run_model(exchange: _Exchange, model_call: ModelCall) -> ServerReply:
     """Return the reply to an admitted call, with the effect of its fault."""
     api, policy, call = exchange.api, exchange.policy, exchange.call
     settings, fault = policy.settings, call.fault
@@ -231,7 +231,7 @@ def _run_model(exchange: _Exchange, model_call: ModelCall) -> Reply:
     tier_factor = settings.flex_slower if model_call.tier == FLEX else 1.0
     delay = call.latency = tier_factor * policy.faults.latency(call.index, output.output_tokens)
     policy.limits.spend(exchange.now, 0 if fault in ("500", "html") else output.output_tokens)
-    reply = Reply(200, output.body, delay=delay, billed=output.billed)
+    reply = ServerReply(200, output.body, delay=delay, billed=output.billed)
     if isinstance(output.body, list) and fault not in ("500", "html"):
         event_interval = tier_factor * settings.per_token * output.output_tokens / len(output.body)
         delay = tier_factor * policy.faults.first_token(call.index)
@@ -239,7 +239,9 @@ def _run_model(exchange: _Exchange, model_call: ModelCall) -> Reply:
     return _apply_fault(api, reply, fault)
 
 
-def _immediate_error(api: Api, settings: Settings, model: str, fault: str | None) -> Reply | None:
+def _immediate_error(
+    api: Api, settings: EmulatorSettings, model: str, fault: str | None
+) -> ServerReply | None:
     """Return the reply of a fault that occurs before the model runs; ``None`` for all other faults."""
     match fault:
         case "503":
@@ -251,18 +253,18 @@ def _immediate_error(api: Api, settings: Settings, model: str, fault: str | None
         case "no_money":
             return api.quota_exhausted(model)
         case "reset_before":
-            return Reply(0, b"", damage=fault)
+            return ServerReply(0, b"", damage=fault)
     return None
 
 
-def _apply_fault(api: Api, reply: Reply, fault: str | None) -> Reply:
+def _apply_fault(api: Api, reply: ServerReply, fault: str | None) -> ServerReply:
     """Return a reply with the effect of a fault that occurs after the model has run."""
     body = reply.body
     match fault:
         case "500":
             return evolve(api.internal_error(), delay=reply.delay)
         case "html":
-            return Reply(502, _HTML, content_type="text/html", delay=reply.delay)
+            return ServerReply(502, _HTML, content_type="text/html", delay=reply.delay)
         case "bad_json":
             return evolve(reply, body=b'{"id": "chatcmpl-', event_interval=0.0, delivered=None)
         case "empty":
@@ -280,7 +282,7 @@ def _apply_fault(api: Api, reply: Reply, fault: str | None) -> Reply:
     return evolve(reply, damage=fault)
 
 
-def _injected_limit(settings: Settings) -> LimitExceeded:
+def _injected_limit(settings: EmulatorSettings) -> LimitExceeded:
     """Return the exceeded limit that an injected 429 reports."""
     limit = int(settings.rpm or 500)
     return LimitExceeded(

@@ -78,7 +78,7 @@ def _between(times: Sequence[Duration] | None, setting: Attribute[Any]) -> tuple
 
 
 @frozen(kw_only=True)
-class Settings(BatchSettings):
+class EmulatorSettings(BatchSettings):
     """The settings of an emulator. Times are seconds, or texts such as ``2s`` and ``500ms``.
 
     Those of batches are in :class:`~smartbatch.emulator.batches.batch_settings.BatchSettings`.
@@ -179,7 +179,7 @@ class Settings(BatchSettings):
 
 
 class EmulatorParams(TypedDict, total=False):
-    """The settings of an emulator as keywords; see :class:`Settings`."""
+    """The settings of an emulator as keywords; see :class:`EmulatorSettings`."""
 
     latency: Duration
     latency_sigma: float

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from smartbatch.emulator import Ledger, Settings
+from smartbatch.emulator import EmulatorSettings, Ledger
 from smartbatch.emulator.batches.backend import BatchBackend
-from smartbatch.emulator.batches.batch_records import Entry, Line, RemoteBatch
+from smartbatch.emulator.batches.batch_records import BatchSnapshot, Entry, OutputLine
 from smartbatch.emulator.parsed_requests import ModelOutput
 
 ME = ("openai", "k")
@@ -27,31 +27,31 @@ class World:
 
     def __init__(self, api: str = "openai", **options: Any) -> None:
         self.ledger = Ledger()
-        self.backend = BatchBackend(Settings(**options), self.ledger)
+        self.backend = BatchBackend(EmulatorSettings(**options), self.ledger)
         self.api = api
 
-    def create(self, now: float = 0.0, count: int = 10, **options: Any) -> RemoteBatch:
+    def create(self, now: float = 0.0, count: int = 10, **options: Any) -> BatchSnapshot:
         return self.backend.create(self.api, "k", entries(count), now=now, model="m", **options)
 
-    def batch(self, name: str, now: float) -> RemoteBatch | None:
+    def batch(self, name: str, now: float) -> BatchSnapshot | None:
         return self.backend.batch(self.api, "k", name, now)
 
-    def ended(self, now: float = 1000.0, **options: Any) -> RemoteBatch:
+    def ended(self, now: float = 1000.0, **options: Any) -> BatchSnapshot:
         """Create a batch and return it at a late time."""
         found = self.batch(self.create(**options).id, now)
         assert found is not None
         assert found.ended
         return found
 
-    def lines(self, name: str, now: float = 1000.0) -> list[Line]:
+    def lines(self, name: str, now: float = 1000.0) -> list[OutputLine]:
         return self.backend.outputs(self.api, "k", name, now)
 
     def figures(self) -> dict[str, Any]:
         return self.ledger.summary()["batches"]
 
 
-def by_position(lines: list[Line]) -> dict[int | None, list[Line]]:
-    found: dict[int | None, list[Line]] = {}
+def by_position(lines: list[OutputLine]) -> dict[int | None, list[OutputLine]]:
+    found: dict[int | None, list[OutputLine]] = {}
     for line in lines:
         found.setdefault(line.position, []).append(line)
     return found

@@ -13,8 +13,8 @@ from batch_backend_world import ME, World, entries
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.emulator import Settings
-from smartbatch.emulator.batches.batch_records import BatchBackendError, Problem
+from smartbatch.emulator import EmulatorSettings
+from smartbatch.emulator.batches.batch_records import BatchBackendError, InputProblem
 from smartbatch.emulator.batches.timeline import BatchRandomness, timeline
 
 
@@ -103,7 +103,7 @@ def test_ids_are_never_used_again():
 
 def test_turnaround_varies_around_its_median():
     """Lognormal: half of the batches are faster, and the logarithms have the sigma."""
-    rng = BatchRandomness(Settings(batch_turnaround=60, batch_turnaround_sigma=0.5))
+    rng = BatchRandomness(EmulatorSettings(batch_turnaround=60, batch_turnaround_sigma=0.5))
     logs = [math.log(rng.turnaround("openai", index)) for index in range(2000)]
     assert statistics.median(logs) == pytest.approx(math.log(60), abs=0.05)
     assert statistics.stdev(logs) == pytest.approx(0.5, rel=0.1)
@@ -150,7 +150,7 @@ def test_counts_only_grow_and_add_up_at_any_time(
 @given(st.integers(1, 200), st.floats(0, 1e6), st.floats(1e-3, 1e5), st.integers(0, 199))
 def test_a_line_has_run_at_its_own_time(total, created, turnaround, position):
     """However the division rounds."""
-    plan = timeline(Settings(), created, turnaround, total, frozenset(), failing=False)
+    plan = timeline(EmulatorSettings(), created, turnaround, total, frozenset(), failing=False)
     position %= total
     assert plan.ran(plan.line_at(position)) >= position + 1
     before = math.nextafter(plan.line_at(position), -math.inf)
@@ -197,7 +197,7 @@ def test_a_cancelled_batch_keeps_what_has_run():
 
 def test_a_cancel_in_the_validation_leaves_nothing_to_pay():
     world = World(batch_validating=10, batch_turnaround=100)
-    name = world.create(problems=[Problem("x", "x")]).id
+    name = world.create(problems=[InputProblem("x", "x")]).id
     world.backend.cancel(*ME, name, 5.0)
     batch = world.batch(name, 50.0)
     assert (batch.state, batch.counts.cancelled) == ("cancelled", 10)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from batch_backend_world import ME, World, by_position, entry
 
-from smartbatch.emulator import Settings
-from smartbatch.emulator.batches.batch_records import BatchBackendError, Line, parse_entry
+from smartbatch.emulator import EmulatorSettings
+from smartbatch.emulator.batches.batch_records import BatchBackendError, OutputLine, parse_entry
 from smartbatch.emulator.openai.embeddings import parse_embeddings
 from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.parsed_requests import ModelCall
@@ -17,7 +17,7 @@ from smartbatch.emulator.parsed_requests import ModelCall
 
 def world_of_lines(
     fault: str, *, positions: tuple[int, ...] = (3,), **options: Any
-) -> tuple[World, list[Line]]:
+) -> tuple[World, list[OutputLine]]:
     world = World(
         batch_line_fault_for=lambda index, position, custom_id: fault if position in positions else None,
         **options,
@@ -111,7 +111,7 @@ def test_an_invalid_request_fails_when_it_runs():
     def fail() -> ModelCall:
         raise error
 
-    batch = world.backend.create(*ME, [parse_entry("a", fail, Settings()), entry(1)], now=0.0)
+    batch = world.backend.create(*ME, [parse_entry("a", fail, EmulatorSettings()), entry(1)], now=0.0)
     wrong, right = world.lines(batch.id)
     assert (wrong.outcome, wrong.status, wrong.error, wrong.body) == ("errored", 400, "refused", error.body)
     assert right.outcome == "succeeded"
@@ -260,7 +260,7 @@ def test_a_download_is_the_same_every_time():
     """Small answers are kept, vectors are made again."""
     world = World()
     call = parse_embeddings(None, {"model": "m", "input": ["some text"] * 3})  # type: ignore[arg-type]
-    batch = world.backend.create(*ME, [parse_entry("v", lambda: call, Settings()), entry(1)], now=0.0)
+    batch = world.backend.create(*ME, [parse_entry("v", lambda: call, EmulatorSettings()), entry(1)], now=0.0)
     first, second = (
         world.backend.fetch(*ME, batch.id, 1.0, write=lambda line: line.body).body for _ in range(2)
     )

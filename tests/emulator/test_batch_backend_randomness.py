@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from batch_backend_world import ME, World, entries
 
-from smartbatch.emulator import BATCH_FAULTS, LINE_FAULTS, Call, Ledger, Settings
+from smartbatch.emulator import BATCH_FAULTS, LINE_FAULTS, Call, EmulatorSettings, Ledger
 from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_records import AnswerLost, BatchBackendError
 from smartbatch.emulator.batches.timeline import BatchRandomness
@@ -21,7 +21,7 @@ def test_every_fault_has_about_its_rate():
     """One of each group at most; the others fall together as often as their rates say."""
     rates = {"lost_create": 0.1, "late_create": 0.2, "stuck": 0.1, "expire_part": 0.3, "list_lag": 0.5}
     lines = {"missing_lines": 0.1, "swapped_answers": 0.2, "foreign_lines": 0.25}
-    rng = BatchRandomness(Settings(batch_faults=rates | lines))
+    rng = BatchRandomness(EmulatorSettings(batch_faults=rates | lines))
     met = [rng.batch_faults("openai", index, {}) for index in range(4000)]
     met_lines = [rng.line_faults("openai", 0, position, None) for position in range(4000)]
     for name, rate in rates.items():
@@ -96,7 +96,7 @@ def test_a_script_with_an_unknown_fault_is_an_error(hook):
 )
 def test_settings_out_of_range_are_named(options, said):
     with pytest.raises(ConfigError, match=said):
-        Settings(**options)
+        EmulatorSettings(**options)
 
 
 @pytest.mark.parametrize("fault", [*BATCH_FAULTS, *LINE_FAULTS])
@@ -163,7 +163,7 @@ def test_the_ledger_file_restores_what_happened_to_batches(tmp_path):
     ledger = Ledger(path)
     script = ["lost_create", "dropped_create", "late_create", None, "expire_part"]
     backend = BatchBackend(
-        Settings(
+        EmulatorSettings(
             batch_turnaround=10,
             batch_late_seconds=20,
             batch_fault_for=lambda index, label: script[index],

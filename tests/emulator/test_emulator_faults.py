@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_client import RawClient, chat, request_bytes
 
-from smartbatch.emulator import FAULTS, Settings
+from smartbatch.emulator import FAULTS, EmulatorSettings
 from smartbatch.emulator.faults import MIXED, FaultPlan
 from smartbatch.errors import ConfigError
 from smartbatch.testing import Emulator
@@ -142,20 +142,20 @@ def test_an_outage_answers_503_for_its_count_of_requests(emu, raw):
 
 def test_an_outage_can_be_a_span_of_time():
     """Seconds count from the first request; the end is not part of it."""
-    plan = FaultPlan(Settings(outage_between=(1.0, 2.0)))
+    plan = FaultPlan(EmulatorSettings(outage_between=(1.0, 2.0)))
     assert [plan.in_outage(0, t) for t in (0.0, 0.9, 1.0, 1.9, 2.0)] == [False, False, True, True, False]
 
 
 @given(seed=st.integers(0, 2**63), rate=st.floats(0, 1))
 def test_the_same_seed_gives_the_same_faults(seed, rate):
     """Two plans agree on every index, and an index does not depend on those before it."""
-    one, other = (FaultPlan(Settings(seed=seed, faults=rate)) for _ in range(2))
+    one, other = (FaultPlan(EmulatorSettings(seed=seed, faults=rate)) for _ in range(2))
     assert [one.fault(i) for i in range(30)] == [other.fault(i) for i in reversed(range(30))][::-1]
 
 
 def test_a_rate_is_kept_in_the_long_run():
     """Two per cent are about two per cent, and every common kind occurs."""
-    plan = FaultPlan(Settings(seed=5, faults=0.02))
+    plan = FaultPlan(EmulatorSettings(seed=5, faults=0.02))
     found = [fault for i in range(20_000) if (fault := plan.fault(i))]
     assert 300 < len(found) < 500
     assert set(found) == set(MIXED)
@@ -163,9 +163,9 @@ def test_a_rate_is_kept_in_the_long_run():
 
 def test_latencies_spread_around_their_median():
     """Without sigma all are equal; with it half are above the median; tokens add to it."""
-    assert {FaultPlan(Settings(latency=0.4)).latency(i, 9) for i in range(9)} == {0.4}
-    assert FaultPlan(Settings(latency=0.4, per_token=0.01)).latency(0, 10) == pytest.approx(0.5)
-    plan = FaultPlan(Settings(latency=0.4, latency_sigma=0.5))
+    assert {FaultPlan(EmulatorSettings(latency=0.4)).latency(i, 9) for i in range(9)} == {0.4}
+    assert FaultPlan(EmulatorSettings(latency=0.4, per_token=0.01)).latency(0, 10) == pytest.approx(0.5)
+    plan = FaultPlan(EmulatorSettings(latency=0.4, latency_sigma=0.5))
     above = sum(plan.latency(i, 0) > 0.4 for i in range(2000))
     assert 900 < above < 1100
 

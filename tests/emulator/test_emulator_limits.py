@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_client import chat
 
-from smartbatch.emulator import Settings
+from smartbatch.emulator import EmulatorSettings
 from smartbatch.emulator.limits import Limits, go_duration
 
 
 def test_a_full_bucket_is_there_at_the_first_request_and_refills_evenly():
     """Ten a second on top of a whole minute's worth."""
-    limits = Limits(Settings(rpm=600))
+    limits = Limits(EmulatorSettings(rpm=600))
     assert sum(limits.admit(100.0, 1) is None for _ in range(700)) == 600
     assert limits.admit(100.05, 1).wait == pytest.approx(0.05)
     assert limits.admit(100.1, 1) is None
@@ -25,14 +25,14 @@ def test_a_full_bucket_is_there_at_the_first_request_and_refills_evenly():
 
 def test_burst_is_another_size_of_the_bucket():
     """The rate stays."""
-    limits = Limits(Settings(rpm=600, burst=5))
+    limits = Limits(EmulatorSettings(rpm=600, burst=5))
     assert sum(limits.admit(0.0, 1) is None for _ in range(9)) == 5
     assert limits.allowed_requests(10.0) == pytest.approx(105)
 
 
 def test_second_by_second_there_is_no_burst():
     """A sixtieth in each second of the clock; what is not used is lost."""
-    limits = Limits(Settings(rpm=600, enforce="second"))
+    limits = Limits(EmulatorSettings(rpm=600, enforce="second"))
     assert sum(limits.admit(5.2, 1) is None for _ in range(50)) == 10
     assert limits.admit(5.9, 1).wait == pytest.approx(0.1)
     assert sum(limits.admit(9.0, 1) is None for _ in range(50)) == 10
@@ -41,7 +41,7 @@ def test_second_by_second_there_is_no_burst():
 
 def test_a_sixtieth_that_is_no_whole_number_is_rounded_over_the_sum():
     """Ninety a minute are 1, 2, 1, 2 in the seconds."""
-    limits = Limits(Settings(rpm=90, enforce="second"))
+    limits = Limits(EmulatorSettings(rpm=90, enforce="second"))
     counts = [sum(limits.admit(second + 0.5, 1) is None for _ in range(9)) for second in range(4)]
     assert counts == [1, 2, 1, 2]
     assert limits.allowed_requests(3.9) == 6
@@ -49,7 +49,7 @@ def test_a_sixtieth_that_is_no_whole_number_is_rounded_over_the_sum():
 
 def test_less_than_one_a_second_says_which_second_is_next():
     """Twenty a minute: one in every third second."""
-    limits = Limits(Settings(rpm=20, enforce="second"))
+    limits = Limits(EmulatorSettings(rpm=20, enforce="second"))
     admitted = [second for second in range(12) if limits.admit(second + 0.0, 1) is None]
     assert admitted == [2, 5, 8, 11]
     wait = limits.admit(11.0, 1).wait
@@ -58,7 +58,7 @@ def test_less_than_one_a_second_says_which_second_is_next():
 
 def test_tokens_are_charged_all_or_nothing_with_the_request():
     """A request that lacks tokens takes no request either; one larger than the limit can never pass."""
-    limits = Limits(Settings(rpm=600, tpm=6000))
+    limits = Limits(EmulatorSettings(rpm=600, tpm=6000))
     assert limits.admit(0.0, 6000) is None
     refused = limits.admit(0.0, 100)
     assert (refused.what, refused.wait) == ("tokens", pytest.approx(1.0))
@@ -68,7 +68,7 @@ def test_tokens_are_charged_all_or_nothing_with_the_request():
 
 def test_refused_requests_count_only_when_configured():
     """With count_refused a storm pushes the next free moment further away."""
-    kind, strict = (Limits(Settings(rpm=60, count_refused=flag)) for flag in (False, True))
+    kind, strict = (Limits(EmulatorSettings(rpm=60, count_refused=flag)) for flag in (False, True))
     for limits in (kind, strict):
         for _ in range(70):
             limits.admit(0.0, 1)
@@ -83,7 +83,7 @@ def test_refused_requests_count_only_when_configured():
 )
 def test_never_more_is_admitted_than_allowed(rpm, second, steps):
     """Whatever the arrivals, admitted stays within what the ledger calls allowed."""
-    limits = Limits(Settings(rpm=rpm, enforce="second" if second else "minute"))
+    limits = Limits(EmulatorSettings(rpm=rpm, enforce="second" if second else "minute"))
     now, admitted = 1000.25, 0
     for pause, count in steps:
         now += pause
@@ -94,7 +94,7 @@ def test_never_more_is_admitted_than_allowed(rpm, second, steps):
 @given(rpm=st.integers(1, 5000), second=st.booleans(), now=st.floats(0, 1000), extra=st.integers(0, 20))
 def test_a_request_is_admitted_after_its_wait(rpm, second, now, extra):
     """The wait of a refusal is long enough."""
-    limits = Limits(Settings(rpm=rpm, enforce="second" if second else "minute"))
+    limits = Limits(EmulatorSettings(rpm=rpm, enforce="second" if second else "minute"))
     refused = None
     for _ in range(rpm + extra + 1):
         refused = refused or limits.admit(now, 1)

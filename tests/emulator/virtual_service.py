@@ -10,7 +10,7 @@ from smartbatch.emulator import Emulator
 from smartbatch.emulator.http.head import parse_head
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.request_handling import RequestHandler
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 START = 1e9  # monotonic seconds: later than any real clock of that kind, which the ledger looks at
 
@@ -26,7 +26,7 @@ class VirtualService(httpx2.BaseTransport):
     def __init__(self, **settings: Any) -> None:
         self.now = START
         self.ledger = Ledger()
-        self.service = RequestHandler(Settings(**settings), self.ledger)
+        self.service = RequestHandler(EmulatorSettings(**settings), self.ledger)
         self.replies: list[httpx2.Response] = []
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:

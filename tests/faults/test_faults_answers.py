@@ -16,7 +16,7 @@ import pytest
 
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.emulator.composed_answers import vector_for
-from smartbatch.emulator.provider_api import Reply
+from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import Embedding, Request
 from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, Seen, in_batch, texts, world
@@ -54,7 +54,7 @@ def test_c1_no_form_of_retry_after_is_obeyed_blindly(provider: str, tmp_path: Pa
     with world(provider, tmp_path, rare=600, batch_turnaround=MINUTE) as w:
         met: dict[str, int] = {}
 
-        def refuse(seen: Seen) -> Reply | None:
+        def refuse(seen: Seen) -> ServerReply | None:
             number = met.get(seen.what, 0)
             met[seen.what] = number + 1
             if number >= len(RETRY_AFTER):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from smartbatch.emulator.provider_api import Reply
+from smartbatch.emulator.provider_api import ServerReply
 from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, World, texts, world
 from tests.levels import sampled
 
@@ -196,7 +196,7 @@ def test_c25_with_another_key_nothing_is_concluded_from_an_empty_list(provider: 
 
 def _die_at_the_create(w: World) -> None:
     """Let time run until the create has arrived; its answer, and all others from then on, are lost."""
-    cut = Reply(0, b"", damage="reset_before")
+    cut = ServerReply(0, b"", damage="reset_before")
     w.service.alter = lambda seen, reply: cut if seen.what == "create" else reply
     w.service.meet = lambda seen: cut if w.creates else None
     w.pass_time(5.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from smartbatch.emulator.provider_api import Reply
+from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import StepContext
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, World, in_batch, texts, world
@@ -37,7 +37,7 @@ def cut_downloads(w: World, cut: Cut, whole: Callable[[int], bool]) -> Counter[s
     """Cut each download until ``whole`` says of its number that it comes whole; nothing tells of the cut."""
     fetched: Counter[str] = Counter()
 
-    def alter(seen: Seen, reply: Reply) -> Reply:
+    def alter(seen: Seen, reply: ServerReply) -> ServerReply:
         if seen.what != "download" or reply.status != 200:
             return reply
         fetched[seen.path] += 1

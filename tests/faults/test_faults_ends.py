@@ -18,7 +18,7 @@ from smartbatch.emulator.anthropic.parsing import error_body
 from smartbatch.emulator.batches.batch_ledger import BatchRecord
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.job import Job
-from tests.faults.simulation import world as simulation
+from tests.faults.simulation import simulated_world as simulation
 from tests.faults.simulation.scenario import Plan, Scenario
 from tests.faults.world import DAY, HOUR, MINUTE, PROVIDERS, World, in_batch, texts, world
 from tests.levels import sampled

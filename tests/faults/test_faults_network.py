@@ -15,7 +15,7 @@ import pytest
 from attrs import evolve
 from providers.raw_server import RawServer, says
 
-from smartbatch.emulator.provider_api import Reply
+from smartbatch.emulator.provider_api import ServerReply
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, texts, world
 from tests.levels import sampled
 
@@ -44,7 +44,7 @@ def test_b9_results_cut_anywhere_lose_no_item(provider: str, framed: str, tmp_pa
     with world(provider, tmp_path) as w:
         cuts: dict[str, bool] = {}
 
-        def cut_once(seen: Seen, reply: Reply) -> Reply:
+        def cut_once(seen: Seen, reply: ServerReply) -> ServerReply:
             if seen.what != "download" or reply.status != 200 or seen.path in cuts:
                 return reply
             cuts[seen.path] = True
@@ -76,7 +76,7 @@ def test_b11_a_bomb_among_the_results_fills_no_memory(provider: str, tmp_path: P
     with world(provider, tmp_path) as w:
         thrown: list[str] = []
 
-        def throw(seen: Seen, reply: Reply) -> Reply:
+        def throw(seen: Seen, reply: ServerReply) -> ServerReply:
             if seen.what != "download" or thrown:
                 return reply
             thrown.append(seen.path)
@@ -97,7 +97,7 @@ def test_b12_an_input_too_large_for_the_server_goes_in_halves(provider: str, tmp
     with world(provider, tmp_path) as w:
         limit = 1500
 
-        def too_large(seen: Seen) -> Reply | None:
+        def too_large(seen: Seen) -> ServerReply | None:
             if seen.what in ("upload", "create") and len(seen.body) > limit:
                 return w.refusal(413, "Request too large")
             return None
@@ -123,7 +123,7 @@ def test_b13_a_page_to_sign_in_is_never_taken_for_the_provider(
     with world(provider, tmp_path, batch_turnaround=MINUTE) as w:
         shown: list[float] = []
 
-        def portal(seen: Seen, reply: Reply) -> Reply:
+        def portal(seen: Seen, reply: ServerReply) -> ServerReply:
             if seen.what != what or (shown and seen.at > shown[0] + 5 * MINUTE):
                 return reply
             shown.append(seen.at)
@@ -145,12 +145,12 @@ def test_b15_no_call_follows_a_redirect_to_another_host(provider: str, tmp_path:
         with world(provider, tmp_path, batch_turnaround=MINUTE) as w:
             sent_away: set[str] = set()
 
-            def redirect(seen: Seen) -> Reply | None:
+            def redirect(seen: Seen) -> ServerReply | None:
                 if seen.what in sent_away:
                     return None
                 sent_away.add(seen.what)
                 address = elsewhere.base_url.replace("127.0.0.1", "localhost")
-                return Reply(307, b"", headers=[("location", f"{address}{seen.path}")])
+                return ServerReply(307, b"", headers=[("location", f"{address}{seen.path}")])
 
             w.service.meet = redirect
             prompts = texts(5)
@@ -172,7 +172,9 @@ def test_b16_after_eight_hours_without_a_network_polling_goes_on_without_a_burst
         jobs = [client.submit_batch(prompts) for prompts in asked]
         w.pass_time(10 * MINUTE)
         gone, back = w.clock.now(), w.clock.now() + 8 * HOUR
-        w.service.meet = lambda seen: Reply(0, b"", damage="reset_before") if gone <= seen.at < back else None
+        w.service.meet = lambda seen: (
+            ServerReply(0, b"", damage="reset_before") if gone <= seen.at < back else None
+        )
         w.pass_time(8 * HOUR)
         tries = sum(gone <= seen.at < back for seen in w.service.seen)
         assert 5 <= tries <= 5 * (8 * HOUR / (5 * MINUTE) + 12)  # the pauses grow, to ten minutes

@@ -20,7 +20,7 @@ import pytest
 from attrs import asdict
 
 from smartbatch.cli.main import main
-from smartbatch.emulator.provider_api import Reply
+from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.jobs.job import Job
 from smartbatch.observe import logs
 from tests.faults.world import DAY, HOUR, KEY, MINUTE, PROVIDERS, Seen, World, texts, world
@@ -84,7 +84,7 @@ def test_c26_a_refusal_that_repeats_key_and_prompt_is_told_without_them(
     with Sinks(caplog) as sinks, world(provider, tmp_path, batch_turnaround=MINUTE) as w:
         statuses = [500, 503, 429, 400] if what in ("upload", "list", "create") else [500, 503, 429, 400, 404]
 
-        def refuse(seen: Seen) -> Reply | None:
+        def refuse(seen: Seen) -> ServerReply | None:
             if seen.what != what or not statuses:
                 return None
             return w.refusal(statuses.pop(0), _echo(seen))

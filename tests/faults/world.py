@@ -25,9 +25,9 @@ from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_ledger import BatchRecord
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.ledger import Ledger
-from smartbatch.emulator.provider_api import Reply
+from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.emulator.request_handling import RequestHandler
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 from smartbatch.events import Event
 from smartbatch.jobs import service, supervisor
 from smartbatch.jobs.job import Job
@@ -79,8 +79,8 @@ class Seen:
         return self.head.path
 
 
-Meet = Callable[[Seen], Reply | None]
-Alter = Callable[[Seen, Reply], Reply]
+Meet = Callable[[Seen], ServerReply | None]
+Alter = Callable[[Seen, ServerReply], ServerReply]
 
 
 class TimedService(RequestHandler):
@@ -92,7 +92,7 @@ class TimedService(RequestHandler):
         alter: returns a reply, changed or not.
     """
 
-    def __init__(self, settings: Settings, ledger: Ledger, clock: VirtualClock) -> None:
+    def __init__(self, settings: EmulatorSettings, ledger: Ledger, clock: VirtualClock) -> None:
         super().__init__(settings, ledger)
         self._clock = clock
         self._epoch = clock.wall() - clock.now()  # of its own clock, which nobody sets
@@ -102,7 +102,7 @@ class TimedService(RequestHandler):
         self.meet: Meet = lambda seen: None
         self.alter: Alter = lambda seen, reply: reply
 
-    def handle(self, head: Head, body: bytes, now: float) -> Reply:
+    def handle(self, head: Head, body: bytes, now: float) -> ServerReply:
         now = self._clock.now()
         seen = Seen(head, body, now, _what(head))
         self.seen.append(seen)
@@ -204,7 +204,7 @@ class World:
     ) -> None:
         """Change the lines of all downloads of results, each by what was asked for."""
 
-        def alter(seen: Seen, reply: Reply) -> Reply:
+        def alter(seen: Seen, reply: ServerReply) -> ServerReply:
             if seen.what != "download" or reply.status != 200:
                 return reply
             body = reply.body if isinstance(reply.body, bytes) else b"".join(reply.body)
@@ -216,7 +216,7 @@ class World:
     def edit_json(self, what: Collection[str], edit: Callable[[Any], None]) -> None:
         """Change in place what the provider says to some kinds of requests."""
 
-        def alter(seen: Seen, reply: Reply) -> Reply:
+        def alter(seen: Seen, reply: ServerReply) -> ServerReply:
             if seen.what not in what or reply.status != 200 or not isinstance(reply.body, bytes):
                 return reply
             found = json.loads(reply.body)
@@ -263,7 +263,7 @@ class World:
         text: str = "no",
         headers: Mapping[str, str] | None = None,
         code: str | None = None,
-    ) -> Reply:
+    ) -> ServerReply:
         """Return a refusal in the provider's own words; only OpenAI's have a code."""
         match self.provider:
             case "openai":
@@ -276,7 +276,7 @@ class World:
             case _:
                 word = _GOOGLE.get(status, "UNKNOWN")
                 body = {"error": {"code": status, "message": text, "status": word}}
-        return Reply(status, json.dumps(body).encode(), headers=list((headers or {}).items()))
+        return ServerReply(status, json.dumps(body).encode(), headers=list((headers or {}).items()))
 
 
 _CLAUDE = {

@@ -42,7 +42,7 @@ ENDS = {
     "the script ends and everything was answered": Case(
         f"""
         from smartbatch import BatchingClient
-        from scenes import echo
+        from exit_scenes import echo
         client = BatchingClient(echo, exit_grace={LONG})
         print(client.submit("one").result().ok)
         """,
@@ -57,7 +57,7 @@ ENDS = {
     "what is submitted last is still answered within the grace": Case(
         f"""
         from smartbatch import BatchingClient
-        from scenes import echo, say
+        from exit_scenes import echo, say
         client = BatchingClient(echo, exit_grace={LONG})
         for n in range(20):
             client.submit(f"p{{n}}").add_done_callback(lambda f: say("answered" if f.result().ok else "lost"))
@@ -67,7 +67,7 @@ ENDS = {
     "a thread of the user goes on asking after the main thread has ended": Case(
         f"""
         from smartbatch import BatchingClient
-        from scenes import echo, say
+        from exit_scenes import echo, say
         client = BatchingClient(echo, exit_grace={LONG})
         def work():
             threading.main_thread().join()
@@ -80,7 +80,7 @@ ENDS = {
     "the main thread raises": Case(
         f"""
         from smartbatch import BatchingClient
-        from scenes import echo
+        from exit_scenes import echo
         client = BatchingClient(echo, exit_grace={LONG})
         client.submit("one").result()
         raise ValueError("the user's own")
@@ -91,7 +91,7 @@ ENDS = {
     "the main thread raises inside a with block, with calls that never return": Case(
         """
         from smartbatch import BatchingClient
-        from scenes import Endless
+        from exit_scenes import Endless
         with BatchingClient(Endless(), exit_grace=0.1) as client:
             for n in range(50):
                 client.submit(f"p{n}")
@@ -103,7 +103,7 @@ ENDS = {
     "sys.exit in the main thread": Case(
         f"""
         from smartbatch import BatchingClient
-        from scenes import echo
+        from exit_scenes import echo
         client = BatchingClient(echo, exit_grace={LONG})
         client.submit("one").result()
         sys.exit(3)
@@ -113,7 +113,7 @@ ENDS = {
     "sys.exit in a thread of the user ends that thread only": Case(
         f"""
         from smartbatch import BatchingClient
-        from scenes import echo
+        from exit_scenes import echo
         client = BatchingClient(echo, exit_grace={LONG})
         def work():
             client.submit("one").result()
@@ -128,7 +128,7 @@ ENDS = {
     "sys.exit in a callback ends only the callback, and is logged": Case(
         f"""
         from smartbatch import BatchingClient
-        from scenes import echo
+        from exit_scenes import echo
         client = BatchingClient(echo, exit_grace={LONG})
         future = client.submit("one")
         future.add_done_callback(lambda _: sys.exit(3))
@@ -149,7 +149,7 @@ ENDS = {
     "SIGTERM ends the process as it would without us": Case(
         f"""
         from smartbatch import BatchingClient
-        from scenes import Endless
+        from exit_scenes import Endless
         call = Endless()
         client = BatchingClient(call, exit_grace={LONG})
         future = client.submit("one")
@@ -162,7 +162,7 @@ ENDS = {
     "os._exit does not wait": Case(
         f"""
         from smartbatch import BatchingClient
-        from scenes import Endless
+        from exit_scenes import Endless
         call = Endless()
         client = BatchingClient(call, exit_grace={LONG})
         client.submit("one")
@@ -177,7 +177,7 @@ PENDING = {
     "idle, after a stop": Case(
         f"""
         from smartbatch import BatchingClient
-        from scenes import echo
+        from exit_scenes import echo
         with BatchingClient(echo, exit_grace={LONG}) as client:
             client.submit("one").result()
         """,
@@ -185,7 +185,7 @@ PENDING = {
     "calls in flight against a server that never answers": Case(
         """
         from smartbatch import BatchingClient
-        from scenes import deaf_server, say
+        from exit_scenes import deaf_server, say
         url, heard = deaf_server()
         os.environ["OPENAI_BASE_URL"] = url
         client = BatchingClient("openai:m", exit_grace=0.2)
@@ -199,7 +199,7 @@ PENDING = {
     "an own call that blocks for ever, with others behind it": Case(
         """
         from smartbatch import BatchingClient
-        from scenes import Endless, say
+        from exit_scenes import Endless, say
         call = Endless()
         client = BatchingClient(call, exit_grace=0.2, parallelism=2)
         futures = [client.submit(f"p{n}") for n in range(10)]
@@ -229,7 +229,7 @@ PENDING = {
     "a callback that blocks for ever": Case(
         """
         from smartbatch import BatchingClient
-        from scenes import echo
+        from exit_scenes import echo
         client = BatchingClient(echo, exit_grace=0.2)
         inside = threading.Event()
         future = client.submit("one")
@@ -243,7 +243,7 @@ PENDING = {
     "six clients share one grace": Case(
         """
         from smartbatch import BatchingClient
-        from scenes import Endless
+        from exit_scenes import Endless
         clients = []
         for _ in range(6):
             call = Endless()
@@ -256,7 +256,7 @@ PENDING = {
     "calls and callbacks that both block share one grace": Case(
         """
         from smartbatch import BatchingClient, Request
-        from scenes import Endless, echo
+        from exit_scenes import Endless, echo
         client = BatchingClient(echo, exit_grace=4)
         entered, call = threading.Event(), Endless()
         future = client.submit(Request("one", call=lambda r, a: entered.wait() and "x" or "x"))
@@ -271,7 +271,7 @@ PENDING = {
         f"""
         import atexit
         from smartbatch import BatchingClient
-        from scenes import echo, say
+        from exit_scenes import echo, say
         client = BatchingClient(echo, exit_grace={LONG})
         @atexit.register
         def last_words():
@@ -289,7 +289,7 @@ PENDING = {
             except Exception as error:
                 say(type(error).__name__)
         from smartbatch import BatchingClient
-        from scenes import echo, say
+        from exit_scenes import echo, say
         client = BatchingClient(echo, exit_grace={LONG})
         client.submit("one").result()
         """,
@@ -303,14 +303,14 @@ PENDING = {
             with BatchingClient(echo, exit_grace={LONG}) as other:
                 say(str(other.submit("late").result().ok))
         from smartbatch import BatchingClient
-        from scenes import echo, say
+        from exit_scenes import echo, say
         """,
         out=["True"],
     ),
     "a thread waits for a result while the interpreter ends": Case(
         """
         from smartbatch import BatchingClient
-        from scenes import Endless, say
+        from exit_scenes import Endless, say
         call = Endless()
         client = BatchingClient(call, exit_grace=0.2)
         future = client.submit("one")
@@ -324,7 +324,7 @@ PENDING = {
     "a daemon thread that keeps submitting": Case(
         """
         from smartbatch import BatchingClient, ClientClosed
-        from scenes import echo
+        from exit_scenes import echo
         client = BatchingClient(echo, exit_grace=1)
         flowing = threading.Event()
         def work():
@@ -345,7 +345,7 @@ PENDING = {
         f"""
         import gc
         from smartbatch import BatchingClient
-        from scenes import echo, say
+        from exit_scenes import echo, say
         client = BatchingClient(echo, exit_grace={LONG})
         futures = [client.submit(f"p{{n}}") for n in range(50)]
         del client
@@ -358,7 +358,7 @@ PENDING = {
         """
         import gc
         from smartbatch import BatchingClient
-        from scenes import Endless
+        from exit_scenes import Endless
         call = Endless()
         client = BatchingClient(call, exit_grace=0.2)
         client.submit("one")
@@ -371,7 +371,7 @@ PENDING = {
     "stop from a signal handler while the main thread waits": Case(
         """
         from smartbatch import BatchingClient, ClientClosed
-        from scenes import Endless, when_main_waits
+        from exit_scenes import Endless, when_main_waits
         call = Endless()
         client = BatchingClient(call)
         signal.signal(signal.SIGTERM, lambda *_: client.stop(timeout=0.2))
@@ -390,7 +390,7 @@ PENDING = {
     "stop from a signal handler that interrupts a submit": Case(
         f"""
         from smartbatch import BatchingClient, ClientClosed
-        from scenes import echo
+        from exit_scenes import echo
         client = BatchingClient(echo, exit_grace={LONG})
         def quit(*_):
             client.stop()

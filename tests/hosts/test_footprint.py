@@ -109,7 +109,7 @@ def test_an_idle_client_uses_no_processor_time() -> None:
     ended = run_script(
         """
         from smartbatch import BatchingClient
-        from scenes import echo
+        from exit_scenes import echo
         client = BatchingClient(echo)
         client.submit("p").result()
         client.stop()

@@ -14,7 +14,7 @@ from tests.levels import sampled
 
 FAMILY = """
 from smartbatch import BatchingClient, WrongProcess
-from scenes import echo, say, Endless
+from exit_scenes import echo, say, Endless
 
 def in_child(work, guard=15):
     pid = os.fork()
@@ -303,7 +303,7 @@ def test_another_librarys_hook_may_use_the_client_in_the_child() -> None:
 WORKERS = """
 import multiprocessing, os, sys
 from smartbatch import BatchingClient
-from scenes import echo
+from exit_scenes import echo
 
 client = BatchingClient(echo)
 
@@ -352,7 +352,7 @@ def test_a_pickled_client_refuses_and_says_what_to_do() -> None:
 HOOKLESS = """
 import ctypes
 from smartbatch import BatchingClient, WrongProcess
-from scenes import echo, say, Endless
+from exit_scenes import echo, say, Endless
 
 def fork_without_hooks():
     return ctypes.PyDLL(None).fork()  # as uWSGI and other C code do; PyDLL keeps the interpreter's lock

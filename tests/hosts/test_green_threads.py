@@ -18,7 +18,7 @@ import warnings
 warnings.simplefilter("ignore")  # patching after an import is what is tried here
 import gevent.monkey
 from smartbatch import BatchingClient
-from scenes import say
+from exit_scenes import say
 
 class Ticks:
     "Counts how often another green thread has its turn."

@@ -15,7 +15,7 @@ from tests.levels import sampled
 
 SETTING = """
 from smartbatch import BatchingClient
-from scenes import Interrupted, say
+from exit_scenes import Interrupted, say
 call = Interrupted(at=21, of=200, workers=4)
 prompts = [f"p{n}" for n in range(200)]
 def new_client(**settings):
@@ -142,7 +142,7 @@ def test_a_second_interrupt_ends_a_stop_at_once() -> None:
     ended = run_script(
         """
         from smartbatch import BatchingClient
-        from scenes import Endless, say, when_main_waits
+        from exit_scenes import Endless, say, when_main_waits
         call = Endless()
         client = BatchingClient(call, exit_grace=300)
         future = client.submit("one")
@@ -172,7 +172,7 @@ def test_a_storm_of_signals_leaves_neither_a_lock_nor_a_request_behind(landing: 
         import random
         from smartbatch import BatchingClient
         from smartbatch.events import ClientStopped
-        from scenes import echo, say
+        from exit_scenes import echo, say
         def told(event):
             if isinstance(event, ClientStopped):
                 say(f"stopped, {{event.failed}} unanswered, {{client.metrics.snapshot().waiting}} waiting")

@@ -12,7 +12,7 @@ from inside import inside
 
 from smartbatch import ListProgress, ResultList, Route
 from smartbatch.client import BatchingClient
-from smartbatch.emulator.provider_api import Reply
+from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.errors import ConfigError, InvalidRequest, RequestCancelled
 from smartbatch.events import JobRescued, RouteChosen, RouteScored
 from smartbatch.types import Kind, Usage
@@ -135,7 +135,7 @@ def test_a_cancel_that_is_refused_is_tried_again_after_pauses_and_told_once(tmp_
     prompts = texts(30)
     with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR) as w:
 
-        def refuse(seen: Seen) -> Reply | None:
+        def refuse(seen: Seen) -> ServerReply | None:
             return w.refusal(503) if seen.what == "cancel" and len(w.requests("cancel")) <= 3 else None
 
         w.service.meet = refuse

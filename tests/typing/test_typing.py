@@ -16,8 +16,7 @@ import pytest
 from smartbatch import BatchingClient, shortcuts, types
 from smartbatch._settings import spec_of
 from smartbatch.config import BatchingConfig, ClientParams, Settings
-from smartbatch.emulator.settings import EmulatorParams
-from smartbatch.emulator.settings import Settings as EmulatorSettings
+from smartbatch.emulator.settings import EmulatorParams, EmulatorSettings
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

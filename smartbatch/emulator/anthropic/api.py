@@ -18,8 +18,8 @@ from smartbatch.emulator.anthropic.parsing import api_error, error_body, parse_b
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.limits import Level, LimitExceeded, Limits, retry_after_seconds
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
-from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, Reply, json_reply
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, ServerReply, json_reply
+from smartbatch.emulator.settings import EmulatorSettings
 
 _ROUNDED_FROM = 20_000
 """From this limit on, remaining tokens are rounded to thousands, as the service rounds them."""
@@ -32,7 +32,7 @@ class AnthropicApi(Api):
     def serves(self, head: Head) -> bool:
         return head.path == "/v1/messages" or head.path.startswith("/v1/messages/")
 
-    def check_key(self, head: Head, settings: Settings) -> None:
+    def check_key(self, head: Head, settings: EmulatorSettings) -> None:
         key = _key(head)
         if not key:
             raise api_error(401, "x-api-key header is required")
@@ -42,7 +42,7 @@ class AnthropicApi(Api):
     def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
         return self._answer_batch if batches.is_about_batches(head) else None
 
-    def _answer_batch(self, head: Head, body: bytes, context: BatchContext) -> Reply:
+    def _answer_batch(self, head: Head, body: bytes, context: BatchContext) -> ServerReply:
         self.check_key(head, context.settings)
 
         def parse(head: Head, fields: Mapping[str, Any]) -> ModelCall:
@@ -52,7 +52,7 @@ class AnthropicApi(Api):
 
         return batches.answer(head, body, context, key=_key(head), parse=parse)
 
-    def find(self, head: Head, body: bytes, settings: Settings) -> Parse | Reply:
+    def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:
         if head.path not in ("/v1/messages", "/v1/messages/count_tokens"):
             raise api_error(404, "Not found")
         if head.method != "POST":
@@ -66,27 +66,27 @@ class AnthropicApi(Api):
     def parse_body(self, body: bytes) -> dict[str, Any]:
         return parse_body(body)
 
-    def check_model(self, model: str, settings: Settings) -> None:
+    def check_model(self, model: str, settings: EmulatorSettings) -> None:
         if settings.models is not None and model not in settings.models:
             raise api_error(404, f"model: {model}")
 
-    def overloaded(self) -> Reply:
-        return Reply(529, error_body(529, "Overloaded"))
+    def overloaded(self) -> ServerReply:
+        return ServerReply(529, error_body(529, "Overloaded"))
 
-    def internal_error(self) -> Reply:
-        return Reply(500, error_body(500, "Internal server error"))
+    def internal_error(self) -> ServerReply:
+        return ServerReply(500, error_body(500, "Internal server error"))
 
-    def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> Reply:
+    def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> ServerReply:
         name = _NAMES[exceeded.what].replace("-", " ")
         message = (
             f"This request would exceed your organization's rate limit of {exceeded.limit:,} {name} "
             f"per minute (model: {model})."
         )
         headers = [("retry-after", retry_after_seconds(exceeded.wait))] if hint else []
-        return Reply(429, error_body(429, message), headers=headers)
+        return ServerReply(429, error_body(429, message), headers=headers)
 
-    def quota_exhausted(self, model: str) -> Reply:  # noqa: ARG002
-        return Reply(429, SPEND_LIMIT_REACHED)
+    def quota_exhausted(self, model: str) -> ServerReply:  # noqa: ARG002
+        return ServerReply(429, SPEND_LIMIT_REACHED)
 
     def unsupported_tier(self, model: str) -> ApiError:
         return api_error(400, f"service_tier: flex is not supported for {model}")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smartbatch.emulator.anthropic.parsing import api_error, error_body
-from smartbatch.emulator.batches.batch_records import Entry, Line, RemoteBatch, parse_entry
+from smartbatch.emulator.batches.batch_records import BatchSnapshot, Entry, OutputLine, parse_entry
 from smartbatch.emulator.parsed_requests import ModelCall
 from smartbatch.emulator.provider_api import BatchContext
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 MAX_LINES = 100_000
 MAX_BYTES = 256 * 1024 * 1024
@@ -28,7 +28,7 @@ SPEND_LIMIT_REACHED = error_body(
 
 
 def parse_entries(
-    fields: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], ModelCall], settings: Settings
+    fields: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], ModelCall], settings: EmulatorSettings
 ) -> list[Entry]:
     """Return the requests of a create.
 
@@ -80,7 +80,7 @@ def _entry(
     custom_id: str,
     params: Mapping[str, Any],
     parse: Callable[[Mapping[str, Any]], ModelCall],
-    settings: Settings,
+    settings: EmulatorSettings,
 ) -> Entry:
     def parse_params() -> ModelCall:
         for name in _UNSUPPORTED:
@@ -93,7 +93,7 @@ def _entry(
     return parse_entry(custom_id, parse_params, settings)
 
 
-def batch_shape(batch: RemoteBatch, context: BatchContext) -> dict[str, Any]:
+def batch_shape(batch: BatchSnapshot, context: BatchContext) -> dict[str, Any]:
     """Return the JSON of a batch; the address of its results is the emulator's own."""
     expiry = None if batch.ended_at is None else batch.ended_at + context.settings.batch_retention
     kept = expiry is not None and context.now < expiry
@@ -112,7 +112,7 @@ def batch_shape(batch: RemoteBatch, context: BatchContext) -> dict[str, Any]:
     }
 
 
-def _counts(batch: RemoteBatch) -> dict[str, int]:
+def _counts(batch: BatchSnapshot) -> dict[str, int]:
     """Return the counters: all but ``processing`` are zero until the whole batch has ended."""
     counts, ended = batch.counts, batch.ended
     # This API has no failed batches: the failure of the batch counts as the failure of each request.
@@ -126,7 +126,7 @@ def _counts(batch: RemoteBatch) -> dict[str, int]:
     }
 
 
-def line_bytes(line: Line) -> bytes:
+def line_bytes(line: OutputLine) -> bytes:
     """Return a line of results as JSON, without its line end."""
     result: dict[str, Any]
     match line.outcome:
@@ -148,7 +148,7 @@ def _message_of_line(message: dict[str, Any], identity: str) -> dict[str, Any]:
     return message
 
 
-def _error(line: Line) -> dict[str, Any]:
+def _error(line: OutputLine) -> dict[str, Any]:
     body = line.body if line.error == "refused" else _ERRORS[line.error or "zero"]
     error: dict[str, Any] = json.loads(body)
     return error | {"request_id": f"req_{line.identity}"}

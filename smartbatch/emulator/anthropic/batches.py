@@ -12,11 +12,11 @@ from urllib.parse import parse_qs
 
 from smartbatch.emulator.anthropic.batch_shapes import MAX_BYTES, batch_shape, line_bytes, parse_entries
 from smartbatch.emulator.anthropic.parsing import api_error, check_version, parse_body
-from smartbatch.emulator.batches.batch_records import BatchBackendError, RemoteBatch
+from smartbatch.emulator.batches.batch_records import BatchBackendError, BatchSnapshot
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.paging import page_after, parse_limit, position_of
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
-from smartbatch.emulator.provider_api import BatchContext, Reply, json_reply
+from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_reply
 
 _ROOT = "/v1/messages/batches"
 _PATH = re.compile(_ROOT + r"(?:/([^/]+)(?:/(cancel|results))?)?/?")
@@ -33,7 +33,7 @@ def is_about_batches(head: Head) -> bool:
     return head.path == _ROOT or head.path.startswith(_ROOT + "/")
 
 
-def answer(head: Head, body: bytes, context: BatchContext, *, key: str, parse: _Parse) -> Reply:
+def answer(head: Head, body: bytes, context: BatchContext, *, key: str, parse: _Parse) -> ServerReply:
     """Return the reply to a request about batches.
 
     Args:
@@ -71,7 +71,7 @@ def answer(head: Head, body: bytes, context: BatchContext, *, key: str, parse: _
     raise api_error(405, "Method Not Allowed")
 
 
-def _create(head: Head, body: bytes, context: BatchContext, key: str, parse: _Parse) -> Reply:
+def _create(head: Head, body: bytes, context: BatchContext, key: str, parse: _Parse) -> ServerReply:
     most = context.settings.batch_max_bytes or MAX_BYTES
     if len(body) > most:
         raise api_error(413, f"Request exceeds the maximum size of {most:,} bytes")
@@ -80,7 +80,7 @@ def _create(head: Head, body: bytes, context: BatchContext, key: str, parse: _Pa
     return json_reply(batch_shape(batch, context))
 
 
-def _list(head: Head, context: BatchContext, key: str) -> Reply:
+def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
     query = parse_qs(head.query)
     limit = parse_limit(query.get("limit", [str(_PAGE)])[0], _MAX_PAGE)
     if limit is None:
@@ -101,8 +101,8 @@ def _list(head: Head, context: BatchContext, key: str) -> Reply:
 
 
 def _page(
-    batches: list[RemoteBatch], limit: int, after: str | None, before: str | None
-) -> tuple[list[RemoteBatch], bool]:
+    batches: list[BatchSnapshot], limit: int, after: str | None, before: str | None
+) -> tuple[list[BatchSnapshot], bool]:
     """Return a page of batches, newest first, and whether more follow in its direction."""
     if before is not None:
         position = position_of(batches, before)
@@ -120,14 +120,14 @@ def _unknown_cursor(field: str, name: str | None) -> ApiError:
     return api_error(404, f"{field}: No batch found with id {name!r}")
 
 
-def _cancel(name: str, context: BatchContext, key: str) -> Reply:
+def _cancel(name: str, context: BatchContext, key: str) -> ServerReply:
     batch = context.backend.batch(_API, key, name, context.now)
     if batch is not None and batch.ended:
         raise api_error(400, f"Batch {name} cannot be canceled: it has ended.")
     return _batch_reply(context.backend.cancel(_API, key, name, context.now), name, context)
 
 
-def _delete(name: str, context: BatchContext, key: str) -> Reply:
+def _delete(name: str, context: BatchContext, key: str) -> ServerReply:
     batch = context.backend.batch(_API, key, name, context.now)
     if batch is None:
         _raise_not_found(name)
@@ -137,12 +137,12 @@ def _delete(name: str, context: BatchContext, key: str) -> Reply:
     return json_reply({"id": name, "type": "message_batch_deleted"})
 
 
-def _results(name: str, context: BatchContext, key: str) -> Reply:
+def _results(name: str, context: BatchContext, key: str) -> ServerReply:
     fetched = context.backend.fetch(_API, key, name, context.now, write=line_bytes)
-    return Reply(200, fetched.body, content_type="application/x-jsonl", delivered=fetched.delivered)
+    return ServerReply(200, fetched.body, content_type="application/x-jsonl", delivered=fetched.delivered)
 
 
-def _batch_reply(batch: RemoteBatch | None, name: str, context: BatchContext) -> Reply:
+def _batch_reply(batch: BatchSnapshot | None, name: str, context: BatchContext) -> ServerReply:
     return json_reply(batch_shape(batch, context)) if batch is not None else _raise_not_found(name)
 
 

@@ -19,7 +19,7 @@ from smartbatch.emulator.parsed_requests import (
     ModelOutput,
     complete,
 )
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 
 def parse_message(head: Head, fields: Mapping[str, Any]) -> ModelCall:
@@ -35,7 +35,7 @@ class _Message(ModelCall):
         self.charge = request.input_tokens
         self._request = request
 
-    def run(self, settings: Settings, identity: str, *, refuse: bool) -> ModelOutput:
+    def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
         request = self._request
         try:
             answer = complete(settings, request)

@@ -16,12 +16,12 @@ from smartbatch.emulator.batches.batch import StoredBatch, enqueued_limit_proble
 from smartbatch.emulator.batches.batch_records import (
     AnswerLost,
     BatchBackendError,
+    BatchSnapshot,
     Download,
     Entry,
-    Line,
-    Problem,
-    RemoteBatch,
-    RemoteFile,
+    InputProblem,
+    OutputLine,
+    StoredFile,
 )
 from smartbatch.emulator.batches.batch_results import (
     check_available,
@@ -32,7 +32,7 @@ from smartbatch.emulator.batches.batch_results import (
 from smartbatch.emulator.batches.stored_files import Account, Files
 from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline, timeline
 from smartbatch.emulator.ledger import Ledger
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 _PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_", "gemini": ""}
 
@@ -55,7 +55,7 @@ class BatchBackend:
 
     open_uploads: dict[str, Any]
 
-    def __init__(self, settings: Settings, ledger: Ledger, *, epoch: float = 0.0) -> None:
+    def __init__(self, settings: EmulatorSettings, ledger: Ledger, *, epoch: float = 0.0) -> None:
         self._lock = threading.RLock()
         self._ledger = ledger
         self._epoch = epoch
@@ -63,7 +63,7 @@ class BatchBackend:
         self.configure(settings)
         self._clear()
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: EmulatorSettings) -> None:
         """Use other settings from now on; existing batches keep their timelines."""
         with self._lock:
             self._settings = settings
@@ -101,7 +101,7 @@ class BatchBackend:
         identity: str | None = None,
         purpose: str = "batch",
         lifetime: float = math.inf,
-    ) -> RemoteFile:
+    ) -> StoredFile:
         """Store a file.
 
         Args:
@@ -120,7 +120,7 @@ class BatchBackend:
                 (api, key), name, data, now, identity=identity, purpose=purpose, lifetime=lifetime
             )
 
-    def file(self, api: str, key: str, file_id: str, now: float) -> RemoteFile | None:
+    def file(self, api: str, key: str, file_id: str, now: float) -> StoredFile | None:
         """Return a file, uploaded or with results; ``None`` for an unknown, deleted or expired one."""
         with self._lock:
             self.advance(now)
@@ -130,7 +130,7 @@ class BatchBackend:
                 found = next((file for file in outputs if file.id == file_id), None)
             return found
 
-    def files(self, api: str, key: str, now: float) -> list[RemoteFile]:
+    def files(self, api: str, key: str, now: float) -> list[StoredFile]:
         """Return the files of an account, those with results included, newest first."""
         with self._lock:
             self.advance(now)
@@ -152,7 +152,7 @@ class BatchBackend:
                 self._files.delete((api, key), file_id)
             return True
 
-    def _outputs(self, api: str, key: str, now: float) -> list[RemoteFile]:
+    def _outputs(self, api: str, key: str, now: float) -> list[StoredFile]:
         retention = self._settings.batch_retention
         batches = [
             batch
@@ -174,8 +174,8 @@ class BatchBackend:
         model: str = "",
         endpoint: str = "",
         file_id: str | None = None,
-        problems: Sequence[Problem] = (),
-    ) -> RemoteBatch:
+        problems: Sequence[InputProblem] = (),
+    ) -> BatchSnapshot:
         """Create a batch and return it.
 
         Args:
@@ -198,14 +198,14 @@ class BatchBackend:
             name = _PREFIXES.get(api, "") + self._rng.identity("batch", self._generation, api, index)
             faults = self._rng.batch_faults(api, index, label)
             if "fail_validation" in faults and not problems:
-                problems = [Problem("invalid_request", "The batch could not be validated.")]
+                problems = [InputProblem("invalid_request", "The batch could not be validated.")]
             batch = StoredBatch(
                 name, index, api, key, model, endpoint, label, file_id, entries, tuple(problems), faults,
                 self._rng, self._timeline(index, api, now, len(entries), faults, failing=bool(problems)),
             )  # fmt: skip
             return self._accept(batch, now)
 
-    def _accept(self, batch: StoredBatch, now: float) -> RemoteBatch:
+    def _accept(self, batch: StoredBatch, now: float) -> BatchSnapshot:
         if "dropped_create" in batch.faults:
             self._record_create(batch, now, "dropped")
             raise AnswerLost("reset_before")
@@ -230,7 +230,7 @@ class BatchBackend:
             raise AnswerLost("reset")
         return batch.snapshot(now)
 
-    def batch(self, api: str, key: str, batch_id: str, now: float) -> RemoteBatch | None:
+    def batch(self, api: str, key: str, batch_id: str, now: float) -> BatchSnapshot | None:
         """Return the state of a batch; ``None`` when there is none, or the fault ``get_lag`` hides it."""
         with self._lock:
             batch = self._find(api, key, batch_id, now)
@@ -238,7 +238,7 @@ class BatchBackend:
                 return None
             return batch.snapshot(now)
 
-    def batches(self, api: str, key: str, now: float) -> list[RemoteBatch]:
+    def batches(self, api: str, key: str, now: float) -> list[BatchSnapshot]:
         """Return the batches of an account that are in lists, newest first."""
         with self._lock:
             self.advance(now)
@@ -249,7 +249,7 @@ class BatchBackend:
             ]
             return sorted(shown, key=lambda batch: (-batch.created_at, -batch.index))
 
-    def cancel(self, api: str, key: str, batch_id: str, now: float) -> RemoteBatch | None:
+    def cancel(self, api: str, key: str, batch_id: str, now: float) -> BatchSnapshot | None:
         """Cancel a batch and return it; one that has ended is unchanged. ``None`` when there is none.
 
         Lines that have run keep their results; the batch ends after ``batch_cancel_seconds``.
@@ -274,7 +274,7 @@ class BatchBackend:
 
     # results
 
-    def outputs(self, api: str, key: str, batch_id: str, now: float) -> list[Line]:
+    def outputs(self, api: str, key: str, batch_id: str, now: float) -> list[OutputLine]:
         """Return the results of a batch that has ended, with the damage of its faults.
 
         Raises:
@@ -290,7 +290,7 @@ class BatchBackend:
         batch_id: str,
         now: float,
         *,
-        write: Callable[[Line], bytes],
+        write: Callable[[OutputLine], bytes],
         part: str | None = None,
     ) -> Download:
         """Return a download of results, with the damage of the batch's faults.
@@ -314,7 +314,14 @@ class BatchBackend:
             return Download(body, lambda: self.delivered(batch_id, lines))
 
     def size(
-        self, api: str, key: str, batch_id: str, now: float, *, write: Callable[[Line], bytes], part: str
+        self,
+        api: str,
+        key: str,
+        batch_id: str,
+        now: float,
+        *,
+        write: Callable[[OutputLine], bytes],
+        part: str,
     ) -> int:
         """Return the size of an undamaged download in bytes; 0 while there is none. See :meth:`fetch`."""
         with self._lock:
@@ -324,7 +331,7 @@ class BatchBackend:
                 return 0
             return sum(map(len, encode_lines(result_lines(batch, part), write)))
 
-    def delivered(self, batch_id: str, lines: Sequence[Line]) -> None:
+    def delivered(self, batch_id: str, lines: Sequence[OutputLine]) -> None:
         """Record in the ledger that lines were sent; lines without their own answer do not count."""
         with self._lock:
             if positions := [line.position for line in lines if line.correct and line.outcome == "succeeded"]:
@@ -402,7 +409,7 @@ class BatchBackend:
             )
         )
 
-    def _enqueued_problem(self, batch: StoredBatch, now: float) -> Problem | None:
+    def _enqueued_problem(self, batch: StoredBatch, now: float) -> InputProblem | None:
         return enqueued_limit_problem(batch, self._unfinished, self._settings.batch_enqueued_tokens, now)
 
     def _refuses_late(self, batch: StoredBatch) -> bool:

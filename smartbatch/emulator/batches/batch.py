@@ -10,7 +10,14 @@ from typing import Any
 from attrs import define, field, frozen
 
 from smartbatch.emulator.batches.batch_ledger import BatchLine
-from smartbatch.emulator.batches.batch_records import Counts, Entry, Problem, RemoteBatch, RemoteFile, State
+from smartbatch.emulator.batches.batch_records import (
+    BatchSnapshot,
+    Counts,
+    Entry,
+    InputProblem,
+    State,
+    StoredFile,
+)
 from smartbatch.emulator.batches.timeline import BatchRandomness, Timeline
 from smartbatch.emulator.parsed_requests import ApiError
 
@@ -47,7 +54,7 @@ class StoredBatch:
     label: Mapping[str, str]
     file_id: str | None
     entries: Sequence[Entry] = field(repr=False)
-    problems: tuple[Problem, ...]
+    problems: tuple[InputProblem, ...]
     faults: frozenset[str]
     rng: BatchRandomness = field(repr=False)
     timeline: Timeline
@@ -131,7 +138,7 @@ class StoredBatch:
             return "queued"
         return "running" if now < plan.finalizing else "finalizing"
 
-    def snapshot(self, now: float) -> RemoteBatch:
+    def snapshot(self, now: float) -> BatchSnapshot:
         """Return its state at ``now``, up to which its lines must have been advanced."""
         state, plan = self.state(now), self.timeline
         ended = now >= self.ended_at
@@ -140,7 +147,7 @@ class StoredBatch:
         output_id, error_id = self._file_ids(succeeded) if over else (None, None)
         first_half = state == "running" and now < plan.started + plan.run_seconds / 2
         ran = bool(self.ran) or state in ("running", "finalizing") or (ended and now >= plan.started)
-        return RemoteBatch(
+        return BatchSnapshot(
             id=self.id,
             index=self.index,
             api=self.api,
@@ -164,7 +171,7 @@ class StoredBatch:
             output_tokens=self.output_tokens,
         )
 
-    def result_files(self, now: float, retention: float) -> list[RemoteFile]:
+    def result_files(self, now: float, retention: float) -> list[StoredFile]:
         """Return the files with its results, except those that were deleted.
 
         Args:
@@ -176,7 +183,7 @@ class StoredBatch:
         batch = self.snapshot(now)
         parts = ("all",) if self.api == "gemini" else ("succeeded", "failed")
         return [
-            RemoteFile(
+            StoredFile(
                 identity, f"{self.id}_{part}.jsonl", "batch_output", b"",
                 self.ended_at, self.ended_at + retention, self.id, part,
             )
@@ -240,7 +247,7 @@ class StoredBatch:
 
 def enqueued_limit_problem(
     batch: StoredBatch, others: Iterable[StoredBatch], limit: float | None, now: float
-) -> Problem | None:
+) -> InputProblem | None:
     """Return the problem of a batch that exceeds the limit of enqueued tokens; ``None`` when it does not.
 
     Args:
@@ -262,7 +269,7 @@ def enqueued_limit_problem(
         f"Enqueued token limit reached for {batch.model} in organization emulator. Limit: {int(limit):,} "
         "enqueued tokens. Please try again once some in_progress batches have been completed."
     )
-    return Problem("token_limit_exceeded", message)
+    return InputProblem("token_limit_exceeded", message)
 
 
 def _body_of(body: bytes | list[bytes], faults: frozenset[str]) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn, TypeAlias
 from attrs import field, frozen
 
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall, ModelOutput
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 State: TypeAlias = Literal[
     "validating",
@@ -76,7 +76,7 @@ class Entry:
 def parse_entry(
     custom_id: str | None,
     parse: Callable[[], ModelCall],
-    settings: Settings,
+    settings: EmulatorSettings,
     *,
     metadata: Mapping[str, Any] | None = None,
 ) -> Entry:
@@ -105,7 +105,7 @@ def parse_entry(
 
 
 @frozen
-class Problem:
+class InputProblem:
     """A reason why a batch fails its validation.
 
     Attributes:
@@ -122,7 +122,7 @@ class Problem:
 
 
 @frozen
-class RemoteFile:
+class StoredFile:
     """A file.
 
     Attributes:
@@ -159,7 +159,7 @@ class Counts:
 
 
 @frozen
-class RemoteBatch:
+class BatchSnapshot:
     """The state of a batch at one moment. All times are monotonic seconds, ``None`` when not reached.
 
     Attributes:
@@ -203,7 +203,7 @@ class RemoteBatch:
     cancelling_at: float | None
     ended_at: float | None
     expires_at: float
-    problems: tuple[Problem, ...]
+    problems: tuple[InputProblem, ...]
     output_id: str | None
     error_id: str | None
     input_tokens: int
@@ -216,7 +216,7 @@ class RemoteBatch:
 
 
 @frozen
-class Line:
+class OutputLine:
     """One line of a batch's results.
 
     Attributes:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from attrs import evolve
 
 from smartbatch.emulator.batches.batch import StoredBatch
-from smartbatch.emulator.batches.batch_records import BatchBackendError, Line
+from smartbatch.emulator.batches.batch_records import BatchBackendError, OutputLine
 
 
 def check_available(batch: StoredBatch, now: float, retention: float, outage: float) -> None:
@@ -28,7 +28,7 @@ def check_available(batch: StoredBatch, now: float, retention: float, outage: fl
         raise BatchBackendError("unavailable", "The service is temporarily unavailable.")
 
 
-def result_lines(batch: StoredBatch, part: str | None = None) -> list[Line]:
+def result_lines(batch: StoredBatch, part: str | None = None) -> list[OutputLine]:
     """Return the lines of a batch that has ended, with the damage of its faults.
 
     Args:
@@ -45,10 +45,10 @@ def result_lines(batch: StoredBatch, part: str | None = None) -> list[Line]:
     return [line for line in lines if (line.outcome == "succeeded") == (part == "succeeded")]
 
 
-def _all_failed(batch: StoredBatch) -> list[Line]:
+def _all_failed(batch: StoredBatch) -> list[OutputLine]:
     """Return the lines of a batch that failed its validation in an API without failed batches."""
     return [
-        Line(
+        OutputLine(
             entry.custom_id,
             position,
             "errored",
@@ -62,23 +62,23 @@ def _all_failed(batch: StoredBatch) -> list[Line]:
     ]
 
 
-def _lines(batch: StoredBatch, position: int) -> Iterator[Line]:
+def _lines(batch: StoredBatch, position: int) -> Iterator[OutputLine]:
     entry = batch.entries[position]
     identity = batch.identity(position)
     if position >= len(batch.ran):
         outcome = "cancelled" if batch.final == "cancelled" else "expired"
-        yield Line(entry.custom_id, position, outcome, b"", 0, None, identity, metadata=entry.metadata)  # type: ignore[arg-type]
+        yield OutputLine(entry.custom_id, position, outcome, b"", 0, None, identity, metadata=entry.metadata)  # type: ignore[arg-type]
         return
     ran = batch.ran[position]
     if ran.error is not None:
         body = ran.body or b""
-        line = Line(entry.custom_id, position, "errored", body, ran.status, ran.error, identity)
+        line = OutputLine(entry.custom_id, position, "errored", body, ran.status, ran.error, identity)
     else:
-        line = Line(entry.custom_id, position, "succeeded", batch.body(position), 200, None, identity)
+        line = OutputLine(entry.custom_id, position, "succeeded", batch.body(position), 200, None, identity)
     yield from _damaged(batch, evolve(line, metadata=entry.metadata), position)
 
 
-def _damaged(batch: StoredBatch, line: Line, position: int) -> Iterator[Line]:
+def _damaged(batch: StoredBatch, line: OutputLine, position: int) -> Iterator[OutputLine]:
     faults = batch.ran[position].faults
     if "malformed_lines" in faults:
         damage = "cut" if batch.rng.uniform("torn", batch.id, position) < 0.5 else "garbage"
@@ -111,7 +111,7 @@ def _other(batch: StoredBatch, position: int) -> int | None:
     return None
 
 
-def encode_lines(lines: Iterable[Line], write: Callable[[Line], bytes]) -> list[bytes]:
+def encode_lines(lines: Iterable[OutputLine], write: Callable[[OutputLine], bytes]) -> list[bytes]:
     """Return the lines as bytes with their line ends, and with their damage.
 
     Args:

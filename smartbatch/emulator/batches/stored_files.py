@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 
-from smartbatch.emulator.batches.batch_records import BatchBackendError, RemoteFile
+from smartbatch.emulator.batches.batch_records import BatchBackendError, StoredFile
 
 Account = tuple[str, str]
 """An API's name and the key: the owner of files and batches."""
@@ -21,7 +21,7 @@ class Files:
 
     def __init__(self, name: Callable[[int], str]) -> None:
         self._name = name
-        self._files: dict[Account, dict[str, RemoteFile]] = defaultdict(dict)
+        self._files: dict[Account, dict[str, StoredFile]] = defaultdict(dict)
         self._uploads = 0
 
     def put(
@@ -34,7 +34,7 @@ class Files:
         identity: str | None,
         purpose: str,
         lifetime: float = math.inf,
-    ) -> RemoteFile:
+    ) -> StoredFile:
         """Store a file; see :meth:`smartbatch.emulator.batches.backend.BatchBackend.put_file`."""
         files = self._files[account]
         if identity is None:
@@ -43,15 +43,15 @@ class Files:
         elif self.get(account, identity, now) is not None:
             raise BatchBackendError("exists", f"File {identity} already exists.")
         files.pop(identity, None)  # a file that replaces an expired one is the newest
-        files[identity] = RemoteFile(identity, name, purpose, data, now, now + lifetime)
+        files[identity] = StoredFile(identity, name, purpose, data, now, now + lifetime)
         return files[identity]
 
-    def get(self, account: Account, file_id: str, now: float) -> RemoteFile | None:
+    def get(self, account: Account, file_id: str, now: float) -> StoredFile | None:
         """Return a file; ``None`` for an unknown, deleted or expired one."""
         file = self._files[account].get(file_id)
         return file if file is not None and now < file.expires_at else None
 
-    def all(self, account: Account, now: float) -> list[RemoteFile]:
+    def all(self, account: Account, now: float) -> list[StoredFile]:
         """Return the files of an account, newest first."""
         return [file for file in reversed(self._files[account].values()) if now < file.expires_at]
 

@@ -11,7 +11,7 @@ from typing import Literal
 from attrs import frozen
 
 from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS, checked_names, fault_group
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 _NORMAL = NormalDist()
 _SCALE = 1 / (1 << 64)
@@ -28,7 +28,7 @@ class BatchRandomness:
         settings: seed, rates and hooks.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: EmulatorSettings) -> None:
         self._settings = settings
         self._seed = b"smartbatch emulator %d batch " % settings.seed
         rates = settings.batch_faults
@@ -133,7 +133,7 @@ class Timeline:
 
 
 def timeline(
-    settings: Settings,
+    settings: EmulatorSettings,
     created: float,
     turnaround: float,
     total: int,

@@ -29,8 +29,8 @@ from smartbatch.emulator.gemini.parsing import (
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.limits import LimitExceeded
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
-from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, Reply, json_reply
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, ServerReply, json_reply
+from smartbatch.emulator.settings import EmulatorSettings
 
 _CALL = re.compile(r"/(v1|v1beta)/(?:models|tunedModels)/([^/:]+):(\w+)")
 _MODELS = re.compile(r"/(v1|v1beta)/models(?:/([^/:]+))?")
@@ -46,7 +46,7 @@ class GeminiApi(Api):
         known = head.path.startswith(("/v1beta/", "/upload/", "/download/"))
         return known or bool(_CALL.fullmatch(head.path)) or _key(head) is not None
 
-    def check_key(self, head: Head, settings: Settings) -> None:
+    def check_key(self, head: Head, settings: EmulatorSettings) -> None:
         key = _key(head)
         if not key:
             message = (
@@ -64,7 +64,7 @@ class GeminiApi(Api):
             self._answer_batch if (call and call[3] in _BATCH_METHODS) or _STORED.match(head.path) else None
         )
 
-    def _answer_batch(self, head: Head, body: bytes, context: BatchContext) -> Reply:
+    def _answer_batch(self, head: Head, body: bytes, context: BatchContext) -> ServerReply:
         if is_upload_chunk(head):
             return start_or_continue(head, body, context, key=None)
         self.check_key(head, context.settings)
@@ -82,7 +82,7 @@ class GeminiApi(Api):
         parse_request = partial(_BATCH_METHODS[method], model)
         return create(body, context, key=key, model=model, method=method, parse_request=parse_request)
 
-    def find(self, head: Head, body: bytes, settings: Settings) -> Parse | Reply:
+    def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:
         if head.method == "GET" and (models := _MODELS.fullmatch(head.path)):
             return self._models(models[2], settings)
         call = _CALL.fullmatch(head.path)
@@ -105,7 +105,7 @@ class GeminiApi(Api):
     def parse_body(self, body: bytes) -> dict[str, Any]:
         return fields_of(body)
 
-    def check_model(self, model: str, settings: Settings) -> None:
+    def check_model(self, model: str, settings: EmulatorSettings) -> None:
         if settings.models is not None and model not in settings.models:
             message = (
                 f"models/{model} is not found for API version v1, or is not supported for generateContent. "
@@ -113,31 +113,33 @@ class GeminiApi(Api):
             )
             raise api_error(404, message)
 
-    def overloaded(self) -> Reply:
-        return Reply(503, error_body(503, "The model is overloaded. Please try again later."))
+    def overloaded(self) -> ServerReply:
+        return ServerReply(503, error_body(503, "The model is overloaded. Please try again later."))
 
-    def internal_error(self) -> Reply:
-        return Reply(500, error_body(500, "An internal error has occurred. Please retry."))
+    def internal_error(self) -> ServerReply:
+        return ServerReply(500, error_body(500, "An internal error has occurred. Please retry."))
 
-    def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> Reply:
+    def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> ServerReply:
         if not hint:  # the answer when capacity is short names neither a quota nor a wait
-            return Reply(429, error_body(429, QUOTA_EXHAUSTED))
+            return ServerReply(429, error_body(429, QUOTA_EXHAUSTED))
         if not exceeded.real:
-            return Reply(429, error_body(429, QUOTA_EXHAUSTED, _retry_info(f"{exceeded.wait or 0:.9f}s")))
+            return ServerReply(
+                429, error_body(429, QUOTA_EXHAUSTED, _retry_info(f"{exceeded.wait or 0:.9f}s"))
+            )
         if exceeded.what == "requests":
             quota = ("generate_requests", "GenerateRequestsPerMinutePerProjectPerModel")
         else:
             quota = ("input_token_count", "GenerateContentPaidTierInputTokensPerModelPerMinute")
-        return Reply(429, _exhausted(*quota, str(exceeded.limit), model, f"{exceeded.wait or 0:.9f}s"))
+        return ServerReply(429, _exhausted(*quota, str(exceeded.limit), model, f"{exceeded.wait or 0:.9f}s"))
 
-    def quota_exhausted(self, model: str) -> Reply:
+    def quota_exhausted(self, model: str) -> ServerReply:
         # The wait is that of the service, although the quota is available again only at midnight.
         quota = ("generate_requests", "GenerateRequestsPerDayPerProjectPerModel")
-        return Reply(429, _exhausted(*quota, "250", model, "12.345678901s"))
+        return ServerReply(429, _exhausted(*quota, "250", model, "12.345678901s"))
 
-    def no_capacity(self) -> Reply:
+    def no_capacity(self) -> ServerReply:
         message = "This model is currently at capacity in the flex tier. Please try again later."
-        return Reply(503, error_body(503, message))
+        return ServerReply(503, error_body(503, message))
 
     def unsupported_tier(self, model: str) -> ApiError:
         return api_error(400, f"RequestHandler tier flex is not supported for models/{model}.")
@@ -145,7 +147,7 @@ class GeminiApi(Api):
     def headers(self, identity: str, seconds: float) -> list[tuple[str, str]]:  # noqa: ARG002
         return [("server-timing", f"gfet4t7; dur={int(seconds * 1000)}")]
 
-    def _models(self, name: str | None, settings: Settings) -> Reply:
+    def _models(self, name: str | None, settings: EmulatorSettings) -> ServerReply:
         if name is None:
             models = [_model(each) for each in settings.models or _DEFAULT_MODELS]
             return json_reply({"models": models})
@@ -153,7 +155,7 @@ class GeminiApi(Api):
         return json_reply(_model(name))
 
 
-def _counted(fields: Mapping[str, Any]) -> Reply:
+def _counted(fields: Mapping[str, Any]) -> ServerReply:
     contents = found(fields, "contents")
     if not isinstance(contents, list) or not contents:
         raise api_error(400, "* CountTokensRequest.contents: contents is not specified")

@@ -8,10 +8,10 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch.emulator.batches.batch_records import Entry, Problem, parse_entry
+from smartbatch.emulator.batches.batch_records import Entry, InputProblem, parse_entry
 from smartbatch.emulator.gemini.parsing import api_error, decode_body, found
 from smartbatch.emulator.parsed_requests import MalformedBody, ModelCall, decode_object
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 MAX_INLINE = 20 * 1024 * 1024
 """The most bytes of a create with inline requests."""
@@ -21,7 +21,7 @@ ParseRequest = Callable[[Mapping[str, Any]], ModelCall]
 
 
 @frozen
-class Creation:
+class ParsedCreate:
     """A parsed create; it has either a file or inline requests.
 
     Attributes:
@@ -35,7 +35,7 @@ class Creation:
     requests: list[Any] | None
 
 
-def parse_creation(body: bytes) -> Creation:
+def parse_creation(body: bytes) -> ParsedCreate:
     """Parse the body of a create, or raise :class:`ApiError`."""
     batch = decode_body(body).get("batch")
     config = found(batch, "inputConfig") if isinstance(batch, Mapping) else None
@@ -50,16 +50,18 @@ def parse_creation(body: bytes) -> Creation:
     if file is not None:
         if not isinstance(file, str) or not file.startswith("files/"):
             raise api_error(400, "* input_config.file_name: must be the name of a file, files/…")
-        return Creation(name, file, None)
+        return ParsedCreate(name, file, None)
     requests = inline.get("requests") if isinstance(inline, Mapping) else None
     if not isinstance(requests, list) or not requests:
         raise api_error(400, "* input_config.requests.requests: must not be empty")
     if len(body) > MAX_INLINE:
         raise api_error(400, f"Request payload size exceeds the limit: {MAX_INLINE} bytes.")
-    return Creation(name, None, requests)
+    return ParsedCreate(name, None, requests)
 
 
-def inline_entries(requests: list[Any], parse_request: ParseRequest, settings: Settings) -> list[Entry]:
+def inline_entries(
+    requests: list[Any], parse_request: ParseRequest, settings: EmulatorSettings
+) -> list[Entry]:
     """Return the entries of inline requests, or raise :class:`ApiError` for an invalid one."""
     entries = []
     for number, item in enumerate(requests):
@@ -75,12 +77,12 @@ def inline_entries(requests: list[Any], parse_request: ParseRequest, settings: S
 
 
 def entries_in_file(
-    data: bytes, parse_request: ParseRequest, settings: Settings
-) -> tuple[list[Entry], list[Problem]]:
+    data: bytes, parse_request: ParseRequest, settings: EmulatorSettings
+) -> tuple[list[Entry], list[InputProblem]]:
     """Return the entries of a file of JSON lines, and the problems that its validation finds."""
     entries: list[Entry] = []
     if len(data) > (settings.batch_max_bytes or len(data)):
-        return [], [Problem("too_large", "The input file is larger than a batch may be.")]
+        return [], [InputProblem("too_large", "The input file is larger than a batch may be.")]
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
@@ -88,15 +90,17 @@ def entries_in_file(
             row = decode_object(line)
         except MalformedBody:
             message = f"Line {number} of the input file is no JSON object."
-            return [], [Problem("invalid_json", message, number)]
+            return [], [InputProblem("invalid_json", message, number)]
         request, key = row.get("request"), row.get("key")
         if not isinstance(request, Mapping):
-            return [], [Problem("no_request", f"Line {number} of the input file has no request.", number)]
+            return [], [
+                InputProblem("no_request", f"Line {number} of the input file has no request.", number)
+            ]
         entries.append(parse_entry(_text_or_none(key), partial(parse_request, request), settings))
     if not entries:
-        return [], [Problem("empty_file", "The input file has no requests.")]
+        return [], [InputProblem("empty_file", "The input file has no requests.")]
     if len(entries) > (settings.batch_max_lines or len(entries)):
-        return [], [Problem("too_many", "The input file has more requests than a batch may have.")]
+        return [], [InputProblem("too_many", "The input file has more requests than a batch may have.")]
     return entries, []
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smartbatch.emulator.batches.batch_records import Counts, Line, RemoteBatch
+from smartbatch.emulator.batches.batch_records import BatchSnapshot, Counts, OutputLine
 from smartbatch.emulator.provider_api import BatchContext
 
 GENERATE = "batchGenerateContent"
@@ -35,7 +35,7 @@ _RETRY = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "1s
 
 
 def operation(
-    batch: RemoteBatch, context: BatchContext, inline: Sequence[Line] | None = None
+    batch: BatchSnapshot, context: BatchContext, inline: Sequence[OutputLine] | None = None
 ) -> dict[str, Any]:
     """Return the long-running operation of a batch.
 
@@ -84,7 +84,7 @@ def _stats(counts: Counts) -> dict[str, str]:
 
 
 def _output(
-    batch: RemoteBatch, context: BatchContext, inline: Sequence[Line] | None
+    batch: BatchSnapshot, context: BatchContext, inline: Sequence[OutputLine] | None
 ) -> dict[str, Any] | None:
     """Return the file with the results, or the inline results; ``None`` without results.
 
@@ -97,13 +97,13 @@ def _output(
     return None if inline is None else inline_output(inline, batch.endpoint, context)
 
 
-def inline_output(lines: Sequence[Line], endpoint: str, context: BatchContext) -> dict[str, Any]:
+def inline_output(lines: Sequence[OutputLine], endpoint: str, context: BatchContext) -> dict[str, Any]:
     """Return the inline results of a batch."""
     shapes = [_inline(line, endpoint, context) for line in lines]
     return {_INLINE[endpoint]: {"inlinedResponses": shapes}}
 
 
-def _inline(line: Line, endpoint: str, context: BatchContext) -> dict[str, Any]:
+def _inline(line: OutputLine, endpoint: str, context: BatchContext) -> dict[str, Any]:
     # A line that is malformed in a file is an empty object here.
     shape = {} if line.damage else _outcome(line, endpoint, context)
     metadata = line.metadata
@@ -116,7 +116,7 @@ def _inline(line: Line, endpoint: str, context: BatchContext) -> dict[str, Any]:
     )
 
 
-def line_shape(line: Line, endpoint: str, context: BatchContext) -> bytes:
+def line_shape(line: OutputLine, endpoint: str, context: BatchContext) -> bytes:
     """Return a line of a file of results as JSON, without its line end."""
     key = {} if line.custom_id is None else {"key": line.custom_id}
     shape = _outcome(line, endpoint, context)
@@ -125,7 +125,7 @@ def line_shape(line: Line, endpoint: str, context: BatchContext) -> bytes:
     return json.dumps(whole).encode()
 
 
-def _outcome(line: Line, endpoint: str, context: BatchContext) -> dict[str, Any]:
+def _outcome(line: OutputLine, endpoint: str, context: BatchContext) -> dict[str, Any]:
     match line.outcome:
         case "succeeded":
             response: dict[str, Any] = json.loads(line.body)
@@ -139,7 +139,7 @@ def _outcome(line: Line, endpoint: str, context: BatchContext) -> dict[str, Any]
     return {"error": _error(line, context)}
 
 
-def _error(line: Line, context: BatchContext) -> dict[str, Any]:
+def _error(line: OutputLine, context: BatchContext) -> dict[str, Any]:
     code, message = 0, ""
     if line.error == "refused":
         error_fields = json.loads(line.body)["error"]
@@ -160,7 +160,7 @@ _ERRORS = {
 }
 
 
-def _failure(batch: RemoteBatch) -> Mapping[str, Any] | None:
+def _failure(batch: BatchSnapshot) -> Mapping[str, Any] | None:
     """Return the error of a batch that failed, expired or was cancelled."""
     match batch.state:
         case "failed":

@@ -13,14 +13,20 @@ from urllib.parse import parse_qs
 
 from attrs import evolve
 
-from smartbatch.emulator.batches.batch_records import BatchBackendError, Entry, Line, Problem, RemoteBatch
+from smartbatch.emulator.batches.batch_records import (
+    BatchBackendError,
+    BatchSnapshot,
+    Entry,
+    InputProblem,
+    OutputLine,
+)
 from smartbatch.emulator.gemini.batch_input import entries_in_file, inline_entries, parse_creation
 from smartbatch.emulator.gemini.batch_shapes import operation
 from smartbatch.emulator.gemini.parsing import QUOTA_EXHAUSTED, api_error, no_such_file, unknown_url
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.paging import Item, page_after
 from smartbatch.emulator.parsed_requests import ApiError, ModelCall
-from smartbatch.emulator.provider_api import BatchContext, Reply, json_reply
+from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_reply
 
 _PATH = re.compile(r"/(?:v1|v1beta)/batches(?:/([^/:]+)(:cancel)?)?")
 _API = "gemini"
@@ -35,7 +41,7 @@ def create(
     model: str,
     method: str,
     parse_request: Callable[[Mapping[str, Any]], ModelCall],
-) -> Reply:
+) -> ServerReply:
     """Create a batch.
 
     Args:
@@ -54,7 +60,7 @@ def create(
     label = {"displayName": creation.display_name} if creation.display_name else {}
     file_id = None if creation.file is None else creation.file.removeprefix("files/")
     entries: list[Entry] = []
-    problems: list[Problem] = []
+    problems: list[InputProblem] = []
     if creation.requests is not None:
         entries = inline_entries(creation.requests, parse_request, settings)
     # The backend refuses a missing file, as only it knows whether the create arrives.
@@ -72,7 +78,7 @@ def create(
     return json_reply(operation(batch, context))
 
 
-def answer_batches(head: Head, context: BatchContext, *, key: str) -> Reply:
+def answer_batches(head: Head, context: BatchContext, *, key: str) -> ServerReply:
     """Return the reply to a request about batches that exist, or raise :class:`ApiError`."""
     path = _PATH.fullmatch(head.path)
     if path is None:
@@ -94,7 +100,7 @@ def answer_batches(head: Head, context: BatchContext, *, key: str) -> Reply:
     raise unknown_url(head)
 
 
-def _get(name: str, context: BatchContext, key: str) -> Reply:
+def _get(name: str, context: BatchContext, key: str) -> ServerReply:
     batch = context.backend.batch(_API, key, name, context.now)
     if batch is None:
         raise _not_found()
@@ -108,7 +114,7 @@ def _get(name: str, context: BatchContext, key: str) -> Reply:
     return evolve(reply, delivered=lambda: context.backend.delivered(batch.id, lines))
 
 
-def _inline_lines(batch: RemoteBatch, context: BatchContext, key: str) -> list[Line]:
+def _inline_lines(batch: BatchSnapshot, context: BatchContext, key: str) -> list[OutputLine]:
     try:
         return context.backend.outputs(_API, key, batch.id, context.now)
     except BatchBackendError as error:
@@ -117,7 +123,7 @@ def _inline_lines(batch: RemoteBatch, context: BatchContext, key: str) -> list[L
         return []  # no longer kept
 
 
-def _list(head: Head, context: BatchContext, key: str) -> Reply:
+def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
     batches = context.backend.batches(_API, key, context.now)
     page, token = page_of(head, batches, _PAGE, _MAX_PAGE)
     # Lists omit inline results.

@@ -18,13 +18,13 @@ from urllib.parse import parse_qs
 
 from attrs import define, field
 
-from smartbatch.emulator.batches.batch_records import BatchBackendError, RemoteFile
+from smartbatch.emulator.batches.batch_records import BatchBackendError, StoredFile
 from smartbatch.emulator.gemini.batch_shapes import line_shape
 from smartbatch.emulator.gemini.batches import page_of
 from smartbatch.emulator.gemini.parsing import api_error, decode_body, found, no_such_file, unknown_url
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.parsed_requests import ApiError
-from smartbatch.emulator.provider_api import BatchContext, Reply, json_reply
+from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_reply
 
 LIFETIME = 48 * 3600.0
 """Seconds an uploaded file is kept."""
@@ -54,7 +54,7 @@ def is_upload_chunk(head: Head) -> bool:
     return bool(_UPLOAD.fullmatch(head.path)) and "upload_id" in parse_qs(head.query)
 
 
-def start_or_continue(head: Head, body: bytes, context: BatchContext, *, key: str | None) -> Reply:
+def start_or_continue(head: Head, body: bytes, context: BatchContext, *, key: str | None) -> ServerReply:
     """Return the reply to a step of an upload, or raise :class:`ApiError`.
 
     Args:
@@ -74,10 +74,10 @@ def start_or_continue(head: Head, body: bytes, context: BatchContext, *, key: st
         return _upload_chunk(head, body, context, commands)
     except ApiError as error:
         # Without this header the SDK sends the chunk again, up to three times.
-        return Reply(error.status, error.body, headers=[("x-goog-upload-status", "final")])
+        return ServerReply(error.status, error.body, headers=[("x-goog-upload-status", "final")])
 
 
-def _upload_chunk(head: Head, body: bytes, context: BatchContext, commands: list[str]) -> Reply:
+def _upload_chunk(head: Head, body: bytes, context: BatchContext, commands: list[str]) -> ServerReply:
     name = parse_qs(head.query)["upload_id"][0]
     upload = context.backend.open_uploads.get(name)
     if not isinstance(upload, _Upload):
@@ -89,7 +89,7 @@ def _upload_chunk(head: Head, body: bytes, context: BatchContext, commands: list
     return _append(head, body, context, name, upload, last="finalize" in commands)
 
 
-def _start(head: Head, body: bytes, context: BatchContext, key: str) -> Reply:
+def _start(head: Head, body: bytes, context: BatchContext, key: str) -> ServerReply:
     given = decode_body(body).get("file") if body.strip() else {}
     file: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     identity = _requested_id(file.get("name"))
@@ -105,7 +105,7 @@ def _start(head: Head, body: bytes, context: BatchContext, key: str) -> Reply:
     context.backend.open_uploads[name] = upload
     address = f"{context.url}{head.path}?upload_id={name}&upload_protocol=resumable"
     headers = [("x-goog-upload-url", address), ("x-goog-upload-status", "active")]
-    return Reply(200, b"{}", headers=headers)
+    return ServerReply(200, b"{}", headers=headers)
 
 
 def _requested_id(name: Any) -> str | None:
@@ -120,7 +120,7 @@ def _requested_id(name: Any) -> str | None:
 
 def _append(
     head: Head, body: bytes, context: BatchContext, name: str, upload: _Upload, *, last: bool
-) -> Reply:
+) -> ServerReply:
     offset = head.headers.get("x-goog-upload-offset", "0")
     if offset != str(len(upload.data)):
         raise api_error(400, f"The upload offset is {offset}, but {len(upload.data)} bytes are here.")
@@ -138,19 +138,19 @@ def _append(
     except BatchBackendError:
         raise _already_exists(upload.identity) from None
     body = json.dumps({"file": _shape(file, context)}).encode()
-    return Reply(200, body, headers=[("x-goog-upload-status", "final")])
+    return ServerReply(200, body, headers=[("x-goog-upload-status", "final")])
 
 
-def _unfinished(upload: _Upload) -> Reply:
+def _unfinished(upload: _Upload) -> ServerReply:
     received = ("x-goog-upload-size-received", str(len(upload.data)))
-    return Reply(200, b"", headers=[("x-goog-upload-status", "active"), received])
+    return ServerReply(200, b"", headers=[("x-goog-upload-status", "active"), received])
 
 
 def _already_exists(identity: str | None) -> ApiError:
     return api_error(409, f"Requested entity already exists: files/{identity}")
 
 
-def answer_files(head: Head, context: BatchContext, *, key: str) -> Reply:
+def answer_files(head: Head, context: BatchContext, *, key: str) -> ServerReply:
     """Return the reply to a request about files that exist, or raise :class:`ApiError`."""
     path = _PATH.fullmatch(head.path)
     if path is None or (path["download"] and not path["media"]):
@@ -172,14 +172,14 @@ def answer_files(head: Head, context: BatchContext, *, key: str) -> Reply:
     raise unknown_url(head)
 
 
-def _list(head: Head, context: BatchContext, key: str) -> Reply:
+def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
     files = context.backend.files(_API, key, context.now)
     page, token = page_of(head, files, _PAGE, _MAX_PAGE)
     shape: dict[str, Any] = {"files": [_shape(file, context) for file in page]} if page else {}
     return json_reply(shape | ({"nextPageToken": token} if token else {}))
 
 
-def _download(file: RemoteFile, context: BatchContext, key: str) -> Reply:
+def _download(file: StoredFile, context: BatchContext, key: str) -> ServerReply:
     if file.batch is None:
         raise api_error(400, "Only generated files can be downloaded.")
     batch = context.backend.batch(_API, key, file.batch, context.now)
@@ -194,10 +194,12 @@ def _download(file: RemoteFile, context: BatchContext, key: str) -> Reply:
         if error.reason == "unavailable":
             raise api_error(503, "The service is currently unavailable.") from error
         raise no_such_file(file.id) from error
-    return Reply(200, fetched.body, content_type="application/octet-stream", delivered=fetched.delivered)
+    return ServerReply(
+        200, fetched.body, content_type="application/octet-stream", delivered=fetched.delivered
+    )
 
 
-def _shape(file: RemoteFile, context: BatchContext) -> dict[str, Any]:
+def _shape(file: StoredFile, context: BatchContext) -> dict[str, Any]:
     generated = file.batch is not None
     uri = f"{context.url}/v1beta/files/{file.id}"
     shape: dict[str, Any] = {

@@ -15,7 +15,7 @@ from smartbatch.emulator.parsed_requests import (
     ModelOutput,
     complete,
 )
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 _FINISH_REASONS = {"stop": "STOP", "length": "MAX_TOKENS"}
 
@@ -58,7 +58,7 @@ class _Generation(ModelCall):
         self._request = request
         self._sse = sse
 
-    def run(self, settings: Settings, identity: str, *, refuse: bool) -> ModelOutput:
+    def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
         request = self._request
         try:
             answer = complete(settings, request)
@@ -91,7 +91,7 @@ class _Embeddings(ModelCall):
         self._texts = texts
         self._dimensions = dimensions
 
-    def run(self, settings: Settings, identity: str, *, refuse: bool) -> ModelOutput:  # noqa: ARG002
+    def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:  # noqa: ARG002
         vectors = [{"values": list(vector_for(text, self.model, self._dimensions))} for text in self._texts]
         body = {"embeddings": vectors, "usageMetadata": {"promptTokenCount": self.charge}}
         return ModelOutput(json.dumps(body).encode(), 0, self.charge)
@@ -104,7 +104,7 @@ class _Embedding(ModelCall):
         self.model, self.prompt, self.charge = model, text, count_tokens(text)
         self._dimensions = dimensions
 
-    def run(self, settings: Settings, identity: str, *, refuse: bool) -> ModelOutput:  # noqa: ARG002
+    def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:  # noqa: ARG002
         values = list(vector_for(self.prompt, self.model, self._dimensions))
         body = {"embedding": {"values": values}, "tokenCount": str(self.charge)}
         return ModelOutput(json.dumps(body).encode(), 0, self.charge)

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from smartbatch.emulator.http.head import BadRequest, ChunkedBody, Head, parse_head
 from smartbatch.emulator.openai.parsing import error_body
-from smartbatch.emulator.provider_api import Reply
+from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.emulator.request_handling import RequestHandler
 
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
@@ -25,7 +25,7 @@ _STATUS_LINES[499] = "HTTP/1.1 499 Client Closed Request\r\n"
 _STATUS_LINES[529] = "HTTP/1.1 529 Overloaded\r\n"
 
 
-class Connection(asyncio.Protocol):
+class ServerConnection(asyncio.Protocol):
     """The server's side of a connection.
 
     Args:
@@ -35,7 +35,10 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(
-        self, handler: RequestHandler, loop: asyncio.AbstractEventLoop, open_connections: set[Connection]
+        self,
+        handler: RequestHandler,
+        loop: asyncio.AbstractEventLoop,
+        open_connections: set[ServerConnection],
     ) -> None:
         self._handler = handler
         self._loop = loop
@@ -46,7 +49,7 @@ class Connection(asyncio.Protocol):
         self._busy = False
         self._draining = False
         self._closed = False
-        self._unsent: list[Reply] = []
+        self._unsent: list[ServerReply] = []
         self._transport: asyncio.Transport
 
     # callbacks of asyncio
@@ -174,7 +177,7 @@ class Connection(asyncio.Protocol):
         else:
             self._deliver(head, reply)
 
-    def _deliver(self, head: Head, reply: Reply) -> None:
+    def _deliver(self, head: Head, reply: ServerReply) -> None:
         """Record a reply in the ledger and send it, with the damage of its fault."""
         if self._closed or self._transport.is_closing():
             self._record(reply, delivered=False, sent=False)
@@ -202,7 +205,7 @@ class Connection(asyncio.Protocol):
             case _:
                 self._send(head, reply, _encoded(head, reply))
 
-    def _send(self, head: Head, reply: Reply, data: bytes) -> None:
+    def _send(self, head: Head, reply: ServerReply, data: bytes) -> None:
         """Send the last bytes of a reply and continue with the next request."""
         # Recorded before it is written, so that a client with its answer finds it in the ledger.
         if reply.delivered is not None:
@@ -226,7 +229,7 @@ class Connection(asyncio.Protocol):
             # Not at once: many pipelined requests would recurse and block other connections.
             self._loop.call_soon(self._read)
 
-    def _send_slowly(self, head: Head, reply: Reply) -> None:
+    def _send_slowly(self, head: Head, reply: ServerReply) -> None:
         data = _encoded(head, reply)
         start = len(data) - _body_size(reply)
         step = max(1, (len(data) - start) // _SLOW_PIECES)
@@ -235,7 +238,7 @@ class Connection(asyncio.Protocol):
             head, reply, [data[:start], *pieces], self._handler.settings.hang_seconds / len(pieces)
         )
 
-    def _send_events(self, head: Head, reply: Reply, events: list[bytes]) -> None:
+    def _send_events(self, head: Head, reply: ServerReply, events: list[bytes]) -> None:
         first = _first_bytes(head, reply, None)
         pieces = [_chunk(event) if head.is_http_1_1 else event for event in events]
         pieces[0] = first + pieces[0]
@@ -243,7 +246,7 @@ class Connection(asyncio.Protocol):
             pieces[-1] += b"0\r\n\r\n"
         self._send_pieces(head, reply, pieces, reply.event_interval)
 
-    def _send_pieces(self, head: Head, reply: Reply, pieces: list[bytes], pause: float) -> None:
+    def _send_pieces(self, head: Head, reply: ServerReply, pieces: list[bytes], pause: float) -> None:
         """Send pieces with a pause in seconds between them; the reply is billed when the first is sent."""
         self._record(reply, delivered=False)
         rest = iter(pieces[:-1])
@@ -260,7 +263,7 @@ class Connection(asyncio.Protocol):
 
         step()
 
-    def _record(self, reply: Reply, *, delivered: bool, sent: bool = True) -> None:
+    def _record(self, reply: ServerReply, *, delivered: bool, sent: bool = True) -> None:
         if reply.call is not None:
             self._handler.ledger.close(
                 reply.call, status=reply.status if sent else None, billed=reply.billed, delivered=delivered
@@ -273,11 +276,11 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
 
-def _body_size(reply: Reply) -> int:
+def _body_size(reply: ServerReply) -> int:
     return len(reply.body) if isinstance(reply.body, bytes) else sum(map(len, reply.body))
 
 
-def _half(data: bytes, reply: Reply) -> bytes:
+def _half(data: bytes, reply: ServerReply) -> bytes:
     """Return the bytes of a reply without the second half of its body."""
     return data[: len(data) - max(1, _body_size(reply) // 2)]
 
@@ -286,7 +289,7 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def _encoded(head: Head, reply: Reply) -> bytes:
+def _encoded(head: Head, reply: ServerReply) -> bytes:
     """Return the whole reply as bytes; a stream is chunked or, for HTTP/1.0, ends with the connection."""
     body = reply.body
     size = len(body) if isinstance(body, bytes) else None
@@ -298,7 +301,7 @@ def _encoded(head: Head, reply: Reply) -> bytes:
     return first + b"".join(map(_chunk, body)) + b"0\r\n\r\n"
 
 
-def _first_bytes(head: Head, reply: Reply, size: int | None) -> bytes:
+def _first_bytes(head: Head, reply: ServerReply, size: int | None) -> bytes:
     return _head_bytes(
         reply.status, reply.content_type, size, reply.headers, keep=head.keep_alive, chunked=head.is_http_1_1
     )

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Unpack
 
-from smartbatch.emulator.http.connection import Connection
+from smartbatch.emulator.http.connection import ServerConnection
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.request_handling import RequestHandler
-from smartbatch.emulator.settings import EmulatorParams, Settings, loopback
+from smartbatch.emulator.settings import EmulatorParams, EmulatorSettings, loopback
 from smartbatch.errors import ConfigError
 
 _BACKLOG = 1024  # connections that the kernel queues before they are accepted
@@ -30,7 +30,7 @@ class Emulator:
         host: a loopback address.
         port: 0 selects a free one.
         ledger_file: see :class:`~smartbatch.emulator.ledger.Ledger`.
-        settings: see :class:`~smartbatch.emulator.settings.Settings`.
+        settings: see :class:`~smartbatch.emulator.settings.EmulatorSettings`.
 
     Attributes:
         ledger: every request, and every line of a batch that ran.
@@ -51,7 +51,7 @@ class Emulator:
         ledger_file: str | Path | None = None,
         **settings: Unpack[EmulatorParams],
     ) -> None:
-        checked = Settings(**Settings.check_names(settings))
+        checked = EmulatorSettings(**EmulatorSettings.check_names(settings))
         self._host = loopback(host)
         self._socket = _listen(self._host, port)
         self.port: int = self._socket.getsockname()[1]
@@ -77,7 +77,7 @@ class Emulator:
         return f"{self.url}/v1"
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> EmulatorSettings:
         """The settings in force."""
         return self.handler.settings
 
@@ -152,9 +152,9 @@ class Emulator:
             loop.close()
 
     async def _serve_until(self, loop: asyncio.AbstractEventLoop, end: asyncio.Future[None]) -> None:
-        connections: set[Connection] = set()
+        connections: set[ServerConnection] = set()
         server = await loop.create_server(
-            lambda: Connection(self.handler, loop, connections), sock=self._socket, backlog=_BACKLOG
+            lambda: ServerConnection(self.handler, loop, connections), sock=self._socket, backlog=_BACKLOG
         )
         await end
         server.close()

@@ -14,8 +14,8 @@ from smartbatch.emulator.openai import batches, bodies
 from smartbatch.emulator.openai.model_calls import MODEL_CALLS
 from smartbatch.emulator.openai.parsing import api_error, error_body, parse_body
 from smartbatch.emulator.parsed_requests import ApiError
-from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, Reply, json_reply
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, ServerReply, json_reply
+from smartbatch.emulator.settings import EmulatorSettings
 
 
 class OpenAIApi(Api):
@@ -24,7 +24,7 @@ class OpenAIApi(Api):
     def serves(self, head: Head) -> bool:  # noqa: ARG002
         return True
 
-    def check_key(self, head: Head, settings: Settings) -> None:
+    def check_key(self, head: Head, settings: EmulatorSettings) -> None:
         scheme, _, key = head.authorization.partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             message = (
@@ -37,11 +37,11 @@ class OpenAIApi(Api):
     def batch_endpoint(self, head: Head) -> BatchEndpoint | None:
         return None if batches.PATH.fullmatch(head.path) is None else self._answer_batch
 
-    def _answer_batch(self, head: Head, body: bytes, context: BatchContext) -> Reply:
+    def _answer_batch(self, head: Head, body: bytes, context: BatchContext) -> ServerReply:
         self.check_key(head, context.settings)
         return batches.answer(head, body, context, head.authorization.partition(" ")[2].strip())
 
-    def find(self, head: Head, body: bytes, settings: Settings) -> Parse | Reply:  # noqa: ARG002
+    def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:  # noqa: ARG002
         if head.path == "/v1/models" or head.path.startswith("/v1/models/"):
             return self._models(head, settings)
         parse = MODEL_CALLS.get(head.path)
@@ -54,28 +54,30 @@ class OpenAIApi(Api):
     def parse_body(self, body: bytes) -> dict[str, Any]:
         return parse_body(body)
 
-    def check_model(self, model: str, settings: Settings) -> None:
+    def check_model(self, model: str, settings: EmulatorSettings) -> None:
         if settings.models is not None and model not in settings.models:
             message = f"The model `{model}` does not exist or you do not have access to it."
             raise api_error(404, message, code="model_not_found", param="model")
 
-    def overloaded(self) -> Reply:
+    def overloaded(self) -> ServerReply:
         message = "The server is currently overloaded. Please try again later."
-        return Reply(503, error_body(message, type_="server_error", code="server_overloaded"))
+        return ServerReply(503, error_body(message, type_="server_error", code="server_overloaded"))
 
-    def internal_error(self) -> Reply:
-        return Reply(500, error_body("The server had an error.", type_="server_error"))
+    def internal_error(self) -> ServerReply:
+        return ServerReply(500, error_body("The server had an error.", type_="server_error"))
 
-    def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> Reply:
+    def rate_limited(self, exceeded: LimitExceeded, model: str, *, hint: bool) -> ServerReply:
         headers = _retry_after(exceeded.wait) if hint else []
-        return Reply(429, bodies.limit_error(exceeded, model), headers=headers)
+        return ServerReply(429, bodies.limit_error(exceeded, model), headers=headers)
 
-    def quota_exhausted(self, model: str) -> Reply:  # noqa: ARG002
-        return Reply(429, bodies.INSUFFICIENT_QUOTA)
+    def quota_exhausted(self, model: str) -> ServerReply:  # noqa: ARG002
+        return ServerReply(429, bodies.INSUFFICIENT_QUOTA)
 
-    def no_capacity(self) -> Reply:
+    def no_capacity(self) -> ServerReply:
         message = "Resource Unavailable: flex processing has no capacity for your request at this time."
-        return Reply(429, error_body(message, type_="resource_unavailable", code="resource_unavailable"))
+        return ServerReply(
+            429, error_body(message, type_="resource_unavailable", code="resource_unavailable")
+        )
 
     def unsupported_tier(self, model: str) -> ApiError:
         message = f"Invalid service_tier argument: flex is not available for the model `{model}`."
@@ -91,7 +93,7 @@ class OpenAIApi(Api):
     def limit_headers(self, limits: Limits, now: float) -> list[tuple[str, str]]:
         return limits.headers(now)
 
-    def _models(self, head: Head, settings: Settings) -> Reply:
+    def _models(self, head: Head, settings: EmulatorSettings) -> ServerReply:
         if head.method != "GET":
             raise api_error(405, f"Not allowed to {head.method} on {head.path} (HINT: use GET)")
         name = head.path.removeprefix("/v1/models").removeprefix("/")

@@ -9,12 +9,12 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from smartbatch.emulator.batches.batch_records import Entry, Problem, parse_entry
+from smartbatch.emulator.batches.batch_records import Entry, InputProblem, parse_entry
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai.model_calls import MODEL_CALLS
 from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.parsed_requests import MalformedBody, ModelCall, decode_object
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 MAX_LINES = 50_000
 MAX_BYTES = 200 * 1024 * 1024
@@ -34,11 +34,11 @@ class Input:
     """
 
     entries: list[Entry]
-    problems: list[Problem]
+    problems: list[InputProblem]
     model: str
 
 
-def read_input(data: bytes, endpoint: str, head: Head, settings: Settings) -> Input:
+def read_input(data: bytes, endpoint: str, head: Head, settings: EmulatorSettings) -> Input:
     """Return the content of an input file.
 
     Args:
@@ -61,16 +61,16 @@ def read_input(data: bytes, endpoint: str, head: Head, settings: Settings) -> In
 class _Reader:
     endpoint: str
     head: Head
-    settings: Settings
+    settings: EmulatorSettings
     model: str | None = None
     entries: list[Entry] = field(factory=list)
-    problems: list[Problem] = field(factory=list)
+    problems: list[InputProblem] = field(factory=list)
     ids: set[str] = field(factory=set)
     inputs: int = 0
 
     def add_problem(self, code: str, message: str, line: int | None, param: str | None = None) -> None:
         if len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(Problem(code, message, line, param))
+            self.problems.append(InputProblem(code, message, line, param))
 
     def read(self, data: bytes) -> None:
         rows = [(number, row) for number, row in enumerate(data.split(b"\n"), 1) if row.strip()]

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from smartbatch.emulator.batches.batch_records import BatchBackendError, Line, RemoteBatch
+from smartbatch.emulator.batches.batch_records import BatchBackendError, BatchSnapshot, OutputLine
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai import bodies, files
 from smartbatch.emulator.openai.batch_input import read_input
 from smartbatch.emulator.openai.model_calls import MODEL_CALLS
 from smartbatch.emulator.openai.parsing import api_error, error_body, parse_body
 from smartbatch.emulator.parsed_requests import ApiError
-from smartbatch.emulator.provider_api import BatchContext, Reply, json_reply
+from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_reply
 
 PATH = re.compile(r"/v1/(files|batches)(?:/([^/]+)(?:/(content|cancel))?)?")
 """The paths of files and batches."""
@@ -40,7 +40,7 @@ _NOT_RUN = {
 }
 
 
-def answer(head: Head, body: bytes, context: BatchContext, key: str) -> Reply:
+def answer(head: Head, body: bytes, context: BatchContext, key: str) -> ServerReply:
     """Answer a request about files or batches.
 
     Raises:
@@ -74,7 +74,7 @@ def answer(head: Head, body: bytes, context: BatchContext, key: str) -> Reply:
     raise api_error(405, f"Not allowed to {head.method} on {head.path}")
 
 
-def _create(head: Head, body: bytes, context: BatchContext, key: str) -> Reply:
+def _create(head: Head, body: bytes, context: BatchContext, key: str) -> ServerReply:
     fields = parse_body(body)
     endpoint, file_id = fields.get("endpoint"), fields.get("input_file_id")
     label = _metadata(fields.get("metadata"))
@@ -111,20 +111,20 @@ def _metadata(given: Any) -> dict[str, str]:
     return given
 
 
-def _list(head: Head, context: BatchContext, key: str) -> Reply:
+def _list(head: Head, context: BatchContext, key: str) -> ServerReply:
     found = context.backend.batches(_API, key, context.now)
     shown, more = files.page(found, parse_qs(head.query), most=100, default=20)
     return json_reply(files.listing([_shape(batch, context) for batch in shown], more))
 
 
-def _get(name: str, context: BatchContext, key: str) -> Reply:
+def _get(name: str, context: BatchContext, key: str) -> ServerReply:
     batch = context.backend.batch(_API, key, name, context.now)
     if batch is None:
         raise _missing(name)
     return json_reply(_shape(batch, context))
 
 
-def _cancel(name: str, context: BatchContext, key: str) -> Reply:
+def _cancel(name: str, context: BatchContext, key: str) -> ServerReply:
     before = context.backend.batch(_API, key, name, context.now)
     if before is None:
         raise _missing(name)
@@ -148,7 +148,7 @@ def _error(error: BatchBackendError) -> ApiError:
     return api_error(_STATUSES[error.reason], error.message)
 
 
-def _shape(batch: RemoteBatch, context: BatchContext) -> dict[str, Any]:
+def _shape(batch: BatchSnapshot, context: BatchContext) -> dict[str, Any]:
     """Return the JSON of a batch."""
     state, counts = batch.state, batch.counts
     known = state not in ("validating", "failed")  # before the validation the lines are not counted
@@ -179,7 +179,7 @@ def _shape(batch: RemoteBatch, context: BatchContext) -> dict[str, Any]:
     return shape
 
 
-def _problems(batch: RemoteBatch) -> dict[str, Any] | None:
+def _problems(batch: BatchSnapshot) -> dict[str, Any] | None:
     if not batch.problems:
         return None
     data = [
@@ -189,7 +189,7 @@ def _problems(batch: RemoteBatch) -> dict[str, Any] | None:
     return {"object": "list", "data": data}
 
 
-def _times(batch: RemoteBatch, context: BatchContext) -> dict[str, int | None]:
+def _times(batch: BatchSnapshot, context: BatchContext) -> dict[str, int | None]:
     def unix(moment: float | None) -> int | None:
         return None if moment is None else int(context.backend.unix(moment))
 
@@ -206,7 +206,7 @@ def _times(batch: RemoteBatch, context: BatchContext) -> dict[str, int | None]:
     }
 
 
-def _usage(batch: RemoteBatch) -> Mapping[str, Any]:
+def _usage(batch: BatchSnapshot) -> Mapping[str, Any]:
     return {
         "input_tokens": batch.input_tokens,
         "input_tokens_details": {"cached_tokens": 0},
@@ -216,7 +216,7 @@ def _usage(batch: RemoteBatch) -> Mapping[str, Any]:
     }
 
 
-def line_bytes(line: Line) -> bytes:
+def line_bytes(line: OutputLine) -> bytes:
     """Return a line of results as JSON, without its line end."""
     error, response = b"null", b"null"
     if line.outcome in _NOT_RUN:

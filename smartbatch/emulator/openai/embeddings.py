@@ -13,7 +13,7 @@ from smartbatch.emulator.composed_answers import count_tokens, vector_for
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.parsed_requests import ModelCall, ModelOutput
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 MAX_TEXTS, MAX_TOKENS, MAX_CALL_TOKENS = 2048, 8192, 300_000
 """Inputs of a call, tokens of an input, tokens of a call (OpenAI API reference, embeddings)."""
@@ -29,7 +29,7 @@ class _Embeddings(ModelCall):
         self._dimensions = dimensions
         self._as_base64 = as_base64
 
-    def run(self, settings: Settings, identity: str, *, refuse: bool) -> ModelOutput:  # noqa: ARG002
+    def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:  # noqa: ARG002
         data = [
             {"object": "embedding", "index": index, "embedding": self._encoded(text)}
             for index, text in enumerate(self._texts)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
-from smartbatch.emulator.batches.batch_records import Download, Line, RemoteFile
+from smartbatch.emulator.batches.batch_records import Download, OutputLine, StoredFile
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.paging import Item, page_after, parse_limit
 from smartbatch.emulator.parsed_requests import ApiError
-from smartbatch.emulator.provider_api import BatchContext, Reply, json_reply
+from smartbatch.emulator.provider_api import BatchContext, ServerReply, json_reply
 
 _LIFETIME = 30 * 86_400.0
 """Seconds a file with purpose ``batch`` is kept by default (OpenAI API reference, files)."""
@@ -26,7 +26,7 @@ _FILE_NAME = re.compile(rb'\bfilename="([^"]*)"')
 _API = "openai"
 
 
-def uploaded(head: Head, body: bytes, context: BatchContext, key: str) -> Reply:
+def uploaded(head: Head, body: bytes, context: BatchContext, key: str) -> ServerReply:
     """Store the file of an upload (``multipart/form-data``)."""
     fields, name, data = _multipart(head, body)
     purpose = fields.get("purpose")
@@ -46,7 +46,7 @@ def uploaded(head: Head, body: bytes, context: BatchContext, key: str) -> Reply:
     return json_reply(_shape(file, context, len(data)))
 
 
-def listed(head: Head, context: BatchContext, key: str, write: Callable[[Line], bytes]) -> Reply:
+def listed(head: Head, context: BatchContext, key: str, write: Callable[[OutputLine], bytes]) -> ServerReply:
     """Return the list of files, newest first, or oldest first with ``order=asc``."""
     query = parse_qs(head.query)
     files = context.backend.files(_API, key, context.now)
@@ -59,13 +59,17 @@ def listed(head: Head, context: BatchContext, key: str, write: Callable[[Line], 
     return json_reply(listing(shapes, more))
 
 
-def information(file_id: str, context: BatchContext, key: str, write: Callable[[Line], bytes]) -> Reply:
+def information(
+    file_id: str, context: BatchContext, key: str, write: Callable[[OutputLine], bytes]
+) -> ServerReply:
     """Return the description of a file."""
     file = _found(file_id, context, key)
     return json_reply(_shape(file, context, _size(file, context, key, write)))
 
 
-def content(file_id: str, context: BatchContext, key: str, write: Callable[[Line], bytes]) -> Reply:
+def content(
+    file_id: str, context: BatchContext, key: str, write: Callable[[OutputLine], bytes]
+) -> ServerReply:
     """Return a file's bytes; the results of a batch are built for each download."""
     file = _found(file_id, context, key)
     if file.batch is None:
@@ -73,10 +77,12 @@ def content(file_id: str, context: BatchContext, key: str, write: Callable[[Line
     else:
         fetched = context.backend.fetch(_API, key, file.batch, context.now, write=write, part=file.part)
     disposition = ("content-disposition", f'attachment; filename="{file.id}.jsonl"')
-    return Reply(200, fetched.body, [disposition], "application/octet-stream", delivered=fetched.delivered)
+    return ServerReply(
+        200, fetched.body, [disposition], "application/octet-stream", delivered=fetched.delivered
+    )
 
 
-def deleted(file_id: str, context: BatchContext, key: str) -> Reply:
+def deleted(file_id: str, context: BatchContext, key: str) -> ServerReply:
     """Delete a file."""
     if not context.backend.delete_file(_API, key, file_id, context.now):
         raise _missing(file_id)
@@ -113,7 +119,7 @@ def listing(shapes: list[dict[str, Any]], more: bool) -> dict[str, Any]:
     return {"object": "list", "data": shapes, "first_id": first, "last_id": last, "has_more": more}
 
 
-def _found(file_id: str, context: BatchContext, key: str) -> RemoteFile:
+def _found(file_id: str, context: BatchContext, key: str) -> StoredFile:
     file = context.backend.file(_API, key, file_id, context.now)
     if file is None:
         raise _missing(file_id)
@@ -124,13 +130,13 @@ def _missing(file_id: str) -> ApiError:
     return api_error(404, f"No such File object: {file_id}", param="id")
 
 
-def _size(file: RemoteFile, context: BatchContext, key: str, write: Callable[[Line], bytes]) -> int:
+def _size(file: StoredFile, context: BatchContext, key: str, write: Callable[[OutputLine], bytes]) -> int:
     if file.batch is None or file.part is None:
         return len(file.data)
     return context.backend.size(_API, key, file.batch, context.now, write=write, part=file.part)
 
 
-def _shape(file: RemoteFile, context: BatchContext, size: int) -> dict[str, Any]:
+def _shape(file: StoredFile, context: BatchContext, size: int) -> dict[str, Any]:
     unix = context.backend.unix
     return {
         "id": file.id,

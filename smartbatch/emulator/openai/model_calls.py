@@ -20,7 +20,7 @@ from smartbatch.emulator.parsed_requests import (
     complete,
 )
 from smartbatch.emulator.provider_api import Parse
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 
 
 class _Generation(ModelCall):
@@ -48,7 +48,7 @@ class _Generation(ModelCall):
     def prompt_tokens(self) -> int:
         return self._request.input_tokens
 
-    def run(self, settings: Settings, identity: str, *, refuse: bool) -> ModelOutput:
+    def run(self, settings: EmulatorSettings, identity: str, *, refuse: bool) -> ModelOutput:
         request = self._request
         try:
             answer = complete(settings, request)

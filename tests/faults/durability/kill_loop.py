@@ -22,11 +22,11 @@ from typing import Any
 from attrs import define, field, frozen
 
 from tests.faults.durability.disturbances import MIXES, Disturber, Stage
+from tests.faults.durability.faulty_servers import LATEST, LIST_LAG
 from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.run_checks import RunReport, answered_in, check_run, notes_of
-from tests.faults.durability.servers import LATEST, LIST_LAG
 from tests.faults.durability.store_view import StoreView
-from tests.faults.durability.worker_task import AGAIN, VARIED, WorkerTask
+from tests.faults.durability.worker_task import AGAIN, VARIED, Reading, WorkerTask
 
 __all__ = ["RESTARTS", "KillLoop", "Plan", "plan_of", "settle_of"]
 
@@ -209,7 +209,7 @@ class KillLoop:
         size = rng.randint(22, 26) if plan.exchanged else rng.randint(4, 12)
         key = f"{plan.provider} {plan.seed}{VARIED * plan.exchanged}/{next(self._numbers)}"
         name = key.replace("/", "-").replace(" ", "-")
-        reading = rng.choice(["ordered", "stored", "futures"])
+        reading: Reading = rng.choice(["ordered", "stored", "futures"])
         if self._stage.commands and rng.randrange(100) < self._stage.commands:
             reading = "command"
         self.jobs.append(

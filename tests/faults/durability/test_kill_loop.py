@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.durability.faulty_servers import LIST_LAG, faulty_emulator
 from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.kill_loop import KillLoop, Plan, settle_of
 from tests.faults.durability.run_checks import RunReport
-from tests.faults.durability.servers import LIST_LAG, faulty_emulator
 from tests.faults.durability.worker_task import MODELS
 
 CYCLES = 51

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.durability.disturbances import MIXES
+from tests.faults.durability.faulty_servers import faulty_emulator
 from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.kill_loop import KillLoop, plan_of
-from tests.faults.durability.servers import faulty_emulator
 from tests.faults.durability.worker_task import MODELS
 
 FEW, SOME, MANY = 3, 8, 48

@@ -29,7 +29,7 @@ from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
-from tests.faults.durability.mutants import break_rule
+from tests.faults.durability.broken_rules import break_rule
 from tests.faults.durability.worker_task import AGAIN, MODELS, WorkerTask, prompt_of
 
 __all__ = ["client_of", "run_worker", "scale_times", "warm_up"]
@@ -129,7 +129,7 @@ def _follow_clock(place: Path) -> None:
     """Read the wall clock as a user sets it."""
     with place.open("rb") as file:
         ahead = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)
-    RealClock.wall = staticmethod(lambda: time.time() + struct.unpack("d", ahead)[0])  # type: ignore[method-assign]
+    RealClock.wall = staticmethod(lambda: time.time() + struct.unpack("d", ahead)[0])
 
 
 def _carry(client: BatchingClient, task: WorkerTask) -> None:

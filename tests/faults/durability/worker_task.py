@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from attrs import asdict, frozen
 
 from smartbatch.emulator import answer_for
 
-__all__ = ["AGAIN", "MODELS", "VARIED", "WorkerTask", "answer_to", "digest_of", "prompt_of"]
+__all__ = ["AGAIN", "MODELS", "VARIED", "Reading", "WorkerTask", "answer_to", "digest_of", "prompt_of"]
 
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 """The model a worker uses, by provider."""
@@ -18,6 +18,9 @@ VARIED = "~"
 """Marks the keys of jobs whose prompts differ in length, so that exchanged answers can be told."""
 AGAIN = 75
 """Exit code of a worker that could not go on, and may when it is started again."""
+
+
+Reading: TypeAlias = Literal["ordered", "stored", "futures", "none", "carry", "command"]
 
 
 @frozen(kw_only=True)
@@ -43,7 +46,7 @@ class WorkerTask:
         jobs: with ``carry``, how many jobs are submitted; their keys are ``key``, a dot and a number.
         until: with ``carry``, how many jobs the store must have, all ended, for the worker to end.
         lease: of a job, where it is not the supervisor's own 15; renewals and polls follow in proportion.
-        mutant: a safety rule to break, see :mod:`tests.faults.durability.mutants`.
+        mutant: a safety rule to break, see :mod:`tests.faults.durability.broken_rules`.
         seed: the emulator's, on which its answers depend.
     """
 
@@ -57,7 +60,7 @@ class WorkerTask:
     settle: float
     visibility: float
     poll: float = 0.03
-    reading: Literal["ordered", "stored", "futures", "none", "carry", "command"] = "ordered"
+    reading: Reading = "ordered"
     output: str = ""
     clock: str | None = None
     may_fail: bool = False

@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.simulation.plans import runner
 from tests.faults.simulation.scenario import Plan
-from tests.faults.simulation.world import Outcome
+from tests.faults.simulation.simulated_world import Outcome
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS
-from smartbatch.emulator.settings import Settings
+from smartbatch.emulator.settings import EmulatorSettings
 from tests.faults.simulation.scenario import HOUR, MINUTE, Flavour, Plan, Scenario
 
 __all__ = ["FaultPlan"]
@@ -40,7 +40,7 @@ class FaultPlan:
             self._ends.append("stuck")
         if flavour.api == "anthropic":
             self._ends.remove("fail_validation")  # it knows no validation as a whole
-        self.settings = Settings(
+        self.settings = EmulatorSettings(
             seed=plan.seed,
             batch_validating=5.0,
             batch_turnaround=what.turnaround,

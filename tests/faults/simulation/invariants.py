@@ -25,7 +25,7 @@ from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState
 from smartbatch.jobs.store import SqlStore
 from tests.faults.simulation.process import LIMITS
-from tests.faults.simulation.remote import digest_of
+from tests.faults.simulation.simulated_remote import digest_of
 from tests.faults.simulation.violation import Violation
 
 __all__ = ["Deliveries", "InvariantChecker"]

@@ -32,7 +32,7 @@ from smartbatch.realtime.ticket import ResultFuture
 from tests.faults.simulation.plans import plan_of
 from tests.faults.simulation.scenario import Plan
 from tests.faults.simulation.simulate import simulate
-from tests.faults.simulation.world import Outcome
+from tests.faults.simulation.simulated_world import Outcome
 
 __all__ = ["MUTANTS", "Mutant", "first_caught", "mutated", "start"]
 

@@ -13,7 +13,7 @@ from attrs import define, evolve, field
 
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.simulate import simulate
-from tests.faults.simulation.world import Outcome
+from tests.faults.simulation.simulated_world import Outcome
 
 __all__ = [
     "CASES",

@@ -22,8 +22,8 @@ from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.crash_points import CrashingStore, CrashPoints
 from tests.faults.simulation.disk import Disk, SimStore
 from tests.faults.simulation.futures import Reader
-from tests.faults.simulation.remote import Network, SimApi, tokens_of
 from tests.faults.simulation.scenario import HOUR, MINUTE
+from tests.faults.simulation.simulated_remote import Network, SimApi, tokens_of
 
 __all__ = ["LEASE", "LIMITS", "PROVIDER", "Process"]
 

@@ -15,7 +15,7 @@ from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.plans import CASES, plan_of, seeded
 from tests.faults.simulation.scenario import FLAVOURS, HOUR, Plan
 from tests.faults.simulation.simulate import simulate
-from tests.faults.simulation.world import Outcome
+from tests.faults.simulation.simulated_world import Outcome
 
 __all__ = ["POLICIES", "SEEDS", "lines_of", "recorded", "with_policy"]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from smartbatch.jobs.steps import result_lines
 from tests.faults.simulation.scenario import Plan
+from tests.faults.simulation.simulated_world import Outcome, World
 from tests.faults.simulation.violation import Violation
-from tests.faults.simulation.world import Outcome, World
 
 __all__ = ["simulate"]
 

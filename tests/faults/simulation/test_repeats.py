@@ -9,7 +9,7 @@ from attrs import evolve
 
 from tests.faults.simulation.plans import Totals, plan_of, seeded
 from tests.faults.simulation.scenario import FLAVOURS, Plan
-from tests.faults.simulation.world import Outcome
+from tests.faults.simulation.simulated_world import Outcome
 from tests.levels import sampled
 
 Run = Callable[[Iterable[Plan]], Iterator[Outcome]]

@@ -13,7 +13,7 @@ from tests.faults.simulation.plans import CASES, Totals, plan_of, seeded
 from tests.faults.simulation.recorded import POLICIES, SEEDS, lines_of, recorded, with_policy
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.simulate import simulate
-from tests.faults.simulation.world import Outcome
+from tests.faults.simulation.simulated_world import Outcome
 
 Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
 MANY = 400

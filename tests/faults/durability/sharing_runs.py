@@ -21,9 +21,9 @@ import psycopg
 from attrs import define, field, frozen
 
 from smartbatch.jobs.store import open_store
+from tests.faults.durability.faulty_servers import LIST_LAG
 from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.run_checks import billed_of, ledger_of
-from tests.faults.durability.servers import LIST_LAG
 from tests.faults.durability.worker import client_of
 from tests.faults.durability.worker_task import MODELS, WorkerTask, answer_to, digest_of, prompt_of
 

@@ -95,7 +95,7 @@ class Network:
         self._arrivals = 0
         self._foreign = 0
 
-    def arrive(self, lines: Sequence[dict[str, str]], key: str, **given: Any) -> records.RemoteBatch:
+    def arrive(self, lines: Sequence[dict[str, str]], key: str, **given: Any) -> records.BatchSnapshot:
         """Let a create arrive at the backend."""
         self.faults.late_by(self.backend, self._arrivals)
         self._arrivals += 1
@@ -169,7 +169,7 @@ class SimApi(BatchApi):
             raise _failed("the answer to the upload is lost")
         return _file(file)
 
-    def _put(self, name: str, data: bytes) -> records.RemoteFile:
+    def _put(self, name: str, data: bytes) -> records.StoredFile:
         named = name if self._flavour.named_files else None
         backend, api, now = self._network.backend, self._flavour.api, self._now()
         if named is not None and (known := backend.file(api, self._key, named, now)) is not None:
@@ -208,7 +208,7 @@ class SimApi(BatchApi):
         self._network.points.reach("create.after")
         return self._seen(batch)
 
-    def _create(self, creation: Creation) -> records.RemoteBatch:
+    def _create(self, creation: Creation) -> records.BatchSnapshot:
         if creation.file_id is not None:
             backend = self._network.backend
             file = backend.file(self._flavour.api, self._key, creation.file_id, self._now())
@@ -320,7 +320,7 @@ class SimApi(BatchApi):
     def _unix(self, moment: float) -> float:
         return self._network.backend.unix(moment) + self._network.what.skew
 
-    def _seen(self, batch: records.RemoteBatch) -> RemoteBatch:
+    def _seen(self, batch: records.BatchSnapshot) -> RemoteBatch:
         problem = batch.problems[0] if batch.problems else None
         state = RemoteState.RUNNING if batch.unknown_status else _STATES.get(batch.state, RemoteState.RUNNING)
         return RemoteBatch(
@@ -339,7 +339,7 @@ class SimApi(BatchApi):
             else ProviderError(problem.message, kind=ErrorKind.CLIENT_ERROR, code=problem.code),
         )
 
-    def _outputs(self, batch: records.RemoteBatch) -> tuple[str, ...]:
+    def _outputs(self, batch: records.BatchSnapshot) -> tuple[str, ...]:
         if not batch.ended or batch.state == "failed":
             return ()
         if self._flavour.api == "anthropic":
@@ -350,7 +350,7 @@ class SimApi(BatchApi):
         return tuple(f"{part} {name}" for part, name in parts if name is not None)
 
 
-def _file(file: records.RemoteFile) -> RemoteFile:
+def _file(file: records.StoredFile) -> RemoteFile:
     return RemoteFile(file.id, file.name, len(file.data))
 
 
@@ -368,7 +368,7 @@ def _refused(error: records.BatchBackendError) -> ProviderError:
     return ProviderError(error.message, kind=ErrorKind.CLIENT_ERROR, status=404)
 
 
-def _written(line: records.Line) -> bytes:
+def _written(line: records.OutputLine) -> bytes:
     form: dict[str, Any] = {"id": line.custom_id, "outcome": line.outcome}
     if line.error is not None:
         form["error"] = line.error

@@ -25,8 +25,8 @@ from tests.faults.simulation.faults import FaultPlan
 from tests.faults.simulation.futures import Reader
 from tests.faults.simulation.invariants import InvariantChecker
 from tests.faults.simulation.process import LEASE, PROVIDER, Process
-from tests.faults.simulation.remote import Network, digest_of, tokens_of
 from tests.faults.simulation.scenario import FLAVOURS, HOUR, MINUTE, Plan, scenario
+from tests.faults.simulation.simulated_remote import Network, digest_of, tokens_of
 from tests.faults.simulation.violation import Violation
 
 __all__ = ["Outcome", "World"]
