@@ -129,6 +129,11 @@ class Gates:
         return Permit(lane, demand, reservation, through, self.payer(demand.own_budget).reserve(demand.cost))
 
     def _look_locked(self, lane: Lane, demand: Demand, now: float) -> float:
+        lease = lane.quota.quota.lease
+        if lease is not None and lease.outages != lane.provider_health.outages:
+            lane.provider_health.outages = lease.outages
+            if lane.breaker.follow(now, self._rng, outage=lease.outage):
+                lane.provider_health.open_since = now
         at = max(lane.breaker.look(now), lane.throttle.look(now))
         if not self.payer(demand.own_budget).fits(demand.cost):
             return math.inf

@@ -36,10 +36,12 @@ class ProviderHealth:
     Attributes:
         answered: whether the provider gave any answer at all, an error included.
         open_since: when the breaker opened, monotonic seconds; ``None`` while it is closed.
+        outages: changes that other processes told of, as far as the breaker followed them.
     """
 
     answered: bool = False
     open_since: float | None = None
+    outages: int = 0
 
 
 @define(eq=False)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from attrs import define
 
 from smartbatch.core.batching.request_batch import Batch, BatchState
-from smartbatch.core.limits.breaker import BreakerState, Transition
+from smartbatch.core.limits.breaker import FOLLOWED, BreakerState, Transition
 from smartbatch.core.limits.failures import (
     caused_by_one,
     is_for_all,
@@ -416,6 +416,12 @@ class ResponseRouter:
                 )
             return
         assert isinstance(change, Transition)
+        lease = lane.quota.quota.lease
+        if lease is not None and change.reason != FOLLOWED and lane.breaker.stopped(effects.now) is None:
+            if change.after is BreakerState.CLOSED:
+                lease.tell_outage(begins=False)
+            elif change.before is BreakerState.CLOSED:
+                lease.tell_outage(begins=True)
         if change.after is BreakerState.CLOSED:
             lane.provider_health.open_since = None
         elif lane.provider_health.open_since is None:

@@ -96,6 +96,10 @@ _STEADY = 60.0
 """Seconds of an outage in which probes go at that rate; later the time between two grows with the outage."""
 
 
+FOLLOWED = "another process found it failing"
+"""Reason of a breaker that opened because another process said so."""
+
+
 @define(eq=False)
 class CircuitBreaker:
     """Opens when nothing passes; see :data:`LEGAL` for its states.
@@ -256,6 +260,19 @@ class CircuitBreaker:
     def stopped(self, now: float) -> Exception | None:
         """Return the permanent error that holds all calls now, if there is one."""
         return self._error if self.state is _OPEN and now < self._next else None
+
+    def follow(self, now: float, rng: RandomSource, *, outage: bool) -> bool:
+        """Follow what other processes found; return whether it opened, which :meth:`changes` tells as well.
+
+        1. The provider is down, and this breaker is closed: it opens.
+        2. The provider works again, and this breaker is open: a probe may go at once.
+        """
+        if outage and self.state is _CLOSED:
+            self._changes.append(self.open(FOLLOWED, now, rng))
+            return True
+        if not outage and self.state is _OPEN and self._error is None:
+            self._next = now
+        return False
 
     def changes(self) -> list[Transition]:
         """Return, once, the changes that :meth:`take` caused since the last call."""

@@ -78,7 +78,6 @@ class QuotaFacts:
         accepted: calls answered since the start.
         cool_until: when the cooldown of this process ends.
         spaced: calls a second to which it spaces its calls; 0 for not at all.
-        outage: whether its breaker is open.
     """
 
     caps: Amounts
@@ -89,7 +88,6 @@ class QuotaFacts:
     accepted: int
     cool_until: float
     spaced: float
-    outage: bool = False
 
 
 @define
@@ -113,6 +111,7 @@ class LimitLease:
     Attributes:
         joined: whether the first exchange is over, or failed; until then no call goes.
         lost: whether the back end is away.
+        outage: whether the processes found the provider down, and ``outages``, how often that changed.
         grant: of the last exchange; ``None`` before it.
     """
 
@@ -121,6 +120,8 @@ class LimitLease:
         self._wake = wake
         self.joined = self.lost = False
         self.grant: LeaseGrant | None = None
+        self.outage, self.outages = False, 0
+        self._own_outage: bool | None = None  # to be told
         self._on_lost = on_lost
         self._held = [0.0] * DIMENSIONS
         self._used = [0.0] * DIMENSIONS  # since the last exchange
@@ -224,6 +225,11 @@ class LimitLease:
             self._news = True
             self._wake()
 
+    def tell_outage(self, *, begins: bool) -> None:
+        """The breaker of this process opened, or closed."""
+        self._own_outage = begins
+        self.tell()
+
     @property
     def is_used(self) -> bool:
         """Whether an exchange is awaited, or something is leased that has to go back."""
@@ -298,6 +304,7 @@ class LimitLease:
         self._told_spaced = facts.spaced
         lowered = facts.spaced > 0.0 and (facts.spaced < self._spaced or self._spaced == 0.0)
         self._news, self._asked_at = False, now
+        own_outage, self._own_outage = self._own_outage, None
         then = next((then for at, then in reversed(self._told) if at <= facts.admitted), None)
         return LeaseAsk(
             member=self.member,
@@ -316,7 +323,7 @@ class LimitLease:
             cooled=cooled,
             spaced=-1.0 if self._spaced > 0.0 == facts.spaced else facts.spaced,
             lowered=int(lowered),
-            outage=int(facts.outage),
+            outage=0 if own_outage is None else 1 if own_outage else -1,
             leaving=int(leaving),
         )
 
@@ -346,6 +353,9 @@ class LimitLease:
         self._more_at = now + (_SOON if any(grant.granted) or grant.slots else _IDLE)
         if not grant.wait:
             self._lacking = None
+        if self.outage != bool(grant.outage):
+            self.outage = bool(grant.outage)
+            self.outages += 1
         self._spaced = grant.spaced
         if not grant.spaced:
             self._slots.clear()

@@ -81,7 +81,7 @@ class LeaseAsk:
         cooled: seconds of a cooldown that began since the last exchange; 0 for none.
         spaced: calls a second to which calls are spaced; 0 for not at all, -1 for no longer.
         lowered: 1 where that rate was proven or lowered since the last exchange, else 0.
-        outage: 1 while its breaker is open, else 0.
+        outage: 1 where its breaker opened since the last exchange, -1 where it closed, else 0.
         money: 1 for a budget, else 0: what a dead process leased does not come back, and nothing refills.
         leaving: 1 for the last exchange of a process, else 0.
     """
@@ -294,7 +294,8 @@ def _correct(record: SharedRecord, ask: LeaseAsk, d: int, level: float) -> None:
 def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
     if ask.generation != record.generation:
         return
-    news = ask.cooled > 0.0 or ask.lowered == 1 or ask.outage != record.outage
+    outage = record.outage if ask.outage == 0 else max(ask.outage, 0)
+    news = ask.cooled > 0.0 or ask.lowered == 1 or outage != record.outage
     if ask.cooled > 0.0:
         record.cool_until = max(record.cool_until, now + ask.cooled)
     if ask.lowered == 1:
@@ -303,7 +304,7 @@ def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
         record.spaced = 0.0
     elif ask.spaced > record.spaced > 0.0:
         record.spaced = ask.spaced
-    record.outage = ask.outage
+    record.outage = outage
     record.generation += news
 
 

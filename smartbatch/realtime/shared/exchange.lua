@@ -90,7 +90,8 @@ for d = 1, 4 do
 end
 
 if ask.generation == record.generation then
-    local news = ask.cooled > 0 or ask.lowered == 1 or ask.outage ~= record.outage
+    local outage = ask.outage == 0 and record.outage or math.max(ask.outage, 0)
+    local news = ask.cooled > 0 or ask.lowered == 1 or outage ~= record.outage
     if ask.cooled > 0 then record.cool_until = math.max(record.cool_until, now + ask.cooled) end
     if ask.lowered == 1 then
         record.spaced = ask.spaced
@@ -99,7 +100,7 @@ if ask.generation == record.generation then
     elseif ask.spaced > record.spaced and record.spaced > 0 then
         record.spaced = ask.spaced
     end
-    record.outage = ask.outage
+    record.outage = outage
     if news then record.generation = record.generation + 1 end
 end
 

@@ -16,7 +16,7 @@ DECLARE
     back float8[] := none; ahead float8[] := none; granted float8[] := none; held_sum float8[] := none;
     told_cap float8; told_rate float8; level float8; lacking float8; amount float8; most float8;
     left_over float8; alone float8; start_at float8; accepted_sum float8 := 0;
-    slots float8 := 0; slots_in float8 := 0; wait float8 := 0; known boolean; d int;
+    slots float8 := 0; slots_in float8 := 0; wait float8 := 0; known boolean; outage int; d int;
 BEGIN
     ask := json_populate_record(NULL::{schema}.shared_ask, asked);
     INSERT INTO {schema}.shared_limits (key) VALUES (record_key) ON CONFLICT DO NOTHING;
@@ -76,7 +76,8 @@ BEGIN
         END IF;
     END LOOP;
     IF ask.generation = r.generation THEN
-        known := ask.cooled > 0 OR ask.lowered = 1 OR ask.outage <> r.outage;
+        outage := CASE WHEN ask.outage = 0 THEN r.outage ELSE greatest(ask.outage, 0) END;
+        known := ask.cooled > 0 OR ask.lowered = 1 OR outage <> r.outage;
         IF ask.cooled > 0 THEN r.cool_until := greatest(r.cool_until, now_at + ask.cooled); END IF;
         IF ask.lowered = 1 THEN
             r.spaced := ask.spaced;
@@ -85,7 +86,7 @@ BEGIN
         ELSIF ask.spaced > r.spaced AND r.spaced > 0 THEN
             r.spaced := ask.spaced;
         END IF;
-        r.outage := ask.outage;
+        r.outage := outage;
         IF known THEN r.generation := r.generation + 1; END IF;
     END IF;
     since_at := CASE WHEN mine.since > 0 THEN mine.since ELSE now_at END;

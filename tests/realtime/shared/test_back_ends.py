@@ -66,7 +66,7 @@ def drawn(rng: random.Random, generations: list[int]) -> LeaseAsk:
         cooled=rng.choice([0.0, 0.0, 0.0, rng.uniform(0, 3)]),
         spaced=rng.choice([0.0, 0.0, -1.0, rng.uniform(0.5, 20)]),
         lowered=int(rng.random() < 0.1),
-        outage=int(rng.random() < 0.1),
+        outage=rng.choice([0, 0, 0, 0, 1, -1]),
         leaving=int(rng.random() < 0.05),
     )
 

@@ -11,8 +11,8 @@ from realtime.scenes import Scripted
 
 from smartbatch._clock import VirtualClock
 from smartbatch.core.limits.shared_record import LeaseAsk
-from smartbatch.errors import ConfigError
-from smartbatch.events import Event, SharedLimitsLost, SharedLimitsRestored
+from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import hidden
 
@@ -36,6 +36,10 @@ class Neighbour:
         return self._back_end.exchange(
             self._key, LeaseAsk("neighbour", least=asked, wanted=asked, **LIMIT)
         ).granted[0]
+
+    def tells(self, outage: int) -> None:
+        known = self._back_end.exchange(self._key, LeaseAsk("neighbour", **LIMIT)).generation
+        self._back_end.exchange(self._key, LeaseAsk("neighbour", generation=known, outage=outage, **LIMIT))
 
     def sees(self) -> float:
         return self._back_end.exchange(self._key, LeaseAsk("neighbour", **LIMIT)).left[0]
@@ -126,3 +130,32 @@ def test_an_address_that_cannot_be_read_is_refused_without_its_password(
         client_of(provider, shared=address).submit("one")
     assert said in str(told.value)
     assert "secret" not in str(told.value)
+
+
+def test_an_outage_that_another_process_found_opens_the_breaker(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """Nothing but probes goes until one of the processes gets an answer; then all probe at once."""
+    down = [True]
+    error = ProviderError("no", kind=ErrorKind.SERVER_ERROR, status=503)
+    provider = Scripted(clock, lambda prompt, attempt: error if down[0] else "yes", latency=0.01)
+    neighbour = Neighbour(address, provider, clock)
+    seen: list[Event] = []
+    client = client_of(
+        provider, shared=address, observers=[seen.append], breaker_pause=60.0, breaker_max_pause=60.0
+    )
+    down[0] = False
+    assert client.generate(["one"]).failed == 0
+    neighbour.tells(outage=1)
+    clock.sleep(6.0)
+    down[0] = True
+    future = client.submit("two")
+    clock.sleep(1.0)
+    assert [event.reason for event in seen if isinstance(event, BreakerChanged)] == [
+        "another process found it failing"
+    ]
+    assert len(provider.starts) == 1
+    down[0] = False
+    neighbour.tells(outage=-1)
+    clock.sleep(6.0)
+    assert future.result(1.0).text == "yes"
