@@ -140,6 +140,7 @@ def test_an_outage_that_another_process_found_opens_the_breaker(
     error = ProviderError("no", kind=ErrorKind.SERVER_ERROR, status=503)
     provider = Scripted(clock, lambda prompt, attempt: error if down[0] else "yes", latency=0.01)
     neighbour = Neighbour(address, provider, clock)
+    assert neighbour.lease(1.0) == 1.0
     seen: list[Event] = []
     client = client_of(
         provider, shared=address, observers=[seen.append], breaker_pause=60.0, breaker_max_pause=60.0
