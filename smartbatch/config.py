@@ -112,6 +112,11 @@ class BatchingConfig:
     budget: float | None = setting(
         None, "usd", "Most to spend; a text like '5 USD' will do.", 0, 10**9, unit="USD"
     )
+    budget_scope: str = setting(
+        "client",
+        "text",
+        "Whose budget it is: client, or shared:NAME for one that all processes spend that name it.",
+    )
     prices: Mapping[str, Price] = setting(
         {}, "prices", "Own prices by provider:model or model, in USD per million tokens."
     )
@@ -314,6 +319,7 @@ class Settings(TypedDict, total=False):
     shared: str
     shared_lost: Literal["share", "stop", "local"]
     budget: float | str | None
+    budget_scope: str
     prices: Mapping[str, Price | Mapping[str, Any]]
     allow_unknown_price: bool
     packing: bool
@@ -368,6 +374,12 @@ def _contradictions(c: BatchingConfig) -> Iterator[str]:
             f"queue_capacity = {c.queue_capacity} is above {LARGE_QUEUE} and large_queue is false: "
             "set large_queue to true to keep that many requests in memory"
         )
+    if c.budget_scope != "client" and not c.budget_scope.startswith("shared:"):
+        yield f"budget_scope = {c.budget_scope!r} is neither 'client' nor 'shared:NAME'"
+    elif c.budget_scope != "client" and c.budget is None:
+        yield f"budget_scope = {c.budget_scope!r} shares a budget and budget is none: set budget"
+    elif c.budget_scope != "client" and c.shared == "off":
+        yield f"budget_scope = {c.budget_scope!r} needs a place to share and shared = 'off': set shared"
     if c.packing and c.strategy == "individual":
         yield (
             "packing = True puts prompts together and strategy = 'individual' keeps them apart: "

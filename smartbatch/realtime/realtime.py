@@ -19,7 +19,7 @@ from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ClientClosed, InvalidRequest, RequestCancelled, SmartbatchError, WrongProcess
-from smartbatch.events import ClientStarted, ClientStopped, RequestSubmitted
+from smartbatch.events import ClientStarted, ClientStopped, Event, RequestSubmitted
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission
@@ -29,6 +29,8 @@ from smartbatch.realtime.effects import parameters_dropped, request_finished
 from smartbatch.realtime.engine import LAST_CALLBACKS, RealtimeEngine
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import RealtimeSetup
+from smartbatch.realtime.shared.budget_share import BudgetShare
+from smartbatch.realtime.shared.limit_leases import shared_leases
 from smartbatch.realtime.submission import CallOptions, Submission
 from smartbatch.realtime.text_stream import ChunkBox, TextStream
 from smartbatch.realtime.ticket import ResultFuture
@@ -92,7 +94,9 @@ class Realtime:
         self._clock = setup.clock
         self._preparer = preparer
         self.model = model
-        self.budget = Budget(setup.config.budget)
+        shares_budget = setup.config.budget_scope != "client"
+        self.budget = Budget(0.0 if shares_budget else setup.config.budget)
+        self._budget_share: BudgetShare | None = None
         self.admission = Admission(model, setup)
         opened = (one.provider for one in (model, setup.fallback) if one is not None)
         self._providers: dict[int, Provider] = {id(provider): provider for provider in opened}
@@ -289,9 +293,34 @@ class Realtime:
             with self._starting:
                 self._check_not_stopped()
                 engine = self.engine = RealtimeEngine(self._setup, self.budget, self.admission.cache)
+            self._share_budget()
         something_started()
         self._setup.tell(ClientStarted(at=self._clock.now(), workers=self._config.parallelism))
         return engine
+
+    def _share_budget(self) -> None:
+        """Lease money of the budget that other processes share, where there is one.
+
+        Raises:
+            ConfigError: the address of the place where it is kept cannot be read.
+        """
+        config = self._config
+        if config.budget_scope == "client" or config.budget is None:
+            return
+        if self._budget_share is None:
+            leases = shared_leases(config.shared, self._clock)
+            self._budget_share = BudgetShare(leases, config.budget_scope, config.budget, self)
+        self._budget_share.leases.join(self._budget_share)
+
+    def look_again(self) -> None:
+        """Have what waits for money looked at."""
+        engine = self.engine
+        if engine is not None:
+            engine.dispatcher.wake()
+
+    def tell(self, event: Event) -> None:
+        """Tell an event to all observers."""
+        self._setup.tell(event)
 
     def serve(self, provider: Provider) -> None:
         """Open and close a further provider with the threads: one that items of jobs need."""
@@ -323,6 +352,8 @@ class Realtime:
             if self._stopping is engine:
                 self._stopping = None
             engine.detach()
+            if self._budget_share is not None:
+                self._budget_share.leases.leave(self._budget_share)
             something_ended()
             engine.tell_later(ClientStopped(at=self._clock.now(), failed=failed))
             if timeout is not None:  # with what the engine needed of it

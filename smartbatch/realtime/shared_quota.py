@@ -13,7 +13,9 @@ from collections.abc import Callable
 from attrs import frozen
 
 from smartbatch._fork import identity
+from smartbatch.core.limits.lease import LimitLease
 from smartbatch.core.limits.quota import Quota
+from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.core.limits.suspension import FlexHealth
 from smartbatch.events import Event
 from smartbatch.realtime.shared.limit_leases import SharedLeases
@@ -47,6 +49,54 @@ class Sharing:
     tell: Callable[[Event], None]
 
 
+class _QuotaShare:
+    """A quota, as a :class:`~smartbatch.realtime.shared.limit_leases.Share`."""
+
+    def __init__(self, quota: SharedQuota, sharing: Sharing) -> None:
+        self.scope, self.model = sharing.scope, sharing.model
+        self._tell = sharing.tell
+        self.leases = sharing.leases
+        self._shared = quota
+        self._lease = LimitLease(self.leases.member, self.leases.wake, sharing.on_lost)
+        quota.quota.lease = self._lease
+
+    @property
+    def is_used(self) -> bool:
+        return self._shared.has_owners
+
+    @property
+    def waits(self) -> bool:
+        return self._lease.is_used
+
+    def due(self, now: float) -> float:
+        with self._shared.lock:
+            return self._lease.due(now)
+
+    def ask(self, now: float, *, leaving: bool) -> LeaseAsk:
+        with self._shared.lock:
+            return self._lease.ask(now, self._shared.quota.facts(now), leaving=leaving)
+
+    def adopt(self, grant: LeaseGrant, now: float) -> None:
+        with self._shared.lock:
+            self._lease.adopt(grant, now)
+            self._shared.quota.follow(now)
+
+    def lose(self, now: float) -> int | None:
+        with self._shared.lock:
+            grant = self._lease.grant
+            return (0 if grant is None else grant.members) if self._lease.lose(now) else None
+
+    def wake(self) -> None:
+        self._shared.wake_all()
+
+    def tell(self, event: Event) -> None:
+        self._tell(event)
+
+    def end(self) -> None:
+        if self._shared.quota.lease is self._lease:
+            self._shared.quota.lease = None
+
+
 class SharedQuota:
     """A :class:`~smartbatch.core.limits.quota.Quota` with its lock, and the clients that use it.
 
@@ -60,7 +110,7 @@ class SharedQuota:
         self.quota = Quota()
         self.flex = FlexHealth()
         self._owners: weakref.WeakKeyDictionary[object, _Owner] = weakref.WeakKeyDictionary()
-        self._leases: SharedLeases | None = None
+        self._share: _QuotaShare | None = None
 
     def attach(
         self,
@@ -80,13 +130,11 @@ class SharedQuota:
         with self.lock:
             self._owners[owner] = _Owner(max_rpm, max_tpm, wake, sharing is not None)
             self._configure_locked(now)
-            joins = sharing is not None and self.quota.lease is None
-            if sharing is not None and joins:
-                self._leases = sharing.leases
-        if sharing is not None and joins:
-            sharing.leases.join(
-                self, sharing.scope, sharing.model, on_lost=sharing.on_lost, tell=sharing.tell
-            )
+            joined: _QuotaShare | None = None
+            if sharing is not None and self.quota.lease is None:
+                joined = self._share = _QuotaShare(self, sharing)
+        if joined is not None:
+            joined.leases.join(joined)
 
     def detach(self, owner: object, now: float) -> None:
         """Forget ``owner``; its limits no longer count, what it used still does. No lock may be held."""
@@ -94,11 +142,11 @@ class SharedQuota:
             self._owners.pop(owner, None)  # it may be gone: an owner that was collected is no key any more
             if self._owners:
                 self._configure_locked(now)
-            leaves, self._leases = self._leases, None
-            if any(other.shares for other in self._owners.values()):
-                leaves, self._leases = None, leaves
+            leaves = None
+            if not any(other.shares for other in self._owners.values()):
+                leaves, self._share = self._share, None
         if leaves is not None:
-            leaves.leave(self)
+            leaves.leases.leave(leaves)
         self.wake_others(owner)
 
     @property

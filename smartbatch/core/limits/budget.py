@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from attrs import define
+
+from smartbatch.core.limits.budget_lease import BudgetLease
 
 _NANO = 1_000_000_000
 """Amounts are kept in whole billionths of a USD: sums of floats drift, and a token costs some 10⁻⁸ USD."""
@@ -32,6 +35,9 @@ class Budget:
     Nobody waits for a lasting reservation to end, as that of a job that may take days: a cost that does not
     fit next to the lasting ones is hopeless.
 
+    Attributes:
+        lease: of a budget that processes share, whose limit is what was leased so far; ``None`` elsewhere.
+
     Args:
         limit: USD; ``None`` counts what is spent, without a limit.
         outer: the budget it is within.
@@ -44,6 +50,7 @@ class Budget:
         self._outer = outer
         self._limit = None if limit is None else math.floor(_checked(limit, "limit") * _NANO)
         self._spent = self._reserved = self._lasting = 0
+        self.lease: BudgetLease | None = None
 
     @property
     def spent(self) -> float:
@@ -63,15 +70,32 @@ class Budget:
     def fits(self, cost: float) -> bool:
         """Whether a call of at most ``cost`` USD may go now."""
         if self._limit is not None and self._spent + self._reserved + _up(cost) > self._limit:
+            if self.lease is not None:
+                self.lease.lack(cost)
             return False
         return self._outer is None or self._outer.fits(cost)
 
     def short(self, cost: float) -> Budget | None:
         """Return the first budget, from this one outwards, for which ``cost`` USD are hopeless: they would
-        not fit even if all calls in flight turned out free."""
+        not fit even if all calls in flight turned out free, and no other process gives any back."""
         if self._limit is not None and self._spent + self._lasting + _up(cost) > self._limit:
-            return self
+            if self.lease is None or self.lease.is_hopeless(cost):
+                return self
+            self.lease.lack(cost)
         return None if self._outer is None else self._outer.short(cost)
+
+    def share(self, limit: float, member: str, wake: Callable[[], None]) -> BudgetLease:
+        """Spend from now on only what is leased of ``limit`` USD that processes share; return the lease."""
+        self._limit = self._spent + self._reserved
+        self.lease = BudgetLease(
+            limit,
+            member,
+            wake,
+            held=lambda: (self._limit - self._spent) / _NANO if self._limit is not None else 0.0,
+            reserved=lambda: self._reserved / _NANO,
+            widen=self.widen,
+        )
+        return self.lease
 
     def widen(self, more: float) -> None:
         """Raise the limit by ``more`` USD. It may be lowered only while nothing is reserved."""

@@ -7,7 +7,6 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
 from attrs import define
@@ -15,8 +14,7 @@ from attrs import define
 from smartbatch._clock import Clock
 from smartbatch._files import state_folder
 from smartbatch._fork import identity
-from smartbatch.core.limits.lease import LimitLease
-from smartbatch.core.limits.quota import Quota
+from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.observe import logs
@@ -30,31 +28,61 @@ _RETRY, _RETRY_MOST = 0.5, 5.0
 """Seconds until a back end that was away is tried again: at first, and at most."""
 
 
-class Leasable(Protocol):
-    """A quota of this process, with its lock."""
+class Share(Protocol):
+    """Something that processes share, and this one's lease of it. One thread calls it, without any lock."""
 
-    lock: threading.Lock
-    quota: Quota
+    scope: str
+    """Name it, with ``model``, for all processes alike."""
 
     @property
-    def has_owners(self) -> bool:
+    def model(self) -> str:
+        """See ``scope``."""
+        ...
+
+    def tell(self, event: Event) -> None:
+        """Tell an event to the clients' observers."""
+        ...
+
+    @property
+    def is_used(self) -> bool:
         """Whether a client uses it; forgotten ones do not."""
         ...
 
-    def wake_all(self) -> None:
+    @property
+    def waits(self) -> bool:
+        """Whether an exchange is awaited, or something is leased that has to go back."""
+        ...
+
+    def due(self, now: float) -> float:
+        """Return when the next exchange is due."""
+        ...
+
+    def ask(self, now: float, *, leaving: bool) -> LeaseAsk:
+        """Return what to tell and ask in an exchange that begins now."""
+        ...
+
+    def adopt(self, grant: LeaseGrant, now: float) -> None:
+        """Use what that exchange gave."""
+        ...
+
+    def lose(self, now: float) -> int | None:
+        """It could not be made; where the back end is lost by that, return the processes seen last."""
+        ...
+
+    def wake(self) -> None:
         """Tell the clients that calls may go now."""
+        ...
+
+    def end(self) -> None:
+        """Share it no more."""
         ...
 
 
 @define(eq=False)
-class _Share:
-    """One quota and its lease."""
+class _Joined:
+    """A share and its exchanges."""
 
-    quota: Leasable
-    lease: LimitLease
-    scope: str
-    model: str
-    tell: Callable[[Event], None]
+    share: Share
     key: str = ""
     lost_at: float = -math.inf
     again_at: float = -math.inf
@@ -68,15 +96,18 @@ class SharedLeases:
     Args:
         back_end: where the limits are kept.
         clock: time and waiting.
+
+    Attributes:
+        member: this process, by a name that no other has.
     """
 
     def __init__(self, back_end: BackEnd, clock: Clock) -> None:
         self._back_end = back_end
         self._clock = clock
-        self._member = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.member = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._monitor = clock.monitor()
         self._left = clock.monitor(self._monitor.lock)
-        self._shares: dict[int, _Share] = {}
+        self._joined: dict[int, _Joined] = {}
         self._salt: bytes | None = None
         self._thread: threading.Thread | None = None
         self._woken = False
@@ -86,20 +117,10 @@ class SharedLeases:
         """The back end's address, without secrets."""
         return self._back_end.place
 
-    def join(
-        self, quota: Leasable, scope: str, model: str, *, on_lost: str, tell: Callable[[Event], None]
-    ) -> None:
-        """Share ``quota`` with other processes from now on; no call of it goes before the first exchange.
-
-        Args:
-            on_lost: see :class:`~smartbatch.core.limits.lease.LimitLease`.
-            tell: told when the back end is lost, and when it is there again.
-        """
-        share = _Share(quota, LimitLease(self._member, self.wake, on_lost), scope, model, tell)
-        with quota.lock:
-            quota.quota.lease = share.lease
+    def join(self, share: Share) -> None:
+        """Share something with other processes from now on."""
         with self._monitor:
-            self._shares[id(quota)] = share
+            self._joined[id(share)] = _Joined(share)
             self._woken = True
             self._monitor.notify()
             if self._thread is None:
@@ -112,25 +133,25 @@ class SharedLeases:
             thread.start()
         except RuntimeError as error:  # no thread can be had: each process for itself
             self._clock.unspawned()
-            for share in self._shares.values():
-                share.quota.quota.lease = None
-            self._shares.clear()
+            for joined in self._joined.values():
+                joined.share.end()
+            self._joined.clear()
             logs.warn("shared_limits_off", error=str(error))
         else:
             self._thread = thread
 
-    def leave(self, quota: Leasable) -> None:
-        """Give back what ``quota`` leased, and share it no more; waits for that for half a second at most."""
+    def leave(self, share: Share) -> None:
+        """Give back what was leased, and share it no more; waits for that for half a second at most."""
         with self._monitor:
-            share = self._shares.get(id(quota))
-            if share is None:
+            joined = self._joined.get(id(share))
+            if joined is None:
                 return
-            share.is_leaving = self._woken = True
+            joined.is_leaving = self._woken = True
             self._monitor.notify()
-            self._left.wait_for(lambda: self._shares.get(id(quota)) is not share, LEAVE)
+            self._left.wait_for(lambda: self._joined.get(id(share)) is not joined, LEAVE)
 
     def wake(self) -> None:
-        """An exchange became due. Called under a quota's lock, which the thread never waits for in here."""
+        """An exchange became due. Called under a share's lock, which the thread never waits for in here."""
         with self._monitor:
             self._woken = True
             self._monitor.notify()
@@ -148,64 +169,52 @@ class SharedLeases:
         """Make the exchanges that are due, and wait for the next; False when nothing is shared any more."""
         with self._monitor:
             self._woken = False
-            shares = list(self._shares.values())
-        due = min((self._exchanged(share) for share in shares), default=math.inf)
+            all_joined = list(self._joined.values())
+        due = min((self._exchanged(joined) for joined in all_joined), default=math.inf)
+        idle = not any(joined.share.waits for joined in all_joined)  # may take locks: not under the monitor
         with self._monitor:
-            if not self._shares:
+            if not self._joined:
                 self._thread = None
                 return False
             if not self._woken:
-                idle = all(not share.lease.is_used for share in self._shares.values())
                 self._monitor.wait(max(0.0, due - self._clock.now()), idle=idle)
         return True
 
-    def _exchanged(self, share: _Share) -> float:
-        """Make the exchange of one quota if it is due; return when the next one is."""
-        now = self._clock.now()
-        with share.quota.lock:
-            due = max(share.lease.due(now), share.again_at)
-            share.is_leaving |= not share.quota.has_owners
-            if due > now and not share.is_leaving:
-                return due
-            asked = share.lease.ask(now, share.quota.quota.facts(now), leaving=share.is_leaving)
+    def _exchanged(self, joined: _Joined) -> float:
+        """Make an exchange if it is due; return when the next one is."""
+        share, now = joined.share, self._clock.now()
+        due = max(share.due(now), joined.again_at)
+        joined.is_leaving |= not share.is_used
+        if due > now and not joined.is_leaving:
+            return due
+        asked = share.ask(now, leaving=joined.is_leaving)
         try:
             if self._salt is None:
                 self._salt = self._back_end.prepare()
-            share.key = share.key or hidden(self._salt, f"{share.scope}\n{share.model}")
-            grant = self._back_end.exchange(share.key, asked)
+            joined.key = joined.key or hidden(self._salt, f"{share.scope}\n{share.model}")
+            grant = self._back_end.exchange(joined.key, asked)
         except SmartbatchError as error:
-            self._lose(share, error)
+            self._lose(joined, error)
         else:
-            with share.quota.lock:
-                now = self._clock.now()
-                share.lease.adopt(grant, now)
-                share.quota.quota.follow(now)
-            self._restore(share)
-        if share.is_leaving:
-            self._drop(share)
+            share.adopt(grant, self._clock.now())
+            self._restore(joined)
+        if joined.is_leaving:
+            share.end()
+            with self._monitor:
+                self._joined.pop(id(share), None)
+                self._left.notify_all()
             return math.inf
-        share.quota.wake_all()
-        with share.quota.lock:
-            return max(share.lease.due(self._clock.now()), share.again_at)
+        share.wake()
+        return max(share.due(self._clock.now()), joined.again_at)
 
-    def _drop(self, share: _Share) -> None:
-        with share.quota.lock:
-            if share.quota.quota.lease is share.lease:
-                share.quota.quota.lease = None
-        with self._monitor:
-            self._shares.pop(id(share.quota), None)
-            self._left.notify_all()
-
-    def _lose(self, share: _Share, error: SmartbatchError) -> None:
-        now = self._clock.now()
-        share.again_at, share.retry = now + share.retry, min(2.0 * share.retry, _RETRY_MOST)
+    def _lose(self, joined: _Joined, error: SmartbatchError) -> None:
+        share, now = joined.share, self._clock.now()
+        joined.again_at, joined.retry = now + joined.retry, min(2.0 * joined.retry, _RETRY_MOST)
         if not isinstance(error, BackEndAway):
-            share.again_at = math.inf  # others use it in another way: it stays so
-        with share.quota.lock:
-            grant = share.lease.grant
-            begins = share.lease.lose(now)
-        if begins:
-            share.lost_at = now
+            joined.again_at = math.inf  # others use it in another way: it stays so
+        processes = share.lose(now)
+        if processes is not None:
+            joined.lost_at = now
             share.tell(
                 SharedLimitsLost(
                     at=now,
@@ -213,16 +222,16 @@ class SharedLeases:
                     scope=share.scope,
                     model=share.model,
                     reason=str(error),
-                    processes=0 if grant is None else grant.members,
+                    processes=processes,
                 )
             )
             logs.warn("shared_limits_lost", place=self.place, reason=str(error))
 
-    def _restore(self, share: _Share) -> None:
-        share.again_at, share.retry = -math.inf, _RETRY
-        if share.lost_at > -math.inf:
-            now = self._clock.now()
-            seconds, share.lost_at = now - share.lost_at, -math.inf
+    def _restore(self, joined: _Joined) -> None:
+        joined.again_at, joined.retry = -math.inf, _RETRY
+        if joined.lost_at > -math.inf:
+            now, share = self._clock.now(), joined.share
+            seconds, joined.lost_at = now - joined.lost_at, -math.inf
             share.tell(
                 SharedLimitsRestored(
                     at=now, place=self.place, scope=share.scope, model=share.model, seconds=seconds

@@ -11,10 +11,12 @@ from realtime.scenes import Scripted
 
 from smartbatch._clock import VirtualClock
 from smartbatch.core.limits.shared_record import LeaseAsk
-from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderError
 from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored
+from smartbatch.prices import Price
 from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import hidden
+from smartbatch.types import Answer, Usage
 
 LIMIT = {"caps": [594.0, 0.0, 0.0, 0.0], "rates": [9.95, 0.0, 0.0, 0.0]}
 
@@ -160,3 +162,50 @@ def test_an_outage_that_another_process_found_opens_the_breaker(
     neighbour.tells(outage=-1)
     clock.sleep(6.0)
     assert future.result(1.0).text == "yes"
+
+
+def spender(clock: VirtualClock, client_of: Callable[..., Any], address: str, budget: float) -> Any:
+    """A client whose calls reserve and cost one cent each."""
+    answer = Answer("yes", usage=Usage(0, 100))
+    provider = Scripted(clock, lambda prompt, attempt: answer, latency=0.01, priced=True)
+    prices = {"scripted:default": Price(input=0.0, output=100.0)}
+    shared = {"budget": budget, "budget_scope": "shared:team", "shared": address}
+    return client_of(provider, prices=prices, parallelism=4, max_tokens=100, **shared)
+
+
+def test_clients_spend_one_budget_together_and_never_more(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """A dollar for three clients of 60 calls that want a cent each: 95 of them go at least, and never 101."""
+    clients = [spender(clock, client_of, address, 1.0) for _ in range(3)]
+    futures = [client.submit(str(n)) for n in range(60) for client in clients]
+    failures = [future.exception(60.0) for future in futures]
+    assert 0.95 <= sum(client.spent for client in clients) <= 1.0
+    refused = [error for error in failures if error is not None]
+    assert {type(error) for error in refused} == {BudgetExceeded}
+
+
+def test_money_that_is_not_spent_goes_back(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """What one client leased and left is the next one's."""
+    first = spender(clock, client_of, address, 0.5)
+    assert first.generate(map(str, range(10))).failed == 0
+    first.stop()
+    other = spender(clock, client_of, address, 0.5)
+    results = other.generate(map(str, range(60)))
+    assert first.spent == pytest.approx(0.1)
+    assert other.spent == pytest.approx(0.4)
+    assert results.succeeded == 40
+
+
+def test_no_money_is_leased_from_a_place_that_is_away(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str, tmp_path: Path
+) -> None:
+    """Requests wait for half a minute, and fail."""
+    (tmp_path / "limits.db").write_text("this is no database, and long enough to be read as one" * 20)
+    client = spender(clock, client_of, address, 1.0)
+    error = client.submit("one").exception(120.0)
+    assert isinstance(error, BudgetExceeded)
+    assert client.spent == 0.0
+    assert 30.0 <= clock.now() <= 60.0

@@ -1,0 +1,93 @@
+"""A client's part of a budget in USD that processes share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
+from smartbatch.events import Event
+from smartbatch.realtime.shared.limit_leases import SharedLeases
+
+_T = TypeVar("_T")
+_numbers = itertools.count(1)
+
+
+class BudgetOwner(Protocol):
+    """A client, as its budget's share sees it."""
+
+    budget: Budget
+
+    def guard_money(self, work: Callable[[], _T]) -> _T:
+        """Do ``work`` while nothing else reserves or settles."""
+        ...
+
+    def look_again(self) -> None:
+        """Have what waits looked at."""
+        ...
+
+    def tell(self, event: Event) -> None:
+        """Tell an event to all observers."""
+        ...
+
+
+class BudgetShare:
+    """A budget, as a :class:`~smartbatch.realtime.shared.limit_leases.Share`.
+
+    Args:
+        name: of the budget, common to those that share it.
+        limit: USD of all together.
+        owner: held weakly.
+    """
+
+    model = "budget"
+
+    def __init__(self, leases: SharedLeases, name: str, limit: float, owner: BudgetOwner) -> None:
+        self.scope = name
+        self.leases = leases
+        self._owner = weakref.ref(owner)
+        member = f"{leases.member}:{next(_numbers)}"  # each client of a process has its own
+        self._lease = owner.budget.share(limit, member, leases.wake)
+
+    @property
+    def is_used(self) -> bool:
+        return self._owner() is not None
+
+    @property
+    def waits(self) -> bool:
+        return self._guarded(self._lease.waits)
+
+    def due(self, now: float) -> float:
+        return math.inf if self._owner() is None else self._guarded(lambda: self._lease.due(now))
+
+    def ask(self, now: float, *, leaving: bool) -> LeaseAsk:
+        return self._guarded(lambda: self._lease.ask(now, leaving=leaving))
+
+    def adopt(self, grant: LeaseGrant, now: float) -> None:
+        self._guarded(lambda: self._lease.adopt(grant, now))
+
+    def lose(self, now: float) -> int | None:
+        begins = self._guarded(lambda: self._lease.lose(now))
+        grant = self._lease.grant
+        return None if not begins else 0 if grant is None else grant.members
+
+    def wake(self) -> None:
+        owner = self._owner()
+        if owner is not None:
+            owner.look_again()
+
+    def tell(self, event: Event) -> None:
+        owner = self._owner()
+        if owner is not None:
+            owner.tell(event)
+
+    def end(self) -> None:
+        """Keep what is held: it was leased, and jobs may have reserved it."""
+
+    def _guarded(self, work: Callable[[], _T]) -> _T:
+        owner = self._owner()
+        return work() if owner is None else owner.guard_money(work)
