@@ -14,7 +14,7 @@ from smartbatch import BatchingClient, BatchingConfig, ConfigError, InvalidReque
 from smartbatch.cli.emulator_command import settings_of
 from smartbatch.cli.main import build_parser, main
 from smartbatch.errors import JobTimeout, SmartbatchError
-from smartbatch.providers import MockProvider
+from smartbatch.providers import MockProvider, OpenAIProvider, SimProvider
 from smartbatch.testing import Emulator, emulator
 from smartbatch.types import Request
 
@@ -54,6 +54,19 @@ def of_a_deadline(value: Any) -> float | None:
         return client.plan(["x"], deadline=value).decision.constraints.deadline
 
 
+def of_a_provider(value: Any) -> float | None:
+    provider = OpenAIProvider("any-key", connect_timeout=value)
+    return provider.network.realtime.connect_timeout
+
+
+def of_the_embedded_provider(value: Any) -> float | None:
+    waited: list[float] = []
+    provider = SimProvider(sleep=waited.append, now=lambda: 0.0, latency=value)
+    with BatchingClient("sim:x", provider=provider, call_timeout="2h") as client:
+        client.generate(["x"])
+    return waited[0]
+
+
 PLACES: dict[str, Callable[[Any], float | None]] = {
     "setting": lambda value: BatchingConfig(call_timeout=value).call_timeout,
     "argument of a client": lambda value: BatchingClient(MODEL, call_timeout=value).config.call_timeout,
@@ -62,6 +75,8 @@ PLACES: dict[str, Callable[[Any], float | None]] = {
     "deadline": of_a_deadline,
     "emulator": of_an_emulator,
     "mock": of_a_mock,
+    "option of a provider": of_a_provider,
+    "embedded provider": of_the_embedded_provider,
 }
 
 

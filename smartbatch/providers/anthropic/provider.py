@@ -30,7 +30,7 @@ from smartbatch.providers.http.event_stream import EVENTS, EventStream
 from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
-from smartbatch.types import Answer, Generation, Request
+from smartbatch.types import Answer, Duration, Generation, Request
 
 if TYPE_CHECKING:
     from smartbatch.providers.anthropic.sdk import AnthropicSdk
@@ -76,7 +76,7 @@ class AnthropicProvider(Provider):
         api_version: str = VERSION,
         default_max_tokens: int = DEFAULT_MAX_TOKENS,
         headers: Mapping[str, str] | None = None,
-        connect_timeout: float = 10.0,
+        connect_timeout: Duration = 10.0,
         max_body: int = MAX_BODY,
         allow_http: bool = False,
     ) -> None:

@@ -44,7 +44,7 @@ from smartbatch.providers.http.event_stream import EVENTS, EventStream
 from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
-from smartbatch.types import Answer, Request
+from smartbatch.types import Answer, Duration, Request
 
 if TYPE_CHECKING:
     from smartbatch.providers.gemini.sdk import GeminiSdk
@@ -95,7 +95,7 @@ class GeminiProvider(Provider):
         *,
         api_version: str | None = None,
         headers: Mapping[str, str] | None = None,
-        connect_timeout: float = 10.0,
+        connect_timeout: Duration = 10.0,
         max_body: int = MAX_BODY,
         flex: bool | None = None,
         allow_http: bool = False,

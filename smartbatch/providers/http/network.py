@@ -14,6 +14,7 @@ from smartbatch.errors import ProviderError
 from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import DEFAULT_WORKERS, Transport
+from smartbatch.types import Duration
 
 _T = TypeVar("_T")
 
@@ -32,7 +33,7 @@ class HttpNetwork:
         url: Url,
         headers: Mapping[str, str] | None = None,
         *,
-        connect_timeout: float = 10.0,
+        connect_timeout: Duration = 10.0,
         max_body: int = MAX_BODY,
     ) -> None:
         self.prepare: Callable[[], object] = lambda: None

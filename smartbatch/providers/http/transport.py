@@ -17,6 +17,7 @@ from urllib3.exceptions import ClosedPoolError
 from urllib3.util import Url
 
 from smartbatch._fork import PerProcess, on_fork
+from smartbatch._settings import seconds_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.endpoint import find_proxy
@@ -25,6 +26,7 @@ from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.pool import Connection, ConnectionPool, PlainSocket, open_pool
 from smartbatch.providers.http.replies import MAX_BODY, Reply
 from smartbatch.providers.http.spooled_body import SpooledBody
+from smartbatch.types import Duration
 
 DEFAULT_WORKERS = 64
 """Connections of a transport nobody opened for a number of workers."""
@@ -57,19 +59,20 @@ class Transport:
         base_url: Url,
         headers: Mapping[str, str] | None = None,
         *,
-        connect_timeout: float = 10.0,
+        connect_timeout: Duration = 10.0,
         max_body: int = MAX_BODY,
         reuse: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not connect_timeout > 0:
+        seconds = seconds_of("connect_timeout", connect_timeout)
+        if not seconds:
             raise ConfigError(f"connect_timeout={connect_timeout!r} must be above 0 seconds")
         if max_body < 1:
             raise ConfigError(f"max_body={max_body!r} must be at least 1 byte")
         self.place = base_url.netloc or ""
         self._url = base_url
         self._lines = _encoded(headers or {})
-        self._connect_timeout = connect_timeout
+        self.connect_timeout = seconds
         self._max_body = max_body
         self._reuse = reuse
         self._now = now
@@ -223,7 +226,7 @@ class Transport:
             self._url,
             self._workers or DEFAULT_WORKERS,
             self._proxy,
-            connect_timeout=self._connect_timeout,
+            connect_timeout=self.connect_timeout,
             reuse=self._reuse,
             now=self._now,
         )

@@ -40,7 +40,7 @@ from smartbatch.providers.openai.bodies import (
 )
 from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
-from smartbatch.types import Answer, Generation, Request
+from smartbatch.types import Answer, Duration, Generation, Request
 
 if TYPE_CHECKING:
     from smartbatch.providers.http.requests_bridge import RequestsSession
@@ -98,7 +98,7 @@ class OpenAIProvider(Provider):
         project: str | None = None,
         api: Literal["chat", "responses"] = "chat",
         headers: Mapping[str, str] | None = None,
-        connect_timeout: float = 10.0,
+        connect_timeout: Duration = 10.0,
         max_body: int = MAX_BODY,
         max_tokens_field: str | None = None,
         stream_usage: bool = True,

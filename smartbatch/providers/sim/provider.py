@@ -18,13 +18,13 @@ from statistics import NormalDist
 from typing import Any
 
 from smartbatch._fork import PerProcess
-from smartbatch._settings import seconds_in
+from smartbatch._settings import seconds_in, seconds_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.sim.answers import instance
 from smartbatch.providers.sim.streams import MadeStream, words_of
-from smartbatch.types import Answer, Request, Usage
+from smartbatch.types import Answer, Duration, Request, Usage
 
 FAULTS = ("500", "503", "429", "timeout", "network")
 """The kinds of faults; a single rate is shared evenly between them."""
@@ -65,16 +65,19 @@ class SimProvider(Provider):
         *,
         sleep: Callable[[float], None],
         now: Callable[[], float],
-        latency: float = 0.05,
+        latency: Duration = 0.05,
         latency_sigma: float = 0.0,
-        per_token: float = 0.0,
+        per_token: Duration = 0.0,
         rpm: float | None = None,
         tpm: float | None = None,
         faults: float | Mapping[str, float] = 0.0,
         seed: int = 0,
         wall: Callable[[], float] = time.time,
-        batch_seconds: float = 0.2,
+        batch_seconds: Duration = 0.2,
     ) -> None:
+        latency = seconds_of("sim: latency", latency)
+        per_token = seconds_of("sim: per_token", per_token)
+        batch_seconds = seconds_of("sim: batch_seconds", batch_seconds)
         for label, value in (
             ("latency", latency),
             ("sigma", latency_sigma),
