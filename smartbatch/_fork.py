@@ -194,6 +194,12 @@ class _Collected:
             if self._running == 1:
                 threading.Thread(target=self._run, name="smartbatch-collected", daemon=True).start()
 
+    def offer(self, act: Callable[[], object]) -> bool:
+        """Have something done, if there is a thread for it. Takes no lock."""
+        if self._running:
+            self.todo.put(act)
+        return self._running > 0
+
     def end(self) -> None:
         """It has ended."""
         with self._lock:
@@ -223,14 +229,14 @@ def something_ended() -> None:
     _collected.get().end()
 
 
-def run_after_collection(act: Callable[[], object]) -> None:
-    """Have ``act`` called soon on another thread. For finalisers, which may run while any lock is held.
+def run_after_collection(act: Callable[[], object]) -> bool:
+    """Have ``act`` called soon on another thread. For finalisers, which may run while any lock is held; and
+    for the interpreter's end, where some versions of Python start no thread any more: this one is there.
 
-    Where nothing runs, nothing has to be ended, and ``act`` is not called.
+    Where nothing runs, nothing has to be ended, and ``act`` is not called: False.
     """
     collected = _collected.peek()
-    if collected is not None:
-        collected.todo.put(act)  # which may be called in the middle of anything
+    return collected is not None and collected.offer(act)  # which may be called in the middle of anything
 
 
 def _before_fork() -> None:

@@ -476,7 +476,6 @@ class JobService:
             if unstored:
                 self._tell_lost(unstored)
             leases = supervisor.end(left(2 * LAST_NEWS))
-            something_ended()
         error = _stopped()
         for watcher in watchers:
             watcher.end(error)
@@ -498,6 +497,8 @@ class JobService:
                 store.give_up()  # else its threads would keep the interpreter from ending
             text = "the store did not answer at the stop: its jobs are given back when their leases are over"
             self.report(None, StoreError(text))
+        if supervisor is not None:
+            something_ended()  # not before: the thread of what runs may be the one that closes the store
 
     def look(
         self, read: Callable[[], T], seconds: float | None, error: Callable[[str], SmartbatchError]

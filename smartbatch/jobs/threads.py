@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from smartbatch._clock import Clock, Monitor
+from smartbatch._fork import run_after_collection
 
 
 class OwnThreads:
@@ -83,9 +84,10 @@ def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: st
 
     try:
         OwnThreads(clock).start(act, name)
-    except RuntimeError:  # no thread can be had
-        run()
-        return True
+    except RuntimeError:  # no thread can be had, but there may be one
+        if not run_after_collection(act):
+            run()
+            return True
     with monitor:
         wait_while(lambda: not ended, monitor, clock, seconds)
     if ended and ended[0] is not None:

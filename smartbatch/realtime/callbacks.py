@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smartbatch._clock import Clock
+from smartbatch._fork import run_after_collection
 
 
 class CallbackThread:
@@ -41,13 +42,26 @@ class CallbackThread:
             try:
                 self._thread.start()
             except RuntimeError:
-                # No thread can be had (limits, interpreter exit): better on this thread than never.
+                # No thread can be had (limits, interpreter exit): on one that is there, or on this one.
                 self._thread = None
                 self._clock.unspawned()
+                if run_after_collection(self._run_all):
+                    return
                 todo = list(self._todo)
                 self._todo.clear()
         for each in todo:
             self._call(each)
+
+    def _run_all(self) -> None:
+        """Run what there is, on a thread that is not this object's."""
+        while True:
+            with self._monitor:
+                self._busy = bool(self._todo)
+                if not self._busy:
+                    self._idle.notify_all()
+                    return
+                fn = self._todo.popleft()
+            self._call(fn)
 
     def drain(self, timeout: float | None) -> bool:
         """Wait until every callback has run; at once when called from one of them."""

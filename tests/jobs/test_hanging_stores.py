@@ -19,7 +19,7 @@ from jobs.stores import postgres_address  # noqa: F401
 from tests.levels import sampled
 
 SCRIPT = """
-import sys, time
+import atexit, sys, threading, time
 from smartbatch import BatchingClient, JobTimeout, StoreError
 
 client = BatchingClient("sim:demo?latency=0.2", store=sys.argv[1], parallelism=4)
@@ -45,6 +45,10 @@ if sys.argv[2] == "stop":
     client.stop(timeout=1.0)
     print("stopped", time.monotonic() - began, flush=True)
     print(sum(not future.done() for future in futures), flush=True)
+else:
+    def refused(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    atexit.register(setattr, threading.Thread, "start", refused)  # as Python 3.12 does, before our own hook
 print("end", flush=True)
 """
 SLACK = 3.0
