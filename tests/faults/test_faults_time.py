@@ -5,13 +5,16 @@ Everything goes over sockets, through the adapters and the vendors' SDKs; see :m
 
 from __future__ import annotations
 
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from smartbatch.emulator.provider_api import Reply
 from smartbatch.events import ClockStepped
-from tests.faults.world import HOUR, MINUTE, PROVIDERS, texts, world
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, texts, world
 from tests.levels import sampled
 
 
@@ -72,4 +75,19 @@ def test_i1_a_lost_create_is_searched_for_as_long_when_the_clock_is_set_between_
         began = w.clock.now()
         assert [result.text for result in w.results(job)] == w.right(prompts)
         assert w.clock.now() - began < HOUR
+        assert len(w.creates) == 1
+
+
+def test_i1_a_server_that_tells_a_wrong_date_ends_no_search(tmp_path: Path) -> None:
+    """Both clocks must say that it was long enough."""
+    with world("anthropic", tmp_path, batch_turnaround=10 * MINUTE, **LATE) as w:
+
+        def ahead(seen: Seen, reply: Reply) -> Reply:
+            later = [("date", formatdate(w.clock.wall() + (seen.at > MINUTE) * HOUR, usegmt=True))]
+            return evolve(reply, headers=[*(each for each in reply.headers if each[0] != "date"), *later])
+
+        w.service.alter = ahead
+        prompts = texts(20)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
         assert len(w.creates) == 1

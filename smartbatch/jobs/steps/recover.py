@@ -200,17 +200,20 @@ def _waited(step: StepContext, shard: ShardRow, listed: float | None) -> float:
 
 
 def _elapsed(step: StepContext, since: float | None, told: float | None, listed: float | None) -> float:
-    """Return the seconds since a moment that another process may have written down: by the provider's clock
-    where it tells, as ours may have been set in between.
+    """Return the seconds since a moment that another process may have written down: what our clock and the
+    provider's agree on, as ours may have been set in between, and a server may tell a wrong date. Where ours
+    was set back behind that moment, or the provider's tells nothing, the other one counts.
 
     Args:
         since: the moment by our clock.
         told: the moment by the provider's; ``None`` where its time is told now for the first time.
         listed: the provider's clock now, in whole seconds, so that one too many may seem to have passed.
     """
+    ours = step.wall - (since or step.wall)
     if listed is None:
-        return step.wall - (since or step.wall)
-    return 0.0 if told is None else max(0.0, listed - told - 1.0)
+        return ours
+    theirs = 0.0 if told is None else max(0.0, listed - told - 1.0)
+    return theirs if ours < 0 else min(ours, theirs)
 
 
 def _rest(step: StepContext, shard: ShardRow, listed: float | None) -> float:
