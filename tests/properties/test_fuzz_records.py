@@ -300,6 +300,14 @@ def stored_records() -> Target:
     return store_reader(written, read)
 
 
+@pytest.mark.parametrize(
+    "kept", ['{"version":1,"results_refetched":1e999}', '{"a":' * 5000 + "1" + "}" * 5000]
+)
+def test_a_record_that_was_found_to_get_past_is_damaged(kept: str) -> None:
+    with pytest.raises(StoreError, match="damaged"):
+        record_of(RemoteProgress, kept)
+
+
 # -- the command line ----------------------------------------------------------------------------------------
 
 WORDS = (

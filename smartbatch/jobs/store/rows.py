@@ -102,7 +102,7 @@ def record_of(kind: type[_Record], kept: str) -> _Record:
         version = stored.pop("version")
         if version <= kind.version:
             return kind(**stored)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
         raise StoreError(
             f"a {kind.__name__} of the store is damaged and was left as it is; restore the store from a copy"
         ) from None
