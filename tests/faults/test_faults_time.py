@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from smartbatch.emulator.provider_api import Reply
+from smartbatch.emulator.provider_api import ServerReply
 from smartbatch.events import ClockStepped
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, Seen, texts, world
 from tests.levels import sampled
@@ -82,7 +82,7 @@ def test_i1_a_server_that_tells_a_wrong_date_ends_no_search(tmp_path: Path) -> N
     """Both clocks must say that it was long enough."""
     with world("anthropic", tmp_path, batch_turnaround=10 * MINUTE, **LATE) as w:
 
-        def ahead(seen: Seen, reply: Reply) -> Reply:
+        def ahead(seen: Seen, reply: ServerReply) -> ServerReply:
             later = [("date", formatdate(w.clock.wall() + (seen.at > MINUTE) * HOUR, usegmt=True))]
             return evolve(reply, headers=[*(each for each in reply.headers if each[0] != "date"), *later])
 
