@@ -8,10 +8,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.request import urlopen
@@ -32,9 +33,9 @@ _GUNICORN = (
     *("--graceful-timeout", str(GRACE), "--no-control-socket"),
 )
 _UWSGI = (
-    *("uwsgi", "--master", "--die-on-term", "--need-app", "--http-socket", "127.0.0.1:0"),
+    *("uwsgi", "--master", "--die-on-term", "--need-app", "--http-socket", "127.0.0.1:PORT"),
     *("--module", "web_app", "--processes", str(WORKERS), "--enable-threads", "--disable-logging"),
-    *("--worker-reload-mercy", str(GRACE), "--reload-mercy", str(GRACE)),
+    *("--worker-reload-mercy", str(GRACE), "--reload-mercy", str(GRACE), "--min-worker-lifetime", "0"),
 )
 
 
@@ -183,7 +184,10 @@ def program(name: str) -> str:
 @contextlib.contextmanager
 def run_server(server: WebServer, environ: dict[str, str], folder: Path, *options: str) -> Iterator[Running]:
     """Run a server until the block ends; then none of its processes is left."""
-    command = [program(server.command[0]), *server.command[1:], *options]
+    with socket.create_server(("127.0.0.1", 0)) as free:  # uWSGI would choose another one with each reload
+        port = str(free.getsockname()[1])
+    arguments = [argument.replace("PORT", port) for argument in (*server.command[1:], *options)]
+    command = [program(server.command[0]), *arguments]
     paths = os.pathsep.join((str(HERE), str(PACKAGE.parent), *sys.path))
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LANG")}
     log = folder / "server.log"
@@ -218,7 +222,3 @@ def _port_of(process: subprocess.Popen[bytes], log: Path) -> int:
                     return int(rest.split()[0].rstrip(")"))
         os.sched_yield()
     raise AssertionError(f"the server did not start:\n{log.read_text()}")
-
-
-def answered(replies: Sequence[Reply]) -> int:
-    return sum(reply.is_right for reply in replies)

@@ -1,0 +1,138 @@
+"""A client at module level under real web servers: each cell of the table in the documentation (F7).
+
+The provider is the emulator in a process of its own; requests go over sockets. One that waits for half a
+minute is hung and fails.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from web_servers import GRACE, SERVERS, WORKERS, Provider, Reply, Running, WebServer, provider, run_server
+
+LATENCY = 0.05
+SLOW = 1.0
+"""Seconds of a call that is in flight when a signal comes."""
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[Provider]:
+    with provider(LATENCY) as running:
+        yield running
+
+
+def at_once(server: WebServer) -> int:
+    return min(16, WORKERS * server.at_once)
+
+
+def all_right(replies: list[Reply]) -> None:
+    assert [reply for reply in replies if not reply.is_right] == []
+
+
+def requests(server: WebServer, quick: Provider, folder: Path) -> None:
+    with run_server(server, quick.environ, folder) as running:
+        all_right(running.ask_all(200, at_once(server)))
+
+
+def used_before(server: WebServer, quick: Provider, folder: Path) -> None:
+    # in the middle of a call, too, where Python's own fork waits for no thread that holds its lock
+    used = {"USED_BEFORE_THE_FORK": "1"} | ({} if server.is_uwsgi else {"BUSY_BEFORE_THE_FORK": "1"})
+    with run_server(server, quick.environ | used, folder) as running:
+        all_right(running.ask_all(100, at_once(server)))
+        running.signal(signal.SIGTERM)
+        assert running.ends_within(GRACE), running.log.read_text()
+
+
+def max_requests(server: WebServer, quick: Provider, folder: Path) -> None:
+    with run_server(server, quick.environ, folder, "--max-requests", "20") as running:
+        replies = running.ask_all(100, WORKERS)
+        all_right(replies)
+        assert len({reply.process for reply in replies}) > WORKERS
+
+
+def sighup(server: WebServer, quick: Provider, folder: Path) -> None:
+    with run_server(server, quick.environ, folder) as running:
+        before = {reply.process for reply in running.ask_all(20, WORKERS)}
+        replies: list[Reply] = []
+        going = threading.Thread(target=lambda: replies.extend(running.ask_all(100, WORKERS, "during")))
+        going.start()
+        running.signal(signal.SIGHUP)
+        going.join()
+        all_right(replies)
+        while (reply := running.ask("after")).process in before:
+            assert reply.is_right
+
+
+def sigterm(server: WebServer, quick: Provider, folder: Path) -> None:
+    with provider(SLOW) as slow, run_server(server, slow.environ, folder) as running:
+        replies: list[Reply] = []
+        count = at_once(server)
+        going = threading.Thread(target=lambda: replies.extend(running.ask_all(count, count)))
+        going.start()
+        slow.wait_for(count)
+        running.signal(signal.SIGTERM)
+        ended = running.ends_within(GRACE)
+        going.join()
+        assert ended, running.log.read_text()
+        said = [reply for reply in replies if not (reply.is_right or reply.status in (0, 503))]
+        assert said == []
+        assert slow.received() == count  # nothing is asked twice
+
+
+SITUATIONS: dict[str, Callable[[WebServer, Provider, Path], None]] = {
+    "200 requests": requests,
+    "used before the fork": used_before,
+    "--max-requests": max_requests,
+    "SIGHUP": sighup,
+    "SIGTERM": sigterm,
+}
+QUICK = {("gunicorn -k gevent --preload", "200 requests"), ("uwsgi", "used before the fork")}
+
+
+def cells() -> list[tuple[WebServer, str]]:
+    """Return the cells of the table: a use before the fork needs a fork after the import."""
+    return [
+        (server, situation)
+        for server in SERVERS
+        for situation in SITUATIONS
+        if server.forks_after_import or situation != "used before the fork"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("server", "situation"),
+    [
+        pytest.param(
+            server,
+            situation,
+            id=f"{server.name}, {situation}",
+            marks=() if (server.name, situation) in QUICK else pytest.mark.full,
+        )
+        for server, situation in cells()
+    ],
+)
+def test_a_cell(server: WebServer, situation: str, quick: Provider, tmp_path: Path) -> None:
+    """All are answered, none hangs; after a signal those in flight and all processes end within the grace."""
+    SITUATIONS[situation](server, quick, tmp_path)
+
+
+@pytest.mark.full
+def test_preloading_costs_green_threads_nothing(quick: Provider, tmp_path: Path) -> None:
+    """The 95th percentile is within 1.2 times that without it, in the best of three rounds of each."""
+    named = {server.name: server for server in SERVERS}
+
+    def p95(running: Running) -> float:
+        replies = running.ask_all(200, 16)
+        all_right(replies)
+        return sorted(reply.seconds for reply in replies)[189]
+
+    best: dict[str, float] = {}
+    for name in ("gunicorn -k gevent", "gunicorn -k gevent --preload"):
+        with run_server(named[name], quick.environ, tmp_path) as running:
+            p95(running)  # what each process imports at its first request is not what is compared
+            best[name] = min(p95(running) for _ in range(3))
+    assert best["gunicorn -k gevent --preload"] <= 1.2 * best["gunicorn -k gevent"]
