@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 from attrs import field, frozen
-from run_script import PACKAGE
+from run_script import GUARD, PACKAGE
 
 from smartbatch.testing import answer_for
 
@@ -105,7 +106,7 @@ class Running:
 
     def ask(self, prompt: str) -> Reply:
         """Send one request; whoever waits longer than the guard is hung."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=GUARD)
         began = time.monotonic()
         try:
             connection.request("GET", f"/?{prompt}")
@@ -143,6 +144,7 @@ class Running:
 class Provider:
     """The emulator, in a process of its own."""
 
+    process: subprocess.Popen[str]
     port: int
     environ: dict[str, str] = field(init=False)
 
@@ -156,8 +158,10 @@ class Provider:
 
     def wait_for(self, calls: int) -> None:
         """Return once so many calls have come."""
+        until = time.monotonic() + GUARD
         while self.received() < calls:
-            pass
+            assert time.monotonic() < until, f"{self.received()} of {calls} calls came"
+            runs_on(self.process)
 
 
 @contextlib.contextmanager
@@ -168,9 +172,16 @@ def provider(latency: float) -> Iterator[Provider]:
         try:
             assert running.stdout is not None
             line = running.stdout.readline()
-            yield Provider(int(line.split("/v1")[0].rsplit(":", 1)[1]))
+            yield Provider(running, int(line.split("/v1")[0].rsplit(":", 1)[1]))
         finally:
             running.kill()
+
+
+def runs_on(process: subprocess.Popen[Any]) -> bool:
+    """Look away for a moment; return whether the process runs still."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(0.02)
+    return process.poll() is None
 
 
 def program(name: str) -> str:
@@ -214,11 +225,11 @@ _ANNOUNCED = ("Listening at: http://127.0.0.1:", "bound to TCP address 127.0.0.1
 
 def _port_of(process: subprocess.Popen[bytes], log: Path) -> int:
     """Return the port that the server chose, once it says so."""
-    while process.poll() is None:
+    until = time.monotonic() + GUARD
+    while runs_on(process) and time.monotonic() < until:
         for line in log.read_text().splitlines():
             for announced in _ANNOUNCED:
                 _, found, rest = line.partition(announced)
                 if found:
                     return int(rest.split()[0].rstrip(")"))
-        os.sched_yield()
     raise AssertionError(f"the server did not start:\n{log.read_text()}")
