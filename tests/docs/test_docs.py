@@ -255,9 +255,15 @@ def test_blocks_are_of_a_known_kind_and_few_are_not_run():
     blocks = [(page.name, block) for page in PAGES for block in page.blocks()]
     assert [(name, b.line, b.language) for name, b in blocks if b.language not in LANGUAGES] == []
     marked = [(name, b.line, b.not_run) for name, b in blocks if b.not_run is not None]
-    assert len(marked) == NOT_RUN, marked
+    assert len([one for one in marked if not is_run_elsewhere(one[0], one[2])]) == NOT_RUN, marked
     markers = sum(page.text.count("<!-- not run:") for page in PAGES)
-    assert markers == NOT_RUN, "a marker stands before no block"
+    assert markers == len(marked), "a marker stands before no block"
+
+
+def is_run_elsewhere(name: str, reason: str) -> bool:
+    """Whether the reason begins with a test that runs the blocks of this page."""
+    test = ROOT / reason.split()[0]
+    return reason.startswith("tests/") and name in test.read_text()
 
 
 def test_no_two_pages_write_the_same_output():

@@ -217,7 +217,7 @@ def test_options_of_a_provider_are_those_of_its_class(prefix: str, provider: typ
 
 # -- the command line ----------------------------------------------------------------------------------------
 
-OTHER_PROGRAMS = re.compile(r"pip|pytest|nox|benchmarks|`--requests")
+OTHER_PROGRAMS = re.compile(r"pip|pytest|nox|benchmarks|gunicorn|uwsgi|celery|--max-requests|`--requests")
 
 
 def options() -> set[str]:

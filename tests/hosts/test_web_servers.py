@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from run_script import PACKAGE
 from web_servers import GRACE, SERVERS, WORKERS, Provider, Reply, Running, WebServer, provider, run_server
 
 LATENCY = 0.05
@@ -78,8 +79,7 @@ def sigterm(server: WebServer, quick: Provider, folder: Path) -> None:
         ended = running.ends_within(GRACE)
         going.join()
         assert ended, running.log.read_text()
-        said = [reply for reply in replies if not (reply.is_right or reply.status in (0, 503))]
-        assert said == []
+        all_right(replies)
         assert slow.received() == count  # nothing is asked twice
 
 
@@ -118,6 +118,22 @@ def cells() -> list[tuple[WebServer, str]]:
 def test_a_cell(server: WebServer, situation: str, quick: Provider, tmp_path: Path) -> None:
     """All are answered, none hangs; after a signal those in flight and all processes end within the grace."""
     SITUATIONS[situation](server, quick, tmp_path)
+
+
+def test_the_table_of_the_documentation_has_these_cells() -> None:
+    """Rows are the servers, columns what is done to them; a cell says yes where a test does it."""
+    page = (PACKAGE.parent / "docs/reference/hosts.md").read_text()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"
+    ]
+    heads, _, *lines = rows
+    assert heads == ["server", *SITUATIONS]
+    assert [line[0] for line in lines] == [server.name for server in SERVERS]
+    said = [
+        (line[0], head) for line in lines for head, cell in zip(heads, line, strict=True) if cell == "yes"
+    ]
+    assert said == [(server.name, situation) for server, situation in cells()]
+    assert {cell for line in lines for cell in line[1:]} == {"yes", "–"}
 
 
 @pytest.mark.full

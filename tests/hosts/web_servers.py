@@ -34,7 +34,15 @@ _GUNICORN = (
     *("--graceful-timeout", str(GRACE), "--no-control-socket"),
 )
 _UWSGI = (
-    *("uwsgi", "--master", "--die-on-term", "--need-app", "--http-socket", "127.0.0.1:PORT"),
+    *(
+        "uwsgi",
+        "--master",
+        "--hook-master-start",
+        "unix_signal:15 gracefully_kill_them_all",
+        "--need-app",
+        "--http-socket",
+        "127.0.0.1:PORT",
+    ),
     *("--module", "web_app", "--processes", str(WORKERS), "--enable-threads", "--disable-logging"),
     *("--worker-reload-mercy", str(GRACE), "--reload-mercy", str(GRACE), "--min-worker-lifetime", "0"),
 )
