@@ -91,7 +91,11 @@ class BudgetLease:
         return max(now, self._asked_at + (_IDLE if self._held() > 0.0 else _HEARTBEAT))
 
     def ask(self, now: float, *, leaving: bool = False) -> LeaseAsk:
-        """Return what to tell and ask in an exchange; :meth:`adopt` or :meth:`lose` follows."""
+        """Return what to tell and ask in an exchange; :meth:`adopt` or :meth:`lose` follows.
+
+        What is not reserved goes back when nothing was spent lately, and when it is too little for a call
+        that asked in vain: else several clients would each hold a part of what one of them needs.
+        """
         held, reserved = self._held(), self._reserved()
         spent = max(0.0, self._held_then - held)
         if spent or reserved:
@@ -99,13 +103,14 @@ class BudgetLease:
         seconds = max(now - self._asked_at, _OFTEN) if self._asked_at > -math.inf else 1.0
         self._demand = max(spent / seconds, 0.7 * self._demand)
         returned = 0.0
-        if leaving or (now - self._used_at >= _IDLE and not self._lacking):
+        in_vain = self.grant is not None and self.grant.wait > 0.0
+        if leaving or (in_vain if self._lacking else now - self._used_at >= _IDLE):
             returned = max(0.0, held - reserved)
             self._widen(-returned)
         kept = held - returned
         free = kept - reserved
         least = max(0.0, self._lacking - free)
-        wanted = 0.0 if returned else max(least, _AHEAD * self._demand - free)
+        wanted = least if returned else max(least, _AHEAD * self._demand - free)
         if self._lacking and self._lacking_since == -math.inf:
             self._lacking_since = now
         self._asked_at = now
@@ -129,7 +134,7 @@ class BudgetLease:
         3. Others may give some back: ask again soon.
         """
         self.grant, self.lost = grant, False
-        more = math.floor(grant.granted[0] * 1e9) / 1e9
+        more = math.floor(grant.granted[0] * 1e9 + 0.1) / 1e9  # sums of floats lack some parts of 10⁻¹⁰
         if more:
             self._widen(more)
         lacking, self._lacking = self._lacking, 0.0

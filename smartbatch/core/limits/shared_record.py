@@ -48,8 +48,9 @@ QUIET = 8.0
 SLOTS_AHEAD = 1.0
 """Seconds ahead of which no slot is leased."""
 
-_SLACK = 1e-3
-"""Units that may be lacking: rounding must not refuse a process at the very time it was given."""
+_SLACK, _MONEY_SLACK = 1e-3, 1e-10
+"""Units that may be lacking of a rate, and USD of a budget: rounding must not refuse a process at the very
+time it was given."""
 
 
 def _none() -> list[float]:
@@ -325,7 +326,7 @@ def _lease(
             lacking = (
                 min(ask.least[d], record.caps[d]) + ahead[d] - record.levels[d] - alone * record.rates[d]
             )
-            if lacking > _SLACK:
+            if lacking > (_MONEY_SLACK if ask.money else _SLACK):
                 wait = max(wait, lacking / record.rates[d] if record.rates[d] > 0.0 else GONE)
     start = max(record.next_slot, now)
     is_spaced = record.spaced > 0.0 and ask.slots > 0.0

@@ -123,7 +123,7 @@ if wants then
         if record.caps[d] > 0 then
             local rate = record.rates[d]
             local lacking = math.min(ask.least[d], record.caps[d]) + ahead[d] - record.levels[d] - alone * rate
-            if lacking > SLACK then wait = math.max(wait, rate > 0 and lacking / rate or GONE) end
+            if lacking > (ask.money == 1 and 1e-10 or SLACK) then wait = math.max(wait, rate > 0 and lacking / rate or GONE) end
         end
     end
     local start = math.max(record.next_slot, now)

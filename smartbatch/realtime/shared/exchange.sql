@@ -102,7 +102,7 @@ BEGIN
         FOR d IN 1..4 LOOP
             IF r.caps[d] > 0 THEN
                 lacking := least(ask.least[d], r.caps[d]) + ahead[d] - r.levels[d] - alone * r.rates[d];
-                IF lacking > slack THEN
+                IF lacking > (CASE WHEN ask.money = 1 THEN 1e-10 ELSE slack END) THEN
                     wait := greatest(wait, CASE WHEN r.rates[d] > 0 THEN lacking / r.rates[d] ELSE gone END);
                 END IF;
             END IF;
