@@ -159,6 +159,7 @@ class RateCard:
         per_request: USD for each request on top.
         valid_until: Unix seconds after which the price book must be asked again.
         writes_by_itself: the model writes long prompts to its cache unasked, at a price above that of input.
+        exact: returns the USD of one request where the bands cannot say it, by a slower way; else ``None``.
     """
 
     source: str
@@ -166,7 +167,7 @@ class RateCard:
     per_request: float = 0.0
     valid_until: float = math.inf
     writes_by_itself: bool = False
-    _exact: Callable[[Usage], float] | None = None
+    exact: Callable[[Usage], float] | None = None
 
     def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
         """Return the tokens of a request that is not sent yet, as they are to be priced.
@@ -179,8 +180,8 @@ class RateCard:
 
     def cost(self, usage: Usage) -> float:
         """Return the USD of one request that used ``usage``; never give it a sum over requests."""
-        if self._exact is not None:
-            return self._exact(usage)
+        if self.exact is not None:
+            return self.exact(usage)
         tokens = usage.input_tokens
         bands = self.bands
         band = bands[0]
@@ -316,7 +317,7 @@ def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:
         rates["cached"] = min(band.cached * cached_share, rates["input"])
         bands.append(evolve(band, **rates))
     source = f"{card.source}, batch at {share:.0%} as documented"
-    exact = card._exact
+    exact = card.exact
     whole = None if exact is None else lambda usage: share * exact(usage)
     return evolve(card, source=source, bands=tuple(bands), exact=whole)
 

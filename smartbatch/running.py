@@ -111,40 +111,13 @@ class RunningState:
         self.metrics = BatchMetrics(
             max_batch_size=config.max_batch_size, queue_capacity=config.queue_capacity, now=clock.now
         )
-        store = OpenedStore(
-            config.store,
-            wall=clock.wall,
-            rng=settings.rng or random.SystemRandom(),
-            counted=lambda job_id, counts: bus.tell(
-                JobResultsStored(at=clock.now(), job_id=job_id, **asdict(counts, recurse=False))
-            ),
-        )
+        store = _store(settings, bus)
         self.history = history = ForecastHistory(clock, self._forecast_moved, store=store.get)
-        setup = RealtimeSetup(
-            config,
-            clock,
-            settings.rng or random.Random(),
-            tell=bus.tell,
-            report=callback_raised,
-            hooks=settings.hooks,
-            calibration=history.calibration,
-            fallback=settings.fallback,
-        )
-        self.realtime = realtime = Realtime(setup, settings.model, settings.preparer)
+        self.realtime = realtime = _realtime(settings, bus, history)
         self._budget = budget = ClientBudget(
             JobReservations(realtime.budget, realtime.guard_money, secrets.token_hex(8)), store.get
         )
-        self.advisor = advisor = Advisor(
-            settings.model,
-            config,
-            clock=clock,
-            prices=PriceBook(config.prices),
-            history=history,
-            batches=lambda kind: batches_of(config, settings.model, kind)[0],
-            waiting=lambda: realtime.waiting,
-            room=lambda: realtime.budget.left,
-            tell=bus.tell,
-        )
+        self.advisor = advisor = _advisor(settings, bus, history, realtime)
         self._callbacks = CallbackThread(clock, callback_raised)
         dropped = DroppedParameters()
         self.service = JobService(
@@ -156,16 +129,7 @@ class RunningState:
                 settings, realtime, history, advisor, budget, bus, self._callbacks, dropped.tell
             ),
         )
-        self.jobs = JobSubmission(
-            config,
-            clock,
-            model=settings.model,
-            fallback_model=settings.fallback,
-            preparer=settings.preparer,
-            service=self.service,
-            budget=budget,
-            deduplicate=config.deduplicate and settings.hooks.shareable,
-        )
+        self.jobs = _job_submission(settings, self.service, budget)
         self.routing = ListRouter(
             config,
             clock,
@@ -190,17 +154,22 @@ class RunningState:
             ),
         )
         self.submit = deferral.submit if config.deferrable == "batch" else realtime.submit
+        self._subscribe(dropped)
+        on_fork(self)
+        on_exit(self)
+
+    def _subscribe(self, dropped: DroppedParameters) -> None:
+        """Have the parts hear of what concerns them, in this order."""
+        bus = self._bus
         bus.subscribe_to_all(self.metrics)
-        bus.subscribe(history, CallFinished)
-        bus.subscribe(advisor.batch_ended, BatchEnded)  # before it is learned from
-        bus.subscribe(history.batch_ended, BatchEnded)
+        bus.subscribe(self.history, CallFinished)
+        bus.subscribe(self.advisor.batch_ended, BatchEnded)  # before it is learned from
+        bus.subscribe(self.history.batch_ended, BatchEnded)
         bus.subscribe(self.routing.job_finished, JobFinished)
-        bus.subscribe(budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
+        bus.subscribe(self._budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
         bus.subscribe(dropped, ParameterDropped)
         bus.subscribe(LongWaits(), CooldownStarted, LongWait, RetryScheduled)
         bus.subscribe(self._started, ClientStarted)
-        on_fork(self)
-        on_exit(self)
 
     @property
     def spent(self) -> float:
@@ -321,6 +290,66 @@ def ask_item(realtime: Realtime, item: RealtimeItem) -> ResultFuture:
         flex=item.flex,
     )
     return realtime.ask(item.request, options)
+
+
+def _store(settings: ClientSettings, bus: EventBus) -> OpenedStore:
+    """Return the store, which tells what results it counted."""
+    now = settings.clock.now
+    return OpenedStore(
+        settings.config.store,
+        wall=settings.clock.wall,
+        rng=settings.rng or random.SystemRandom(),
+        counted=lambda job_id, counts: bus.tell(
+            JobResultsStored(at=now(), job_id=job_id, **asdict(counts, recurse=False))
+        ),
+    )
+
+
+def _realtime(settings: ClientSettings, bus: EventBus, history: ForecastHistory) -> Realtime:
+    """Return what answers requests in real time."""
+    setup = RealtimeSetup(
+        settings.config,
+        settings.clock,
+        settings.rng or random.Random(),
+        tell=bus.tell,
+        report=callback_raised,
+        hooks=settings.hooks,
+        calibration=history.calibration,
+        fallback=settings.fallback,
+    )
+    return Realtime(setup, settings.model, settings.preparer)
+
+
+def _advisor(
+    settings: ClientSettings, bus: EventBus, history: ForecastHistory, realtime: Realtime
+) -> Advisor:
+    """Return what chooses routes."""
+    config, model = settings.config, settings.model
+    return Advisor(
+        model,
+        config,
+        clock=settings.clock,
+        prices=PriceBook(config.prices),
+        history=history,
+        batches=lambda kind: batches_of(config, model, kind)[0],
+        waiting=lambda: realtime.waiting,
+        room=lambda: realtime.budget.left,
+        tell=bus.tell,
+    )
+
+
+def _job_submission(settings: ClientSettings, service: JobService, budget: ClientBudget) -> JobSubmission:
+    """Return what stores jobs."""
+    return JobSubmission(
+        settings.config,
+        settings.clock,
+        model=settings.model,
+        fallback_model=settings.fallback,
+        preparer=settings.preparer,
+        service=service,
+        budget=budget,
+        deduplicate=settings.config.deduplicate and settings.hooks.shareable,
+    )
 
 
 def _dependencies(

@@ -80,7 +80,7 @@ class Ledger:
         for line in Path(path).read_bytes().split(b"\n")[:-1]:
             row = json.loads(line)
             if "batch" in row:
-                ledger._batch_ledger.apply(row)
+                ledger.batch_event(row)
             else:
                 found[row["index"]] = Call(**row)
         ledger._calls = [found[index] for index in sorted(found)]

@@ -15,12 +15,20 @@ _NANO = 1_000_000_000
 
 @define(eq=False)
 class SpendReservation:
-    """Money held back for one call, or for a job; settled or released once."""
+    """Money held back for one call, or for a job; settled or released once, by its budget, which alone
+    changes it.
 
-    _nano: int
-    _outer: SpendReservation | None
-    _lasting: bool
-    _open: bool = True
+    Attributes:
+        nano: billionths of a USD that are held back.
+        outer: what is held back in the outer budget.
+        lasting: held for so long that nobody should wait for its end.
+        open: it has not ended.
+    """
+
+    nano: int
+    outer: SpendReservation | None
+    lasting: bool
+    open: bool = True
 
 
 class Budget:
@@ -130,46 +138,46 @@ class Budget:
         """
         nano = round(_checked(actual, "actual cost") * _NANO)
         self._close(reservation)
-        if self._outer is not None and reservation._outer is not None:
-            self._outer.settle(reservation._outer, actual)
+        if self._outer is not None and reservation.outer is not None:
+            self._outer.settle(reservation.outer, actual)
         self._spent += nano
 
     def spend(self, reservation: SpendReservation, actual: float) -> None:
         """Count ``actual`` USD as spent out of the reservation; the rest stays held back."""
         nano = round(_checked(actual, "actual cost") * _NANO)
-        part = min(nano, reservation._nano)
-        reservation._nano -= part
+        part = min(nano, reservation.nano)
+        reservation.nano -= part
         self._reserved -= part
-        if reservation._lasting:
+        if reservation.lasting:
             self._lasting -= part
         self._spent += nano
-        if self._outer is not None and reservation._outer is not None:
-            self._outer.spend(reservation._outer, actual)
+        if self._outer is not None and reservation.outer is not None:
+            self._outer.spend(reservation.outer, actual)
 
     def resize(self, reservation: SpendReservation, cost: float) -> None:
         """Hold back ``cost`` USD by a reservation from now on, or what there is where that is less."""
         nano = _up(cost)
         if self._limit is not None:
-            nano = min(nano, max(0, self._limit - self._spent - self._reserved + reservation._nano))
-        more = nano - reservation._nano
-        reservation._nano = nano
+            nano = min(nano, max(0, self._limit - self._spent - self._reserved + reservation.nano))
+        more = nano - reservation.nano
+        reservation.nano = nano
         self._reserved += more
-        if reservation._lasting:
+        if reservation.lasting:
             self._lasting += more
-        if self._outer is not None and reservation._outer is not None:
-            self._outer.resize(reservation._outer, cost)
+        if self._outer is not None and reservation.outer is not None:
+            self._outer.resize(reservation.outer, cost)
 
     def release(self, reservation: SpendReservation) -> None:
         """Release all of it: the call cost nothing. Raises as :meth:`settle`."""
         self.settle(reservation, 0.0)
 
     def _close(self, reservation: SpendReservation) -> None:
-        if not reservation._open:
+        if not reservation.open:
             raise RuntimeError("a reservation ends once")
-        reservation._open = False
-        self._reserved -= reservation._nano
-        if reservation._lasting:
-            self._lasting -= reservation._nano
+        reservation.open = False
+        self._reserved -= reservation.nano
+        if reservation.lasting:
+            self._lasting -= reservation.nano
 
 
 def _checked(usd: float, what: str) -> float:

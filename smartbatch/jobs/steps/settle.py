@@ -49,17 +49,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     has_results = collect.ended_by_itself(shard) or bool(shard.remote.outputs)
     pause = None if _is_confirmed(shard, read) else step.reread_pause(shard.remote.results_refetched)
     if may_have_run and pause is not None:
-        rereads = shard.remote.results_refetched + 1
-        again = step.reschedule(
-            shard,
-            pause,
-            remote=evolve(
-                shard.remote, results_refetched=rereads, results_size=read.size, results_fetched=False
-            ),
-            note=f"{len(missing):,} requests have no result yet; the results are fetched again",
-        )
-        collect.clear(step, shard)  # after the commit: a former owner must not delete what is being read
-        return again
+        return _fetch_again(step, shard, pause, read.size, len(missing))
     if may_have_run and has_results:
         step.incident(
             "missing_items",
@@ -71,6 +61,31 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     if may_have_run or shard.remote.results_gone:  # what they cost stays reserved: nobody can know it
         lost = job_budget.lost_cost(step, shard, [item.ix for item in missing])
     items = _classified(step, shard, rest, may_have_run=may_have_run)
+    return _settle_with(step, shard, items, lost, None if shard.remote.results_gone else read.usd)
+
+
+def _fetch_again(step: StepContext, shard: ShardRow, pause: float, size: int, missing: int) -> ShardRow:
+    """Have results that were not complete fetched again after a pause; ``size`` bytes came of them."""
+    rereads = shard.remote.results_refetched + 1
+    again = step.reschedule(
+        shard,
+        pause,
+        remote=evolve(shard.remote, results_refetched=rereads, results_size=size, results_fetched=False),
+        note=f"{missing:,} requests have no result yet; the results are fetched again",
+    )
+    collect.clear(step, shard)  # after the commit: a former owner must not delete what is being read
+    return again
+
+
+def _settle_with(
+    step: StepContext, shard: ShardRow, items: _Outcomes, lost: float, cost: float | None
+) -> ShardRow:
+    """Store where the items go, and that the shard is settled; tell it.
+
+    Args:
+        lost: USD that stay reserved.
+        cost: USD of the results; ``None`` where they are gone.
+    """
     before = step.store.jobs.get(step.job.id) or step.job
     now = step.wall
     if items.no_money:
@@ -85,7 +100,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
         settled_at=now,
         reserved=lost,
         cleaned_up=step.policy.retention is None and not shard.remote.suspected_duplicates,
-        cost=None if shard.remote.results_gone else read.usd,
+        cost=cost,
         note=None,
     )
     step.tell_change(shard, settled)
