@@ -229,14 +229,18 @@ def _rescue(
         late_penalty=penalty,
     )
     start = best_start(found)
-    chance, alone = batch.chance(constraints.deadline, rest), batch.part(constraints.deadline, rest)
-    if start is None or (chance >= SURE and saving * alone - penalty * (1 - chance) > start.worth):
-        needs = batch.cancel(SURE) + standard.throughput.finish(rest, SURE)
-        return _Rescue(None, needs + margin, chance, alone, 1.0)
-    chance = batch.chance(start.at, rest)
+    chance, whole = batch.chance(constraints.deadline, rest), batch.part(constraints.deadline, rest)
+    never = _Rescue(
+        None, batch.cancel(SURE) + standard.throughput.finish(rest, SURE) + margin, chance, whole, 1.0
+    )
+    if start is None:
+        return never
     alone, share = batch.part(start.at, rest), part(start.at, start.sure)
     if share < alone + WORTH:
         pieces, share = 1, alone
+    if chance >= SURE and saving * whole - penalty * (1 - chance) > start.worth:
+        return evolve(never, pieces=pieces)  # where it is late all the same, it is taken back one by one
+    chance = batch.chance(start.at, rest)
     return _Rescue(start.at, start.needs + margin, chance, share, 1 - start.risk, pieces)
 
 
