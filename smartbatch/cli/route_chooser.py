@@ -61,13 +61,13 @@ class RouteChooser:
         return plan
 
     def score(self, ended: float, actual: ActualCost) -> list[tuple[str, str]]:
-        """Score what was chosen, if anything was, and return its rows of the summary.
+        """Score what was chosen, if anything was and there are answers; return its rows of the summary.
 
         Args:
             ended: when the last answer came.
             actual: to which all results were added.
         """
-        if self._chosen is None:
+        if self._chosen is None or not actual.answered:
             return []
         plan, decision_id, began = self._chosen
         self._client.score_plan(decision_id, plan, seconds=ended - began, actual=actual)

@@ -182,7 +182,12 @@ class Advisor:
         return ActualCost(self._rates("standard"), self._rates("batch"))
 
     def score(self, number: str, decision: Decision, seconds: float, actual: ActualCost) -> None:
-        """Tell what a decision really took: seconds from the submission to the last answer, and USD."""
+        """Tell what a decision really took: seconds from the submission to the last answer, and USD.
+
+        Where nothing was answered, how soon that was known says nothing of any route.
+        """
+        if not actual.answered:
+            return
         chosen, constraints = decision.chosen, decision.constraints
         alone, batch = decision.alone, decision.batch
         self._tell(

@@ -254,7 +254,9 @@ class ListRouter:
         number, decision = decided
         paid = None if event.unpriced else event.cost
         by_batch = paid if decision.chosen.route is Route.BATCH else None
-        actual = ActualCost(paid=paid, individual=event.realtime_cost, by_batch=by_batch)
+        actual = ActualCost(
+            paid=paid, individual=event.realtime_cost, by_batch=by_batch, answered=event.succeeded
+        )
         self._advisor.score(number, decision, event.seconds, actual)
 
     # -- jobs ------------------------------------------------------------------------------------------------

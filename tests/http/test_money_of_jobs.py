@@ -12,7 +12,7 @@ import pytest
 from inside import inside
 
 from smartbatch import BatchingClient, Generation, Request, Route
-from smartbatch.errors import BudgetExceeded, ProviderError
+from smartbatch.errors import AllRequestsFailed, BudgetExceeded, ProviderError
 from smartbatch.events import RouteScored, ShardChanged
 from tests.http.small_claude import SmallClaude, small_claude
 
@@ -205,6 +205,15 @@ def test_what_no_call_answered_saved_nothing(client: BatchingClient) -> None:
     told = scores(client)
     client.generate(["the same"] * 4 + ["refuse this"], strategy="individual")
     assert told[0].cost == told[0].individual_cost == pytest.approx(ALONE)
+
+
+@pytest.mark.parametrize("route", ["individual", "batch"])
+def test_a_list_without_an_answer_is_not_scored_as_a_quick_one(client: BatchingClient, route: str) -> None:
+    told = scores(client)
+    with pytest.raises(AllRequestsFailed):
+        client.generate(["refuse this", "refuse that"], strategy=route)
+    assert told == []
+    assert client.metrics.snapshot().decisions.scored == 0
 
 
 def test_a_job_whose_route_was_chosen_is_scored_at_its_end(client: BatchingClient) -> None:

@@ -25,6 +25,7 @@ class ActualCost:
         paid: what the results cost; ``None`` once one of them has no known cost.
         individual: what the tokens they used cost in real time; ``None`` where that is unknown.
         by_batch: what these tokens cost by batch, likewise.
+        answered: results that are answers.
     """
 
     _standard: Rates | None = None
@@ -32,9 +33,11 @@ class ActualCost:
     paid: float | None = 0.0
     individual: float | None = 0.0
     by_batch: float | None = 0.0
+    answered: int = 0
 
     def add(self, result: Result) -> None:
         """Add a result; one that took no call, or got the answer of another request, adds nothing."""
+        self.answered += result.ok
         cost = result.cost
         self.paid = None if self.paid is None or cost is None else self.paid + cost
         if self.individual is not None:
