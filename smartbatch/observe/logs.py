@@ -39,6 +39,7 @@ from smartbatch.events import (
     RouteChosen,
     RouteScored,
     ShardChanged,
+    SharedLimitsLost,
     StoreAvailable,
     StoreUnavailable,
     ThresholdMoved,
@@ -233,7 +234,7 @@ def level_of(event: Event) -> str:
             | JobHeld()
         ):
             return "warning"
-        case StoreUnavailable() | AnswersLost() | CacheUnavailable() | ClockStepped():
+        case StoreUnavailable() | SharedLimitsLost() | AnswersLost() | CacheUnavailable() | ClockStepped():
             return "warning"
         case ClientStopped(failed=failed) if failed:
             return "warning"

@@ -32,6 +32,8 @@ from smartbatch.events import (
     RouteChosen,
     RouteScored,
     ShardChanged,
+    SharedLimitsLost,
+    SharedLimitsRestored,
     ThresholdMoved,
     snake_case,
 )
@@ -208,6 +210,11 @@ class BatchMetrics:
                 counts.retries_counted += event.counted
                 counts.retries_uncounted += not event.counted
                 counts.possible_double_bills += event.maybe_billed
+            case SharedLimitsLost():
+                counts.shared_limits_lost += 1
+                counts.limits_unshared += 1
+            case SharedLimitsRestored():
+                counts.limits_unshared = max(0, counts.limits_unshared - 1)
             case CooldownStarted():
                 self._cooldown_started(event)
             case BreakerChanged():
