@@ -482,15 +482,30 @@ def _yaml(path: Path, text: str) -> Mapping[str, Any]:
     return content
 
 
+_OF_PROVIDERS = frozenset({"api_key", "base_url", "headers", "organization", "project"})
+"""Arguments of adapters that other libraries take beside the settings."""
+_NEAR = {
+    **dict.fromkeys(("concurrency", "max_concurrency", "max_workers", "workers", "threads"), "parallelism"),
+    "batch_size": "max_batch_size",
+    "max_cost": "budget",
+}
+"""Names that other libraries use, and the name here."""
+
+
 def check_names(names: Iterable[str], known: Collection[str]) -> None:
     """Check the keywords of a call that takes settings.
 
     Raises:
-        ConfigError: for one that is not ``known``; the nearest is suggested.
+        ConfigError: for one that is not ``known``; the nearest is suggested, or where it belongs.
     """
     for name in names:
-        if name not in known:
-            raise ConfigError(f"unknown setting or parameter {name}{did_you_mean(name, known)}")
+        if name in known:
+            continue
+        if name in _OF_PROVIDERS and "provider_options" in known:
+            raise ConfigError(f"{name} is an option of the provider: provider_options={{{name!r}: …}}")
+        other = _NEAR.get(name)
+        near = f"; did you mean {other}?" if other in known else did_you_mean(name, known)
+        raise ConfigError(f"unknown setting or parameter {name}{near}")
 
 
 def checked(setting: str, value: Any) -> Any:

@@ -110,6 +110,23 @@ def test_a_job_takes_nothing_that_it_could_not_keep(client_of: ClientOf) -> None
         client.submit_batch(["a"], timeout=5)
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("api_key", r"is an option of the provider: provider_options=\{'api_key': …\}"),
+        ("base_url", "is an option of the provider"),
+        ("max_workers", r"did you mean parallelism\?"),
+        ("batch_size", r"did you mean max_batch_size\?"),
+    ],
+)
+def test_a_name_of_another_library_is_told_what_it_is_here(given: str, told: str) -> None:
+    wrong: dict[str, Any] = {given: 3}
+    with pytest.raises(ConfigError, match=told):
+        BatchingClient("openai:m", **wrong)
+    with pytest.raises(ConfigError, match=told):
+        smartbatch.generate(["x"], model="openai:m", **wrong)
+
+
 def test_a_setting_among_the_parameters_of_a_call_is_told_where_it_belongs(client_of: ClientOf) -> None:
     client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
     for call in (client.generate, client.submit, client.submit_batch):
