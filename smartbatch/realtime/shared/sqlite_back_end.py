@@ -9,6 +9,7 @@ import socket
 import sqlite3
 from collections.abc import Callable
 
+from smartbatch._clock import RealClock
 from smartbatch._files import check_own, new_file, private_folder
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, SharedRecord, exchange
@@ -25,6 +26,9 @@ from smartbatch.realtime.shared.back_end import (
 
 APPLICATION = 0x736D736C
 """``smsl``: marks the file as one of shared limits, in the header's field for that."""
+
+LEFT = 600.0
+"""Seconds without use after which a machine has left the file. Each container has a name of its own."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -43,6 +47,8 @@ class SqliteBackEnd(BackEnd):
     def __init__(self, path: str, *, now: Callable[[], float]) -> None:
         self.place = path
         self._now = now
+        self._host = socket.gethostname()
+        self._noted_at = 0.0
         self._connections = SqliteConnections(self._connect)
 
     def prepare(self) -> bytes:
@@ -64,7 +70,12 @@ class SqliteBackEnd(BackEnd):
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.executescript(_TABLES)
-        facts = {"version": str(VERSION), "salt": secrets.token_hex(16), "host": socket.gethostname()}
+        facts = {
+            "version": str(VERSION),
+            "salt": secrets.token_hex(16),
+            "host": self._host,
+            "host_seen": repr(RealClock.wall()),
+        }
         connection.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", facts.items())
         found = dict(connection.execute("SELECT name, value FROM facts"))
         if found["version"] != facts["version"]:
@@ -72,12 +83,18 @@ class SqliteBackEnd(BackEnd):
                 f"the file {self.place} is shared by processes of version {found['version']} of its form, and"
                 f" this one knows version {VERSION}: use the same smartbatch in all, or another file"
             )
-        if found["host"] != facts["host"]:
+        if found["host"] != self._host and float(found["host_seen"]) > RealClock.wall() - LEFT:
             raise Incompatible(
-                f"the file {self.place} belongs to the machine {found['host']} and this is {facts['host']}:"
+                f"the file {self.place} is used by the machine {found['host']} and this is {self._host}:"
                 " machines cannot share an SQLite file; name a Redis or PostgreSQL server"
             )
+        self._note_host(connection)
         return bytes.fromhex(found["salt"])
+
+    def _note_host(self, connection: sqlite3.Connection) -> None:
+        self._noted_at = RealClock.wall()
+        facts = [("host", self._host), ("host_seen", repr(self._noted_at))]
+        connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts)
 
     def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
         try:
@@ -90,6 +107,8 @@ class SqliteBackEnd(BackEnd):
                     row = connection.execute("SELECT record FROM records WHERE key = ?", (key,)).fetchone()
                     record = SharedRecord() if row is None else record_of(json.loads(row[0]))
                     grant = exchange(record, ask, self._now())
+                    if RealClock.wall() > self._noted_at + LEFT / 4:
+                        self._note_host(connection)
                     connection.execute(
                         "INSERT OR REPLACE INTO records VALUES (?, ?)", (key, json.dumps(document_of(record)))
                     )

@@ -15,7 +15,7 @@ from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderEr
 from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.prices import Price
 from smartbatch.realtime.shared.addresses import open_back_end
-from smartbatch.realtime.shared.back_end import hidden
+from smartbatch.realtime.shared.back_end import Incompatible, hidden
 from smartbatch.types import Answer, Usage
 
 LIMIT = {"caps": [594.0, 0.0, 0.0, 0.0], "rates": [9.95, 0.0, 0.0, 0.0]}
@@ -114,6 +114,19 @@ def test_a_file_of_another_version_is_not_shared(
     [lost] = [event for event in seen if isinstance(event, SharedLimitsLost)]
     assert "processes of version 2" in lost.reason
     assert "use the same smartbatch" in lost.reason
+
+
+def test_a_file_is_one_machines_at_a_time(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines would take their clocks for one; a machine that left it for ten minutes has left."""
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    Neighbour(address, provider, clock)
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    with pytest.raises(Incompatible, match="and this is elsewhere: machines cannot share"):
+        Neighbour(address, provider, clock)
+    monkeypatch.setattr("smartbatch.realtime.shared.sqlite_back_end.LEFT", 0.0)
+    assert Neighbour(address, provider, clock).lease(1.0) == 1.0
 
 
 @pytest.mark.parametrize(
