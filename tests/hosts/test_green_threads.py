@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from providers.raw_server import Exchange, RawServer, chat, says
-from run_script import run_script
+from run_script import GUARD, run_script
+from web_servers import provider
 
 CA = str(Path(__file__).parents[1] / "providers" / "localhost-ca.pem")
 pytest.importorskip("gevent", reason="gevent is not installed: the test extra has it")
@@ -33,8 +34,10 @@ class Ticks:
 """
 
 
-def passes(script: str, *, out: list[str], environ: dict[str, str] | None = None) -> None:
-    ended = run_script(GREEN + textwrap.dedent(script), environ=environ)
+def passes(
+    script: str, *, out: list[str], environ: dict[str, str] | None = None, guard: float = GUARD
+) -> None:
+    ended = run_script(GREEN + textwrap.dedent(script), environ=environ, guard=guard)
     assert ended.err == ""
     assert ended.lines == out
     assert ended.code == 0
@@ -67,6 +70,7 @@ def test_calls_wait_for_their_answers_at_the_same_time_over_tls_too() -> None:
     server = RawServer([answer], tls=True)
     passes(
         """
+        import urllib3.connectionpool
         client = BatchingClient("openai:m", parallelism=2, call_timeout=10, retries=0)
         gevent.monkey.patch_all()
         say(str([result.text for result in client.map(["one", "two"])]))
@@ -75,6 +79,32 @@ def test_calls_wait_for_their_answers_at_the_same_time_over_tls_too() -> None:
         environ={"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "sk-test-0000", "SSL_CERT_FILE": CA},
     )
     server.stop()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["openai:m", "anthropic:m", "gemini:m"])
+def test_every_provider_works_after_the_patching(model: str) -> None:
+    """In real time many calls wait at once; batches, their files and streams come, too."""
+    with provider(0.05) as service:
+        root = service.environ["OPENAI_BASE_URL"].removesuffix("/v1")
+        passes(
+            f"""
+            used, unused = [BatchingClient({model!r}, batch_poll_interval=0.1) for _ in range(2)]
+            assert used.submit("before").result().ok
+            gevent.monkey.patch_all()
+            for client in (used, unused):
+                asked = [gevent.spawn(lambda n=n: client.submit(f"p{{n}}").result().ok) for n in range(80)]
+                gevent.joinall(asked, timeout=60)
+                assert [one.value for one in asked] == [True] * 80
+                assert all(result.ok for result in client.submit_and_wait(["r"] * 12, timeout=60))
+                say(str(len("".join(client.stream("tell"))) > 0))
+            """,
+            out=["True"] * 2,
+            environ=service.environ
+            | dict.fromkeys(("ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL"), root)
+            | dict.fromkeys(("ANTHROPIC_API_KEY", "GEMINI_API_KEY"), "sk-test-0000"),
+            guard=90,  # importing an SDK takes seconds
+        )
 
 
 def test_a_store_that_waits_for_a_lock_does_not_stop_other_green_threads(tmp_path: Path) -> None:
