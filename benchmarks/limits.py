@@ -1,18 +1,23 @@
-"""How well a limit is filled, and what an outage costs, over real HTTP against an enforcing server.
+"""How well a limit is filled, over real HTTP against an enforcing server.
 
     python -m benchmarks.limits
 
-*Used* is the share of the requests that the server would have allowed in the time the run took, the burst
-at the start included; *refused* is the share of calls answered with 429. Nothing may be lost.
+*Used* is the share of the rate: of the requests that the server would have allowed in the time the run took,
+the burst at the start left out of both; *refused* is the share of calls answered with 429. Nothing may be
+lost.
 """
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 from urllib.request import urlopen
 
+from attrs import frozen
+
 from benchmarks.server import emulator
+from benchmarks.targets import Targets
 from smartbatch import BatchingClient
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.base import Provider
@@ -48,44 +53,43 @@ def run(
         return results.failed, results.wall, summary(base_url)
 
 
-def filled(title: str, server: list[str], *, burst: int, **settings: Any) -> None:
-    """900 requests at 600 a minute."""
-    report_use(title, run(900, server, **settings), burst=burst)
+@frozen
+class Wanted:
+    """Targets, %: the share used at least, and refused at most."""
+
+    used: float
+    refused: float
 
 
-def report_use(title: str, came: tuple[int, float, dict[str, Any]], *, burst: int) -> None:
-    """Print how much was used of ten requests a second and a burst."""
-    lost, wall, report = came
+def filled(
+    targets: Targets, title: str, server: list[str], *, burst: int, wanted: Wanted | None, **settings: Any
+) -> None:
+    """Fill ten requests a second for a minute or more behind the burst, and print how well."""
+    count = max(900, burst + 600)
+    lost, wall, report = run(count, server, **settings)
     calls = report["received"]
-    print(
-        f"{title:<55} lost {lost}  used {900 / (burst + 10 * wall):6.1%}  "
-        f"refused {(calls - 900) / calls:5.1%}  in {wall:.1f} s"
-    )
-
-
-def outage(count: int, failures: int) -> None:
-    """A server that answers 503 to so many calls in a row, from call 1,000 on; short pauses, to end soon."""
-    lost, wall, report = run(
-        count, ["--outage", f"1000:{failures}"], breaker_pause=0.02, breaker_max_pause=0.05
-    )
-    extra = report["received"] - count
-    print(
-        f"{f'{failures} consecutive 503s within {count:,} requests':<55} lost {lost}  "
-        f"extra calls {extra / count:6.1%}  in {wall:.1f} s"
-    )
+    used, refused = 100 * (count - burst) / (10 * wall), 100 * (calls - count) / calls
+    print(f"{title:<55} lost {lost}  used {used:5.1f} %  refused {refused:4.1f} %  in {wall:.1f} s")
+    if wanted is not None:
+        print(f"{'':<55} ({targets.at_least(used, wanted.used)}, {targets.at_most(refused, wanted.refused)})")
+    targets.at_most(lost, 0)
 
 
 def main() -> None:
-    filled("600 a minute, told, full bucket", ["--rpm", "600"], burst=600, max_rpm=600)
+    targets = Targets()
+    fill = partial(filled, targets)
+    well, by_second = Wanted(used=97, refused=1), Wanted(used=95, refused=2)
+    fill("600 a minute, told, full bucket", ["--rpm", "600"], burst=600, wanted=well, max_rpm=600)
     second = ["--rpm", "600", "--enforce", "second"]
-    filled("10 a second, no burst, told 600 a minute", second, burst=0, max_rpm=600)
-    filled("10 a second, no Retry-After", [*second, "--no-retry-after"], burst=0, max_rpm=600)
-    filled("600 a minute, not told", ["--rpm", "600", "--no-limit-headers"], burst=600)
+    fill("10 a second, no burst, told 600 a minute", second, burst=0, wanted=by_second, max_rpm=600)
+    fill("10 a second, no Retry-After", [*second, "--no-retry-after"], burst=0, wanted=by_second, max_rpm=600)
+    fill("600 a minute, not told", ["--rpm", "600", "--no-limit-headers"], burst=600, wanted=None)
     for api in ("openai", "anthropic", "gemini"):
-        filled(f"600 a minute, learned from {api}'s answers", ["--rpm", "600"], burst=600, api=api)
+        title = f"600 a minute, learned from {api}'s answers"
+        fill(title, ["--rpm", "600"], burst=600, wanted=well, api=api)
     tokens = ["--tpm", "60000"]  # each call is charged its output cap: 600 a minute again
-    filled("60,000 tokens a minute, learned from headers", tokens, burst=600, max_tokens=100)
-    outage(5_000, 500)
+    fill("60,000 tokens a minute, learned from headers", tokens, burst=600, wanted=well, max_tokens=100)
+    targets.exit()
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 from attrs import frozen
 
 from benchmarks.server import emulator
+from benchmarks.targets import Targets
 from smartbatch import BatchingClient, ResultList
 
 SCALE = 10.0
@@ -106,6 +107,7 @@ def run(count: int, folder: Path, *, flex: bool) -> tuple[Measured, Measured]:
 
 def main() -> None:
     """Print the table."""
+    targets = Targets()
     for flex in (True, False):
         print(f"\n{'with' if flex else 'without'} a flex tier")
         print("| prompts | always-batch | own choice | faster | target | cost, own / always | routes |")
@@ -116,15 +118,16 @@ def main() -> None:
                 always, own = run(count, Path(folder), flex=flex)
             always_cost += always.cost
             own_cost += own.cost
+            faster = round(always.seconds / own.seconds, 1)
             print(
                 f"| {count} | {always.seconds:.1f} s | {own.seconds:.1f} s | "
-                f"{always.seconds / own.seconds:.1f} x | {target:.0f} x | {own.cost / always.cost:.2f} | "
+                f"{faster} x | {targets.at_least(faster, target, ' x')} | {own.cost / always.cost:.2f} | "
                 f"{', '.join(f'{name} {n}' for name, n in own.routes.items())} |",
                 flush=True,
             )
-        print(
-            f"cost in sum, own against always-batch: {own_cost / always_cost - 1:+.1%} (target: below 10 %)"
-        )
+        dearer = 100 * (own_cost / always_cost - 1)
+        print(f"cost in sum, own against always-batch: {dearer:+.1f} % ({targets.at_most(dearer, 10, ' %')})")
+    targets.exit()
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from typing import Any
 
 from attrs import define, field
 
-MAX_STATES = 20_000
-"""States of one pattern: repetitions with a number are written out."""
+MAX_STATES = 10_000
+"""States of one pattern: repetitions with a number are written out. A garbage collection, which holds the
+interpreter's lock, visits them all: some 30 ms for twice as many."""
 MAX_STEPS = 500_000
 """States visited while one text is searched: half a second or so. Those of a known step do not count."""
 MAX_MOVES = 20_000

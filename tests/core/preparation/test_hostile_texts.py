@@ -8,6 +8,7 @@ import itertools
 import json
 import pkgutil
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,7 +19,7 @@ import pytest
 
 import smartbatch
 from smartbatch.core.preparation.keywords import COMPARED
-from smartbatch.core.preparation.patterns import PatternError, compiled
+from smartbatch.core.preparation.patterns import LinearPattern, PatternError, compiled
 from smartbatch.core.preparation.structured import (
     SEARCHED,
     JsonNotFound,
@@ -29,6 +30,7 @@ from smartbatch.core.preparation.structured import (
 )
 from smartbatch.errors import InvalidRequest
 from smartbatch.providers import MockProvider
+from tests.levels import sampled
 
 SMALL, FACTOR = 8_000, 4
 """Characters of the shorter text, and how much longer the other one is."""
@@ -151,6 +153,43 @@ def test_a_pattern_takes_time_that_grows_with_the_text(where: str, pattern: str)
         found(schema, {"a" if where == "pattern" else text: text})
 
     assert not grows_with_the_square(check)
+
+
+FREEZING = {
+    r"(a+)+$": "a" * 40 + "!",
+    r"^((a|a?)+)+$": "a" * 40 + "!",
+    r"(?:(?:a|b|ab)*)*c": "ab" * 20_000,
+    r"(a?){50}a{50}": "a" * 50,
+    r"((a{1,100}){1,100}){1,100}$": "a" * 3_000 + "!",
+    r"((a{500}){500}){500}": "a" * 100_000,
+    r"^.{1,4096}$": "a" * 5_000,
+}
+
+
+@pytest.mark.parametrize("pattern", sampled(FREEZING, keep=3))
+def test_no_pattern_keeps_the_other_threads_waiting(pattern: str) -> None:
+    """Neither its reading nor its search holds the interpreter's lock for more than 50 ms of the processor;
+    the best of three counts, as the first may meet a garbage collection of what other tests left."""
+
+    def longest_wait() -> float:
+        waits, ended = [0.0], threading.Event()
+
+        def measure() -> None:
+            before = time.process_time()
+            while not ended.wait(0.001):
+                now = time.process_time()
+                waits.append(now - before)
+                before = now
+
+        thread = threading.Thread(target=measure)
+        thread.start()
+        with suppress(PatternError):
+            LinearPattern(pattern).found_in(FREEZING[pattern])
+        ended.set()
+        thread.join()
+        return max(waits)
+
+    assert any(longest_wait() < 0.05 for _ in range(3))
 
 
 def test_equal_elements_are_found_in_time_that_grows_with_their_number() -> None:
