@@ -44,8 +44,6 @@ SDKS = (
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".nox", ".mypy_cache", ".ruff_cache", ".hypothesis")
 FIRST = 6.0
 """Seconds of tests that are run first: they see most mutants."""
-AT_MOST = 120.0
-"""Seconds of tests that a mutant must survive."""
 OF_TREE = ("smartbatch", "benchmarks", "tests")
 MEMORY = 8 * 2**30
 SUBREAPER = 36
@@ -108,16 +106,18 @@ class Worker:
     Args:
         tree: the copy; no one else uses it.
         scratch: a folder for what tests leave.
+        most: seconds of tests that a mutant must survive.
     """
 
-    def __init__(self, tree: Path, scratch: Path) -> None:
+    def __init__(self, tree: Path, scratch: Path, most: float) -> None:
         self._tree = tree
+        self._most = most
         self._scratch = scratch
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # what tests leave running becomes a child of this one
 
     def judge(self, path: str, mutated: bytes, tests: Sequence[TestCalls]) -> Outcome:
         """Say what becomes of a file's mutant: the first tests run alone, as they see most."""
-        chosen = _within(tests, AT_MOST)
+        chosen = _within(tests, self._most)
         first = _within(chosen, FIRST)
         with self._planted(path, mutated):
             outcome = self._run(first)

@@ -52,6 +52,7 @@ LEFT_OUT = ("tests/docs", "tests/typing", "tests/test_structure.py")
 """Tests of texts and types: they see each change of a line, whatever it does."""
 COUNT = 300
 TARGET = 0.92
+AT_MOST = 120.0
 PARALLEL = 2
 TOGETHER = 20
 """Mutants that are judged before the tests that killed them are run without any."""
@@ -147,10 +148,10 @@ Work: TypeAlias = tuple[Mutant, list[TestCalls]]
 _worker: Worker
 
 
-def _begin(base: Path) -> None:
+def _begin(base: Path, most: float) -> None:
     global _worker
     own = base / f"of-{os.getpid()}"
-    _worker = Worker(copied(base / "tree", own / "tree"), own / "left")
+    _worker = Worker(copied(base / "tree", own / "tree"), own / "left", most)
 
 
 def _judge(work: Work) -> Outcome:
@@ -178,7 +179,7 @@ def _confirmed(pool: Pool, work: list[Work]) -> Iterator[Judged]:
         work = again
 
 
-def judged(mutants: Sequence[Mutant], done: Path, calls: Path | None) -> list[Judged]:
+def judged(mutants: Sequence[Mutant], done: Path, calls: Path | None, most: float) -> list[Judged]:
     """Judge mutants; those that the file ``done`` has are not run again, and the others are added to it."""
     known = [_read(line) for line in done.read_text().splitlines()] if done.exists() else []
     words = {one.mutant for one in known}
@@ -190,7 +191,7 @@ def judged(mutants: Sequence[Mutant], done: Path, calls: Path | None) -> list[Ju
         preload()
         work = [(mutant, tests.of(mutant)) for mutant in mutants if str(mutant) not in words]
         context = multiprocessing.get_context("fork")
-        with context.Pool(PARALLEL, _begin, (base,)) as pool, done.open("a") as file:
+        with context.Pool(PARALLEL, _begin, (base, most)) as pool, done.open("a") as file:
             for start in range(0, len(work), TOGETHER):
                 for one in _confirmed(pool, work[start : start + TOGETHER]):
                     outcome = one.outcome
@@ -233,11 +234,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--results", type=Path, help="a file of what is known already, and of what is found")
     parser.add_argument("--calls", type=Path, help="a folder for which test calls what")
+    parser.add_argument("--most", type=float, default=AT_MOST, help="seconds of tests for each (%(default)g)")
     options = parser.parse_args()
     print(f"Seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         results = options.results or Path(folder) / "results"
-        found = judged(drawn(options.seed, options.count), results, options.calls)
+        found = judged(drawn(options.seed, options.count), results, options.calls, options.most)
     print(f"\nSeed {options.seed}\n\n{table(found)}\n")
     for one in sorted(found, key=lambda one: one.mutant):
         if one.outcome.result != "killed":

@@ -456,3 +456,12 @@ def test_closing_twice_closes_nothing_else(tmp_path: Path) -> None:
     for descriptor in others:
         os.fstat(descriptor)
     os.close(others[1])
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_paid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever runs this may write everywhere, so the question is answered for the system."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
+    with pytest.raises(InputError, match="its folder cannot be written"):
+        OutputFile(str(tmp_path / "out.jsonl"))
