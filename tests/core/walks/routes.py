@@ -55,7 +55,9 @@ def forecasts(rng: random.Random, record: Record) -> None:
             for q in (1e-6, 0.01, 0.5, 0.95, 0.9999):
                 record.note(f"quantile {q}", found.quantile(q, size))
             record.note("chance", found.chance(seconds, 1), found.expected(20), found.uncertainty())
-            running = [RunningBatch(size, rng.uniform(-5e3, 9e4), rng.choice((None, 0, 1, 400))) for _ in "12"]
+            running = [
+                RunningBatch(size, rng.uniform(-5e3, 9e4), rng.choice((None, 0, 1, 400))) for _ in "12"
+            ]
             unsent = rng.choice(((), (500,), (500, 20, 20)))
             record.note("left", remaining(running, found, unsent=unsent))
             record.note("left of none", remaining((), found, unsent=unsent))
