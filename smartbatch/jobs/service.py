@@ -45,7 +45,7 @@ from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store_health import UnstoredAnswers
 from smartbatch.jobs.supervisor import JobSupervisor
-from smartbatch.jobs.threads import run_within
+from smartbatch.jobs.threads import TimedReads, run_within
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
@@ -113,6 +113,7 @@ class JobService:
         self._dependencies = dependencies
         self._lock = threading.Lock()
         self.notifier = ChangeNotifier(clock)
+        self._reads = TimedReads(clock)
         self.new_future, self.report = dependencies.new_future, dependencies.report
         self.tell_dropped = dependencies.tell_dropped
         self.serving = Serving(dependencies.providers, opened=dependencies.serve, clock=clock)
@@ -510,8 +511,8 @@ class JobService:
         """
         if seconds is None:
             return read()
-        found: list[T] = []
-        if not run_within(lambda: found.append(read()), seconds, self.clock, "smartbatch-look"):
+        found = self._reads.read(read, seconds, "smartbatch-look")
+        if not found:
             raise error(
                 f"the store {self._opened.place} has not answered for {seconds:.3g} s: another process may "
                 "hold it, or its server hang; nothing is lost, look again later"

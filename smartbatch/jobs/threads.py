@@ -6,8 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from attrs import define
+
 from smartbatch._clock import Clock, Monitor
 from smartbatch._fork import run_after_collection
+from smartbatch.types import T
+
+MOST_HUNG = 8
+"""Reads that are left behind at most, because what they read does not answer."""
 
 
 class OwnThreads:
@@ -93,3 +99,55 @@ def run_within(run: Callable[[], object], seconds: float, clock: Clock, name: st
     if ended and ended[0] is not None:
         raise ended[0]
     return bool(ended)
+
+
+class TimedReads:
+    """Reads that may hang, each on a thread of its own. Safe from any thread.
+
+    Who asks again and again while nothing answers leaves :data:`MOST_HUNG` threads behind, and not one with
+    each question: the others wait for one of these first.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._monitor = clock.monitor()
+        self._hung = 0
+
+    def read(self, read: Callable[[], T], seconds: float, name: str) -> list[T]:
+        """Return what ``read`` returns within ``seconds``, in a list that is empty where it did not.
+
+        Raises:
+            BaseException: what ``read`` raised in time.
+        """
+        until = self._clock.now() + seconds
+        found: list[T] = []
+        asked = _Asked()
+
+        def answer() -> None:
+            try:
+                found.append(read())
+            finally:
+                with self._monitor:
+                    asked.ended = True
+                    self._hung -= asked.given_up
+                    self._monitor.notify_all()
+
+        with self._monitor:
+            wait_while(lambda: self._hung >= MOST_HUNG, self._monitor, self._clock, seconds)
+            if self._hung >= MOST_HUNG:
+                return []
+        if run_within(answer, until - self._clock.now(), self._clock, name):
+            return found
+        with self._monitor:
+            if not asked.ended:
+                asked.given_up = True
+                self._hung += 1
+        return []
+
+
+@define(eq=False)
+class _Asked:
+    """A read, whether it has ended, and whether nobody waits for it any more."""
+
+    ended: bool = False
+    given_up: bool = False
