@@ -166,10 +166,11 @@ class AdaptiveThrottle:
 
     def _is_clear(self, cohort: _Cohort, seconds: float) -> bool:
         """Whether a trial shows already, by twice the standard error, whether it helps."""
-        assert self._before is not None
+        if self._before is None or not cohort.outcomes:
+            return False
         _, rate, failed = self._before
-        accepted = cohort.accepted / max(cohort.outcomes, 1)
-        error = math.sqrt(failed * (1.0 - failed) / max(cohort.outcomes, 1))
+        accepted = cohort.accepted / cohort.outcomes
+        error = math.sqrt(failed * (1.0 - failed) / cohort.outcomes)
         reduction = rate * seconds / cohort.calls
         return abs(accepted - _wanted(reduction, failed)) > 2.0 * error
 

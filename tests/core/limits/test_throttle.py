@@ -57,3 +57,17 @@ def test_failures_that_end_during_a_trial_leave_no_low_rate() -> None:
     """They seem to end because of the lower rate; five seconds later nothing is held back any more."""
     throttle, _ = run(8_000, lambda now, _, rng: now < 0.3 and rng.random() < 0.3)
     assert throttle.rate is None
+
+
+def test_a_trial_may_begin_with_a_call_that_says_nothing() -> None:
+    """It is refused for the rate limit: there is no outcome yet to judge the trial by."""
+    throttle = AdaptiveThrottle()
+    for number in range(60):
+        throttle.take(0.001 * number)
+    for number in range(60):
+        throttle.end(0.001 * number, 1.0 + 0.001 * number, accepted=number % 2 == 0)
+    assert throttle.rate is not None, "a trial"
+    began = throttle.look(2.0)
+    throttle.take(began)
+    throttle.end(began, began + 0.1, accepted=None)
+    assert throttle.rate is not None
