@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import time
 from collections.abc import Iterable
 
@@ -66,10 +67,46 @@ def exchanged(pairs: list[Pair], share: float, rng: random.Random) -> tuple[list
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[int]:
-    """Our estimates of 1,319 real prompts."""
+def texts() -> list[str]:
+    """1,319 real prompts."""
     with shared("prompts/gsm8k_test.jsonl").open(encoding="utf-8") as file:
-        return [estimate_request(Request(json.loads(line)["question"])) for line in file]
+        return [json.loads(line)["question"] for line in file]
+
+
+@pytest.fixture(scope="module")
+def prompts(texts: list[str]) -> list[int]:
+    """Our estimates of the real prompts."""
+    return [estimate_request(Request(text)) for text in texts]
+
+
+class TestCountsOfOthers:
+    """Tokens as two tokenizers of this test count them, which know nothing of our estimates."""
+
+    TOKENIZERS = (r" ?[A-Za-z]{1,7}|\d{1,3}|\s|[^\sA-Za-z\d]", r" ?[A-Za-z]{1,5}|\d|\s|[^\sA-Za-z\d]")
+
+    @pytest.fixture(params=TOKENIZERS)
+    def pairs(self, request: pytest.FixtureRequest, texts: list[str], prompts: list[int]) -> list[Pair]:
+        return [(e, 8 + len(re.findall(request.param, text))) for e, text in zip(prompts, texts, strict=True)]
+
+    def test_no_line_in_its_place_is_suspicious(self, pairs: list[Pair]) -> None:
+        assert rate(pairs) == 0
+        assert not observed(pairs).unrelated
+
+    def test_of_answers_that_are_exchanged_a_third_is_seen_and_no_other(self, pairs: list[Pair]) -> None:
+        seen = exchanges = 0
+        for seed in range(5):
+            lines, moved = exchanged(pairs, 0.01, random.Random(seed))
+            check = observed(lines)
+            flagged = {i for i, line in enumerate(lines) if check.suspicious(*line)}
+            assert flagged <= moved
+            seen += len(flagged)
+            exchanges += len(moved)
+        assert seen / exchanges > 0.33
+
+    def test_when_each_has_its_neighbours_answer_they_are_unrelated(self, pairs: list[Pair]) -> None:
+        counts = [count for _, count in pairs]
+        shifted = zip((estimate for estimate, _ in pairs), [*counts[1:], counts[0]], strict=True)
+        assert observed(shifted).unrelated
 
 
 class TestExchangedAnswers:
