@@ -7,7 +7,8 @@ What becomes of a block is told by its language:
 * ``output`` is what the block before it prints.
 * ``bash`` and ``console`` are run as a script; in ``console`` the commands begin with ``$`` and the rest is
   what they print. Steps that install something are left out; see :data:`INSTALLS`.
-* ``toml`` is loaded as settings, ``json`` is parsed line by line, ``text`` is for reading.
+* ``toml`` is loaded as settings, ``json`` is parsed line by line.
+* ``text`` is drawn, a formula, or a command that takes too long to be run; it shows no output.
 
 ``<!-- not run: reason -->`` before a block keeps it from being run; such blocks are counted.
 """

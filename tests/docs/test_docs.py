@@ -6,6 +6,7 @@ import ast
 import contextlib
 import inspect
 import io
+import itertools
 import json
 import os
 import re
@@ -289,15 +290,88 @@ def test_the_readme_opens_with_two_commands():
 
 
 def test_the_overview_repeats_the_measured_figures():
-    """Every figure the overview calls measured is on the page of the benchmarks."""
+    """Every figure the overview calls measured, or a target, is on the page of the benchmarks."""
     table = page("docs/explanation/overview.md").text.split("## Measured")[1].split("\n## ")[0]
-    measured = [row.split("|")[2] for row in table.splitlines() if row.startswith("|")][2:]
-    figures = re.findall(r"\d+(?:\.\d+)?", " ".join(measured))
+    rows = [row.split("|")[2:4] for row in table.splitlines() if row.startswith("|")][2:]
+    figures = re.findall(r"\d+(?:\.\d+)?", " ".join(itertools.chain(*rows)))
     benchmarks = page("docs/reference/benchmarks.md").text
-    assert len(figures) > len(measured)
+    assert len(figures) > 2 * len(rows)
     assert [
         figure for figure in figures if not re.search(rf"(?<![\d.]){figure}(?![\d.]*\d)", benchmarks)
     ] == []
+
+
+@pytest.mark.parametrize("name", ["overhead", "parallel", "limits", "embeddings", "smart_batching", "shared"])
+def test_the_targets_of_a_page_are_those_its_benchmark_ends_with(name: str):
+    """Each figure in the column of targets is one in the source of the command above it."""
+    text = page("docs/reference/benchmarks.md").text
+    section = (
+        text.split(f"python -m benchmarks.{name}")[1].split("\n## ")[0].split("python -m benchmarks.")[0]
+    )
+    source = (ROOT / "benchmarks" / f"{name}.py").read_text()
+    targets, column = [], None
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if line.startswith("|") and "target" in cells:
+            column = cells.index("target")
+        elif not line.startswith("|"):
+            column = None
+        elif column is not None:
+            targets += re.findall(r"\d+(?:\.\d+)?", cells[column])
+    assert [one for one in targets if not re.search(rf"(?<![\d.]){one}(?:\.0)?(?![\d.]*\d)", source)] == []
+
+
+_DRAWN = re.compile(r"[─│►▼]")
+_FORMULA = re.compile(r"[a-z +]+ (=|<=) ")
+
+
+def is_command(line: str) -> bool:
+    """Whether a line is a command of this project: the files, sessions and options it names are there."""
+    words = [word.removeprefix(".venv/bin/") for word in line.partition(" #")[0].split()]
+    sources = {
+        "python": f"benchmarks/{words[2].removeprefix('benchmarks.')}.py" if len(words) > 2 else "",
+        "nox": "noxfile.py",
+    }
+    if INSTALLS.match(line) or words in ([".ci/run"], ["pre-commit", "install"]):
+        return True
+    if words[0] not in sources:
+        return words[0] == "pytest" and all((ROOT / word).exists() for word in words if "/" in word)
+    source = ROOT / sources[words[0]]
+    rest = [word for word in words[2:] if word != "--"]
+    named = [word for word in rest if word.startswith("-")]
+    if words[0] == "nox":
+        named = [f"def {word}(" for word in rest if word.isalpha()]
+    return source.is_file() and all(name in source.read_text() for name in named)
+
+
+def wrong_text(block: Block) -> list[str]:
+    """What a block of ``text`` has that is neither drawn, nor a formula, nor a command that exists.
+
+    What something prints belongs into ``output`` or ``console``, where it is compared.
+    """
+    if _DRAWN.search(block.text) or _FORMULA.match(block.text) or block.text.startswith("smartbatch/\n"):
+        return []
+    return [line for line in block.text.splitlines() if not is_command(line)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_block_that_is_only_read_shows_no_output_and_no_stale_command(page: Page):
+    blocks = [block for block in page.blocks() if block.language == "text" and block.not_run is None]
+    assert [(block.line, line) for block in blocks for line in wrong_text(block)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2 answered, 0 failed\n",
+        "python -m benchmarks.gone\n",
+        "python -m benchmarks.million --gone 1\n",
+        "nox -s gone\n",
+        "python -m benchmarks.million\n3 s\n",
+    ],
+)
+def test_an_output_or_a_stale_command_that_is_only_read_would_be_found(text: str):
+    assert wrong_text(Block("text", 1, text)) == [text.splitlines()[-1]]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -44,7 +44,7 @@ def changes(events: list[Event]) -> list[tuple[str, str]]:
 
 @pytest.mark.full
 def test_five_hundred_unavailable_answers_lose_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
-    """5,000 requests, 64 at once, 500 consecutive 503s amid them: all are answered, extra calls <= 10 %."""
+    """5,000 requests, 64 at once, 500 consecutive 503s amid them: all are answered, by no call too many."""
     calls = itertools.count()
     provider = Scripted(
         clock,
