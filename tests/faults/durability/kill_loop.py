@@ -43,6 +43,8 @@ RESTARTS = 5
 """Workers in a row that may be killed without any progress."""
 PATIENCE = 40.0
 """Seconds the last job has to end once no worker is killed any more."""
+MORE_PATIENCE = 6.0
+"""So many times as long where more creates fail, and are searched for one after another."""
 LONG_LIVES = 6
 """One worker of so many lives ten times longer where something else goes wrong: long enough to meet it."""
 TRIES = 100
@@ -255,7 +257,8 @@ class KillLoop:
         if self.kills >= self._plan.cycles:
             if self._disturber is not None:
                 self._disturber.stop()
-            return [(now + self._slowness * PATIENCE, signal.SIGABRT)]
+            patience = PATIENCE * (MORE_PATIENCE if self._plan.mix else 1.0)
+            return [(now + self._slowness * patience, signal.SIGABRT)]
         at = now + self._slowness * rng.uniform(SHORTEST, LONGEST)
         if self._disturber is not None and rng.randrange(LONG_LIVES) == 0:
             at += self._slowness * rng.uniform(0, 10 * LONGEST)
@@ -373,7 +376,7 @@ def plan_of(mix: str, provider: str, *, cycles: int, seed: int, **more: Any) -> 
         mix=mix,
         **more,
     )
-    return plan, {"share": 2.5 if searched else 1.0, "latest": latest}
+    return plan, {"share": 2.0 if searched else 1.0, "latest": latest}
 
 
 def settle_of(provider: str, *, freeze: float = 0.0, latest: float = LATEST) -> float:
