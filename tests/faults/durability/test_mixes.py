@@ -17,7 +17,7 @@ from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.kill_loop import KillLoop, plan_of
 from tests.faults.durability.worker_task import MODELS
 
-SOME, MANY = 8, 48
+SOME, MANY = 5, 48
 PROVIDER_OF = dict(zip(MIXES, [*MODELS] * len(MIXES), strict=False))
 """A provider for each mix, in turn."""
 
