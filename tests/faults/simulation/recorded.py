@@ -32,12 +32,14 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def with_policy(name: str) -> Iterator[Plan]:
-    """Return plans of jobs that ask for more, with faults at random, and with an answer that is lost."""
+    """Return plans of jobs that ask for more, with faults at random, with an answer that is lost,
+    and with batches that take hours."""
     asked = tuple(POLICIES[name].items())
     for seed, flavour in enumerate(FLAVOURS, 500):
         yield Plan(seed=seed, flavour=flavour, crash_rate=0.02, policy=asked)
         faults = (("lost_create",), ("dropped_create",))
         yield Plan(seed=seed, flavour=flavour, quiet=True, faults=faults, policy=asked)
+        yield Plan(seed=seed, flavour=flavour, quiet=True, turnaround=6 * HOUR, policy=asked)
 
 
 def lines_of(outcomes: Iterable[Outcome]) -> list[str]:
