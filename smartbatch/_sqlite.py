@@ -7,7 +7,7 @@ import os
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from smartbatch._clock import RealClock
@@ -41,13 +41,15 @@ def connect_sqlite(path: str, *, timeout: float) -> sqlite3.Connection:
 
 
 class _GreenConnection(sqlite3.Connection):
-    """Runs statements on native threads: one that waits for a lock or the disk would stop all green ones."""
+    """Waits on native threads: a statement that waits for a lock or the disk would stop all green ones.
 
-    def execute(self, *statement: Any) -> sqlite3.Cursor:
-        return _natively(super().execute, *statement)
+    What is inside a transaction has its locks already, and goes without the 0.2 ms that the way there takes.
+    """
 
-    def executemany(self, statement: str, rows: Iterable[Any], /) -> sqlite3.Cursor:
-        return _natively(super().executemany, statement, list(rows))  # what makes them is not for that thread
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        if self.in_transaction and statement != "COMMIT":
+            return super().execute(statement, *values)
+        return _natively(super().execute, statement, *values)
 
     def executescript(self, script: str, /) -> sqlite3.Cursor:
         return _natively(super().executescript, script)

@@ -80,6 +80,17 @@ class ResultFuture(Future[Result[T]]):
         self._on_cancel = on_cancel
         self._on_interrupt = on_interrupt
 
+    @property
+    def _condition(self) -> threading.Condition:
+        """Where all wait, ``concurrent.futures.wait`` too: so nobody waits for threads of the parent."""
+        notice_fork()
+        own: threading.Condition = vars(self)["_condition"]
+        return own
+
+    @_condition.setter
+    def _condition(self, own: threading.Condition) -> None:
+        vars(self)["_condition"] = own
+
     def result(self, timeout: float | None = None) -> Result[T]:
         """Wait for the result; Ctrl-C meanwhile cancels every request of the client that has not started.
 
@@ -88,7 +99,6 @@ class ResultFuture(Future[Result[T]]):
             TimeoutError: it is not over after ``timeout`` seconds.
             CancelledError: it was cancelled.
         """
-        notice_fork()
         on_interrupt = self._on_interrupt  # it may end while it is interrupted
         try:
             return super().result(timeout)
@@ -100,7 +110,6 @@ class ResultFuture(Future[Result[T]]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as :meth:`result` does and return the error, or ``None`` for an answered request."""
-        notice_fork()
         on_interrupt = self._on_interrupt
         try:
             return super().exception(timeout)
@@ -110,7 +119,6 @@ class ResultFuture(Future[Result[T]]):
 
     def cancel(self) -> bool:
         """Cancel the request if its call has not started; returns whether it is cancelled."""
-        notice_fork()
         cancelled = super().cancel()
         if cancelled:
             self._on_cancel(self)
@@ -119,7 +127,6 @@ class ResultFuture(Future[Result[T]]):
 
     def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
         """Call ``fn(future)`` when the request ends."""
-        notice_fork()
         if self.done():
             super().add_done_callback(fn)
             return

@@ -107,6 +107,7 @@ def test_every_provider_works_after_the_patching(model: str) -> None:
         )
 
 
+@pytest.mark.full
 def test_a_store_that_waits_for_a_lock_does_not_stop_other_green_threads(tmp_path: Path) -> None:
     """The one that holds the lock has its turn, gives it back, and the job is stored."""
     passes(
