@@ -198,6 +198,18 @@ def test_while_others_pass_the_delays_follow_the_latency() -> None:
     assert alone.delay == 1.0
 
 
+def test_while_others_pass_no_delay_is_longer_than_twice_the_first_one() -> None:
+    """Answers of 30 s do not make a row wait for a minute that failed at once: 1 s, then 2 s."""
+    seen = Circumstances(unavailable=True, passing=True, failure_share=0.5, latency=30.0)
+    count, delays = RetryCount(), []
+    for _ in range(6):
+        retry = decide(SURE, ErrorKind.SERVER_ERROR, count, None, RNG, seen)
+        assert retry is not None
+        delays.append(retry.delay)
+    assert delays[0] <= 1.0
+    assert max(delays) <= 2.0
+
+
 def test_the_wait_a_server_names_wins_over_the_latency() -> None:
     """It knows better when it is well again."""
     seen = Circumstances(unavailable=True, passing=True, failure_share=0.5, latency=0.05)
