@@ -178,7 +178,7 @@ def _judged(option: Option, constraints: Constraints) -> Option:
     if constraints.deadline is not None and option.p95 > constraints.deadline:
         problems.append("misses the deadline")
     elif constraints.deadline is not None and option.rescue_at is None and option.chance < SURE:
-        problems.append("could be late, and leaves no time for a rescue")
+        problems.append("could be late, and so could a rescue")
     if _too_dear(option, constraints):
         problems.append("costs more than the budget")
     if constraints.prefer == "cost" and constraints.deadline is None and option.p95 > LONGEST:
