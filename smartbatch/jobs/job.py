@@ -187,7 +187,7 @@ class Job:
 
         Args:
             after: the ``index`` (in order) or the ``sequence`` of the last one that was read; ``None``
-            begins.
+                begins.
             ordered: in the order of the requests, which may have gaps; else as they were stored.
             wait: seconds to wait for a change when there is none; the job is carried on meanwhile.
             limit: at most so many.
