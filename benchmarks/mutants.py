@@ -103,14 +103,20 @@ def drawn(seed: int, count: int) -> list[Mutant]:
 
 
 def calls_of_tests(folder: Path, tree: Path) -> list[TestCalls]:
-    """Run the tests once in a copy of the tree, unless the folder has their calls; return these."""
-    if not folder.exists():
+    """Run the tests once in a copy of the tree, unless the folder has their calls; return these.
+
+    Either way the copy has their byte code then.
+    """
+    if folder.exists():
+        collected(tree)
+    else:
         folder.mkdir(parents=True)
         (tree / "sitecustomize.py").write_text(mutant_calls.SITE)
         more = ["--maxfail", "0", "-n", str(PARALLEL), "--dist", "loadfile", "-p", "benchmarks.mutant_calls"]
         more += [f"--ignore={each}" for each in LEFT_OUT]
         line = [sys.executable, "-m", "pytest", *pytest_line(*more)]
         environ = os.environ | {"PYTHONPATH": str(tree), mutant_calls.INTO: str(folder)}
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)
         subprocess.run(line, cwd=tree, env=environ)
         (tree / "sitecustomize.py").unlink()
     return [TestCalls(*each) for each in mutant_calls.read(folder)]
@@ -187,7 +193,6 @@ def judged(mutants: Sequence[Mutant], done: Path, calls: Path | None, most: floa
         base = Path(folder)
         tree = copied(ROOT, base / "tree")
         tests = Tests(calls_of_tests(calls or base / "calls", tree))
-        collected(tree)
         preload()
         work = [(mutant, tests.of(mutant)) for mutant in mutants if str(mutant) not in words]
         context = multiprocessing.get_context("fork")

@@ -79,7 +79,7 @@ def _report(rng: random.Random) -> LimitReport | None:
     kind = rng.choice(("requests", "tokens", "input", "output"))
     limit = rng.choice((None, 60, 600, 600, 50_000))
     left = rng.choice((None, 0, 1, 7, 37, 400, 1000, 29_500))
-    reset = rng.choice((None, 0.0, 0.5, 6.0, 30.0, 59.0, 65.0, 90.0, 4000.0, 100_000.0))
+    reset = rng.choice((None, 0.0, 0.5, 6.0, 30.0, 50.5, 59.0, 65.0, 90.0, 4000.0, 100_000.0))
     named = {"limit": limit, "remaining": left, "reset": reset}
     return LimitReport(**{f"{kind}_{name}": value for name, value in named.items()})  # type: ignore[arg-type]
 
@@ -126,7 +126,8 @@ def throttle(rng: random.Random, record: Record) -> None:
     one, now, level = AdaptiveThrottle(), 0.0, 0.0
     failing, rate = rng.choice(((0.02, 1e9), (0.4, 1e9), (0.95, 1e9), (0.0, 60.0), (0.05, 20.0), (0.0, 0.3)))
     going: list[tuple[float, float, bool | None]] = []
-    workers, latency = rng.choice((8, 32)), rng.choice((0.05, 0.4, 4.0))
+    workers, latency = rng.choice((8, 32)), rng.choice((0.05, 0.4, 4.0, 20.0))
+    failure = rng.choice((0.004, 0.004, latency))
     for step in range(1500):
         at = one.look(now)
         if len(going) < workers and at <= now:
@@ -134,7 +135,7 @@ def throttle(rng: random.Random, record: Record) -> None:
             level += 1.0
             ok: bool | None = level < rate / 4 and rng.random() >= failing
             ok = None if rng.random() < 0.02 else ok
-            going.append((now + (latency * rng.uniform(0.5, 2.0) if ok else 0.004), now, ok))
+            going.append((now + (latency * rng.uniform(0.5, 2.0) if ok else failure), now, ok))
         else:
             due = min([end for end, _, _ in going] + [at] * (len(going) < workers))
             level, now = max(0.0, level - (max(due, now) - now) * rate), max(due, now)
