@@ -91,6 +91,8 @@ PROGRESS = RemoteProgress(
     held_job=True,
     checked_for_duplicates=True,
     suspected_duplicates=("batch-2",),
+    searched_since=5.5,
+    fenced_since=6.5,
 )
 
 

@@ -63,7 +63,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
     connect = sqlite3.connect
 
     def watched(*args: Any, **settings: Any) -> Watched:
-        made.append(connect(*args, **settings, factory=Watched))
+        made.append(connect(*args, **{**settings, "factory": Watched}))
         return made[-1]
 
     monkeypatch.setattr(sqlite3, "connect", watched)
