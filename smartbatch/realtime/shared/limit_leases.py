@@ -11,7 +11,7 @@ from typing import Protocol
 
 from attrs import define
 
-from smartbatch._clock import Clock
+from smartbatch._clock import Clock, RealClock
 from smartbatch._files import state_folder
 from smartbatch._fork import identity
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
@@ -251,6 +251,6 @@ def shared_leases(address: str, clock: Clock) -> SharedLeases:
     """
     if address == "auto":
         address = f"sqlite:///{os.path.join(state_folder(), 'limits.db')}"
-    key = (identity(), address, id(clock))
+    key = (identity(), address, 0 if isinstance(clock, RealClock) else id(clock))
     found = _leases.get(key)
     return found or _leases.setdefault(key, SharedLeases(open_back_end(address, clock.now), clock))

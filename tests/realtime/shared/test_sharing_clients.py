@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from realtime.scenes import Scripted
 
-from smartbatch._clock import VirtualClock
+from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.core.limits.shared_record import LeaseAsk
 from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderError
 from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.prices import Price
 from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import Incompatible, hidden
+from smartbatch.realtime.shared.limit_leases import shared_leases
 from smartbatch.types import Answer, Usage
 
 LIMIT = {"caps": [594.0, 0.0, 0.0, 0.0], "rates": [9.95, 0.0, 0.0, 0.0]}
@@ -223,3 +224,9 @@ def test_no_money_is_leased_from_a_place_that_is_away(
     assert isinstance(error, BudgetExceeded)
     assert client.spent == 0.0
     assert 30.0 <= clock.now() <= 60.0
+
+
+def test_the_clients_of_a_process_lease_on_one_thread(address: str) -> None:
+    """Each has a clock of its own, and time is the same for all."""
+    assert shared_leases(address, RealClock()) is shared_leases(address, RealClock())
+    assert shared_leases(address, VirtualClock()) is not shared_leases(address, RealClock())
