@@ -76,7 +76,7 @@ def run_worker(service: Provider, broker: str, folder: Path, name: str = "one") 
     (folder / "tasks.py").write_text(module)
     paths = os.pathsep.join((str(folder), str(PACKAGE.parent), *sys.path))
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "TMPDIR", "LANG")}
-    environ = {**kept, **service.environ, "PYTHONPATH": paths}
+    environ = {**kept, **service.environ, "PYTHONPATH": paths, "XDG_STATE_HOME": str(folder)}
     log = folder / f"{name}.log"
     command = [sys.executable, "-m", "celery", "-A", "tasks", "worker", "--concurrency", "3", "-n", name]
     with log.open("wb") as out:

@@ -216,7 +216,7 @@ def run_server(server: WebServer, environ: dict[str, str], folder: Path, *option
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**kept, "PYTHONPATH": paths, **environ},
+            env={**kept, "PYTHONPATH": paths, "XDG_STATE_HOME": str(folder), **environ},
             cwd=folder,
             start_new_session=True,
         )
