@@ -63,18 +63,17 @@ class RetryCount:
     """What one request has met so far; only :func:`decide` changes it.
 
     Attributes:
-        whole: failures that counted as a whole try of ``RetryPolicy.retries``.
-        partial: failures of the provider, which count for less where many calls fail.
-        failure_share: the largest share of the other requests that failed at one of these: a share that rises
-            is known late.
+        counted: failures that counted against ``RetryPolicy.retries``: 1 each, or less where failures of its
+            kind were usual among the other calls.
+        whole, partial: how many of them counted as a whole try, and how many as less where that is usual.
         failures: those for which the delay grew.
         rate_limits: refusals for the rate limit, which do not count.
         once: kinds of failure that are retried only once, and were.
     """
 
+    counted: float = 0.0
     whole: int = 0
     partial: int = 0
-    failure_share: float = _OWN
     failures: int = 0
     rate_limits: int = 0
     once: frozenset[ErrorKind] = frozenset()
@@ -130,6 +129,11 @@ _NEVER: Final = frozenset(
 )
 _ONCE: Final = frozenset({ErrorKind.TIMEOUT, ErrorKind.UNKNOWN})  # each further try may be billed as well
 
+_ROUNDING = 1e-9
+_BREAKER_OPENS = 15.0 / 16.0
+"""Of the tries of a request, what failures in a row open the breaker: they are as unlikely as five are where
+5 % fail, and four tries as four where 2 % do."""
+
 _SLOWEST = 2.0
 """While other calls pass, the longest delay, in latencies, or in first delays of the policy if these are
 shorter."""
@@ -180,9 +184,9 @@ def decide(
         return None
     of_provider = (seen.unavailable or kind is ErrorKind.SERVER_ERROR) and not seen.maybe_billed
     partial = of_provider and policy.retries > 0
-    share = max(seen.failure_share, count.failure_share) if partial else count.failure_share
+    share = max(seen.failure_share, _OWN) if partial else _OWN
     weight = math.log(share) / math.log(_OWN)
-    if count.whole + (not partial) + weight * (count.partial + partial) >= policy.retries + _WHOLE:
+    if _used_up(count, weight, policy.retries + 1.0, partial=partial):
         return None
     if kind in _ONCE:
         count.once |= {kind}
@@ -192,11 +196,21 @@ def decide(
         delay = jittered_minimum(retry_after, rng) if policy.jitter else retry_after
         own = _own_delay(policy, max(0, count.failures - 1), rng, seen)
         delay = max(delay, own if count.failures else min(own, shortest(rng)))
+    count.counted += weight
     count.whole += not partial
     count.partial += partial
-    count.failure_share = share
     count.failures += 1
     return Retry(delay, counted=not partial or weight == 1.0)
+
+
+def _used_up(count: RetryCount, weight: float, tries: float, *, partial: bool) -> bool:
+    """Return whether a request ends with a failure of this weight.
+
+    A share that rises is known late: then the failures before it count by it, too. Such a request still ends
+    before as many failures as open the breaker.
+    """
+    by_now = count.whole + weight * (count.partial + 1) if partial else math.inf
+    return count.counted + weight >= tries - _ROUNDING and by_now >= _BREAKER_OPENS * tries - weight
 
 
 def _refused_delay(refusals: int, asked: float | None, rng: RandomSource) -> float:
@@ -215,7 +229,3 @@ def _own_delay(policy: RetryPolicy, failures: int, rng: RandomSource, seen: Circ
         steps = exponential(failures, 1.0, 2.0, _SLOWEST)
         return jittered(min(steps * min(seen.latency, policy.initial), policy.max_delay), rng)
     return policy.delay(failures, rng)
-
-
-_WHOLE = 1.0 - 1e-9
-"""One, but for the rounding of sums."""
