@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("seed", type=int, nargs="?", default=by_chance, help="draws them (default: any)")
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--results", type=Path, help="a file of what is known already, and of what is found")
-    parser.add_argument("--calls", type=Path, help="a folder for which test calls what")
+    parser.add_argument("--calls", type=Path, help="a folder for which test calls what, in this very code")
     parser.add_argument("--most", type=float, default=AT_MOST, help="seconds of tests for each (%(default)g)")
     options = parser.parse_args()
     print(f"Seed {options.seed}", flush=True)
