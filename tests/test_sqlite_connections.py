@@ -98,3 +98,31 @@ def test_store_and_cache_use_a_connection_while_they_hold_its_lock(
     assert store.facts.recall("key") == 3
     store.close()
     assert used == {"reader", "writer"}
+
+
+def test_each_read_and_write_of_a_store_and_a_cache_holds_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork waits for these locks: its child would copy a connection in the middle of a read."""
+    reader, writer = SqliteConnections.reader, SqliteConnections.writer
+    held: list[tuple[str, bool]] = []
+
+    def reading(self: SqliteConnections) -> sqlite3.Connection:
+        held.append(("read", self.reading().locked()))
+        return reader(self)
+
+    def writing(self: SqliteConnections) -> sqlite3.Connection:
+        held.append(("write", self.writing().locked()))
+        return writer(self)
+
+    monkeypatch.setattr(SqliteConnections, "reader", reading)
+    monkeypatch.setattr(SqliteConnections, "writer", writing)
+    store = open_store(str(tmp_path / "jobs.db"))
+    assert store.jobs.latest() == []
+    store.close()
+    assert set(held) == {("read", True), ("write", True)}
+    held.clear()
+    cache = ResponseCache(str(tmp_path / "cache.db"), ttl=60.0, max_bytes=10_000, wall=lambda: 1.0)
+    assert cache.put(b"key", Answer("text"))
+    assert cache.get(b"key") is not None
+    assert set(held) == {("read", True), ("write", True)}
