@@ -67,8 +67,10 @@ class Workers:
 
 
 @contextlib.contextmanager
-def run_worker(service: Provider, broker: str, folder: Path, name: str = "one") -> Iterator[Workers]:
-    """Run a worker of three processes on the module of the recipe."""
+def run_worker(
+    service: Provider, broker: str, folder: Path, name: str = "one", pool: str = "prefork"
+) -> Iterator[Workers]:
+    """Run a worker of three processes, or green threads, on the module of the recipe."""
     module, _ = (block.text for block in RECIPE.blocks() if block.language == "python")
     module = module.replace("redis://localhost:6379/0", broker).replace("redis://localhost:6379/1", broker)
     module = module.replace("parallelism=4", 'parallelism=4, batch_poll_interval="0.1s", max_rpm=600')
@@ -78,7 +80,7 @@ def run_worker(service: Provider, broker: str, folder: Path, name: str = "one") 
     kept = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "TMPDIR", "LANG")}
     environ = {**kept, **service.environ, "PYTHONPATH": paths, "XDG_STATE_HOME": str(folder)}
     log = folder / f"{name}.log"
-    command = [sys.executable, "-m", "celery", "-A", "tasks", "worker", "--concurrency", "3", "-n", name]
+    command = [sys.executable, "-m", "celery", "-A", "tasks", "worker", "-P", pool, "-c", "3", "-n", name]
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, "--loglevel", "INFO", "--without-gossip", "--without-mingle"],
@@ -116,9 +118,10 @@ def named(folder: Path) -> int:
     return sum(int(detail.split()[0].replace(",", "")) for detail in details)
 
 
-def test_the_recipe_runs_with_a_client_for_each_of_three_processes(broker: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "solo"])
+def test_the_recipe_runs_in_every_pool(pool: str, broker: str, tmp_path: Path) -> None:
     """Questions, many questions and a job by batch: every answer comes, and none is paid twice."""
-    with provider(0.3) as service, run_worker(service, broker, tmp_path) as workers:
+    with provider(0.3) as service, run_worker(service, broker, tmp_path, pool=pool) as workers:
         out = workers.call(
             """
 asked = [summarise.delay(f"text {n}") for n in range(12)]
