@@ -11,7 +11,7 @@ from collections import deque
 
 from attrs import define, field, frozen
 
-from smartbatch.core.limits.lease import Amounts, LimitLease
+from smartbatch.core.limits.lease import Amounts
 from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround, believed_reset
 from smartbatch.core.limits.shared_record import NO_BOUND
 from smartbatch.types import LimitReport
@@ -289,9 +289,9 @@ class HeaderLimits:
         traffic: Traffic,
         now: float,
         *,
-        lease: LimitLease | None = None,
+        alone: bool = True,
     ) -> None:
-        """Follow what the answer to ``call`` reported.
+        """Follow what the answer to ``call`` reported, to a process that is ``alone`` or leases a share.
 
         The cases of each dimension, in order:
 
@@ -312,7 +312,6 @@ class HeaderLimits:
             elif not reading.limit and limit is not None and _about_equal(limit, bucket.limit):
                 limit = None
             reading = LimitReading(limit, reading.remaining, reading.reset)
-            alone = lease is None or lease.members == 1
             bucket.learn(reading, traffic.around(dimension, call), now, alone=alone)
 
     def explain(
@@ -322,7 +321,7 @@ class HeaderLimits:
         traffic: Traffic,
         now: float,
         *,
-        lease: LimitLease | None = None,
+        alone: bool = True,
     ) -> bool:
         """Follow what the refusal of ``call`` reported; return whether the known limits explain it.
 
@@ -330,22 +329,21 @@ class HeaderLimits:
 
         1. The call was sent before the last explained refusal: explained by the same shortage.
         2. A reading leaves less than the call needs: explained. If the call was sent after the limit was
-           known, others use the limit too, and this client claims less of it; not where a ``lease``
-           divides it.
+           known, others use the limit too, and this client claims less of it; not where leases divide it.
         3. A reading with a limit and without a remaining figure: see :meth:`_refused_without_remaining`.
         4. Anything else: not explained.
         """
         explained = call.started <= self._explained_at
         if report is not None:
             before = {dimension: bucket.learned_at for dimension, bucket in self._buckets.items()}
-            self.learn(report, call, traffic, now, lease=lease)
+            self.learn(report, call, traffic, now, alone=alone)
             for dimension, reading in _readings(report):
                 bucket = self._buckets.get(dimension)
                 if bucket is None:
                     continue
                 if bucket.lacks(reading, _cost(dimension, call.tokens, call.output)):
                     explained = True
-                    if call.started > max(self._explained_at, bucket.learned_at) and lease is None:
+                    if call.started > max(self._explained_at, bucket.learned_at) and alone:
                         bucket.give_way(now)
                 elif reading.limit is not None and reading.remaining is None:
                     is_new = bucket.learned_at != before.get(dimension)

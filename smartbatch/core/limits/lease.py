@@ -175,7 +175,7 @@ class LimitLease:
         for d in limited:
             if self._held[d] < costs[d] - _SLACK:
                 return self._lack(costs)
-        if not self._spaced:
+        if not self._spaced or self.members == 1:  # alone, its own spacing is enough
             return now
         slots = self._slots
         while slots and (slots[0].left < 1.0 or now > slots[0].until):
@@ -280,7 +280,9 @@ class LimitLease:
     @property
     def _few_slots(self) -> bool:
         left = sum(one.left for one in self._slots)
-        return self._spaced > 0.0 and left < max(1.0, _SOON * self._spaced / self.members)
+        return (
+            self._spaced > 0.0 and self.members > 1 and left < max(1.0, _SOON * self._spaced / self.members)
+        )
 
     def ask(self, now: float, facts: QuotaFacts, *, leaving: bool = False) -> LeaseAsk:
         """Return what to tell and ask in an exchange that begins now; :meth:`adopt` or :meth:`lose` follows.

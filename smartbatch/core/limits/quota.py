@@ -266,7 +266,7 @@ class Quota:
     def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
         """Follow the limits that the answer to an ended call reported. Configured limits stay bounds."""
         known = self.reported_limits if self.lease is not None else None
-        self._header_limits.learn(report, reservation, self._traffic, now, lease=self.lease)
+        self._header_limits.learn(report, reservation, self._traffic, now, alone=self._is_alone)
         if self.lease is not None and known != self.reported_limits:
             self.lease.tell()
         if self._window.is_proving and (report.requests_remaining is not None or self._configured is None):
@@ -309,7 +309,7 @@ class Quota:
             self.lease.tell()
         self._traffic.refused_at = now
         self._header_limits.confirm()
-        explained = self._header_limits.explain(report, reservation, self._traffic, now, lease=self.lease)
+        explained = self._header_limits.explain(report, reservation, self._traffic, now, alone=self._is_alone)
         no_cap = False
         if not explained:
             capped = self._cap.limit < math.inf
@@ -319,7 +319,7 @@ class Quota:
             self._evidence.add(reservation.order)
         self._evidence.seen(in_flight)
         proven = no_cap or self._evidence.is_proof
-        if explained and self.lease is not None and self._spacing is None:
+        if explained and not self._is_alone and self._spacing is None:
             proven = self._header_limits.repeats >= _UNEVEN
         if proven and not (explained or no_cap) and self._is_at_once(now, retry_after):
             return None
@@ -384,6 +384,11 @@ class Quota:
             self._judged = True
             self._proven(now)
         return Cooldown(max(0.0, self._cool_until - now), self._consecutive, fresh)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no other process shares the limit by leases."""
+        return self.lease is None or self.lease.members == 1
 
     def facts(self, now: float) -> QuotaFacts:
         """Return what is known here of the limits, for other processes that share them."""
