@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import signal
 import sqlite3
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 from smartbatch._sqlite import SqliteConnections
 from smartbatch.jobs.store import open_store
 from smartbatch.realtime.cache import ResponseCache
-from smartbatch.types import Answer, Usage
+from smartbatch.types import Answer
 
 
 class Referable(sqlite3.Connection):
@@ -69,35 +67,6 @@ def test_a_child_neither_closes_nor_drops_the_connections_of_its_parent(
         connections.writer().execute("COMMIT")
         assert connections.writer().execute("SELECT x FROM t").fetchall() == [(1,)]
     connections.close()
-
-
-def test_store_and_cache_use_a_connection_while_they_hold_its_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two threads in one connection would step through each other's rows, and commit each other's writes."""
-    used: set[str] = set()
-
-    def locked(name: str, lock: str) -> None:
-        method = getattr(SqliteConnections, name)
-
-        def checked(self: SqliteConnections) -> sqlite3.Connection:
-            held: threading.Lock = getattr(self, lock)()
-            assert held.locked()
-            used.add(name)
-            return method(self)
-
-        monkeypatch.setattr(SqliteConnections, name, checked)
-
-    locked("reader", "reading")
-    locked("writer", "writing")
-    cache = ResponseCache(tmp_path / "cache.db", ttl=60.0, max_bytes=10**6, wall=lambda: 1.0)
-    assert cache.put(b"key", Answer("text", Usage(1, 1)))
-    assert cache.get(b"key") is not None
-    store = open_store(str(tmp_path / "jobs.db"), wall=lambda: 1.0, rng=random.Random(1))
-    store.facts.remember("key", 3)
-    assert store.facts.recall("key") == 3
-    store.close()
-    assert used == {"reader", "writer"}
 
 
 def test_each_read_and_write_of_a_store_and_a_cache_holds_its_lock(
