@@ -409,6 +409,7 @@ class BatchingClient:
         *,
         key: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        carry_on: bool = True,
     ) -> Job:
         """Store requests as a job by the route of a plan that was made for them.
 
@@ -420,11 +421,14 @@ class BatchingClient:
             requests: those that the plan was made for, see :meth:`forecast`; read once.
             plan: its route, deadline and budget hold; the deadline counts from now.
             key, metadata: as in :meth:`submit_batch`.
+            carry_on: whether this process carries the job on; else it is only stored, for a process that
+                names it.
 
         Raises:
             Exception: as :meth:`submit_batch`.
         """
-        row = self._running.routing.submit_planned(requests, plan, JobOptions(key, metadata))
+        options = JobOptions(key, metadata, carry_on=carry_on)
+        row = self._running.routing.submit_planned(requests, plan, options)
         return self._handle(row)
 
     def submit_and_wait(

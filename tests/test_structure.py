@@ -279,7 +279,7 @@ def waits(file: Path) -> Iterator[str]:
         owner, method = node.func.value, node.func.attr
         name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
         by_clock = name.lstrip("_") in ("clock", "RealClock") or (
-            method in ("wait", "wait_for") and name in allowed
+            method in ("wait", "wait_for") and name in allowed | {"job"}  # a Job waits by its client's clock
         )
         keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
         first = [ast.unparse(each) for each in node.args[:1]]

@@ -40,11 +40,13 @@ class JobOptions:
         key: the caller's own name for it; the same requests under the same key are the same job.
         metadata: labels, as texts by name.
         fallback: where requests go that a batch has not run; the client's setting when ``None``.
+        carry_on: whether this process carries the job on from the beginning.
     """
 
     key: str | None = None
     metadata: Mapping[str, str] | None = None
     fallback: Fallback | None = None
+    carry_on: bool = True
 
 
 @frozen
@@ -273,7 +275,7 @@ class JobSubmission:
             deduplicate=self._deduplicate,
             tell_dropped=self._service.tell_dropped,
         )
-        return self._service.accept(job, items, named)
+        return self._service.accept(job, items, named, carry_on=draft.options.carry_on)
 
     def _policy(self, fallback: str | None) -> JobPolicy:
         """Return what the settings say of a job."""

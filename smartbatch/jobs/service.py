@@ -140,11 +140,14 @@ class JobService:
         """Return an id no other job has."""
         return "job-" + "".join(self._rng.choices("0123456789abcdefghijklmnopqrstuvwxyz", k=16))
 
-    def accept(self, job: JobRow, items: Items, named: Callable[[str], object]) -> JobRow:
+    def accept(
+        self, job: JobRow, items: Items, named: Callable[[str], object], *, carry_on: bool = True
+    ) -> JobRow:
         """Store a job, or find the one that has its key; from then on it is carried on.
 
         Args:
             named: called with the id under which it is stored next.
+            carry_on: false leaves carrying it on to those who name it.
 
         Raises:
             JobConflict: the key belongs to a job with other requests.
@@ -167,7 +170,7 @@ class JobService:
                 )
         else:
             self.told(JobAccepted(at=self.clock.now(), job_id=row.id, model=row.model, items=row.total))
-        if row.state is not JobState.DONE:
+        if carry_on and row.state is not JobState.DONE:
             self.carry_on(row.id)
             self.notify(row.id)
         return row
