@@ -244,6 +244,9 @@ class BatchingClient:
         be endless, and goes in real time unless it is given a ``strategy``, a ``deadline`` or a ``prefer``.
         Leaving the loop early, or Ctrl-C, cancels what has not started.
 
+        With a ``key`` the whole list, which must end, is stored before anything is sent, and nothing of it is
+        cancelled: the same call with the same key, in any process, goes on and asks only what is missing.
+
         Args:
             prompts: texts, chats or requests.
             on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises
@@ -255,6 +258,7 @@ class BatchingClient:
         Raises:
             InvalidRequest: names the row; also for a table, a mapping, a text, bytes or a set of prompts.
             ConfigError: no route meets the constraints; the text names the nearest that would be met.
+            JobConflict, StoreError: as :meth:`submit_batch`, with a ``key``.
         """
         return self.as_completed(prompts, on_error=on_error, on_progress=on_progress, ordered=True, **params)
 

@@ -53,6 +53,8 @@ from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.deferral import Deferral, DeferralParts
 from smartbatch.routing.history import ForecastHistory
+from smartbatch.routing.keyed_lists import KeyedLists
+from smartbatch.routing.list_job import Reading
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Kind
 
@@ -130,6 +132,7 @@ class RunningState:
             ),
         )
         self.jobs = _job_submission(settings, self.service, budget)
+        reading = Reading(realtime.admission, realtime.process)
         self.routing = ListRouter(
             config,
             clock,
@@ -139,6 +142,7 @@ class RunningState:
             jobs=self.jobs,
             service=self.service,
             advisor=advisor,
+            keyed=KeyedLists(settings.preparer, self.jobs, self.service, reading),
         )
         self.deferral = deferral = Deferral(
             config,

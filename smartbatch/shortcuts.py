@@ -76,12 +76,12 @@ __all__ = [
     "job",
 ]
 
-_CONSTRAINTS = CONSTRAINTS - {"budget"}
-"""Arguments that are about the route of this one list; a budget is the client's, which makes no other."""
+_OF_LIST = CONSTRAINTS - {"budget"} | {"key"}
+"""Arguments that are about this one list; a budget is the client's, which makes no other."""
 
 
 class EmbeddingScriptParams(Settings, total=False):
-    """What :func:`embed` takes, as keywords: settings, the client's other arguments, and a deadline."""
+    """What :func:`embed` takes, as keywords: settings, the client's other arguments, a deadline, a key."""
 
     config: BatchingConfig | None
     provider: Provider | None
@@ -94,6 +94,7 @@ class EmbeddingScriptParams(Settings, total=False):
     clock: Clock | None
     rng: random.Random | None
     deadline: Deadline | None
+    key: str | None
 
 
 class ScriptParams(GenerationParams[T], EmbeddingScriptParams, total=False):
@@ -117,7 +118,8 @@ def generate(
             on a terminal or in a notebook.
         on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives.
         params: all arguments of :class:`~smartbatch.BatchingClient`, settings and generation parameters
-            included, and the constraints that decide the route (``strategy``, ``deadline``, …).
+            included, the constraints that decide the route (``strategy``, ``deadline``, …), and ``key``, see
+            :meth:`~smartbatch.BatchingClient.map`.
 
     Returns:
         a list of :class:`~smartbatch.Result`; failed requests hold their ``.error``, in their place.
@@ -188,7 +190,7 @@ def job(id_or_key: str, *, store: str | None = None) -> Job:
 def _run(
     prompts: Iterable[Prompt], model: str, progress: bool | None, params: Mapping[str, Any], **more: Any
 ) -> ResultList:
-    settings, constraints = split_constraints(params, _CONSTRAINTS)
+    settings, of_list = split_constraints(params, _OF_LIST)
     total = len(prompts) if isinstance(prompts, Sized) else None
     if progress is None:
         progress = watched(sys.stderr)
@@ -199,7 +201,7 @@ def _run(
     ):
         client.observe(display)
         began = RealClock.now()
-        for result in client.map(prompts, **more, **constraints):
+        for result in client.map(prompts, **more, **of_list):
             results.append(result)
             display.advance(result)
         wall = RealClock.now() - began

@@ -470,7 +470,13 @@ class EmbeddingParams(TypedDict, total=False):
     deduplicate: bool | None
 
 
-class EmbeddingListParams(EmbeddingParams, ConstraintParams, total=False):
+class KeyParams(TypedDict, total=False):
+    """What has a list stand in the store, as a keyword; see :meth:`smartbatch.BatchingClient.map`."""
+
+    key: str | None
+
+
+class EmbeddingListParams(EmbeddingParams, ConstraintParams, KeyParams, total=False):
     """What lists of texts to embed take, as keywords."""
 
 
@@ -481,5 +487,5 @@ class RequestParams(GenerationParams[T], EmbeddingParams, total=False):
     call: Callable[[Request, Attempt], Any] | None
 
 
-class ListParams(RequestParams[T], ConstraintParams, total=False):
+class ListParams(RequestParams[T], ConstraintParams, KeyParams, total=False):
     """What lists take, as keywords: what one request takes, for all of them, and the constraints."""

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch._settings import seconds_of
 from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
@@ -17,7 +17,7 @@ from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.supervisor import LEASE
 from smartbatch.jobs.watcher import PAGE, stored_job
-from smartbatch.types import Duration, Result, T
+from smartbatch.types import Duration, Result, Route, T, Usage
 
 if TYPE_CHECKING:
     from smartbatch.jobs.service import JobService
@@ -56,6 +56,12 @@ class _Look:
 
     seen: int
     last: bool
+
+
+def as_kept(result: Result) -> Result:
+    """Return a result that was stored before it was asked for: free of charge, and without a call."""
+    kept = evolve(result, usage=Usage(), cost=0.0, latency=0.0, queued=0.0, attempts=0)
+    return evolve(kept, route=Route.CACHED) if result.ok else kept
 
 
 class Job:
@@ -169,16 +175,22 @@ class Job:
         until = self._until(timeout) if wait else None
         return self._read(self._service.result_of, until, ordered=ordered, after=after)
 
-    def unprocessed_results(self, *, ordered: bool = True) -> Iterator[Result]:
+    def unprocessed_results(self, *, ordered: bool = True, paid: int = 0) -> Iterator[Result]:
         """Yield all results as :meth:`results` does, without the client's ``post_process``.
 
         Args:
             ordered: as for :meth:`results`.
+            paid: how many were stored, and paid, before; they come as answers of a cache do.
 
         Raises:
             ClientClosed: as :meth:`wait`.
         """
-        return self._read(self._service.stored_result, math.inf, ordered=ordered)
+
+        def read(row: ResultRow, job_id: str) -> Result:
+            result = self._service.stored_result(row, job_id)
+            return as_kept(result) if row.seq <= paid else result
+
+        return self._read(read, math.inf, ordered=ordered)
 
     def stored(
         self, *, after: int | None = None, ordered: bool = True, wait: float = 0.0, limit: int = PAGE

@@ -152,6 +152,20 @@ class JobSubmission:
         policy = evolve(self._policy(None), attended=True, route=route)
         return self._accept(_Draft(kind, rows, {}, policy, options, realtime=None))
 
+    def submit_attended_list(
+        self,
+        requests: Iterator[Request],
+        params: Mapping[str, Any],
+        kind: Kind,
+        options: JobOptions,
+        *,
+        route: Route | None = None,
+        budget: float | None = None,
+    ) -> JobRow:
+        """As :meth:`submit_attended`, for prepared requests, within a budget of their own in USD."""
+        policy = evolve(self._policy(None), attended=True, route=route, budget=budget)
+        return self._accept(_Draft(kind, requests, params, policy, options, realtime=None))
+
     def adopt(self, id_or_key: str) -> JobRow:
         """Return a job of an earlier process; what it can still spend is held back in the client's budget.
 

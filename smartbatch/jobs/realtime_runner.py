@@ -76,6 +76,7 @@ class RealtimeItems:
         failures: claims in a row that failed.
         budget: what its items spend from; ``None`` without a budget.
         short: items wait for what others leave of the budget.
+        withdrawn: nothing more of it is asked, and it is given back once nothing is under way.
     """
 
     lease: JobLease
@@ -88,6 +89,12 @@ class RealtimeItems:
     failures: int = 0
     budget: JobBudget | None = None
     short: bool = False
+    withdrawn: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of it is under way, and nothing more is to be asked."""
+        return not self.under_way and (self.withdrawn or not self.wanting)
 
     def verdict_of(self, ix: int, result: Result) -> Verdict:
         """Return what becomes of an item; one that costs more than was reserved for it is sent again."""
@@ -129,6 +136,7 @@ class RealtimeRunner:
         self._unstored: dict[RealtimeItems, list[tuple[int, Verdict]]] = {}
         self._health = StoreHealth(clock)
         self._under_way = 0
+        self._claiming: RealtimeItems | None = None
         self._started: set[str] = set()
         self._submitting = self._halted = self._ending = self._ended = False
 
@@ -139,7 +147,7 @@ class RealtimeRunner:
         with self._monitor:
             known = self._jobs.get(lease.job_id)
             if known is not None and known.lease == lease:
-                known.wanting = True
+                known.wanting, known.withdrawn = True, False
                 self._monitor.notify()
                 return
         row = self._store.jobs.get(lease.job_id)
@@ -161,6 +169,19 @@ class RealtimeRunner:
         for future in futures:
             if future is not None:
                 self._drop(future)
+
+    def withdraw(self, job_id: str) -> bool:
+        """Ask nothing more of a job, and take back what has not started; return whether nothing of it is
+        under way, else ``done`` tells so later."""
+        with self._monitor:
+            job = self._jobs.get(job_id)
+            if job is None:
+                return True
+            job.withdrawn = True
+            if self._claiming is not job and job.settled:
+                return True
+        self.recall(job_id)
+        return False
 
     def resume(self, job_id: str) -> None:
         """Claim items of a job at once, although it was paused."""
@@ -251,6 +272,11 @@ class RealtimeRunner:
                 self._lost(job)
             except BaseException as error:  # nothing may end this thread
                 self._claim_failed(job, error)
+            with self._monitor:
+                self._claiming = None
+                given_back = job.withdrawn and job.settled
+            if given_back:
+                self._done(job.lease.job_id)
 
     def _next_turn(self) -> tuple[RealtimeItems, int] | None:
         """Wait for a job whose items may be claimed, and return it with how many. For each job, in turn:
@@ -269,7 +295,10 @@ class RealtimeRunner:
                     room = most - self._under_way
                     if room <= 0:
                         continue
+                    if job.withdrawn:
+                        continue
                     if job.wanting and job.resumes_at <= self._clock.now():
+                        self._claiming = job
                         return job, min(room, PORTION)
                     if job.wanting:
                         soonest = min(soonest, job.resumes_at)
@@ -360,9 +389,9 @@ class RealtimeRunner:
         user_id = item_id(job.row.id, item.ix, item.user_id)
         with self._monitor:
             stuck = self._health.is_stuck
-            self._submitting = not self._halted and not stuck
+            self._submitting = not (self._halted or stuck or job.withdrawn)
         if not self._submitting:
-            reason = "no answer can be stored at the moment" if stuck else "the client was stopped"
+            reason = "no answer can be stored at the moment" if stuck else "nobody waits for it any more"
             not_asked(ClientClosed(reason, request_id=user_id))
             return
         future: Future[Result] | None = None
@@ -374,7 +403,7 @@ class RealtimeRunner:
             if future is not None and item.ix in job.under_way:
                 job.under_way[item.ix] = future
             self._submitting = False
-            late = self._halted or self._health.is_stuck
+            late = self._halted or self._health.is_stuck or job.withdrawn
             self._empty.notify_all()
         if late and future is not None:
             self._drop(future)
@@ -539,7 +568,7 @@ class RealtimeRunner:
                 job.wanting = True
             if job.short and any(final):  # there may be room for others now
                 job.short, job.wanting, job.resumes_at = False, True, -math.inf
-            settled = not job.under_way and not job.wanting
+            settled = job.settled
             self._monitor.notify()
             self._empty.notify_all()
         if settled:

@@ -225,9 +225,20 @@ class JobService:
 
     def serves(self, row: JobRow) -> bool:
         """Whether this process can carry a job on, and may: an attended one only where it was named."""
-        if row.policy.attended and row.id not in self._attended:
-            return False
-        return self.serving.provider_of(row) is not None
+        return self._is_wanted(row) and self.serving.provider_of(row) is not None
+
+    def _is_wanted(self, row: JobRow) -> bool:
+        return not row.policy.attended or row.id in self._attended
+
+    def let_go(self, job_id: str) -> None:
+        """Carry an attended job on no longer, unless a future waits for it: what has not started stays in the
+        store, and what is under way gets its result. Whoever names the job carries it on."""
+        with self._lock:
+            watcher = self._watchers.get(job_id)
+            if watcher is not None and not watcher.is_idle:
+                return
+            self._attended.discard(job_id)
+        self.notify(job_id)
 
     def is_free(self, job_id: str) -> bool:
         """Whether an unfinished job is carried on by nobody alive."""
@@ -296,6 +307,7 @@ class JobService:
             runtime,
             run_step=partial(run_step, runtime),
             serves=self.serves,
+            wanted=self._is_wanted,
             realtime=realtime,
             changed=self.notifier.notify,
         )

@@ -70,12 +70,14 @@ class JobSupervisor:
 
     Args:
         serves: whether this process can do anything for a job.
+        wanted: whether anybody here waits for an attended job that is owned; else it is given back.
         changed: called, with no lock held, after every step.
     """
 
     _runtime: JobRuntime
     _run_step: Callable[[JobLease], StepResult] = field(kw_only=True)
     _serves: Callable[[JobRow], bool] = field(kw_only=True)
+    _wanted: Callable[[JobRow], bool] = field(default=lambda _: True, kw_only=True)
     realtime: RealtimeRunner = field(kw_only=True)
     _changed: Callable[[], None] = field(kw_only=True)
 
@@ -335,10 +337,14 @@ class JobSupervisor:
         1. The lease is lost: another process owns the job, so it is dropped here.
         2. The step failed: the job is due again after a growing pause, and the first failure is reported.
         3. The job is finished: its lease is released.
-        4. Otherwise it is due when the step says; its real-time items, if any, are offered at once.
+        4. Nobody here waits for it any more: likewise, once what is under way has its results.
+        5. Otherwise it is due when the step says; its real-time items, if any, are offered at once.
         """
         lease = owned.lease
         try:
+            if not self._wanted(owned.row):
+                self._give_back(owned)
+                return
             result = self._run_step(lease)
             if result.realtime and not result.finished:
                 self.realtime.offer(lease)
@@ -354,6 +360,12 @@ class JobSupervisor:
         else:
             self._schedule(owned, math.inf if result.next_at is None else result.next_at)
         self._changed()
+
+    def _give_back(self, owned: OwnedJob) -> None:
+        if self.realtime.withdraw(owned.lease.job_id):
+            self._drop(owned.lease)
+        else:  # due again when the last of it is stored
+            self._schedule(owned, math.inf)
 
     def _step_failed(self, owned: OwnedJob, error: BaseException) -> None:
         owned.failures += 1

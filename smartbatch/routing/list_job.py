@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from attrs import evolve, frozen
 
 from smartbatch._fork import run_after_collection
 from smartbatch.core.preparation.preparer import RequestPreparer, row_named
 from smartbatch.core.preparation.structured import Parsed, read_answer
+from smartbatch.core.routing.constraints import Constraints
 from smartbatch.errors import SmartbatchError, named
 from smartbatch.jobs.job import Job
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import ListOptions
-from smartbatch.types import Answer, Request, Result, Route, Usage
+from smartbatch.types import Answer, Kind, Request, Result, Route, Usage
+
+
+@frozen
+class CheckedList:
+    """A list as it was asked for, checked.
+
+    Attributes:
+        params: as they were given, without the constraints.
+        batchable: whether a batch may be considered at all.
+        key: under which it stands in the store; ``None`` for one that ends with its caller.
+    """
+
+    requests: list[Request]
+    params: Mapping[str, Any]
+    constraints: Constraints
+    kind: Kind
+    batchable: bool
+    key: str | None = None
 
 
 @frozen
@@ -82,6 +102,40 @@ def parts_of(
     return ListParts(prepared, tuple(sent), known, followers, keys)
 
 
+def keyed_parts(requests: Sequence[Request], preparer: RequestPreparer, admission: Admission) -> ListParts:
+    """Return the parts of a list with a key, which are the same for each call: the cache is not asked, and
+    identical requests find each other in the store.
+
+    Raises:
+        InvalidRequest: as :func:`parts_of`, and for a request with an own callable.
+    """
+    prepared: list[Request] = []
+    known: dict[int, Result] = {}
+    for position, asked in enumerate(requests):
+        request = row_named(position, partial(preparer.hooked, asked))
+        if isinstance(request, Answer):
+            known[position] = admission.settled(asked, request, Route.LOCAL)
+            request = asked
+        else:
+            row_named(position, partial(preparer.check, request))
+        prepared.append(request)
+    sent = tuple(position for position in range(len(prepared)) if position not in known)
+    return ListParts(prepared, sent, known, {}, {at: admission.fingerprint(prepared[at]) for at in sent})
+
+
+@frozen
+class Kept:
+    """How the job of a list with a key is read.
+
+    Attributes:
+        paid: how many of its results were stored before.
+        leave: has this process carry the job on no longer, by its id.
+    """
+
+    paid: int
+    leave: Callable[[str], None]
+
+
 @frozen
 class Reading:
     """How results of a job are read as if they had come in real time.
@@ -125,10 +179,20 @@ class JobResults(Iterator[Result]):
         options: how they are read. Where that is not in the order of the list, they come as they do, what
             needed no call first.
         reading: also for answers of the cache.
+        kept: how the job is left by who reads no further; it is cancelled when ``None``.
     """
 
-    def __init__(self, job: Job | None, rows: ListParts, *, options: ListOptions, reading: Reading) -> None:
+    def __init__(
+        self,
+        job: Job | None,
+        rows: ListParts,
+        *,
+        options: ListOptions,
+        reading: Reading,
+        kept: Kept | None = None,
+    ) -> None:
         self._job = job
+        self._kept = kept
         self._rows = rows
         self._raising = options.raising
         self._reading = reading
@@ -153,19 +217,33 @@ class JobResults(Iterator[Result]):
         return result
 
     def close(self) -> None:
-        """Cancel what has not been sent; what comes is kept. Called by itself when the loop breaks off."""
+        """Cancel what has not been sent, or leave it in the store; what comes is kept. Called by itself when
+        the loop breaks off."""
         if not self._ended and self._job is not None:
             self._ended = True
-            self._job.cancel()
+            self._leave(self._job)
 
     def __del__(self) -> None:
-        """Cancel what nobody reads any more; on another thread, as this one may hold any lock."""
+        """As :meth:`close`; on another thread, as this one may hold any lock."""
         if not self._ended and self._job is not None:
             self._ended = True
-            run_after_collection(self._job.cancel)
+            run_after_collection(partial(self._leave, self._job))
+
+    def _leave(self, job: Job) -> None:
+        if self._kept is None:
+            job.cancel()
+        else:
+            self._kept.leave(job.id)
 
     def _broke(self, error: BaseException) -> None:
         if self._ended or self._job is None:
+            return
+        if self._kept is not None:
+            self.close()
+            error.add_note(
+                f"what was not sent stays in the store as job {self._job.id}: the same call with "
+                f"key={self._job.key!r} goes on"
+            )
             return
         try:
             self.close()
@@ -181,7 +259,7 @@ class JobResults(Iterator[Result]):
 
     def _in_order(self) -> Iterator[Result]:
         rows, waiting = self._rows, iter(self._rows.sent)
-        stored = iter(()) if self._job is None else self._job.unprocessed_results(ordered=True)
+        stored = self._stored(ordered=True)
         copies: dict[int, Result] = {}
         next_sent = next(waiting, None)
         for position in range(len(rows.requests)):
@@ -198,11 +276,18 @@ class JobResults(Iterator[Result]):
 
     def _as_stored(self) -> Iterator[Result]:
         yield from (self._known(position) for position in self._rows.known)
-        for result in () if self._job is None else self._job.unprocessed_results(ordered=False):
+        for result in self._stored(ordered=False):
             assert isinstance(result.context, int)
             position = result.context
             yield self._own(position, result)
             yield from (self._copy(follower, result) for follower in self._rows.followers.get(position, ()))
+
+    def _stored(self, *, ordered: bool) -> Iterator[Result]:
+        if self._job is None:
+            return iter(())
+        return self._job.unprocessed_results(
+            ordered=ordered, paid=0 if self._kept is None else self._kept.paid
+        )
 
     def _known(self, position: int) -> Result:
         """Return the result of a request that needs no call. What a hook answered is nobody's answer."""

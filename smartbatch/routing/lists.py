@@ -18,6 +18,7 @@ from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.constraints import Constraints, seconds_until
 from smartbatch.events import JobFinished
+from smartbatch.jobs.acceptance import checked_key
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_submission import JobOptions, JobSubmission
 from smartbatch.jobs.records import JobRow, JobState
@@ -29,7 +30,8 @@ from smartbatch.realtime.realtime import Realtime, stored_stream
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.results import ResultList, ended
 from smartbatch.routing.advisor import Advisor
-from smartbatch.routing.list_job import JobResults, Reading, parts_of
+from smartbatch.routing.keyed_lists import KeyedLists
+from smartbatch.routing.list_job import CheckedList, JobResults, Reading, parts_of
 from smartbatch.routing.list_progress import OnProgress, ProgressCounter
 from smartbatch.types import (
     ConstraintParams,
@@ -53,22 +55,6 @@ CONSTRAINTS = ConstraintParams.__optional_keys__
 """Arguments of list calls that are about the route."""
 
 
-@frozen
-class _List:
-    """A list as it was asked for, checked.
-
-    Attributes:
-        params: as they were given, without the constraints.
-        batchable: whether a batch may be considered at all.
-    """
-
-    requests: list[Request]
-    params: Mapping[str, Any]
-    constraints: Constraints
-    kind: Kind
-    batchable: bool
-
-
 _Taken: TypeAlias = JobResults | BoundedMap
 """The results of a route that was taken."""
 
@@ -81,7 +67,12 @@ class _ListResults(Iterator[Result]):
     """
 
     def __init__(
-        self, advisor: Advisor, clock: Clock, asked: _List, decision: Decision, take: Callable[[], _Taken]
+        self,
+        advisor: Advisor,
+        clock: Clock,
+        asked: CheckedList,
+        decision: Decision,
+        take: Callable[[], _Taken],
     ) -> None:
         self._advisor = advisor
         self._clock = clock
@@ -122,7 +113,7 @@ class _ListResults(Iterator[Result]):
 class _KeepingAlive(Iterator[Result]):
     """Results of a client, which is kept alive as long as they are. No generator, see above."""
 
-    def __init__(self, client: object, results: _ListResults | BoundedMap) -> None:
+    def __init__(self, client: object, results: _ListResults | _Taken) -> None:
         self._client = client
         self._results = results
 
@@ -144,6 +135,7 @@ class ListRouter:
         jobs: stores what goes by batch.
         service: carries jobs on.
         advisor: chooses.
+        keyed: keeps the lists that have a key.
     """
 
     _config: BatchingConfig
@@ -154,6 +146,7 @@ class ListRouter:
     _jobs: JobSubmission
     _service: JobService
     _advisor: Advisor
+    _keyed: KeyedLists
     _decided: dict[str, tuple[str, Decision]] = field(factory=dict, init=False)
     """The decisions of jobs that have not ended, with the ids they were told under."""
 
@@ -190,6 +183,8 @@ class ListRouter:
             options = evolve(options, own_budget=budget, route=route)
             return _KeepingAlive(client, self._realtime.map(requests, options))
         asked = self._checked(prompts, plain, given)
+        if asked.key is not None and self._keyed.earlier(asked.key) is not None:
+            return _KeepingAlive(client, self._keyed.results(asked, None, options))
         return _KeepingAlive(client, self._take(asked, self._considered(asked), options))
 
     def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> TextStream:
@@ -223,7 +218,7 @@ class ListRouter:
     ) -> Plan:
         """Return what prompts would take that are read once; see
         :meth:`smartbatch.BatchingClient.forecast`."""
-        plain, given = _split(params)
+        plain, given = _split(params, ListParams.__optional_keys__ - {"key"})
         prompts = prompt_list(prompts)
         constraints = self._constraints(given)
         if constraints.budget is not None:
@@ -283,7 +278,7 @@ class ListRouter:
         """
         kind = kind_of(requests[0])
         constraints = evolve(self._constraints({"strategy": Strategy.BATCH.value}), deadline=deadline)
-        asked = _List(list(requests), {}, constraints, kind, batchable=True)
+        asked = CheckedList(list(requests), {}, constraints, kind, batchable=True)
         decision = self._considered(asked)
         if self._config.budget is not None:  # of the client's own, hold back no more than the job can cost
             constraints = evolve(constraints, budget=self._advisor.ceiling(requests, kind))
@@ -291,7 +286,7 @@ class ListRouter:
         return self._submit_decided(asked, iter(requests), decision, JobOptions(key))
 
     def _submit_decided(
-        self, asked: _List, rows: Iterator[Request], decision: Decision, options: JobOptions
+        self, asked: CheckedList, rows: Iterator[Request], decision: Decision, options: JobOptions
     ) -> JobRow:
         """Tell a decision and store the job; the decision is scored when the job is done."""
         number = self._advisor.tell(decision, _common_purpose(asked.requests))
@@ -329,7 +324,7 @@ class ListRouter:
 
     def _needs_all(self, given: Mapping[str, Any]) -> bool:
         """Whether an iterator must be read to its end, before its route can be chosen."""
-        if "deadline" in given or "prefer" in given:
+        if given.keys() & {"deadline", "prefer", "key"}:
             return True
         return given.get("strategy", self._config.strategy) in _NEED_ALL
 
@@ -339,7 +334,7 @@ class ListRouter:
         plain: Mapping[str, Any],
         given: Mapping[str, Any],
         fallback: str | None = None,
-    ) -> _List:
+    ) -> CheckedList:
         """Check a list as a whole; its arguments are :func:`split_constraints`.
 
         Raises:
@@ -355,7 +350,7 @@ class ListRouter:
         batchable = len(kinds) == 1 and not all(urgent) and all(map(_may_wait, requests))
         if constraints.strategy is Strategy.AUTO and requests and all(urgent):
             constraints = evolve(constraints, strategy=Strategy.INDIVIDUAL)
-        return _List(requests, plain, constraints, kind, batchable)
+        return CheckedList(requests, plain, constraints, kind, batchable, checked_key(given.get("key")))
 
     def _check_forced(self, given: Mapping[str, Any], kind: Kind, fallback: str | None) -> None:
         if given.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
@@ -365,6 +360,7 @@ class ListRouter:
         config = self._config
         chosen = {name: value for name, value in given.items() if value is not None}
         deadline = chosen.pop("deadline", None)
+        chosen.pop("key", None)
         checked = evolve(config, **chosen) if chosen else config
         return Constraints(
             strategy=Strategy(checked.strategy),
@@ -375,7 +371,7 @@ class ListRouter:
             threshold=config.batch_threshold,
         )
 
-    def _considered(self, asked: _List) -> Decision:
+    def _considered(self, asked: CheckedList) -> Decision:
         """Return the decision for a list; nobody is told.
 
         Raises:
@@ -383,7 +379,8 @@ class ListRouter:
         """
         if asked.constraints.budget is not None:
             self._jobs.check_priced()
-        requests = [request for request in asked.requests if not self._is_cached(request)]
+        keyed = asked.key is not None  # then the cache is not asked
+        requests = [request for request in asked.requests if keyed or not self._is_cached(request)]
         workload = self._advisor.workload(
             asked.kind,
             len(requests),
@@ -413,13 +410,14 @@ class ListRouter:
 
     # -- taking a route --------------------------------------------------------------------------------------
 
-    def _take(self, asked: _List, decision: Decision, options: ListOptions) -> _ListResults:
+    def _take(self, asked: CheckedList, decision: Decision, options: ListOptions) -> _ListResults:
         """Return the results by the route that was chosen."""
         by_batch = decision.chosen.route in (Route.BATCH, Route.HYBRID)
-        take = partial(self._by_job if by_batch else self._in_real_time, asked, decision, options)
+        way = self._by_job if by_batch else self._in_real_time
+        take = partial(way if asked.key is None else self._keyed.results, asked, decision, options)
         return _ListResults(self._advisor, self._clock, asked, decision, take)
 
-    def _carry_out(self, asked: _List, decision: Decision) -> ResultList:
+    def _carry_out(self, asked: CheckedList, decision: Decision) -> ResultList:
         """Execute a plan within its budget, which is checked here."""
         budget = self._constraints({"budget": decision.constraints.budget}).budget
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
@@ -427,7 +425,7 @@ class ListRouter:
         results = ResultList(self._take(asked, decision, ListOptions()))
         return ended(results, self._clock.now() - began)
 
-    def _in_real_time(self, asked: _List, decision: Decision, options: ListOptions) -> BoundedMap:
+    def _in_real_time(self, asked: CheckedList, decision: Decision, options: ListOptions) -> BoundedMap:
         constraints = decision.constraints
         threshold = constraints.strategy is Strategy.THRESHOLD
         ahead = self._config.max_parallel_individual if threshold else None
@@ -435,7 +433,7 @@ class ListRouter:
         options = evolve(options, own_budget=budget, route=decision.chosen.route, ahead=ahead)
         return self._realtime.map(asked.requests, options)
 
-    def _by_job(self, asked: _List, decision: Decision, options: ListOptions) -> JobResults:
+    def _by_job(self, asked: CheckedList, decision: Decision, options: ListOptions) -> JobResults:
         """Store what has to be sent as a job; positions travel as contexts, which a store can keep."""
         realtime = self._realtime
         parts = parts_of(
@@ -485,7 +483,7 @@ def _split(
         InvalidRequest: for a keyword that is not ``known``.
     """
     check_params(params, known)
-    return split_constraints(params)
+    return split_constraints(params, CONSTRAINTS | {"key"})
 
 
 def _may_wait(request: Request) -> bool:

@@ -94,18 +94,18 @@ def test_the_keywords_of_calls_are_those_they_take() -> None:
     assert keys(types.GenerationParams) == generation
     assert keys(types.RequestParams) == generation | request
     assert keys(types.EmbeddingParams) == request - {"embedding", "call"}
-    assert keys(types.ListParams) == generation | request | constraints
-    assert keys(types.EmbeddingListParams) == keys(types.EmbeddingParams) | constraints
-    assert keys(types.JobParams) == keys(types.ListParams) - {"timeout", "max_wait", "call"}
+    assert keys(types.ListParams) == generation | request | constraints | {"key"}
+    assert keys(types.EmbeddingListParams) == keys(types.EmbeddingParams) | constraints | {"key"}
+    assert keys(types.JobParams) == keys(types.ListParams) - {"timeout", "max_wait", "call", "key"}
 
 
-def test_the_keywords_of_scripts_are_those_of_the_client_and_a_deadline() -> None:
+def test_the_keywords_of_scripts_are_those_of_the_client_a_deadline_and_a_key() -> None:
     own = {
         name
         for name, one in inspect.signature(BatchingClient.__init__).parameters.items()
         if one.kind is one.KEYWORD_ONLY
     }
     assert keys(ClientParams) == keys(types.GenerationParams) | keys(Settings)
-    assert keys(shortcuts.ScriptParams) == keys(ClientParams) | own | {"config", "deadline"}
+    assert keys(shortcuts.ScriptParams) == keys(ClientParams) | own | {"config", "deadline", "key"}
     generation = keys(types.GenerationParams)
     assert keys(shortcuts.EmbeddingScriptParams) == keys(shortcuts.ScriptParams) - generation

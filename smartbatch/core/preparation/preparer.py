@@ -74,12 +74,13 @@ class RequestPreparer:
 
     def preprocessed(self, request: Request) -> Request | Answer:
         """Run the hooks, then set the time-out of all; an answer ends the request without a call."""
-        prepared = self._hooked(request)
+        prepared = self.hooked(request)
         if isinstance(prepared, Request) and prepared.timeout is None and self._request_timeout is not None:
             prepared = evolve(prepared, timeout=self._request_timeout)
         return prepared
 
-    def _hooked(self, request: Request) -> Request | Answer:
+    def hooked(self, request: Request) -> Request | Answer:
+        """Run the hooks; an answer ends the request without a call."""
         for hook in self._hooks:
             verdict = hook(request)
             if isinstance(verdict, str):
@@ -91,7 +92,7 @@ class RequestPreparer:
         return request
 
     def _for_job(self, request: Request, attended: bool) -> Request:
-        prepared = self._hooked(request)
+        prepared = self.hooked(request)
         if isinstance(prepared, Answer):
             raise InvalidRequest(
                 "prompt was answered by a preprocess hook; a job takes what is to be sent only: leave such "

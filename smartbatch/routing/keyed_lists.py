@@ -1,0 +1,106 @@
+"""Lists with a key: stored as a whole before anything is sent; whoever asks them again goes on with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from attrs import evolve, frozen
+
+from smartbatch.core.preparation.preparer import RequestPreparer, row_named
+from smartbatch.core.routing.choice import Decision
+from smartbatch.errors import InvalidRequest
+from smartbatch.jobs.job import Job
+from smartbatch.jobs.job_submission import JobOptions, JobSubmission
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.service import JobService
+from smartbatch.realtime.bounded_map import ListOptions
+from smartbatch.routing.list_job import CheckedList, JobResults, Kept, ListParts, Reading, keyed_parts
+from smartbatch.types import Request, Route
+
+
+@frozen(eq=False)
+class KeyedLists:
+    """Stores the lists of one client that have a key, as jobs, and reads them.
+
+    Args:
+        preparer: runs the hooks.
+        jobs: stores them.
+        service: carries them on.
+        reading: makes of what is stored what the caller asked for.
+    """
+
+    _preparer: RequestPreparer
+    _jobs: JobSubmission
+    _service: JobService
+    _reading: Reading
+
+    def earlier(self, key: str) -> JobRow | None:
+        """Return the job that has a key.
+
+        Raises:
+            StoreError, ConfigError: the store cannot be used.
+        """
+        return self._service.store.jobs.get(key)
+
+    def results(self, asked: CheckedList, decision: Decision | None, options: ListOptions) -> JobResults:
+        """Store a list, or find it in the store, and return its results.
+
+        Args:
+            decision: the route for a list that is new; ``None`` for one that has its job.
+
+        Raises:
+            InvalidRequest: names the row.
+            JobConflict: the key belongs to other requests.
+            StoreError: the store cannot be used.
+        """
+        for position, request in enumerate(asked.requests):
+            row_named(position, partial(check_storable, request))
+        assert asked.key is not None
+        parts = keyed_parts(asked.requests, self._preparer, self._reading.admission)
+        earlier = self.earlier(asked.key)
+        attended = earlier.policy.attended if earlier is not None else not _by_batch(decision)
+        rows = _rows(parts, attended=attended)
+        job_options = JobOptions(asked.key)
+        if attended or decision is None:
+            row = self._jobs.submit_attended_list(
+                rows,
+                asked.params,
+                asked.kind,
+                job_options,
+                route=None if decision is None else decision.chosen.route,
+                budget=None if decision is None else decision.constraints.budget,
+            )
+        else:
+            row = self._jobs.submit_decided(rows, asked.params, decision, asked.kind, job_options)
+        if earlier is not None:
+            self._jobs.adopt(row.id)  # of its money this client holds back what it can still spend
+        paid = 0 if earlier is None else earlier.finished
+        job = Job(lambda: self._service, row)
+        return JobResults(
+            job, parts, options=options, reading=self._reading, kept=Kept(paid, self._service.let_go)
+        )
+
+
+def check_storable(request: Request) -> None:
+    """Check that a store can keep a request for another process.
+
+    Raises:
+        InvalidRequest: it has an own callable.
+    """
+    if request.call is not None:
+        raise InvalidRequest(
+            "call is an own callable, which cannot be kept for another process: leave key= and durable= out",
+            field="call",
+        )
+
+
+def _by_batch(decision: Decision | None) -> bool:
+    return decision is not None and decision.chosen.route in (Route.BATCH, Route.HYBRID)
+
+
+def _rows(parts: ListParts, *, attended: bool) -> Iterator[Request]:
+    """Yield what has to be sent; positions travel as contexts, which a store can keep."""
+    for position in parts.sent:
+        request = evolve(parts.requests[position], context=position)
+        yield request if attended else evolve(request, timeout=None)

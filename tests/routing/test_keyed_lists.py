@@ -1,0 +1,257 @@
+"""Lists with a key stand in the store: the same call again, in any process, asks only what is missing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs.remote import Remote
+
+from smartbatch import BatchingClient
+from smartbatch._clock import VirtualClock
+from smartbatch.errors import ConfigError, InvalidRequest, JobConflict, SmartbatchError, StoreError
+from smartbatch.types import Prompt, Request, Result, Route, evolve
+
+ClientOf = Callable[..., BatchingClient]
+
+each_way = pytest.mark.parametrize("way", ["individual", "batch", "hybrid"])
+PROMPTS = [f"p{n}" for n in range(30)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """The store of all clients of a test."""
+    return str(tmp_path / "jobs.db")
+
+
+@each_way
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_same_list_again_asks_nothing_and_costs_nothing(
+    way: str, ordered: bool, client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock)
+    first = client_of(remote, store=store)
+    requests = [Request(prompt, context={"row": n}) for n, prompt in enumerate(PROMPTS)]
+    answers = list(first.as_completed(requests, strategy=way, ordered=ordered, key="labels"))
+    assert sorted(result.context["row"] for result in answers) == list(range(30))
+    assert {result.route for result in answers} <= {Route.INDIVIDUAL, Route.BATCH}
+    first.stop()
+    asked = len(remote.asked)
+    second = client_of(remote, store=store, seed_of_rng=2)
+    again = list(second.map(requests, key="labels"))
+    assert [result.context["row"] for result in again] == list(range(30))
+    assert [result.text for result in again] == [
+        result.text for result in sorted(answers, key=lambda result: result.context["row"])
+    ]
+    assert {(result.cost, result.route) for result in again} == {(0.0, Route.CACHED)}
+    assert len(remote.asked) == asked
+    assert remote.api is not None
+    assert len(remote.api.made) == (0 if way == "individual" else 1)
+
+
+def test_a_loop_that_is_left_early_goes_on_in_another_process(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock, latency=1.0)
+    first = client_of(remote, store=store, parallelism=2)
+    results = first.map(PROMPTS, strategy="individual", key="labels")
+    seen = [next(results).text for _ in range(3)]
+    results.close()  # type: ignore[attr-defined]
+    clock.sleep(60.0)
+    asked = list(remote.asked)
+    assert 3 <= len(asked) < 10, "what was not sent is not sent"
+    job = first.job("labels")
+    assert job.status().finished == len(asked), "what was under way has its results"
+    assert job.is_unowned()
+    second = client_of(remote, store=store, seed_of_rng=2)
+    answers = second.generate(PROMPTS, key="labels")
+    assert answers.texts[:3] == seen
+    assert answers.succeeded == 30
+    assert sorted(remote.asked) == sorted(PROMPTS), "each is asked once"
+    assert [result.route for result in answers].count(Route.CACHED) == len(asked)
+    assert job.incidents() == []
+
+
+def test_the_loop_may_be_taken_up_again_at_once_by_the_same_client(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock, latency=1.0)
+    client = client_of(remote, store=store, parallelism=2)
+    for _ in range(3):
+        for result in client.map(PROMPTS, strategy="individual", key="labels"):
+            assert result.ok
+            break
+    assert client.generate(PROMPTS, key="labels").succeeded == 30
+    assert sorted(remote.asked) == sorted(PROMPTS)
+
+
+def test_what_another_live_process_carries_on_is_waited_for(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remotes = [Remote(clock, latency=1.0), Remote(clock)]
+    first, second = (
+        client_of(remote, store=store, parallelism=2, seed_of_rng=n) for n, remote in enumerate(remotes)
+    )
+    results = first.map(PROMPTS, strategy="individual", key="labels")
+    next(results)
+    assert second.generate(PROMPTS, key="labels").succeeded == 30
+    assert remotes[1].asked == []
+    assert len(list(results)) == 29
+
+
+def test_a_batch_that_is_left_early_runs_on(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    remote = Remote(clock)
+    client = client_of(remote, store=store)
+    for _ in client.map(PROMPTS, strategy="hybrid", key="labels"):
+        break
+    assert client.job("labels").wait("1h").succeeded == 30
+    assert remote.api is not None
+    assert len(remote.api.made) == 1
+
+
+@pytest.mark.parametrize("other", [PROMPTS[:-1], [*PROMPTS[:-1], "other"]])
+def test_another_list_under_the_key_is_a_conflict(
+    other: list[str], client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    client = client_of(Remote(clock), store=store)
+    client.generate(PROMPTS, key="labels")
+    with pytest.raises(JobConflict, match="labels"):
+        list(client.map(other, key="labels"))
+    with pytest.raises(JobConflict, match="labels"):
+        list(client.map(PROMPTS, temperature=0.5, key="labels"))
+
+
+def test_hooks_and_contexts_are_the_callers_own(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    """What the first hook made is what is sent; each caller's second hook sees each answer once."""
+    remote = Remote(clock)
+
+    def answers(tag: str, seed: int) -> list[Result]:
+        client = client_of(
+            remote,
+            store=store,
+            seed_of_rng=seed,
+            preprocess=[lambda request: "mine" if request.prompt == "p3" else None],
+            post_process=lambda result: evolve(result, text=f"<{result.text}>"),
+        )
+        requests: list[Prompt] = [Request(prompt, context=object()) for prompt in PROMPTS]
+        results = list(client.map(requests, key=tag))
+        contexts = [request.context for request in requests if isinstance(request, Request)]
+        assert [result.context for result in results] == contexts
+        return results
+
+    first, again = answers("labels", 1), answers("labels", 2)
+    assert [result.text for result in first] == [result.text for result in again]
+    assert (first[3].text, first[3].route) == ("mine", Route.LOCAL)
+    assert first[0].text == "<re: p0>"
+    assert len(remote.asked) == 29
+
+
+def test_equal_prompts_of_a_list_are_asked_once(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    remote = Remote(clock)
+    results = client_of(remote, store=store).generate(["a", "b", "a", "a"], key="labels")
+    assert sorted(remote.asked) == ["a", "b"]
+    assert [result.deduplicated for result in results] == [False, False, True, True]
+
+
+def test_an_iterator_is_read_to_its_end_before_anything_is_sent(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock)
+    results = client_of(remote, store=store).map((prompt for prompt in PROMPTS), key="labels")
+    assert remote.asked == []
+    assert [result.text for result in results] == [f"re: {prompt}" for prompt in PROMPTS]
+
+
+def test_ctrl_c_says_that_the_same_call_goes_on(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    client = client_of(Remote(clock, latency=1.0), store=store, parallelism=1)
+    results = client.map(PROMPTS, key="labels", strategy="individual", on_progress=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert client.generate(PROMPTS, key="labels").succeeded == 30
+
+
+@pytest.mark.parametrize("raising", [True, False])
+def test_failed_requests_fail_as_without_a_key(
+    raising: bool, client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    def reply(prompt: str) -> str:
+        if prompt == "p1":
+            raise ValueError(prompt)
+        return prompt
+
+    client = client_of(Remote(clock, reply=reply), store=store, retries=0)
+    if raising:
+        with pytest.raises(SmartbatchError):
+            list(client.map(PROMPTS[:3], key="labels", on_error="raise"))
+    else:
+        results = client.generate(PROMPTS[:3], key="labels")
+        assert [result.ok for result in results] == [True, False, True]
+
+
+def test_many_threads_of_one_process_read_one_list(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """One that leaves early takes nothing from the others."""
+    remote = Remote(clock, latency=1.0)
+    client = client_of(remote, store=store, parallelism=2)
+    found: list[int] = []
+
+    def read(most: int) -> None:
+        clock.began()
+        try:
+            results = client.map(PROMPTS, strategy="individual", key="labels")
+            found.append(sum(1 for _ in zip(range(most), results, strict=False)))
+            results.close()  # type: ignore[attr-defined]
+        finally:
+            clock.ended()
+
+    threads = [threading.Thread(target=read, args=(most,)) for most in (2, 30, 30)]
+    for thread in threads:
+        clock.spawned()
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert sorted(found) == [2, 30, 30]
+    assert sorted(remote.asked) == sorted(PROMPTS)
+
+
+def test_what_a_store_cannot_keep_is_refused_by_name(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock)
+    client = client_of(remote, store=store)
+    own = Request("a", call=lambda _request, _attempt: "mine")
+    with pytest.raises(InvalidRequest, match=r"row 0 .*call"):
+        list(client.map([own], key="labels"))
+    with pytest.raises(InvalidRequest, match="key"):
+        client.stream("a", key="labels")  # type: ignore[call-arg]
+    assert remote.asked == []
+
+
+def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
+    client_of: ClientOf, clock: VirtualClock, tmp_path: Path
+) -> None:
+    remote = Remote(clock)
+    (tmp_path / "file").write_text("no folder")
+    client = client_of(remote, store=str(tmp_path / "file" / "jobs.db"))
+    with pytest.raises((StoreError, ConfigError)):
+        client.map(PROMPTS, key="labels")
+    assert remote.asked == []
+
+
+def test_a_plan_with_a_key_runs_as_the_list_would(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock)
+    client = client_of(remote, store=store)
+    options: dict[str, Any] = {"strategy": "individual", "key": "labels"}
+    assert client.plan(PROMPTS, **options).run().succeeded == 30
+    assert client.generate(PROMPTS, **options).succeeded == 30
+    assert len(remote.asked) == 30
