@@ -300,6 +300,7 @@ def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
         cost=sum(ticket.reserve for ticket in tickets) + _frame_cost(lane, len(tickets)),
         first=tickets[0].attempts == 0,
         failures=tickets[0].retry_count.failures,
+        urgent=tickets[0].urgent,
         own_budget=tickets[0].own_budget,
     )
 

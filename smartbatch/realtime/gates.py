@@ -48,6 +48,7 @@ class Demand:
         first: whether it is the first call of its requests.
         failures: of earlier calls of its first request, refusals for the limit aside.
         output: the part of ``tokens`` that is output.
+        urgent: whether its first request is; then its share of a limit is leased before others.
         own_budget: pays for it; the client's budget when ``None``.
     """
 
@@ -56,6 +57,7 @@ class Demand:
     first: bool
     failures: int = 0
     output: float = 0.0
+    urgent: bool = False
     own_budget: Budget | None = None
 
 
@@ -130,6 +132,8 @@ class Gates:
 
     def _look_locked(self, lane: Lane, demand: Demand, now: float) -> float:
         lease = lane.quota.quota.lease
+        if lease is not None:
+            lease.urgent = demand.urgent
         if lease is not None and lease.outages != lane.provider_health.outages:
             lane.provider_health.outages = lease.outages
             if lane.breaker.follow(now, self._rng, outage=lease.outage):

@@ -113,6 +113,7 @@ class LimitLease:
         lost: whether the back end is away.
         outage: whether the processes found the provider down, and ``outages``, how often that changed.
         grant: of the last exchange; ``None`` before it.
+        urgent: whether the call that is looked at now is urgent; set by who calls :meth:`look`.
     """
 
     def __init__(self, member: str, wake: Callable[[], None], on_lost: str = "share") -> None:
@@ -129,6 +130,7 @@ class LimitLease:
         self._limited: tuple[int, ...] = ()
         self._until = -math.inf
         self._lacking: Amounts | None = None
+        self.urgent = self._urgent_lacks = False
         self._usual: Amounts = (1.0, 0.0, 0.0, 0.0)
         self._news = True
         self._asked_at = self._used_at = -math.inf
@@ -183,8 +185,8 @@ class LimitLease:
         return max(now, slots[0].next_at) if slots else self._lack(costs)
 
     def _lack(self, costs: Amounts) -> float:
-        if self._lacking is None:
-            self._lacking = costs
+        if self._lacking is None or (self.urgent and not self._urgent_lacks):
+            self._lacking, self._urgent_lacks = costs, self.urgent
             self._wake()
         return math.inf
 
@@ -320,6 +322,7 @@ class LimitLease:
             returned=returned,
             least=least,
             wanted=wanted,
+            urgent=int(self._urgent_lacks),
             slots=_SLOTS if active and self._few_slots else 0.0,
             accepted=rate,
             cooled=cooled,
@@ -354,7 +357,7 @@ class LimitLease:
         self._again_at = now + min(grant.wait, _LONGEST_WAIT)
         self._more_at = now + (_SOON if any(grant.granted) or grant.slots else _IDLE)
         if not grant.wait:
-            self._lacking = None
+            self._lacking, self._urgent_lacks = None, False
         if self.outage != bool(grant.outage):
             self.outage = bool(grant.outage)
             self.outages += 1

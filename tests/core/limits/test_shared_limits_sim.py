@@ -12,11 +12,11 @@ import random
 import pytest
 from core.limits.limit_server import constant, lognormal
 from core.limits.metered_server import Client, Server, fill
-from core.limits.sharing import Process, Sharing
+from core.limits.sharing import EPOCH, Process, Sharing
 
-from smartbatch.core.limits.lease import LimitLease
+from smartbatch.core.limits.lease import LimitLease, QuotaFacts
 from smartbatch.core.limits.quota import Quota
-from smartbatch.core.limits.shared_record import GONE
+from smartbatch.core.limits.shared_record import GONE, NO_BOUND, SharedRecord, exchange
 from tests.levels import sampled
 
 LATENCIES = {"50 ms": constant(0.05), "400 ms": constant(0.4), "around 2 s": lognormal(2.0)}
@@ -168,6 +168,34 @@ def test_a_back_end_that_is_away_leaves_each_process_its_share(on_lost: str) -> 
     assert all(len(process.lost_at) == 1 for process in run.processes)
     if on_lost != "local":
         assert run.used(115.0, 150.0) >= 0.98
+
+
+def test_an_urgent_call_of_one_process_goes_before_what_others_want() -> None:
+    """Ten a minute, of which other processes wait for more than there is: it does not wait behind them."""
+    record = SharedRecord()
+    costs = (1.0, 0.0, 0.0, 0.0)
+    limit, rate, nothing = (10.0, 0.0, 0.0, 0.0), (1.0 / 6.0, 0.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0)
+    facts = QuotaFacts(limit, rate, (NO_BOUND, NO_BOUND, NO_BOUND, NO_BOUND), nothing, 0.0, 0, 0.0, 0.0)
+    leases = [LimitLease(f"process {n}", lambda: None) for n in range(3)]
+
+    def exchanged(lease: LimitLease, now: float) -> bool:
+        lease.adopt(exchange(record, lease.ask(now, facts), EPOCH + now), now)
+        return lease.look(now, costs) <= now
+
+    for lease in leases:
+        exchanged(lease, 0.0)
+    record.levels[0] = 0.0
+    for lease in leases[:2]:
+        lease.look(0.0, costs)
+        assert not exchanged(lease, 1.0)
+    leases[2].urgent = True
+    leases[2].look(2.0, costs)
+    assert not exchanged(leases[2], 2.0)
+    for second in range(3, 10):  # each asks again every second, the urgent one last
+        got = [exchanged(lease, second + n / 10) for n, lease in enumerate(leases)]
+        if any(got):
+            break
+    assert got == [False, False, True]
 
 
 def test_calls_wait_until_the_first_exchange_is_over() -> None:
