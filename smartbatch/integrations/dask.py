@@ -11,10 +11,10 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, TypeAlias, final
+from typing import Any, Self, TypeAlias, final
 
 import distributed
 from attrs import asdict, define, evolve, has
@@ -23,8 +23,8 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from smartbatch._clock import RealClock
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
-from smartbatch.core.preparation.prompt_list import prompt_list
 from smartbatch.errors import ClientClosed, ConfigError, JobNotFound, RequestCancelled
+from smartbatch.integrations.dask_collections import Template, collection
 from smartbatch.jobs.job import Job
 from smartbatch.plan import Plan
 from smartbatch.results import ResultList, ended
@@ -45,18 +45,19 @@ _Options: TypeAlias = Mapping[str, Any]
 
 
 def map(
-    prompts: Iterable[Prompt],
+    prompts: Any,
     *,
     model: str,
     scheduler: distributed.Client | str | None = None,
     store: str | None = None,
     shared: str | None = None,
     key: str | None = None,
+    template: Template | None = None,
     provider_options: _Options | None = None,
     on_progress: OnProgress | None = None,
     **settings: Any,
-) -> ResultList[Any]:
-    """Ask all prompts on the workers of a cluster, and return the results in order.
+) -> Any:
+    """Ask all prompts on the workers of a cluster, and return the results in order, as what they came in.
 
     The route is chosen once, here. A list that goes by batch is one job of this process. In real time its
     rows are stored as units of 100; workers carry them on, each process with one client, and this process
@@ -64,7 +65,8 @@ def map(
     asked again.
 
     Args:
-        prompts: texts, chats or requests.
+        prompts: a list or any iterable of texts, chats or requests; a bag of Dask; or a dataframe, of Dask or
+            pandas, which gets the columns ``answer``, ``error`` and ``cost``.
         model: ``provider:model``. Workers take its key from their own environment.
         scheduler: a client of the cluster, or the scheduler's address; Dask's default client when ``None``.
         store: where rows and answers are kept, reached by all workers: ``postgresql://…``, or on one machine
@@ -72,11 +74,15 @@ def map(
         shared: where workers share limits and the budget; when ``None``, the setting, or where that is
             ``"auto"`` a PostgreSQL store.
         key: your name for this list; made from its contents when ``None``.
+        template: makes the prompt of a row: a text with ``{field}`` placeholders, or a function.
         provider_options: as of :class:`BatchingClient <smartbatch.BatchingClient>`.
         on_progress: called with a :class:`~smartbatch.ListProgress` for each result, as it is read.
         settings: of :class:`~smartbatch.BatchingConfig`, by name, for each worker's client (``parallelism``
             is that of one worker; ``budget`` is one for all); parameters of all generations; and
             ``deadline``.
+
+    Returns:
+        a :class:`~smartbatch.ResultList`; a bag of results; or a dataframe as it was given, with the columns.
 
     Raises:
         ConfigError: for settings, no store, or a worker that has no key for the account.
@@ -85,24 +91,26 @@ def map(
         distributed.KilledWorker: several workers died of a unit.
     """
     began = RealClock.now()
-    given, own = _split(settings)
-    config = _config(BatchingConfig.load(**given), store, shared)
-    rows = list(prompt_list(prompts))
-    key = key or _key_of(rows, model, provider_options, own)
-    if config.budget is not None and config.budget_scope == "client":
-        config = _with(config, budget_scope=f"shared:{key}")
-    cluster = _Cluster(model, config, provider_options, scheduler)
-    constraints = {name: own.pop(name) for name in ConstraintParams.__optional_keys__ if name in own}
-    with cluster, cluster.caller(own) as client:
+    config, own = _split(settings, store, shared)
+    with _Cluster(scheduler) as cluster:
+        given = collection(prompts, template, cluster.compute)
+        rows = given.prompts
+        key = key or _key_of(rows, model, provider_options, own)
+        if config.budget is not None and config.budget_scope == "client":
+            config = _with(config, budget_scope=f"shared:{key}")
+        constraints = {name: own.pop(name) for name in ConstraintParams.__optional_keys__ if name in own}
         told = None if on_progress is None else ProgressCounter(on_progress, len(rows), RealClock.now)
         results: ResultList[Any] = ResultList()
-        for result in _ListRun(cluster, client, key, constraints).results(rows):
-            if told is not None:
-                told(result)
-            if config.on_error == "raise" and result.error is not None:
-                raise result.error
-            results.append(result)
-    return ended(results, RealClock.now() - began)
+        cluster.add_clients(model, config, provider_options)
+        at_once = _with(config, parallelism=min(1024, config.parallelism * cluster.processes))
+        with BatchingClient(model, at_once, provider_options=provider_options, **own) as client:
+            for result in _ListRun(cluster, client, key, constraints).results(rows):
+                if told is not None:
+                    told(result)
+                if config.on_error == "raise" and result.error is not None:
+                    raise result.error
+                results.append(result)
+    return given.rebuilt(ended(results, RealClock.now() - began))
 
 
 # -- the side of the workers ---------------------------------------------------------------------------------
@@ -158,32 +166,30 @@ def _carry_on(plugin: str, key: str) -> int:
 
 
 class _Cluster:
-    """The workers of a cluster, each with a client that is made alike.
+    """The workers of a cluster.
 
     Args:
         scheduler: as of :func:`map`; a client that is made here is closed here.
     """
 
-    def __init__(
-        self,
-        model: str,
-        config: BatchingConfig,
-        options: _Options | None,
-        scheduler: distributed.Client | str | None,
-    ) -> None:
-        self._made = model, config, options
+    def __init__(self, scheduler: distributed.Client | str | None) -> None:
         self._own = isinstance(scheduler, str)
         self._dask: Any = scheduler or distributed.default_client()
         if self._own:
             self._dask = distributed.Client(scheduler, set_as_default=False)
-        self._plugin = _WorkerClient(model, config, options)
+        self._plugin = ""
 
-    def __enter__(self) -> None:
-        self._dask.register_plugin(self._plugin)
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         if self._own:
             self._dask.close()
+
+    @property
+    def processes(self) -> int:
+        """Workers, at least one: others may come."""
+        return max(1, len(self._dask.nthreads()))
 
     @property
     def threads(self) -> int:
@@ -191,15 +197,20 @@ class _Cluster:
         threads: int = sum(self._dask.nthreads().values())
         return max(1, threads)
 
-    def caller(self, params: _Options) -> BatchingClient:
-        """Return the client of the caller's process, which stores, chooses the route, and reads."""
-        model, config, options = self._made
-        at_once = min(1024, config.parallelism * max(1, len(self._dask.nthreads())))
-        return BatchingClient(model, _with(config, parallelism=at_once), provider_options=options, **params)
+    def compute(self, parts: Sequence[Any]) -> Sequence[Any]:
+        """Bring partitions of a collection here."""
+        computed: Sequence[Any] = self._dask.gather(self._dask.compute(list(parts)))
+        return computed
 
-    def send(self, key: str) -> distributed.Future:
+    def add_clients(self, model: str, config: BatchingConfig, options: _Options | None) -> None:
+        """Have each worker make a client when it needs one; so do workers that come later."""
+        plugin = _WorkerClient(model, config, options)
+        self._dask.register_plugin(plugin)
+        self._plugin = plugin.name
+
+    def send(self, job_id: str) -> distributed.Future:
         """Have some worker carry a unit on."""
-        return self._dask.submit(_carry_on, self._plugin.name, key, pure=False, retries=0)
+        return self._dask.submit(_carry_on, self._plugin, job_id, pure=False, retries=0)
 
 
 @define
@@ -312,21 +323,15 @@ class _ListRun:
 # -- what was given ------------------------------------------------------------------------------------------
 
 
-def _split(given: _Options) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what is a setting of every client, and what is of this list only."""
-    known = {setting.name for setting in BatchingConfig().describe()}
-    return (
-        {name: value for name, value in given.items() if name in known},
-        {name: value for name, value in given.items() if name not in known},
-    )
-
-
-def _config(config: BatchingConfig, store: str | None, shared: str | None) -> BatchingConfig:
-    """Return the settings of each client.
+def _split(given: _Options, store: str | None, shared: str | None) -> tuple[BatchingConfig, dict[str, Any]]:
+    """Return the settings of each client, and what is of this list only.
 
     Raises:
-        ConfigError: there is no store.
+        ConfigError: there is no store, or a setting is out of its range.
     """
+    known = {setting.name for setting in BatchingConfig().describe()}
+    settings: dict[str, Any] = {name: value for name, value in given.items() if name in known}
+    config = BatchingConfig.load(**settings)
     place = store or config.store
     if place is None:
         raise ConfigError("store is none, and workers need one that all reach: set store='postgresql://…'")
@@ -335,7 +340,8 @@ def _config(config: BatchingConfig, store: str | None, shared: str | None) -> Ba
         place = os.path.abspath(os.path.expanduser(place))
     if shared is None:
         shared = place if remote and config.shared == "auto" else config.shared
-    return _with(config, store=place, shared=shared)
+    own = {name: value for name, value in given.items() if name not in known}
+    return _with(config, store=place, shared=shared), own
 
 
 def _with(config: BatchingConfig, **changes: Any) -> BatchingConfig:

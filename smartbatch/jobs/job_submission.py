@@ -140,16 +140,20 @@ class JobSubmission:
             _Draft(kind, requests, params, policy, options, realtime=chosen.first if by_batch else None)
         )
 
-    def submit_attended(
-        self, requests: Iterable[Prompt], options: JobOptions, route: Route | None = None
-    ) -> JobRow:
+    def submit_attended(self, requests: Iterable[Prompt], options: JobOptions, decision: Decision) -> JobRow:
         """Store requests as a job that goes in real time while somebody waits for it, and only then.
 
         Such a job is carried on by a process that submits it or names it, and by no other: a run that was
         interrupted costs nothing more by itself. Its requests fail as they would without a job.
         """
         kind, rows = self._rows(requests, {}, attended=True)
-        policy = evolve(self._policy(None), attended=True, route=route)
+        left = decision.constraints.deadline
+        policy = evolve(
+            self._policy(None),
+            attended=True,
+            route=decision.chosen.route,
+            deadline=None if left is None else self._service.wall() + left,
+        )
         return self._accept(_Draft(kind, rows, {}, policy, options, realtime=None))
 
     def submit_attended_list(

@@ -316,7 +316,7 @@ class ListRouter:
         """
         requests = prompt_list(requests)
         if plan.route not in (Route.BATCH, Route.HYBRID):
-            return self._jobs.submit_attended(requests, options, plan.route)
+            return self._jobs.submit_attended(requests, options, plan.decision)
         prepared = self._preparer.rows_for_job(self._preparer.admitted(requests, {}))
         return self._jobs.submit_decided(prepared, {}, plan.decision, Kind.GENERATE, options)
 

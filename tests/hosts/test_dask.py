@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 from jobs.stores import postgres_address
 
-from smartbatch import ResultList
+from smartbatch import BatchingConfig, ConfigError, InvalidRequest, ListProgress, ResultList, StoredJobs
 from smartbatch.testing import Emulator, answer_for, emulator
 
 __all__ = ["postgres_address"]  # a fixture
@@ -30,6 +33,7 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture
 def scheduler(cluster: Any) -> Iterator[Any]:
     with distributed.Client(cluster, set_as_default=False) as client:
+        client.wait_for_workers(2)  # one was killed by another test
         yield client
 
 
@@ -67,3 +71,127 @@ def test_a_list_is_answered_in_order_by_all_workers_and_the_same_call_pays_nothi
         assert server.ledger.received == 350
     clients = scheduler.run(lambda dask_worker: [str(n) for n in dask_worker.plugins if "smartbatch" in n])
     assert all(clients.values())
+
+
+def kill_one(scheduler: Any) -> None:
+    pids = sorted(scheduler.run(os.getpid).values())
+    os.kill(pids[0], signal.SIGKILL)
+
+
+def asked_again(store: str) -> int:
+    """Requests that the incidents of the store name as perhaps paid twice."""
+    stored = StoredJobs(BatchingConfig(store=store))
+    details = [incident.detail for job in stored.jobs() for incident in job.incidents()]
+    return sum(int(detail.split()[0].replace(",", "")) for detail in details)
+
+
+@pytest.mark.full
+def test_the_units_of_a_worker_that_is_killed_are_taken_over(scheduler: Any, store: str) -> None:
+    """Nothing is lost, and what was paid twice is named."""
+    prompts = [f"question {n}" for n in range(600)]
+
+    def kill_at(progress: ListProgress) -> None:
+        if progress.finished == 100:
+            kill_one(scheduler)
+
+    with emulator(latency=0.1) as server:
+        results = ask(server, prompts, scheduler, store, parallelism=8, on_progress=kill_at)
+        assert results.texts == expected(prompts)
+        twice = server.ledger.received - 600
+    assert twice <= 8
+    assert twice <= asked_again(store)
+
+
+@pytest.mark.full
+def test_an_interrupted_call_ends_on_the_workers_and_the_same_call_goes_on(
+    scheduler: Any, store: str
+) -> None:
+    """What was answered is paid once, also in a third call."""
+    prompts = [f"question {n}" for n in range(600)]
+
+    def interrupt_at(progress: ListProgress) -> None:
+        if progress.finished == 100:
+            raise KeyboardInterrupt
+
+    with emulator(latency=0.1) as server:
+        with pytest.raises(KeyboardInterrupt):
+            ask(server, prompts, scheduler, store, on_progress=interrupt_at)
+        for _ in range(2):
+            assert ask(server, prompts, scheduler, store).texts == expected(prompts)
+        assert server.ledger.received == 600
+
+
+@pytest.mark.full
+def test_workers_keep_one_limit_in_sum(scheduler: Any, store: str, tmp_path: Path) -> None:
+    """300 requests where 240 go at once: at most one call in a hundred is refused."""
+    shared = store if store.startswith("postgresql") else f"sqlite:///{tmp_path}/limits.db"
+    prompts = [f"question {n}" for n in range(300)]
+    with emulator(latency=0.02, rpm=240) as server:
+        results = ask(server, prompts, scheduler, store, shared=shared, max_rpm=240, parallelism=16)
+        assert results.failed == 0
+        assert server.ledger.received - 300 <= 3
+
+
+@pytest.mark.full
+def test_workers_keep_one_budget(scheduler: Any, store: str, tmp_path: Path) -> None:
+    """A third of it is enough for a third of the list; the rest fails by name, and is not sent."""
+    shared = store if store.startswith("postgresql") else f"sqlite:///{tmp_path}/limits.db"
+    prompts = [f"question {n}" for n in range(300)]
+    with emulator(latency=0.01) as server:
+        price = ask(server, ["question 0"], scheduler, store, max_tokens=20).cost
+        budget = price * 100
+        results = ask(server, prompts, scheduler, store, shared=shared, max_tokens=20, budget=budget)
+    assert 0.5 * budget <= results.cost <= budget
+    assert {type(result.error).__name__ for result in results if result.error} == {"BudgetExceeded"}
+
+
+@pytest.mark.full
+def test_a_list_that_goes_by_batch_is_one_job_of_the_caller(scheduler: Any, store: str) -> None:
+    prompts = [f"question {n}" for n in range(120)]
+    with emulator() as server:
+        for _ in range(2):
+            results = ask(server, prompts, scheduler, store, strategy="batch", batch_poll_interval=0.05)
+            assert results.texts == expected(prompts)
+    stored = StoredJobs(BatchingConfig(store=store))
+    assert [job.total for job in stored.jobs()] == [120]
+
+
+@pytest.mark.full
+def test_bags_and_dataframes_come_back_as_they_were_given(scheduler: Any, tmp_path: Path) -> None:
+    """With their partitions, their index and their other columns."""
+    bag = pytest.importorskip("dask.bag")
+    dataframe = pytest.importorskip("dask.dataframe")
+    pandas = pytest.importorskip("pandas")
+    towns = [f"town {n}" for n in range(30)]
+    prompts = [f"Where is {town}?" for town in towns]
+    store = str(tmp_path / "jobs.db")
+    with emulator() as server:
+        given = bag.from_sequence([{"town": town} for town in towns], npartitions=3)
+        answered = ask(server, given, scheduler, store, template="Where is {town}?")
+        assert answered.npartitions == 3
+        with contextlib.closing(distributed.Client(scheduler.cluster)):
+            assert [result.text for result in answered.compute()] == expected(prompts)
+        frame = pandas.DataFrame({"town": towns}, index=range(100, 130))
+        table = dataframe.from_pandas(frame, npartitions=2)
+        made = ask(server, table, scheduler, store, template="Where is {town}?")
+        assert made.divisions == table.divisions
+        computed = made.compute(scheduler="synchronous")
+        plain = ask(server, frame, scheduler, store, template=lambda row: f"Where is {row['town']}?")
+        for one in (computed, plain):
+            assert list(one.columns) == ["town", "answer", "error", "cost"]
+            assert list(one["answer"]) == expected(prompts)
+            assert list(one.index) == list(frame.index)
+            assert one["cost"].sum() > 0
+        assert server.ledger.received == 30
+        with pytest.raises(InvalidRequest, match=r"give template"):
+            ask(server, table, scheduler, store)
+
+
+@pytest.mark.full
+def test_what_cannot_go_is_refused_before_anything_is_sent(scheduler: Any, tmp_path: Path) -> None:
+    with emulator() as server:
+        with pytest.raises(ConfigError, match="store is none"):
+            dask.map(["a"], model=MODEL, scheduler=scheduler)
+        with pytest.raises(InvalidRequest, match="row 101"):
+            ask(server, ["a"] * 101 + [""], scheduler, str(tmp_path / "jobs.db"))
+        assert server.ledger.received == 0
