@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from jobs.stores import postgres_address
 
-from smartbatch import BatchingConfig, ConfigError, InvalidRequest, ListProgress, ResultList, StoredJobs
+from smartbatch import BatchingClient, ConfigError, InvalidRequest, ListProgress, ResultList
 from smartbatch.testing import Emulator, answer_for, emulator
 
 __all__ = ["postgres_address"]  # a fixture
@@ -23,17 +23,11 @@ dask = pytest.importorskip("smartbatch.integrations.dask")
 MODEL = "openai:gpt-5-mini"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Two worker processes, each with two units at a time."""
-    with distributed.LocalCluster(2, threads_per_worker=2, processes=True, dashboard_address=None) as made:
-        yield made
-
-
 @pytest.fixture
-def scheduler(cluster: Any) -> Iterator[Any]:
-    with distributed.Client(cluster, set_as_default=False) as client:
-        client.wait_for_workers(2)  # one was killed by another test
+def scheduler() -> Iterator[Any]:
+    """Two worker processes, each with two units at a time, and a client of their scheduler."""
+    made = distributed.LocalCluster(2, threads_per_worker=2, processes=True, dashboard_address=None)
+    with made, distributed.Client(made, set_as_default=False) as client:
         yield client
 
 
@@ -80,8 +74,8 @@ def kill_one(scheduler: Any) -> None:
 
 def asked_again(store: str) -> int:
     """Requests that the incidents of the store name as perhaps paid twice."""
-    stored = StoredJobs(BatchingConfig(store=store))
-    details = [incident.detail for job in stored.jobs() for incident in job.incidents()]
+    with BatchingClient("sim:demo", store=store) as client:
+        details = [incident.detail for job in client.jobs() for incident in job.incidents()]
     return sum(int(detail.split()[0].replace(",", "")) for detail in details)
 
 
@@ -152,8 +146,8 @@ def test_a_list_that_goes_by_batch_is_one_job_of_the_caller(scheduler: Any, stor
         for _ in range(2):
             results = ask(server, prompts, scheduler, store, strategy="batch", batch_poll_interval=0.05)
             assert results.texts == expected(prompts)
-    stored = StoredJobs(BatchingConfig(store=store))
-    assert [job.total for job in stored.jobs()] == [120]
+    with BatchingClient("sim:demo", store=store) as client:
+        assert [job.total for job in client.jobs()] == [120]
 
 
 @pytest.mark.full
