@@ -262,6 +262,9 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     2. The first limit known: the bucket is full.
     3. Another limit of money: what was spent stays spent.
     4. Another limit of a rate: what is left stays, up to the new limit.
+
+    The provider's bucket does not grow beyond its limit while what was leased is unused, so this one does not
+    either.
     """
     told = [(m.caps[d], m.rates[d]) for m in record.members.values() if m.caps[d] > 0.0]
     if ask.caps[d] > 0.0:
@@ -273,7 +276,9 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
         record.levels[d] += cap - record.caps[d]
     record.caps[d] = cap
     record.rates[d] = min((rate for _, rate in told), default=record.rates[d])
-    record.levels[d] = min(cap, record.levels[d] + more)
+    held = ask.kept[d] + sum(member.held[d] for member in record.members.values())
+    full = max(cap - held, min(record.levels[d], cap))
+    record.levels[d] = min(full, record.levels[d] + more)
 
 
 def _correct(record: SharedRecord, ask: LeaseAsk, d: int, level: float) -> None:

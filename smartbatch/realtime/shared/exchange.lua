@@ -71,7 +71,8 @@ for d = 1, 4 do
         record.levels[d] = record.levels[d] + cap - record.caps[d]
     end
     record.caps[d], record.rates[d] = cap, rate
-    record.levels[d] = math.min(cap, record.levels[d] + more)
+    local full = math.max(cap - ask.kept[d] - held_by_others(d), math.min(record.levels[d], cap))
+    record.levels[d] = math.min(full, record.levels[d] + more)
     if cap > 0 then
         local level = record.levels[d] + (mine and ask.returned[d] or math.min(ask.returned[d], 0))
         local bound = ask.at_most[d]

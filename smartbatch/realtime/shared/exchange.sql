@@ -59,7 +59,8 @@ BEGIN
         END IF;
         r.caps[d] := told_cap;
         r.rates[d] := told_rate;
-        r.levels[d] := least(told_cap, r.levels[d] + amount);
+        level := greatest(told_cap - ask.kept[d] - held_sum[d], least(r.levels[d], told_cap));
+        r.levels[d] := least(level, r.levels[d] + amount);
         IF told_cap > 0 THEN
             level := r.levels[d] + CASE WHEN known THEN ask.returned[d] ELSE least(ask.returned[d], 0) END;
             IF ask.at_most[d] < no_bound THEN
