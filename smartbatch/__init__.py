@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from smartbatch.types import RequestParams as RequestParams
     from smartbatch.types import Result as Result
     from smartbatch.types import Route as Route
+    from smartbatch.types import SubmitParams as SubmitParams
     from smartbatch.types import Usage as Usage
 
 _NAMES_OF = {
@@ -80,7 +81,7 @@ _NAMES_OF = {
     "results": "ResultList",
     "types": (
         "Answer Attempt Embedding EmbeddingListParams EmbeddingParams Generation GenerationParams JobParams "
-        "ListParams Message Priority Request RequestParams Result Route Usage"
+        "ListParams Message Priority Request RequestParams Result Route SubmitParams Usage"
     ),
     "shortcuts": "EmbeddingScriptParams ScriptParams StoredJobs embed generate job",
     "plan": "Plan",

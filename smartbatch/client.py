@@ -49,6 +49,7 @@ from smartbatch.types import (
     Prompt,
     RequestParams,
     Result,
+    SubmitParams,
     T,
 )
 
@@ -153,13 +154,14 @@ class BatchingClient:
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> ResultFuture[T]:
+    def submit(self, prompt: Prompt, **params: Unpack[SubmitParams[T]]) -> ResultFuture[T]:
         """Queue one request and return its future.
 
         Args:
             prompt: a text, a list of chat messages, or a :class:`Request`.
             params: fields of :class:`Request` (``priority``, ``context``, ``timeout``, …) and of
-                :class:`Generation` (``system``, ``max_tokens``, …); they win over the client's.
+                :class:`Generation` (``system``, ``max_tokens``, …); they win over the client's. With
+                ``durable=True`` or a ``key`` it stands in the store: the same call again finds its answer.
 
         Returns:
             a future of :class:`Result`; it raises the error of a request that failed.
@@ -169,14 +171,16 @@ class BatchingClient:
             QueueFull: the queue is full and ``queue_full`` is ``"raise"``, or ``queue_timeout`` is over.
             ClientClosed: the client was stopped.
         """
+        if "durable" in params or "key" in params:
+            return self._running.durable.submit(prompt, params)
         return self._running.submit(self._settings.preparer.request(prompt, params))
 
-    def submit_urgent(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> ResultFuture[T]:
+    def submit_urgent(self, prompt: Prompt, **params: Unpack[SubmitParams[T]]) -> ResultFuture[T]:
         """As :meth:`submit`, on the next free slot and without a window."""
         params.setdefault("priority", "urgent")
         return self.submit(prompt, **params)
 
-    def submit_background(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> ResultFuture[T]:
+    def submit_background(self, prompt: Prompt, **params: Unpack[SubmitParams[T]]) -> ResultFuture[T]:
         """As :meth:`submit`, after all that is more urgent; by batch, where ``deferrable`` allows it."""
         params.setdefault("priority", "deferrable")
         return self.submit(prompt, **params)
@@ -208,15 +212,12 @@ class BatchingClient:
         return self.submit(text, embedding=Embedding(task_type, dimensions), **params)
 
     def stream(self, prompt: Prompt, **params: Unpack[RequestParams[T]]) -> TextStream[T]:
-        """Queue one request and return its answer as a stream of text chunks, as they are made.
+        """Queue one request, as :meth:`submit`, and return its answer as text chunks, as they are made.
 
         It passes the same queue, limits, breaker and budget as any other, and is tried again until its first
         chunk; never after it. Where the provider cannot stream, the answer comes as one chunk; so it does
         from a client with ``strategy="batch"``, once its batch has ended. A reader that is slow slows the
         call down; what has not been read when ``call_timeout`` is over is lost.
-
-        Args:
-            prompt, params: as in :meth:`submit`.
 
         Returns:
             an iterator of texts; its ``result`` has usage, cost and ``time_to_first_chunk`` afterwards.
@@ -284,10 +285,7 @@ class BatchingClient:
         on_progress: OnProgress | None = None,
         **params: Unpack[ListParams[T]],
     ) -> ResultList[T]:
-        """Return all results as a list, in order, with sums over the whole.
-
-        Args:
-            prompts, on_error, on_progress, params: as in :meth:`map`.
+        """Return all results, asked as by :meth:`map`, as a list, in order, with sums over the whole.
 
         Raises:
             AllRequestsFailed: when not one request was answered; its ``results`` tell why each failed.
@@ -312,10 +310,7 @@ class BatchingClient:
         return self.generate(texts, on_error=on_error, on_progress=on_progress, embedding=embedding, **params)
 
     def plan(self, prompts: Iterable[Prompt], **params: Unpack[ListParams[T]]) -> Plan[T]:
-        """Say what a list would take, by which route, and why; nothing is sent.
-
-        Args:
-            prompts, params: as in :meth:`map`.
+        """Say what a list would take, asked as by :meth:`map`: which route, and why; nothing is sent.
 
         Returns:
             a plan; ``print(plan.explain())``, and ``plan.run()`` to execute it.
@@ -483,8 +478,7 @@ class BatchingClient:
         """Return a job by its id or its key.
 
         Raises:
-            JobNotFound: the store has none.
-            StoreError: the store cannot be used.
+            JobNotFound, StoreError: the store has none, or cannot be used.
         """
         return self._handle(self._running.service.find(id_or_key))
 

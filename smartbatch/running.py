@@ -52,6 +52,7 @@ from smartbatch.realtime.submission import CallOptions
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.deferral import Deferral, DeferralParts
+from smartbatch.routing.durable import DurableParts, DurableRequests
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import Reading
@@ -101,6 +102,7 @@ class RunningState:
         advisor: chooses routes, and scores the choices.
         routing: finds lists their routes.
         deferral: has requests wait for the Batch API, where the user allows it.
+        durable: has requests stand in the store.
         submit: takes a normalised request, and returns its future.
     """
 
@@ -157,6 +159,18 @@ class RunningState:
                 self._callbacks,
             ),
         )
+        self.durable = DurableRequests(
+            clock,
+            DurableParts(
+                settings.model,
+                settings.preparer,
+                realtime,
+                self.jobs,
+                self.service,
+                self._callbacks,
+                reading,
+            ),
+        )
         self.submit = deferral.submit if config.deferrable == "batch" else realtime.submit
         self._subscribe(dropped)
         on_fork(self)
@@ -184,6 +198,7 @@ class RunningState:
         """Start the threads, also after a stop."""
         self.realtime.allow_start()
         self.deferral.open()
+        self.durable.open()
         self.service.open()
         self.realtime.start()
 
@@ -192,7 +207,8 @@ class RunningState:
         client, and in a signal handler that interrupted this library.
         """
         stop = partial(self.stop, timeout, "the client was stopped", cancel_waiting=cancel_waiting)
-        own = any(part.on_own_thread() for part in (self.realtime, self.service, self.deferral))
+        parts = (self.realtime, self.service, self.deferral, self.durable)
+        own = any(part.on_own_thread() for part in parts)
         if not own and not reentered():
             stop()
             return
@@ -210,6 +226,8 @@ class RunningState:
         began = self._clock.now()
         try:
             self.deferral.finish(timeout, wait=not cancel_waiting)
+            left = None if timeout is None else max(0.0, began + timeout - self._clock.now())
+            self.durable.finish(left, wait=not cancel_waiting)
         except BaseException:  # Ctrl-C: wait no longer, but end every request
             self.deferral.cancel_pending()
             self._stop_parts(self._clock.now() + self._grace, reason)
@@ -238,6 +256,7 @@ class RunningState:
         )
         self.realtime.abandon(error)
         self.deferral.abandon(error)
+        self.durable.abandon(error)
         self.service.abandon(error)
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:

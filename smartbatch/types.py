@@ -487,5 +487,12 @@ class RequestParams(GenerationParams[T], EmbeddingParams, total=False):
     call: Callable[[Request, Attempt], Any] | None
 
 
+class SubmitParams(RequestParams[T], KeyParams, total=False):
+    """What one request takes that may outlive the process, as keywords; see
+    :meth:`smartbatch.BatchingClient.submit`."""
+
+    durable: bool | None
+
+
 class ListParams(RequestParams[T], ConstraintParams, KeyParams, total=False):
     """What lists take, as keywords: what one request takes, for all of them, and the constraints."""

@@ -3,7 +3,7 @@ before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain, islice
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from smartbatch.jobs.acceptance import Items, checked_key, checked_metadata
 from smartbatch.jobs.job import LAST_CALLBACKS, Job
 from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.payload import Shared, encode_params
-from smartbatch.jobs.records import Fallback, JobPolicy, JobRow
+from smartbatch.jobs.records import Fallback, JobPolicy, JobRow, NamedPlace
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
@@ -170,6 +170,24 @@ class JobSubmission:
         policy = evolve(self._policy(None), attended=True, route=route, budget=budget)
         return self._accept(_Draft(kind, requests, params, policy, options, realtime=None))
 
+    def submit_named(
+        self, kind: Kind, requests: Mapping[str, Request], digests: Sequence[str]
+    ) -> dict[str, NamedPlace]:
+        """Store prepared requests of one kind, by their names, as :meth:`submit_attended` does; return where
+        each stands: one whose name the store knows where it stands already.
+
+        Args:
+            digests: of what is sent, in the order of the requests.
+
+        Raises:
+            ClientClosed, StoreError: as :meth:`submit`.
+        """
+        policy = evolve(self._policy(None), attended=True)
+        draft = _Draft(kind, iter(requests.values()), {}, policy, JobOptions(), realtime=None)
+        job, items = self._rows_of(draft, deduplicate=False)
+        places = self._service.accept_named(job, items, list(zip(requests, digests, strict=True)))
+        return dict(zip(requests, places, strict=True))
+
     def adopt(self, id_or_key: str) -> JobRow:
         """Return a job of an earlier process; what it can still spend is held back in the client's budget.
 
@@ -267,6 +285,11 @@ class JobSubmission:
 
     def _stored(self, draft: _Draft, named: Callable[[str], object] = lambda _: None) -> JobRow:
         """Store a job; ``named`` is called with its id before."""
+        job, items = self._rows_of(draft, deduplicate=self._deduplicate)
+        return self._service.accept(job, items, named, carry_on=draft.options.carry_on)
+
+    def _rows_of(self, draft: _Draft, *, deduplicate: bool) -> tuple[JobRow, Items]:
+        """Return a job, and what makes its items as they are read."""
         api, _ = batches_of(self._config, self._model, draft.kind)
         if draft.policy.budget is not None:
             self.check_priced(by_batch=api is not None)
@@ -290,10 +313,10 @@ class JobSubmission:
             api=api,
             realtime=draft.realtime,
             realtime_for=purposes,
-            deduplicate=self._deduplicate,
+            deduplicate=deduplicate,
             tell_dropped=self._service.tell_dropped,
         )
-        return self._service.accept(job, items, named, carry_on=draft.options.carry_on)
+        return job, items
 
     def _policy(self, fallback: str | None) -> JobPolicy:
         """Return what the settings say of a job."""

@@ -506,6 +506,21 @@ class ResultRow:
 
 
 @frozen
+class NamedPlace:
+    """Where a request stands that has a name of its own: a position in a job.
+
+    Attributes:
+        digest: of what is sent, as hexadecimal text.
+        answered: it had its result before it was named here.
+    """
+
+    job_id: str
+    ix: int
+    digest: str
+    answered: bool = False
+
+
+@frozen
 class IncidentRow:
     """Something that should not have happened, kept for people.
 

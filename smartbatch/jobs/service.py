@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from random import Random
@@ -38,7 +38,7 @@ from smartbatch.jobs.dependencies import JobDependencies
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, item_id, with_earlier_tries
 from smartbatch.jobs.realtime_runner import RealtimeRunner
-from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, ResultRow
+from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NamedPlace, NewItem, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.steps.runner import run_step
@@ -153,7 +153,7 @@ class JobService:
             JobConflict: the key belongs to a job with other requests.
         """
         if self._closed:
-            raise ClientClosed("the client was stopped; call start() to use it again")
+            raise _closed()
         for _ in range(1 + DRAWS):
             named(job.id)
             row, new = self.store.jobs.accept(job, items, digest=items.digest)
@@ -169,11 +169,26 @@ class JobService:
                     "model or other parameters: choose another key, or take that job up with client.job(key)"
                 )
         else:
-            self.told(JobAccepted(at=self.clock.now(), job_id=row.id, model=row.model, items=row.total))
+            self._accepted(row)
         if carry_on and row.state is not JobState.DONE:
             self.carry_on(row.id)
             self.notify(row.id)
         return row
+
+    def accept_named(
+        self, job: JobRow, items: Iterable[NewItem], names: Sequence[tuple[str, str]]
+    ) -> list[NamedPlace]:
+        """Store the items whose names, given with their digests, are new as a job; return where all stand."""
+        if self._closed:
+            raise _closed()
+        row, places = self.store.jobs.accept_named(job, list(items), names)
+        if row is not None:
+            self._accepted(row)
+            self.carry_on(row.id)
+        return places
+
+    def _accepted(self, row: JobRow) -> None:
+        self.told(JobAccepted(at=self.clock.now(), job_id=row.id, model=row.model, items=row.total))
 
     def find(self, id_or_key: str) -> JobRow:
         """Return a job by its id or its key.
@@ -559,6 +574,10 @@ class JobService:
         self._opened.abandon()
         for watcher in list(self._watchers.values()):
             watcher.abandon(error)
+
+
+def _closed() -> ClientClosed:
+    return ClientClosed("the client was stopped; call start() to use it again")
 
 
 def _stopped() -> ClientClosed:

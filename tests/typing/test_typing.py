@@ -93,6 +93,7 @@ def test_the_keywords_of_calls_are_those_they_take() -> None:
     constraints = {"strategy", "deadline", "budget", "prefer", "time_value"}
     assert keys(types.GenerationParams) == generation
     assert keys(types.RequestParams) == generation | request
+    assert keys(types.SubmitParams) == generation | request | {"durable", "key"}
     assert keys(types.EmbeddingParams) == request - {"embedding", "call"}
     assert keys(types.ListParams) == generation | request | constraints | {"key"}
     assert keys(types.EmbeddingListParams) == keys(types.EmbeddingParams) | constraints | {"key"}

@@ -16,6 +16,8 @@ from smartbatch.jobs.store.rows import bare, encoded, incident_row
 
 TURNAROUNDS_KEPT = 500
 """Batches of a model that are remembered; a forecast looks at a hundred."""
+REMEMBER = """INSERT INTO fact (name, value) VALUES (?, ?)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value"""
 TRIM_EVERY = 50
 """Batches after which older ones are deleted."""
 
@@ -58,12 +60,7 @@ class FactTable:
 
     def remember(self, key: str, value: Any) -> None:
         """Keep a small JSON-able fact, such as a learned limit."""
-        self.db.change(
-            """INSERT INTO fact (name, value) VALUES (?, ?)
-            ON CONFLICT (name) DO UPDATE SET value = excluded.value""",
-            encoded(key),
-            bare(value),
-        )
+        self.db.change(REMEMBER, encoded(key), bare(value))
 
     def recall(self, key: str) -> Any:
         """Return a fact, or ``None``."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from attrs import frozen
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
-from smartbatch.jobs.records import ItemState, JobRow, JobState, NewItem
+from smartbatch.jobs.records import ItemState, JobRow, JobState, NamedPlace, NewItem
 from smartbatch.jobs.store import outcomes
 from smartbatch.jobs.store.database import Database, Reader, Transaction
+from smartbatch.jobs.store.fact_table import REMEMBER
 from smartbatch.jobs.store.items_of_job import delete_items, job_number
 from smartbatch.jobs.store.leases import LeaseTable, leased
 from smartbatch.jobs.store.owners import Owner
@@ -24,6 +26,8 @@ PAGE_ITEMS = 5_000
 little memory and keeps other writers waiting for a moment only."""
 Digest = Callable[[], bytes] | None
 """Returns the digest of a job once all its items were read."""
+_NAMED = "named-item "
+"""Begins the name of the fact that says where an item stands."""
 _BY_ID = JOBS + "WHERE j.id = ?"
 _BY_KEY = JOBS + "WHERE j.user_key = ?"
 
@@ -77,6 +81,36 @@ class JobTable:
                 with contextlib.suppress(StoreError):  # the next owner deletes them
                     delete_items(self.db, early)
         return stored, kept
+
+    def accept_named(
+        self, job: JobRow, items: Sequence[NewItem], names: Sequence[tuple[str, str]]
+    ) -> tuple[JobRow | None, list[NamedPlace]]:
+        """Store the items whose names are new as a job, in one transaction; return the job, if there is one,
+        and where each item stands.
+
+        Args:
+            items: as few as fit into one page.
+            names: of the items, in order, no two alike, each with the digest of what is sent.
+        """
+
+        def work(tx: Transaction) -> tuple[JobRow | None, list[NamedPlace]]:
+            tx.lock("accept")
+            places: list[NamedPlace] = []
+            new: list[NewItem] = []
+            for item, (name, digest) in zip(items, names, strict=True):
+                if (place := _named_place(tx, name)) is None:
+                    place = NamedPlace(job.id, len(new), digest)
+                    new.append(item)
+                    fact = [place.job_id, place.ix, digest]
+                    tx.change(REMEMBER, encoded(_NAMED + name), bare(fact))
+                places.append(place)
+            if not new:
+                return None, places
+            no = _new_number(tx, "")
+            _store_items(tx, no, 0, new)
+            return _store_job(tx, no, job, None, len(new)), places
+
+        return self.db.write(work)
 
     def get(self, id_or_key: str) -> JobRow | None:
         """Return a job by its id, else by its key."""
@@ -156,6 +190,19 @@ def _known(reader: Reader, job: JobRow) -> JobRow | None:
     found = reader.row(_BY_KEY, encoded(job.key)) if job.key is not None else None
     found = found or reader.row(_BY_ID, job.id)
     return None if found is None else job_row(found)
+
+
+def _named_place(tx: Transaction, name: str) -> NamedPlace | None:
+    """Return where the item of a name stands; ``None`` where there is none, or its job was deleted."""
+    fact = tx.row("SELECT value FROM fact WHERE name = ?", encoded(_NAMED + name))
+    if fact is None:
+        return None
+    job_id, ix, digest = json.loads(fact[0])
+    found = tx.row("SELECT no FROM job WHERE id = ?", job_id)
+    if found is None:
+        return None
+    answered = tx.row("SELECT 1 FROM result WHERE no = ?", number(int(found[0]), ix)) is not None
+    return NamedPlace(job_id, ix, digest, answered)
 
 
 def _new_number(tx: Transaction, owner: str) -> int:

@@ -1,0 +1,255 @@
+"""Single requests that outlive the process: they stand in the store, and their futures are settled from it.
+
+Requests of any threads that arrive within some milliseconds are stored in one transaction, as one attended
+job. A request whose key the store knows is not stored again: its future waits for what the first one gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import define, evolve, field, frozen
+
+from smartbatch._clock import Clock
+from smartbatch.core.preparation.fingerprint import fingerprint
+from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
+from smartbatch.errors import ClientClosed, InvalidRequest, JobConflict, SmartbatchError, WrongProcess
+from smartbatch.jobs.acceptance import checked_key
+from smartbatch.jobs.job import as_kept
+from smartbatch.jobs.job_submission import JobSubmission
+from smartbatch.jobs.records import NamedPlace
+from smartbatch.jobs.service import JobService
+from smartbatch.jobs.threads import OwnThreads
+from smartbatch.observe import logs
+from smartbatch.providers.registry import OpenedModel
+from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.realtime import Realtime
+from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.routing.keyed_lists import check_storable
+from smartbatch.routing.list_job import Reading
+from smartbatch.types import Answer, Kind, Prompt, Request, Result
+
+GATHER = 0.005
+"""Seconds for which the first request of a group waits for others, times one more than groups under way: each
+group is a job, which has a lease and a thread that watches it."""
+LONGEST_GATHER = 0.25
+LAST_STORE = 5.0
+"""Seconds for what is being stored at a stop without a time of its own."""
+
+
+@frozen
+class DurableParts:
+    """The parts of a client that durable requests need."""
+
+    model: OpenedModel
+    preparer: RequestPreparer
+    realtime: Realtime
+    jobs: JobSubmission
+    service: JobService
+    callbacks: CallbackThread
+    reading: Reading
+
+
+@define(eq=False)
+class _Waiting:
+    """A request on its way to the store.
+
+    Attributes:
+        request: as the hooks left it.
+        name: its key, or one made of what is sent.
+        digest: of what is sent.
+    """
+
+    request: Request
+    name: str
+    digest: str
+    future: ResultFuture
+
+
+@define(eq=False)
+class _Taker:
+    """Those in this process who wait for one request of the store."""
+
+    durable: DurableRequests
+    place: NamedPlace
+    waiting: list[_Waiting] = field(factory=list)
+
+    def settle(self, result: Result) -> None:
+        """Settle every future; once, by one thread."""
+        self.durable.settle(self, result)
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: end the copies of the parent's futures."""
+        for each in self.waiting:
+            each.future.abandon(error)
+
+
+class DurableRequests:
+    """Has requests stand in the store; one thread runs while some wait for that. Safe from any thread."""
+
+    def __init__(self, clock: Clock, parts: DurableParts) -> None:
+        self._clock = clock
+        self._parts = parts
+        self._threads = OwnThreads(clock)
+        self._monitor = clock.monitor()
+        self._waiting: dict[ResultFuture, _Waiting] = {}
+        self._opened = 0.0
+        self._takers: dict[tuple[str, int], _Taker] = {}
+        self._running = self._closing = False
+
+    # -- submitting ------------------------------------------------------------------------------------------
+
+    def submit(self, prompt: Prompt, params: Mapping[str, Any]) -> ResultFuture:
+        """Have a request stored, and return its future; see :meth:`smartbatch.BatchingClient.submit`."""
+        given = dict(params)
+        durable, key = given.pop("durable", None), checked_key(given.pop("key", None))
+        request = self._parts.preparer.request(prompt, given)
+        if key is None and not durable:
+            return self._parts.realtime.submit(request)
+        if durable is False:
+            raise InvalidRequest("key needs durable: leave durable=False out", field="key")
+        check_storable(request)
+        _ = self._parts.service.store  # it is refused here where there is none
+        prepared = self._parts.preparer.hooked(request)
+        if isinstance(prepared, Answer):
+            return self._parts.realtime.submit_prepared(request, prepared)
+        self._parts.preparer.check(prepared)
+        model = self._parts.model
+        digest = fingerprint(prepared, model.label, model.provider.scope).hex()
+        future = ResultFuture(self._parts.callbacks.run_later, self._cancelled)
+        self._put(_Waiting(prepared, digest if key is None else f"key {key}", digest, future))
+        return future
+
+    def _put(self, waiting: _Waiting) -> None:
+        with self._monitor:
+            if self._closing:
+                raise ClientClosed("the client was stopped; the request was not taken")
+            if not self._running:
+                self._threads.start(self._run, "smartbatch-durable")
+                self._running = True
+            if not self._waiting:
+                self._opened = self._clock.now()
+                self._monitor.notify_all()
+            self._waiting[waiting.future] = waiting
+
+    def _cancelled(self, future: ResultFuture) -> None:
+        """Take a cancelled request out before it is stored."""
+        with self._monitor:
+            found = self._waiting.pop(future, None)
+        if found is not None:
+            future.set_running_or_notify_cancel()
+
+    # -- storing ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while group := self._next():
+            for kind in Kind:
+                of_kind = [each for each in group if kind_of(each.request) is kind]
+                try:
+                    if of_kind:
+                        self._store(kind, of_kind)
+                except BaseException as error:  # no future may be left behind
+                    self._fail(of_kind, error)
+
+    def _next(self) -> list[_Waiting]:
+        """Wait for the group that is to be stored next, and take it; an empty one ends the thread."""
+        with self._monitor:
+            while self._waiting and not self._closing:
+                under_way = len({job_id for job_id, _ in self._takers})
+                left = self._opened + min(LONGEST_GATHER, GATHER * (1 + under_way)) - self._clock.now()
+                if left <= 0:
+                    break
+                self._monitor.wait(left)
+            group = [each for future, each in self._waiting.items() if future.set_running_or_notify_cancel()]
+            self._waiting.clear()
+            if not group:
+                self._running = False
+                self._monitor.notify_all()
+            return group
+
+    def _store(self, kind: Kind, group: Sequence[_Waiting]) -> None:
+        """Store requests, or find them in the store, and have their futures take the results."""
+        named = {each.name: each for each in group}
+        # a context may be any object, and stays here
+        requests = {name: evolve(each.request, context=None) for name, each in named.items()}
+        places = self._parts.jobs.submit_named(kind, requests, [each.digest for each in named.values()])
+        found: dict[str, dict[int, _Taker]] = {}
+        conflicting: list[_Waiting] = []
+        with self._monitor:
+            for each in group:
+                place = places[each.name]
+                if place.digest != each.digest:
+                    conflicting.append(each)
+                    continue
+                taker = self._takers.get((place.job_id, place.ix))
+                if taker is None:
+                    taker = self._takers[place.job_id, place.ix] = _Taker(self, place)
+                    found.setdefault(place.job_id, {})[place.ix] = taker
+                taker.waiting.append(each)
+        for job_id, takers in found.items():
+            self._parts.service.carry_on(job_id)
+            self._parts.service.deliver(job_id, takers)
+        for each in conflicting:
+            text = f"{each.name:.80} belongs to a request with another prompt or other parameters"
+            self._fail([each], JobConflict(f"the {text}: choose another key"))
+
+    def _fail(self, group: Sequence[_Waiting], error: BaseException) -> None:
+        if not isinstance(error, SmartbatchError):
+            logs.job_error(None, error)
+            error = SmartbatchError(f"the request could not be stored: {type(error).__name__}")
+        for each in group:
+            if not each.future.done():
+                each.future.settle(Result(each.request.id or "", error=error, context=each.request.context))
+
+    # -- settling --------------------------------------------------------------------------------------------
+
+    def settle(self, taker: _Taker, result: Result) -> None:
+        """Settle the futures of those who wait for one request. The first has its cost, unless the answer was
+        there before; the others took part in it."""
+        with self._monitor:
+            del self._takers[taker.place.job_id, taker.place.ix]
+        if taker.place.answered:
+            result = as_kept(result)
+        reading = self._parts.reading
+        with self._threads.counted():  # a hook of the user's could stop the client
+            for number, each in enumerate(taker.waiting):
+                if number and not taker.place.answered:
+                    own = reading.follower(each.request, result)
+                else:
+                    named = evolve(result, request_id=each.request.id or result.request_id)
+                    key = reading.admission.fingerprint(each.request)
+                    own = reading.own(each.request, named, key)
+                each.future.settle(own)
+        with self._monitor:
+            self._monitor.notify_all()
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take requests, again after a stop."""
+        with self._monitor:
+            self._closing = False
+
+    def finish(self, timeout: float | None, *, wait: bool) -> None:
+        """Take nothing more, store what waits, and with ``wait``, wait for the answers up to ``timeout``
+        seconds; the others stay in the store."""
+        with self._monitor:
+            self._closing = True
+            self._monitor.notify_all()
+            until = None if timeout is None else self._clock.now() + timeout
+            self._monitor.wait_for(lambda: not self._running, LAST_STORE if timeout is None else timeout)
+            if wait:
+                left = None if until is None else until - self._clock.now()
+                self._monitor.wait_for(lambda: not self._takers, left)
+
+    def on_own_thread(self) -> bool:
+        """Whether the caller runs on a thread that stores or settles, where it must not wait for the end."""
+        return self._threads.has_current()
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
+        for future in list(self._waiting):
+            future.abandon(error)
+        for taker in list(self._takers.values()):
+            taker.abandon(error)

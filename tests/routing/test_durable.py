@@ -1,0 +1,173 @@
+"""Durable requests stand in the store: the same submit again, in any process, finds the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs.remote import Remote
+
+from smartbatch import BatchingClient
+from smartbatch._clock import VirtualClock
+from smartbatch.errors import (
+    ClientClosed,
+    ConfigError,
+    InvalidRequest,
+    JobConflict,
+    SmartbatchError,
+    StoreError,
+)
+from smartbatch.types import Request, Route, evolve
+
+ClientOf = Callable[..., BatchingClient]
+LONG = 3_600.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """The store of all clients of a test."""
+    return str(tmp_path / "jobs.db")
+
+
+@pytest.mark.parametrize("key", [None, "mine"])
+def test_the_same_submit_finds_its_answer_in_another_process(
+    key: str | None, client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock)
+    context = object()
+    first = client_of(remote, store=store).submit("a", durable=True, key=key, context=context, id="one")
+    assert first.result(LONG).text == "re: a"
+    assert (first.result().context, first.result().request_id) == (context, "one")
+    again = client_of(remote, store=store, seed_of_rng=2).submit("a", durable=True, key=key).result(LONG)
+    assert (again.text, again.cost, again.route) == ("re: a", 0.0, Route.CACHED)
+    assert remote.asked == ["a"]
+
+
+def test_requests_that_come_together_are_stored_in_one_transaction(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock)
+    client = client_of(remote, store=store)
+    futures = [client.submit(f"p{n}", durable=True) for n in range(50)]
+    assert [future.result(LONG).text for future in futures] == [f"re: p{n}" for n in range(50)]
+    assert len(client.jobs()) < 10
+    assert sorted(remote.asked) == sorted(f"p{n}" for n in range(50))
+
+
+def test_equal_requests_of_one_process_share_one_answer(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock, latency=1.0)
+    client = client_of(remote, store=store)
+    futures = [client.submit("a", durable=True, context=n) for n in range(3)]
+    clock.sleep(0.5)
+    futures.append(client.submit("a", durable=True, context=3))
+    results = [future.result(LONG) for future in futures]
+    assert [result.context for result in results] == [0, 1, 2, 3]
+    assert [result.deduplicated for result in results] == [False, True, True, True]
+    assert remote.asked == ["a"]
+
+
+def test_what_a_live_process_asks_is_not_asked_again(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remotes = [Remote(clock, latency=5.0), Remote(clock)]
+    first, second = (client_of(remote, store=store, seed_of_rng=n) for n, remote in enumerate(remotes))
+    future = first.submit("a", durable=True)
+    clock.sleep(1.0)
+    assert second.submit("a", durable=True).result(LONG).text == "re: a"
+    assert future.result(LONG).text == "re: a"
+    assert remotes[1].asked == []
+
+
+def test_a_request_of_a_client_that_was_stopped_is_asked_by_the_same_submit(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock, latency=5.0)
+    first = client_of(remote, store=store, parallelism=1)
+    futures = [first.submit(prompt, durable=True) for prompt in "abc"]
+    clock.sleep(1.0)
+    first.stop(30.0, cancel_waiting=True)
+    asked = len(remote.asked)
+    assert asked < 3
+    assert any(isinstance(future.exception(LONG), ClientClosed) for future in futures)
+    second = client_of(remote, store=store, seed_of_rng=2)
+    results = [second.submit(prompt, durable=True).result(LONG) for prompt in "abc"]
+    assert [result.text for result in results] == ["re: a", "re: b", "re: c"]
+    assert sorted(remote.asked) == ["a", "b", "c"]
+
+
+def test_a_stop_waits_for_the_answers(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    client = client_of(Remote(clock, latency=5.0), store=store)
+    future = client.submit("a", durable=True)
+    client.stop()
+    assert future.result(0).text == "re: a"
+
+
+def test_a_request_that_is_cancelled_before_it_is_stored_is_not_sent(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock)
+    client = client_of(remote, store=store)
+    futures = [client.submit(f"p{n}", durable=True) for n in range(5)]
+    cancelled = {n for n, future in enumerate(futures) if n % 2 and future.cancel()}
+    client.stop()
+    assert sorted(remote.asked) == [f"p{n}" for n in range(5) if n not in cancelled]
+
+
+def test_a_failed_request_raises_its_error(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    def reply(prompt: str) -> str:
+        raise ValueError(prompt)
+
+    client = client_of(Remote(clock, reply=reply), store=store, retries=0)
+    with pytest.raises(SmartbatchError):
+        client.submit("a", durable=True).result(LONG)
+
+
+def test_hooks_run_for_each_who_asked(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    client = client_of(
+        Remote(clock),
+        store=store,
+        preprocess=[lambda request: "mine" if request.prompt == "b" else None],
+        post_process=lambda result: evolve(result, text=f"<{result.text}>"),
+    )
+    assert client.submit("a", durable=True).result(LONG).text == "<re: a>"
+    assert client.submit("a", durable=True).result(LONG).text == "<re: a>"
+    assert client.submit("b", durable=True).result(LONG).text == "mine"
+
+
+def test_another_request_under_a_key_is_a_conflict(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    client = client_of(Remote(clock), store=store)
+    assert client.submit("a", key="mine").result(LONG).ok
+    with pytest.raises(JobConflict, match="mine"):
+        client.submit("b", key="mine").result(LONG)
+    with pytest.raises(JobConflict, match="mine"):
+        client.submit("a", key="mine", temperature=0.5).result(LONG)
+
+
+def test_a_forgotten_answer_is_asked_again(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    remote = Remote(clock)
+    client = client_of(remote, store=store)
+    assert client.submit("a", durable=True).result(LONG).ok
+    client.jobs()[0].forget()
+    assert client.submit("a", durable=True).result(LONG).route is Route.INDIVIDUAL
+    assert remote.asked == ["a", "a"]
+
+
+def test_what_cannot_stand_in_a_store_is_refused(
+    client_of: ClientOf, clock: VirtualClock, store: str, tmp_path: Path
+) -> None:
+    client = client_of(Remote(clock), store=store)
+    with pytest.raises(InvalidRequest, match="call"):
+        client.submit(Request("a", call=lambda _request, _attempt: "mine"), durable=True)
+    with pytest.raises(InvalidRequest, match="durable"):
+        client.submit("a", durable=False, key="mine")
+    with pytest.raises(InvalidRequest, match="durable"):
+        client.stream("a", durable=True)  # type: ignore[call-arg]
+    (tmp_path / "file").write_text("no folder")
+    lost = client_of(Remote(clock), store=str(tmp_path / "file" / "jobs.db"), seed_of_rng=2)
+    with pytest.raises((StoreError, ConfigError)):
+        lost.submit("a", durable=True)
