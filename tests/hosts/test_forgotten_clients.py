@@ -63,7 +63,7 @@ class Application:
 def test_clients_whose_own_observers_refer_to_them_are_collected() -> None:
     """With their threads; futures that are kept hold none of them."""
     before, applications, kept = own_threads(), [], []
-    for number in range(20):
+    for number in range(6):
         application = Application()
         kept.append(application.client.submit(f"prompt {number}"))
         assert kept[-1].result(30).ok

@@ -184,26 +184,32 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path:
     client.stop()
 
 
-def test_threads_for_items_in_real_time_end_when_there_is_no_job_for_long(process: Process) -> None:
+def test_threads_for_items_in_real_time_end_when_there_is_no_job_for_long(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And come back with the next job."""
-    others = set(threading.enumerate())
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        if thread.name in ("smartbatch-realtime", "smartbatch-results"):
+            started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
     process.supervisor.start()
-
-    def own() -> list[threading.Thread]:
-        names = ("smartbatch-realtime", "smartbatch-results")
-        return [one for one in threading.enumerate() if one.name in names and one not in others]
-
     process.run_jobs(3)
-    threads = own()
-    assert len(threads) == 2
+    assert {thread.name for thread in started} == {"smartbatch-realtime", "smartbatch-results"}
     with process.clock.held():
         sleeper = threading.Thread(target=process.clock.sleep, args=(60.0,))
         sleeper.start()
     sleeper.join(PATIENCE)
-    for thread in threads:
+    for thread in started:
         thread.join(PATIENCE)
-    assert own() == []
+    assert [thread for thread in started if thread.is_alive()] == []
+    before = len(started)
     process.run_jobs(1)
+    assert len(started) == before + 2
     assert process.errors == []
 
 

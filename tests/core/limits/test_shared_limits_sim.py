@@ -100,10 +100,10 @@ def test_a_limit_below_five_a_second_is_leased_one_request_at_a_time() -> None:
 
 def test_exchanges_are_few() -> None:
     """At most ten a second, and four where the limit does not hold anybody back."""
-    held = Run(Server("gemini", {"requests": 600}), 4, told=600).fill(60.0)
-    free = Run(Server("gemini", {"requests": 600_000}), 4, told=600_000).fill(60.0)
-    assert max(process.exchanges for process in held.processes) <= 10 * 60
-    assert max(process.exchanges for process in free.processes) <= 4 * 60
+    held = Run(Server("gemini", {"requests": 600}), 4, told=600).fill(30.0)
+    free = Run(Server("gemini", {"requests": 600_000}), 4, told=600_000).fill(30.0)
+    assert max(process.exchanges for process in held.processes) <= 10 * 30
+    assert max(process.exchanges for process in free.processes) <= 4 * 30
 
 
 def test_a_process_with_little_to_do_holds_nothing_that_others_need() -> None:

@@ -14,6 +14,7 @@ from realtime.shared.servers import KINDS, address_of, postgres_address, redis_s
 from smartbatch.core.limits.shared_record import NO_BOUND, LeaseAsk, SharedRecord, exchange
 from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import BackEnd, hidden
+from tests.levels import sampled
 
 __all__ = ["postgres_address", "redis_server"]  # fixtures
 
@@ -71,7 +72,7 @@ def drawn(rng: random.Random, generations: list[int]) -> LeaseAsk:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampled(range(3)))
 def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time, seed: int) -> None:
     """Three quotas of four processes; time passes, stands, is set back, and processes are gone."""
     rng = random.Random(seed)
