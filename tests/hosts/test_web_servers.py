@@ -90,7 +90,7 @@ SITUATIONS: dict[str, Callable[[WebServer, Provider, Path], None]] = {
     "SIGHUP": sighup,
     "SIGTERM": sigterm,
 }
-QUICK = {("gunicorn -k gevent --preload", "200 requests"), ("uwsgi", "used before the fork")}
+QUICK = {("gunicorn -k gevent --preload", "200 requests")}
 
 
 def cells() -> list[tuple[WebServer, str]]:

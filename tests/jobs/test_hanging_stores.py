@@ -84,8 +84,9 @@ def hung_server(address: str) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("kind", sampled(["sqlite", "postgres"]))
-@pytest.mark.parametrize("how", ["stop", "exit"])
+@pytest.mark.parametrize(
+    ("how", "kind"), sampled([(how, kind) for how in ("exit", "stop") for kind in ("sqlite", "postgres")])
+)
 def test_a_store_that_hangs_holds_up_no_end(
     how: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
