@@ -1,0 +1,92 @@
+"""Real-time work that outlives its process: one is killed in the middle, the same call in another goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smartbatch import BatchingClient
+from smartbatch.testing import Emulator, answer_for, emulator
+
+ROWS = 200
+PARALLELISM = 8
+WORKER = """
+import sys
+from smartbatch import BatchingClient
+url, store, how = sys.argv[1:]
+prompts = [f"question {number}" for number in range(200)]
+options = {"base_url": url, "api_key": "any"}
+with BatchingClient("openai:gpt-5-mini", provider_options=options, store=store, parallelism=8) as client:
+    if how == "list":
+        results = client.as_completed(prompts, key="questions", strategy="individual")
+    else:
+        futures = [client.submit(prompt, durable=True) for prompt in prompts]
+        results = (future.result() for future in futures)
+    for result in results:
+        print(result.text, flush=True)
+"""
+
+
+def start(server: Emulator, store: str, how: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, server.base_url, store, how], stdout=subprocess.PIPE, text=True
+    )
+
+
+def read(process: subprocess.Popen[str], lines: int) -> list[str]:
+    assert process.stdout is not None
+    return [process.stdout.readline() for _ in range(lines)]
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    with process:
+        process.kill()
+
+
+def rest(process: subprocess.Popen[str]) -> list[str]:
+    """The lines up to the end of a process that ends well."""
+    assert process.stdout is not None
+    with process:
+        lines = process.stdout.read().splitlines()
+    assert process.returncode == 0
+    return lines
+
+
+def named_in_incidents(store: str) -> int:
+    """Requests that the incidents of the store name as perhaps paid twice."""
+    with BatchingClient("sim:demo", store=store) as client:
+        details = [incident.detail for job in client.jobs() for incident in job.incidents()]
+    return sum(int(detail.split()[0].replace(",", "")) for detail in details)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["list", "requests"])
+def test_the_same_call_goes_on_where_a_killed_process_stopped(how: str, tmp_path: Path) -> None:
+    """Nothing is lost; what was in flight is asked again and named; nothing else is paid twice."""
+    store = str(tmp_path / "jobs.db")
+    with emulator(latency=0.1) as server:
+        first = start(server, store, how)
+        read(first, 40)
+        kill(first)
+        answers = rest(start(server, store, how))
+        assert sorted(answers) == sorted(answer_for(f"question {n}", "gpt-5-mini") for n in range(ROWS))
+        twice = server.ledger.received - ROWS
+    assert 0 <= twice <= PARALLELISM
+    assert twice <= named_in_incidents(store)
+
+
+@pytest.mark.full
+def test_a_living_process_is_waited_for_and_when_it_is_killed_the_other_goes_on(tmp_path: Path) -> None:
+    """Both make the same call; neither asks what the other has under way."""
+    store = str(tmp_path / "jobs.db")
+    with emulator(latency=0.1) as server:
+        first = start(server, store, "list")
+        read(first, 20)
+        second = start(server, store, "list")
+        read(second, 40)
+        kill(first)
+        assert len(rest(second)) == ROWS - 40
+        assert server.ledger.received - ROWS <= PARALLELISM
