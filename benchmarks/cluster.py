@@ -97,7 +97,7 @@ def workers(base_url: str, case: Case, rows: int, store: str) -> float:
     }
     with (
         distributed.LocalCluster(
-            n_workers=case.processes, threads_per_worker=4, processes=True, dashboard_address=None
+            n_workers=case.processes, threads_per_worker=4, processes=True, dashboard_address=":0"
         ) as cluster,
         distributed.Client(cluster) as scheduler,
     ):
