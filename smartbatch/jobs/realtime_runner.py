@@ -21,21 +21,21 @@ from smartbatch.errors import (
     BudgetExceeded,
     ClientClosed,
     ConfigError,
+    RequestCancelled,
     SmartbatchError,
 )
 from smartbatch.events import StoreAvailable, StoreUnavailable
 from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job_budget import JobBudget, exceeded
 from smartbatch.jobs.payload import (
-    Shared,
     decode_params,
     decode_request,
     item_id,
 )
+from smartbatch.jobs.realtime_items import RealtimeItems
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
     JobLease,
-    JobNote,
     JobRow,
     JobState,
     LeaseLost,
@@ -44,7 +44,7 @@ from smartbatch.jobs.records import (
 from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.store_health import StoreHealth, UnstoredAnswers
 from smartbatch.jobs.threads import OwnThreads, wait_while
-from smartbatch.jobs.verdicts import LATER, Verdict, verdict_of
+from smartbatch.jobs.verdicts import LATER, Verdict
 from smartbatch.observe import logs
 from smartbatch.types import Request, Result, Route
 
@@ -62,45 +62,6 @@ HANDOVER = 1.0
 
 _CLAIMS, _RESULTS = "smartbatch-realtime", "smartbatch-results"
 """The names of the two threads."""
-
-
-@define(eq=False)
-class RealtimeItems:
-    """A job whose items run in real time, and those of its items that are under way.
-
-    Attributes:
-        under_way: items that are claimed and whose results are not stored yet, by position.
-        wanting: there may be more to claim.
-        resumes_at: when more is claimed, by the clock.
-        noted: the store has a note what the job waits for.
-        failures: claims in a row that failed.
-        budget: what its items spend from; ``None`` without a budget.
-        short: items wait for what others leave of the budget.
-        withdrawn: nothing more of it is asked, and it is given back once nothing is under way.
-    """
-
-    lease: JobLease
-    row: JobRow
-    shared: Shared
-    under_way: dict[int, Future[Result] | None] = field(factory=dict)
-    wanting: bool = True
-    resumes_at: float = -math.inf
-    noted: bool = False
-    failures: int = 0
-    budget: JobBudget | None = None
-    short: bool = False
-    withdrawn: bool = False
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing of it is under way, and nothing more is to be asked."""
-        return not self.under_way and (self.withdrawn or not self.wanting)
-
-    def verdict_of(self, ix: int, result: Result) -> Verdict:
-        """Return what becomes of an item; one that costs more than was reserved for it is sent again."""
-        if isinstance(result.error, BudgetExceeded) and self.budget and self.budget.fell_short(ix):
-            return Verdict("unrun", result)
-        return verdict_of(result, attended=self.row.policy.attended)
 
 
 @define(eq=False, slots=False)
@@ -181,6 +142,23 @@ class RealtimeRunner:
             if self._claiming is not job and job.settled:
                 return True
         self.recall(job_id)
+        return False
+
+    def cancel(self, job_id: str, ix: int) -> bool:
+        """End an item as cancelled; False where its call has started, or the job is not run here."""
+        with self._monitor:
+            job = self._jobs.get(job_id)
+            if job is None:
+                return False
+            job.cancelled.add(ix)
+            future = job.under_way.get(ix)
+        if future is None:  # it is not submitted yet, and will not be
+            return True
+        self._drop(future)
+        if future.done() and (future.cancelled() or isinstance(future.exception(), RequestCancelled)):
+            return True
+        with self._monitor:
+            job.cancelled.discard(ix)
         return False
 
     def resume(self, job_id: str) -> None:
@@ -390,6 +368,11 @@ class RealtimeRunner:
         with self._monitor:
             stuck = self._health.is_stuck
             self._submitting = not (self._halted or stuck or job.withdrawn)
+            cancelled = item.ix in job.cancelled
+            self._submitting = self._submitting and not cancelled
+        if cancelled:
+            not_asked(RequestCancelled("the request was cancelled before it was sent", request_id=user_id))
+            return
         if not self._submitting:
             reason = "no answer can be stored at the moment" if stuck else "nobody waits for it any more"
             not_asked(ClientClosed(reason, request_id=user_id))
@@ -403,7 +386,7 @@ class RealtimeRunner:
             if future is not None and item.ix in job.under_way:
                 job.under_way[item.ix] = future
             self._submitting = False
-            late = self._halted or self._health.is_stuck or job.withdrawn
+            late = self._halted or self._health.is_stuck or job.withdrawn or item.ix in job.cancelled
             self._empty.notify_all()
         if late and future is not None:
             self._drop(future)
@@ -537,7 +520,7 @@ class RealtimeRunner:
         results = [verdict.result(ix, standard) for ix, verdict in group]
         verdicts = [verdict for _, verdict in group]
         final = [result.final for result in results]
-        note = _note_of(job, verdicts)
+        note = job.note_of(verdicts)
         wait = max(verdict.wait for verdict in verdicts)
         if wait:  # before they can be claimed again, and before a user can resume the job
             with self._monitor:
@@ -573,14 +556,6 @@ class RealtimeRunner:
             self._empty.notify_all()
         if settled:
             self._done(job.lease.job_id)
-
-
-def _note_of(job: RealtimeItems, verdicts: Sequence[Verdict]) -> JobNote | None:
-    """Return what is to be noted of what the job waits for, or that it waits no more."""
-    for verdict in verdicts:
-        if verdict.note is not None:
-            return JobNote(verdict.note, hold=verdict.hold)
-    return JobNote(None) if job.noted else None
 
 
 def _as_ours(error: BaseException, request_id: str) -> SmartbatchError:

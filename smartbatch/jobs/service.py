@@ -270,6 +270,11 @@ class JobService:
             self._supervisor.realtime.recall(job_id)
             self._supervisor.notify(job_id)
 
+    def cancel_item(self, job_id: str, ix: int) -> bool:
+        """End an item of an attended job of this process as cancelled; False where its call has started."""
+        supervisor = self._supervisor
+        return supervisor is not None and supervisor.realtime.cancel(job_id, ix)
+
     def resume(self, job_id: str) -> None:
         """Go on with a job that waited."""
         with self._lock:

@@ -65,6 +65,7 @@ class ResultFuture(Future[Result[T]]):
 
     Attributes:
         outcome: the whole result, failures included, once it is settled.
+        withdraw: whether the request could be taken back, where that is not for the future to say.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class ResultFuture(Future[Result[T]]):
         self._run_later = run_later
         self._on_cancel = on_cancel
         self._on_interrupt = on_interrupt
+        self.withdraw: Callable[[ResultFuture[T]], bool] | None = None
 
     @property
     def _condition(self) -> threading.Condition:
@@ -119,6 +121,9 @@ class ResultFuture(Future[Result[T]]):
 
     def cancel(self) -> bool:
         """Cancel the request if its call has not started; returns whether it is cancelled."""
+        withdraw = self.withdraw
+        if withdraw is not None and not self.done() and not withdraw(self):
+            return False
         cancelled = super().cancel()
         if cancelled:
             self._on_cancel(self)
@@ -149,6 +154,7 @@ class ResultFuture(Future[Result[T]]):
     def _let_go(self) -> None:
         """Hold nothing of the client any more: futures are kept for longer than clients."""
         self._on_cancel = self._on_interrupt = _nothing
+        self.withdraw = None
 
     def abandon(self, error: WrongProcess) -> None:
         """End the copy a forked child holds. No other thread of the child can know this future.

@@ -94,6 +94,7 @@ class DurableRequests:
         self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
         self._waiting: dict[ResultFuture, _Waiting] = {}
+        self._stored: dict[ResultFuture, _Taker] = {}
         self._opened = 0.0
         self._takers: dict[tuple[str, int], _Taker] = {}
         self._running = self._closing = False
@@ -117,7 +118,8 @@ class DurableRequests:
         self._parts.preparer.check(prepared)
         model = self._parts.model
         digest = fingerprint(prepared, model.label, model.provider.scope).hex()
-        future = ResultFuture(self._parts.callbacks.run_later, self._cancelled)
+        future = ResultFuture(self._parts.callbacks.run_later, _cancelled)
+        future.withdraw = self._withdrawn
         self._put(_Waiting(prepared, digest if key is None else f"key {key}", digest, future))
         return future
 
@@ -133,12 +135,25 @@ class DurableRequests:
                 self._monitor.notify_all()
             self._waiting[waiting.future] = waiting
 
-    def _cancelled(self, future: ResultFuture) -> None:
-        """Take a cancelled request out before it is stored."""
+    def _withdrawn(self, future: ResultFuture) -> bool:
+        """Take a request back that is to be cancelled, and say whether that worked. The cases, in order:
+
+        1. It is not stored yet: it never will be.
+        2. It is being stored at this moment: no.
+        3. Others wait for the same answer: it is theirs alone from now on.
+        4. It is ended in the store, unless its call has started, or another process carries it on.
+        """
         with self._monitor:
-            found = self._waiting.pop(future, None)
-        if found is not None:
-            future.set_running_or_notify_cancel()
+            if self._waiting.pop(future, None) is not None:
+                return True
+            taker = self._stored.get(future)
+            if taker is None:
+                return False
+            if len(taker.waiting) > 1:
+                taker.waiting = [each for each in taker.waiting if each.future is not future]
+                del self._stored[future]
+                return True
+        return self._parts.service.cancel_item(taker.place.job_id, taker.place.ix)
 
     # -- storing ---------------------------------------------------------------------------------------------
 
@@ -161,7 +176,7 @@ class DurableRequests:
                 if left <= 0:
                     break
                 self._monitor.wait(left)
-            group = [each for future, each in self._waiting.items() if future.set_running_or_notify_cancel()]
+            group = list(self._waiting.values())
             self._waiting.clear()
             if not group:
                 self._running = False
@@ -187,6 +202,7 @@ class DurableRequests:
                     taker = self._takers[place.job_id, place.ix] = _Taker(self, place)
                     found.setdefault(place.job_id, {})[place.ix] = taker
                 taker.waiting.append(each)
+                self._stored[each.future] = taker
         for job_id, takers in found.items():
             self._parts.service.carry_on(job_id)
             self._parts.service.deliver(job_id, takers)
@@ -209,6 +225,8 @@ class DurableRequests:
         there before; the others took part in it."""
         with self._monitor:
             del self._takers[taker.place.job_id, taker.place.ix]
+            for each in taker.waiting:
+                self._stored.pop(each.future, None)
         if taker.place.answered:
             result = as_kept(result)
         reading = self._parts.reading
@@ -253,3 +271,8 @@ class DurableRequests:
             future.abandon(error)
         for taker in list(self._takers.values()):
             taker.abandon(error)
+
+
+def _cancelled(future: ResultFuture) -> None:
+    """Tell those in ``concurrent.futures.wait``, too."""
+    future.set_running_or_notify_cancel()

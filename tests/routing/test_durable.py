@@ -116,6 +116,34 @@ def test_a_request_that_is_cancelled_before_it_is_stored_is_not_sent(
     assert sorted(remote.asked) == [f"p{n}" for n in range(5) if n not in cancelled]
 
 
+def test_a_request_that_is_cancelled_before_it_is_sent_is_taken_out_of_the_store(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock, latency=10.0)
+    client = client_of(remote, store=store, parallelism=1)
+    futures = [client.submit(f"p{n}", durable=True) for n in range(4)]
+    clock.sleep(1.0)
+    assert remote.asked == ["p0"]
+    assert [future.cancel() for future in futures] == [False, True, True, True]
+    assert futures[0].result(LONG).text == "re: p0"
+    assert [future.cancelled() for future in futures] == [False, True, True, True]
+    clock.sleep(60.0)
+    assert remote.asked == ["p0"]
+    assert client.submit("p1", durable=True).result(LONG).text == "re: p1"
+    assert client.submit("p0", durable=True).result(LONG).route is Route.CACHED
+
+
+def test_who_cancels_takes_nothing_from_those_who_wait_for_the_same(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    client = client_of(Remote(clock, latency=10.0), store=store)
+    first, second = (client.submit("a", durable=True) for _ in range(2))
+    clock.sleep(1.0)
+    assert first.cancel()
+    assert second.result(LONG).text == "re: a"
+    assert not second.result().deduplicated
+
+
 def test_a_failed_request_raises_its_error(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
     def reply(prompt: str) -> str:
         raise ValueError(prompt)

@@ -193,7 +193,7 @@ def _known(reader: Reader, job: JobRow) -> JobRow | None:
 
 
 def _named_place(tx: Transaction, name: str) -> NamedPlace | None:
-    """Return where the item of a name stands; ``None`` where there is none, or its job was deleted."""
+    """Return where the item of a name stands; ``None`` where it was cancelled, or its job deleted."""
     fact = tx.row("SELECT value FROM fact WHERE name = ?", encoded(_NAMED + name))
     if fact is None:
         return None
@@ -201,8 +201,10 @@ def _named_place(tx: Transaction, name: str) -> NamedPlace | None:
     found = tx.row("SELECT no FROM job WHERE id = ?", job_id)
     if found is None:
         return None
-    answered = tx.row("SELECT 1 FROM result WHERE no = ?", number(int(found[0]), ix)) is not None
-    return NamedPlace(job_id, ix, digest, answered)
+    result = tx.row("SELECT outcome FROM result WHERE no = ?", number(int(found[0]), ix))
+    if result is not None and result[0] == "cancelled":
+        return None
+    return NamedPlace(job_id, ix, digest, answered=result is not None)
 
 
 def _new_number(tx: Transaction, owner: str) -> int:

@@ -1,0 +1,67 @@
+"""A job whose items run in real time, as the process that runs them knows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from attrs import define, field
+
+from smartbatch.errors import BudgetExceeded, RequestCancelled
+from smartbatch.jobs.job_budget import JobBudget
+from smartbatch.jobs.payload import Shared
+from smartbatch.jobs.records import JobLease, JobNote, JobRow
+from smartbatch.jobs.verdicts import Verdict, verdict_of
+from smartbatch.types import Result
+
+
+@define(eq=False)
+class RealtimeItems:
+    """A job whose items run in real time, and those of its items that are under way.
+
+    Attributes:
+        under_way: items that are claimed and whose results are not stored yet, by position.
+        wanting: there may be more to claim.
+        resumes_at: when more is claimed, by the clock.
+        noted: the store has a note what the job waits for.
+        failures: claims in a row that failed.
+        budget: what its items spend from; ``None`` without a budget.
+        short: items wait for what others leave of the budget.
+        cancelled: positions of items that are not to be sent any more.
+        withdrawn: nothing more of it is asked, and it is given back once nothing is under way.
+    """
+
+    lease: JobLease
+    row: JobRow
+    shared: Shared
+    under_way: dict[int, Future[Result] | None] = field(factory=dict)
+    wanting: bool = True
+    resumes_at: float = -math.inf
+    noted: bool = False
+    failures: int = 0
+    budget: JobBudget | None = None
+    short: bool = False
+    cancelled: set[int] = field(factory=set)
+    withdrawn: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of it is under way, and nothing more is to be asked."""
+        return not self.under_way and (self.withdrawn or not self.wanting)
+
+    def verdict_of(self, ix: int, result: Result) -> Verdict:
+        """Return what becomes of an item: one that costs more than was reserved for it is sent again, and one
+        that was cancelled is not."""
+        if ix in self.cancelled and isinstance(result.error, RequestCancelled):
+            return Verdict("cancelled", result, asked=False)
+        if isinstance(result.error, BudgetExceeded) and self.budget and self.budget.fell_short(ix):
+            return Verdict("unrun", result)
+        return verdict_of(result, attended=self.row.policy.attended)
+
+    def note_of(self, verdicts: Sequence[Verdict]) -> JobNote | None:
+        """Return what is to be noted of what the job waits for, or that it waits no more."""
+        for verdict in verdicts:
+            if verdict.note is not None:
+                return JobNote(verdict.note, hold=verdict.hold)
+        return JobNote(None) if self.noted else None
