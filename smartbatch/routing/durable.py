@@ -18,6 +18,7 @@ from smartbatch.errors import ClientClosed, InvalidRequest, JobConflict, Smartba
 from smartbatch.jobs.acceptance import checked_key
 from smartbatch.jobs.job import as_kept
 from smartbatch.jobs.job_submission import JobSubmission
+from smartbatch.jobs.payload import Shared, decode_request, encode_request
 from smartbatch.jobs.records import NamedPlace
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.threads import OwnThreads
@@ -34,6 +35,7 @@ GATHER = 0.005
 """Seconds for which the first request of a group waits for others, times one more than groups under way: each
 group is a job, which has a lease and a thread that watches it."""
 LONGEST_GATHER = 0.25
+_NOTHING = Shared()
 LAST_STORE = 5.0
 """Seconds for what is being stored at a stop without a time of its own."""
 
@@ -117,7 +119,7 @@ class DurableRequests:
             return self._parts.realtime.submit_prepared(request, prepared)
         self._parts.preparer.check(prepared)
         model = self._parts.model
-        digest = fingerprint(prepared, model.label, model.provider.scope).hex()
+        digest = fingerprint(_plain(prepared), model.label, model.provider.scope).hex()
         future = ResultFuture(self._parts.callbacks.run_later, _cancelled)
         future.withdraw = self._withdrawn
         self._put(_Waiting(prepared, digest if key is None else f"key {key}", digest, future))
@@ -271,6 +273,13 @@ class DurableRequests:
             future.abandon(error)
         for taker in list(self._takers.values()):
             taker.abandon(error)
+
+
+def _plain(request: Request) -> Request:
+    """Return a request as a store gives it back: a schema made of a class is a plain one there."""
+    if request.params.schema is None:
+        return request
+    return decode_request(encode_request(evolve(request, context=None), _NOTHING), _NOTHING, id=None)
 
 
 def _cancelled(future: ResultFuture) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from attrs import frozen
 from jobs.remote import Remote
 
 from smartbatch import BatchingClient
@@ -142,6 +144,27 @@ def test_who_cancels_takes_nothing_from_those_who_wait_for_the_same(
     assert first.cancel()
     assert second.result(LONG).text == "re: a"
     assert not second.result().deduplicated
+
+
+def test_a_class_means_the_same_in_every_process(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """Each process has a class of its own, and gets objects of it."""
+
+    def schema() -> type[Any]:
+        @frozen
+        class City:
+            name: str
+
+        return City
+
+    remote = Remote(clock, reply=lambda _: '{"name": "Oslo"}')
+    for seed in range(2):
+        own = schema()
+        client = client_of(remote, store=store, seed_of_rng=seed)
+        assert client.submit("a", durable=True, schema=own).result(LONG).parsed == own("Oslo")
+        assert client.generate(["b"], key="cities", schema=own)[0].parsed == own("Oslo")
+    assert sorted(remote.asked) == ["a", "b"]
 
 
 def test_a_failed_request_raises_its_error(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
