@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 from jobs.remote import Remote
 
-from smartbatch import BatchingClient
+from smartbatch import BatchingClient, Price
 from smartbatch._clock import VirtualClock
-from smartbatch.errors import ConfigError, InvalidRequest, JobConflict, SmartbatchError, StoreError
+from smartbatch.errors import (
+    ConfigError,
+    InvalidRequest,
+    JobConflict,
+    SmartbatchError,
+    StoreError,
+)
 from smartbatch.types import Prompt, Request, Result, Route, evolve
 
 ClientOf = Callable[..., BatchingClient]
@@ -255,3 +261,18 @@ def test_a_plan_with_a_key_runs_as_the_list_would(
     assert client.plan(PROMPTS, **options).run().succeeded == 30
     assert client.generate(PROMPTS, **options).succeeded == 30
     assert len(remote.asked) == 30
+
+
+def test_a_list_with_a_budget_goes_on_within_it(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    """What the first call spent is not told again by the second."""
+    remote = Remote(clock, latency=1.0, priced=True)
+    settings: dict[str, Any] = {"store": store, "prices": {"remote:default": Price(1e6, 1e6)}}
+    options: dict[str, Any] = {"key": "labels", "max_tokens": 2, "strategy": "individual", "budget": 400.0}
+    first = client_of(remote, parallelism=1, **settings)
+    paid = next(iter(first.map(PROMPTS, **options))).cost
+    first.stop(60.0)
+    results = client_of(remote, seed_of_rng=2, **settings).generate(PROMPTS, **options)
+    assert results.succeeded == 30
+    assert paid is not None
+    assert 0.0 < results.cost <= 400.0 - paid
+    assert results[0].cost == 0.0
