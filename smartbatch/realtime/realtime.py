@@ -352,8 +352,9 @@ class Realtime:
             if self._stopping is engine:
                 self._stopping = None
             engine.detach()
-            if self._budget_share is not None:
-                self._budget_share.leases.leave(self._budget_share)
+            with self._opening:  # else one that starts now would join before this leaves
+                if self._budget_share is not None and self.engine is None:
+                    self._budget_share.leases.leave(self._budget_share)
             something_ended()
             engine.tell_later(ClientStopped(at=self._clock.now(), failed=failed))
             if timeout is not None:  # with what the engine needed of it

@@ -214,7 +214,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     for d in range(DIMENSIONS):
         _refill(record, ask, d, elapsed * record.rates[d] + (0.0 if ask.money else back[d]))
         if record.caps[d] > 0.0:
-            given = ask.returned[d] if mine is not None else min(ask.returned[d], 0.0)
+            # of a process that was forgotten a rate came back then; money did not
+            given = ask.returned[d] if mine is not None or ask.money else min(ask.returned[d], 0.0)
             _correct(record, ask, d, record.levels[d] + given)
     _note_events(record, ask, now)
     if ask.leaving:
@@ -328,9 +329,9 @@ def _lease(
     wait = max(0.0, record.cool_until - now)
     for d in range(DIMENSIONS):
         if record.caps[d] > 0.0:
-            lacking = (
-                min(ask.least[d], record.caps[d]) + ahead[d] - record.levels[d] - alone * record.rates[d]
-            )
+            # a call larger than the whole rate goes once the bucket is full; one larger than a budget never
+            least = ask.least[d] if ask.money else min(ask.least[d], record.caps[d])
+            lacking = least + ahead[d] - record.levels[d] - alone * record.rates[d]
             if lacking > (_MONEY_SLACK if ask.money else _SLACK):
                 wait = max(wait, lacking / record.rates[d] if record.rates[d] > 0.0 else GONE)
     start = max(record.next_slot, now)

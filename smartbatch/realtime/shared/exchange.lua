@@ -74,7 +74,7 @@ for d = 1, 4 do
     local full = math.max(cap - ask.kept[d] - held_by_others(d), math.min(record.levels[d], cap))
     record.levels[d] = math.min(full, record.levels[d] + more)
     if cap > 0 then
-        local level = record.levels[d] + (mine and ask.returned[d] or math.min(ask.returned[d], 0))
+        local level = record.levels[d] + ((mine or ask.money == 1) and ask.returned[d] or math.min(ask.returned[d], 0))
         local bound = ask.at_most[d]
         if bound < NO_BOUND then
             if next(members) then
@@ -123,7 +123,8 @@ if wants then
     for d = 1, 4 do
         if record.caps[d] > 0 then
             local rate = record.rates[d]
-            local lacking = math.min(ask.least[d], record.caps[d]) + ahead[d] - record.levels[d] - alone * rate
+            local least = ask.money == 1 and ask.least[d] or math.min(ask.least[d], record.caps[d])
+            local lacking = least + ahead[d] - record.levels[d] - alone * rate
             if lacking > (ask.money == 1 and 1e-10 or SLACK) then wait = math.max(wait, rate > 0 and lacking / rate or GONE) end
         end
     end

@@ -62,7 +62,7 @@ BEGIN
         level := greatest(told_cap - ask.kept[d] - held_sum[d], least(r.levels[d], told_cap));
         r.levels[d] := least(level, r.levels[d] + amount);
         IF told_cap > 0 THEN
-            level := r.levels[d] + CASE WHEN known THEN ask.returned[d] ELSE least(ask.returned[d], 0) END;
+            level := r.levels[d] + CASE WHEN known OR ask.money = 1 THEN ask.returned[d] ELSE least(ask.returned[d], 0) END;
             IF ask.at_most[d] < no_bound THEN
                 IF others > 0 THEN
                     level := least(level, ask.at_most[d] - held_sum[d]);
@@ -102,7 +102,8 @@ BEGIN
         wait := greatest(0, r.cool_until - now_at);
         FOR d IN 1..4 LOOP
             IF r.caps[d] > 0 THEN
-                lacking := least(ask.least[d], r.caps[d]) + ahead[d] - r.levels[d] - alone * r.rates[d];
+                lacking := CASE WHEN ask.money = 1 THEN ask.least[d] ELSE least(ask.least[d], r.caps[d]) END
+                    + ahead[d] - r.levels[d] - alone * r.rates[d];
                 IF lacking > (CASE WHEN ask.money = 1 THEN 1e-10 ELSE slack END) THEN
                     wait := greatest(wait, CASE WHEN r.rates[d] > 0 THEN lacking / r.rates[d] ELSE gone END);
                 END IF;

@@ -201,7 +201,8 @@ class SharedLeases:
         if joined.is_leaving:
             share.end()
             with self._monitor:
-                self._joined.pop(id(share), None)
+                if self._joined.get(id(share)) is joined:  # else it joined again meanwhile
+                    del self._joined[id(share)]
                 self._left.notify_all()
             return math.inf
         share.wake()

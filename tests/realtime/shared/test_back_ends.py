@@ -42,8 +42,8 @@ def back_end(
     made.close()
 
 
-def drawn(rng: random.Random, generations: list[int]) -> LeaseAsk:
-    """What a process may ask, likely or not."""
+def drawn(rng: random.Random, generations: list[int], money: int) -> LeaseAsk:
+    """What a process may ask, likely or not; of a budget where ``money`` is 1."""
     limited = rng.choice([(1,), (1, 1), (1, 0, 1, 1), (0,)])
     pattern = [*limited, 0, 0, 0, 0][:4]
     caps = [float(on and rng.choice([100, 594.0, 10.0])) for on in pattern]
@@ -69,6 +69,7 @@ def drawn(rng: random.Random, generations: list[int]) -> LeaseAsk:
         lowered=int(rng.random() < 0.1),
         outage=rng.choice([0, 0, 0, 0, 1, -1]),
         leaving=int(rng.random() < 0.05),
+        money=money,
     )
 
 
@@ -81,7 +82,7 @@ def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time,
         key, record = hidden(salt, f"{seed} {quota} {uuid4()}"), SharedRecord()
         for step in range(60):
             time.now += rng.choice([0.0, 0.001, 0.1, 1.0, 3.0, 20.0, -0.5, -5.0])
-            asked = drawn(rng, [0, record.generation, record.generation])
+            asked = drawn(rng, [0, record.generation, record.generation], money=quota // 2)
             expected = asdict(exchange(record, asked, time.now))
             got = asdict(back_end.exchange(key, asked))
             for name, value in expected.items():
@@ -106,6 +107,28 @@ def test_what_was_spent_of_a_budget_stays_spent(back_end: BackEnd, time: Time) -
     assert asks("third", 1.0, **wants)[0] == 0.0
     time.now += 3600.0
     assert asks("third", 1.5, **wants)[0] == pytest.approx(0.3)
+
+
+def test_a_cost_above_the_whole_budget_gets_nothing(back_end: BackEnd, time: Time) -> None:
+    """Also where nothing is spent yet; a call above a whole rate goes once its bucket is full."""
+    key = hidden(back_end.prepare(), f"budget {uuid4()}")
+    more = [2.0, 0.0, 0.0, 0.0]
+    asked = LeaseAsk(member="one", caps=[1.0, 0.0, 0.0, 0.0], least=more, wanted=more, money=1)
+    grant = back_end.exchange(key, asked)
+    assert grant.granted[0] == 0.0
+    assert grant.left[0] == 1.0
+    assert grant.wait > 0.0
+
+
+def test_money_that_a_forgotten_client_gives_back_is_there_again(back_end: BackEnd, time: Time) -> None:
+    """It was silent for longer than those that live are; what it held stayed taken until then."""
+    key = hidden(back_end.prepare(), f"budget {uuid4()}")
+    limit, half = [1.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]
+    back_end.exchange(key, LeaseAsk(member="one", caps=limit, least=half, wanted=half, money=1))
+    time.now += 60.0
+    assert back_end.exchange(key, LeaseAsk(member="other", caps=limit, money=1)).left[0] == 0.5
+    returning = LeaseAsk(member="one", caps=limit, returned=half, money=1)
+    assert back_end.exchange(key, returning).left[0] == 1.0
 
 
 @pytest.mark.parametrize("kind", KINDS)

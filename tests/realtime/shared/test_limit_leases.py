@@ -1,0 +1,83 @@
+"""The thread that leases: what it does with shares that leave and join."""
+
+from __future__ import annotations
+
+import math
+import queue
+
+from smartbatch._clock import RealClock
+from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, SharedRecord, exchange
+from smartbatch.events import Event
+from smartbatch.realtime.shared.back_end import BackEnd
+from smartbatch.realtime.shared.limit_leases import SharedLeases
+
+
+class Once:
+    """A share that is due once after each joining."""
+
+    scope, model = "account", "default"
+    is_used, waits = True, False
+
+    def __init__(self) -> None:
+        self.at = -math.inf
+
+    def due(self, now: float) -> float:
+        return self.at
+
+    def ask(self, now: float, *, leaving: bool) -> LeaseAsk:
+        self.at = math.inf
+        return LeaseAsk(member="one", leaving=int(leaving))
+
+    def adopt(self, grant: LeaseGrant, now: float) -> None:
+        pass
+
+    def lose(self, now: float) -> int | None:
+        return None
+
+    def wake(self) -> None:
+        pass
+
+    def tell(self, event: Event) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+class Slow(BackEnd):
+    """A back end: ``share`` joins again while its last exchange is on the way."""
+
+    place = "here"
+    rejoined = False
+
+    def __init__(self, share: Once) -> None:
+        self.leases = SharedLeases(self, RealClock())
+        self.share = share
+        self.asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.closed: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def prepare(self) -> bytes:
+        return b"salt"
+
+    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
+        if ask.leaving and not self.rejoined:
+            self.rejoined = True
+            self.share.at = -math.inf
+            self.leases.join(self.share)
+        self.asked.put(ask.leaving)
+        return exchange(SharedRecord(), ask, 0.0)
+
+    def close(self) -> None:
+        self.closed.put(True)
+
+
+def test_a_share_that_joins_again_before_it_has_left_is_shared() -> None:
+    """A client is stopped and started while the back end is slow."""
+    share = Once()
+    back_end = Slow(share)
+    back_end.leases.join(share)
+    assert back_end.asked.get(timeout=10.0) == 0
+    back_end.leases.leave(share)
+    assert [back_end.asked.get(timeout=10.0) for _ in range(2)] == [1, 0]
+    back_end.leases.leave(share)
+    assert back_end.closed.get(timeout=10.0)
