@@ -228,10 +228,12 @@ def test_clients_of_one_store_take_part_in_each_others_batches(
 def test_requests_that_are_not_to_be_deduplicated_are_each_sent(
     client: BatchingClient, clock: VirtualClock, remote: Remote
 ) -> None:
-    with clock.held():
-        futures = [client.submit_background("the same", deduplicate=False) for _ in range(12)]
-        client.flush()
-        futures += [client.submit_background("the same", deduplicate=False) for _ in range(12)]
+    futures = []
+    for _ in range(2):  # the second twelve while the first wait for their batch
+        with clock.held():
+            futures += [client.submit_background("the same", deduplicate=False) for _ in range(12)]
+            client.flush()
+        clock.sleep(5.0)
     assert not any(answer.deduplicated for answer in results(futures))
     assert sum(batches(remote)) == 24
 
