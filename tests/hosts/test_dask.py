@@ -189,3 +189,19 @@ def test_what_cannot_go_is_refused_before_anything_is_sent(scheduler: Any, tmp_p
         with pytest.raises(InvalidRequest, match="row 101"):
             ask(server, ["a"] * 101 + [""], scheduler, str(tmp_path / "jobs.db"))
         assert server.ledger.received == 0
+
+
+def test_a_job_that_is_only_stored_is_asked_by_the_process_that_names_it(tmp_path: Path) -> None:
+    """The process that stored it asks nothing, and the deadline of its plan is the job's."""
+    place = str(tmp_path / "jobs.db")
+    with BatchingClient("sim:demo", store=place) as one, BatchingClient("sim:demo", store=place) as other:
+        plan = one.forecast(["a", "b"], deadline="1h", strategy="individual")
+        job = one.submit_run(["a", "b"], plan, carry_on=False)
+        assert job.is_unowned()
+        assert other.job(job.id).wait().done
+        row = one._running.service.store.jobs.get(job.id)
+        assert row is not None
+        assert row.policy.deadline is not None
+        assert 3500 < row.policy.deadline - job.created_at <= 3601
+        assert one.spent == 0
+        assert one.counts.waiting == 0
