@@ -135,17 +135,8 @@ class RunningState:
         )
         self.jobs = _job_submission(settings, self.service, budget)
         reading = Reading(realtime.admission, realtime.process)
-        self.routing = ListRouter(
-            config,
-            clock,
-            model=settings.model,
-            preparer=settings.preparer,
-            realtime=realtime,
-            jobs=self.jobs,
-            service=self.service,
-            advisor=advisor,
-            keyed=KeyedLists(settings.preparer, self.jobs, self.service, reading),
-        )
+        keyed = KeyedLists(settings.preparer, self.jobs, self.service, reading)
+        self.routing = _list_router(settings, realtime, self.jobs, self.service, advisor, keyed)
         self.deferral = deferral = Deferral(
             config,
             clock,
@@ -358,6 +349,28 @@ def _advisor(
         waiting=lambda: realtime.waiting,
         room=lambda: realtime.budget.left,
         tell=bus.tell,
+    )
+
+
+def _list_router(
+    settings: ClientSettings,
+    realtime: Realtime,
+    jobs: JobSubmission,
+    service: JobService,
+    advisor: Advisor,
+    keyed: KeyedLists,
+) -> ListRouter:
+    """Return what finds lists their routes."""
+    return ListRouter(
+        settings.config,
+        settings.clock,
+        model=settings.model,
+        preparer=settings.preparer,
+        realtime=realtime,
+        jobs=jobs,
+        service=service,
+        advisor=advisor,
+        keyed=keyed,
     )
 
 
