@@ -162,7 +162,6 @@ class SharedLeases:
             while self._round():
                 pass
         finally:
-            self._back_end.close()
             self._clock.ended()
 
     def _round(self) -> bool:
@@ -172,6 +171,8 @@ class SharedLeases:
             all_joined = list(self._joined.values())
         due = min((self._exchanged(joined) for joined in all_joined), default=math.inf)
         idle = not any(joined.share.waits for joined in all_joined)  # may take locks: not under the monitor
+        if not self._joined:  # before the next thread can begin, which would use what this one closes
+            self._back_end.close()
         with self._monitor:
             if not self._joined:
                 self._thread = None
@@ -195,6 +196,8 @@ class SharedLeases:
             grant = self._back_end.exchange(joined.key, asked)
         except SmartbatchError as error:
             self._lose(joined, error)
+        except Exception as error:  # nothing may end this thread: requests wait for it
+            self._lose(joined, BackEndAway(f"{self.place} cannot be used ({type(error).__name__})"))
         else:
             share.adopt(grant, self._clock.now())
             self._restore(joined)

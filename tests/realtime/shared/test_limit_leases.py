@@ -20,6 +20,7 @@ class Once:
 
     def __init__(self) -> None:
         self.at = -math.inf
+        self.lost: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def due(self, now: float) -> float:
         return self.at
@@ -32,6 +33,7 @@ class Once:
         pass
 
     def lose(self, now: float) -> int | None:
+        self.lost.put(True)
         return None
 
     def wake(self) -> None:
@@ -81,3 +83,21 @@ def test_a_share_that_joins_again_before_it_has_left_is_shared() -> None:
     assert [back_end.asked.get(timeout=10.0) for _ in range(2)] == [1, 0]
     back_end.leases.leave(share)
     assert back_end.closed.get(timeout=10.0)
+
+
+class Broken(Slow):
+    """A back end whose answers cannot be read."""
+
+    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
+        raise ValueError("no answer")
+
+
+def test_an_answer_that_cannot_be_read_is_a_back_end_that_is_away() -> None:
+    """The thread lives on: requests wait for what it brings."""
+    share = Once()
+    back_end = Broken(share)
+    back_end.leases.join(share)
+    assert share.lost.get(timeout=5.0)
+    back_end.leases.leave(share)
+    assert share.lost.get(timeout=5.0)
+    assert back_end.closed.get(timeout=5.0)
