@@ -522,6 +522,15 @@ def test_the_navigation_of_the_site_has_every_page():
     assert pages_there - listed == set()
 
 
+def test_the_first_page_lists_every_page():
+    """Its part *All pages* names what ``mkdocs.yml`` names, from the tutorial to the explanations."""
+    _, _, linked = (ROOT / "docs" / "index.md").read_text("utf-8").partition("## All pages")
+    site = (ROOT / "mkdocs.yml").read_text("utf-8")
+    pages = re.findall(r"(?:tutorial|how-to|reference|explanation)/[\w-]+\.md", site)
+    assert len(pages) > 40
+    assert [page for page in pages if f"({page})" not in linked] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_speak_of_no_machine(page: Page):
     """No page names a path of a writer's machine."""
