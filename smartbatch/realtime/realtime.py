@@ -290,27 +290,29 @@ class Realtime:
             self._check_not_stopped()
             for provider in list(self._providers.values()):
                 provider.open(self._config.parallelism)
+            share = self._shared_budget()
             with self._starting:
                 self._check_not_stopped()
                 engine = self.engine = RealtimeEngine(self._setup, self.budget, self.admission.cache)
-            self._share_budget()
+            if share is not None:
+                share.leases.join(share)
         something_started()
         self._setup.tell(ClientStarted(at=self._clock.now(), workers=self._config.parallelism))
         return engine
 
-    def _share_budget(self) -> None:
-        """Lease money of the budget that other processes share, where there is one.
+    def _shared_budget(self) -> BudgetShare | None:
+        """Return the client's part of the budget that processes share, where there is one.
 
         Raises:
             ConfigError: the address of the place where it is kept cannot be read.
         """
         config = self._config
         if config.budget_scope == "client" or config.budget is None:
-            return
+            return None
         if self._budget_share is None:
             leases = shared_leases(config.shared, self._clock)
             self._budget_share = BudgetShare(leases, config.budget_scope, config.budget, self)
-        self._budget_share.leases.join(self._budget_share)
+        return self._budget_share
 
     def look_again(self) -> None:
         """Have what waits for money looked at."""

@@ -1,4 +1,7 @@
-"""One list for the workers of a Dask cluster: real processes, a real server, and a store they share."""
+"""One list for the workers of a Dask cluster: real processes, a real server, and a store they share.
+
+The calls are those that docs/how-to/dask.md shows.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ from smartbatch.realtime.shared.back_end import TIMEOUT, VERSION, BackEnd, BackE
 
 try:
     import redis
+    from redis.backoff import NoBackoff
     from redis.connection import parse_url as _parse_url
+    from redis.retry import Retry
 except ImportError:
     raise ConfigError(
         "shared: a Redis server needs the package redis; install it with pip install 'smartbatch-llm[redis]'"
@@ -59,7 +61,10 @@ class RedisBackEnd(BackEnd):
         if self._server is None or self._process != os.getpid():
             self._process = os.getpid()
             self._server = redis.Redis.from_url(
-                self._address, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT
+                self._address,
+                socket_timeout=TIMEOUT,
+                socket_connect_timeout=TIMEOUT,
+                retry=Retry(NoBackoff(), 0),  # an exchange whose answer was lost may have been made
             )
             self._exchange = self._server.register_script(self._script)
         return self._server

@@ -230,3 +230,13 @@ def test_the_clients_of_a_process_lease_on_one_thread(address: str) -> None:
     """Each has a clock of its own, and time is the same for all."""
     assert shared_leases(address, RealClock()) is shared_leases(address, RealClock())
     assert shared_leases(address, VirtualClock()) is not shared_leases(address, RealClock())
+
+
+def test_a_budget_whose_place_cannot_be_read_starts_no_client(
+    clock: VirtualClock, client_of: Callable[..., Any]
+) -> None:
+    """Each submit says so; none waits for money that nobody will lease."""
+    client = spender(clock, client_of, "mysql://host/db", 1.0)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="the address cannot be read"):
+            client.submit("one")
