@@ -55,6 +55,7 @@ def expected(prompts: list[str]) -> list[str]:
     return [answer_for(prompt, "gpt-5-mini") for prompt in prompts]
 
 
+@pytest.mark.full
 def test_a_list_is_answered_in_order_by_all_workers_and_the_same_call_pays_nothing(
     scheduler: Any, store: str
 ) -> None:
