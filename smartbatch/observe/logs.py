@@ -69,8 +69,8 @@ def enable(level: str | int = "info", stream: TextIO | None = None) -> None:
 
     Args:
         level: the least level shown: ``"debug"``, ``"info"``, ``"warning"``, ``"error"`` or its number.
-            Failures are warnings; limits, breaker changes and the states of jobs are infos; all else is
-            debug.
+            Failures and what needs attention are warnings; limits, breaker changes, routes and the states
+            of jobs are infos; all else is debug.
         stream: where lines go; standard error when ``None``.
 
     Raises:
