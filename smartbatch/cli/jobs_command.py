@@ -23,7 +23,7 @@ from smartbatch.config import BatchingConfig
 from smartbatch.errors import InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.records import IncidentRow
-from smartbatch.jobs.status import JobStatus, ShardStatus, span
+from smartbatch.jobs.status import JobStatus, ShardStatus, span, usd
 from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import escape
 from smartbatch.shortcuts import StoredJobs
@@ -297,7 +297,7 @@ def _cells(status: JobStatus, wall: float) -> tuple[str, ...]:
     if status.unpriced and not status.cost:
         cost = "unknown"
     else:
-        cost = f"{status.cost:.4f} USD" + (" and more" if status.unpriced else "")
+        cost = f"{usd(status.cost, 4)} USD" + (" and more" if status.unpriced else "")
     return (
         status.id,
         f"{status.state}, cancelling" if status.cancelling else status.state,
@@ -342,7 +342,7 @@ def _as_text(status: JobStatus, wall: float) -> str:
 
 def _ended_batch(shard: ShardStatus) -> str:
     named = f" as {shard.batch_id}" if shard.batch_id else ""
-    cost = "" if shard.cost is None else f", {shard.cost:.6f} USD"
+    cost = "" if shard.cost is None else f", {usd(shard.cost)} USD"
     word = f" ({shard.word})" if shard.word else ""
     why = f": {shard.note}" if shard.note else ""
     return escape(f"batch {shard.no}: {shard.size:,} requests, {shard.state}{named}{word}{cost}{why}")

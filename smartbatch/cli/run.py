@@ -51,6 +51,7 @@ class _Run:
         self._before = Recovered()
         self._changed: OutputChanged | None = None
         self._reader_left = False
+        self._last_written = -1
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
         self._client = client_of(args)
         self._actual = self._client.actual_cost()
@@ -85,6 +86,9 @@ class _Run:
             job_run.forget(all_answered=not self._summary.failed)
             if job_run.submitted_all:
                 scores = self._chooser.score(ended, self._actual)
+        if job_run is not None and self._reader_left:  # what was answered is paid for, printed or not
+            for result in job_run.stored_after(self._last_written):
+                self._summary.count(result)
         self._print_summary(caught, unanswered, [] if job_run is None else job_run.batches, scores)
         if self._changed is not None:
             say(f"smartbatch: {self._changed.message}")
@@ -109,6 +113,7 @@ class _Run:
             for row, outcome in rows:
                 with progress.aside():
                     self._append(sink, row, outcome.result)
+                self._last_written = row.index
                 if outcome.earlier:
                     self._before.answered += 1
                     continue

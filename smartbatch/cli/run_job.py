@@ -111,6 +111,13 @@ class JobRun:
             self._client.stop(GRACE)
         return self._interrupts.caught
 
+    def stored_after(self, last: int) -> Iterator[Result]:
+        """Yield what this run's jobs have stored for the rows behind the one at index ``last``."""
+        for one in self._live:
+            for result in one.job.results(wait=False):
+                if self._identity.index_of(result) > last:
+                    yield result
+
     def forget(self, *, all_answered: bool) -> None:
         """Delete the jobs in real time from the store once the output has all of their results.
 

@@ -11,7 +11,7 @@ from smartbatch.cli.outputs import Recovered, error_kind
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Option
-from smartbatch.jobs.status import JobStatus, cost_in_words
+from smartbatch.jobs.status import JobStatus, cost_in_words, usd
 from smartbatch.observe.text import escape
 from smartbatch.types import Result, Route
 
@@ -56,13 +56,15 @@ class RunSummary:
     failures: list[str] = Factory(list)
 
     def add(self, row: KeyedRow, result: Result) -> None:
+        """Count the result of a row that was written."""
+        if not result.ok and len(self.failures) < _FAILURES_SHOWN:
+            self.failures.append(failure_line(row, result))
+        self.count(result)
+
+    def count(self, result: Result) -> None:
         """Count one result."""
-        if result.ok:
-            self.answered += 1
-        else:
-            self.failed += 1
-            if len(self.failures) < _FAILURES_SHOWN:
-                self.failures.append(failure_line(row, result))
+        self.answered += result.ok
+        self.failed += not result.ok
         extra = max(0, result.attempts - 1)
         self.retried += extra > 0
         self.extra_calls += extra
@@ -102,7 +104,7 @@ class RunSummary:
         return "\n".join(lines)
 
     def _cost_text(self) -> str:
-        priced = f"{self.cost:,.2f}" if self.cost >= 100 else f"{self.cost:.6f}".rstrip("0").rstrip(".")
+        priced = f"{self.cost:,.2f}" if self.cost >= 100 else usd(self.cost).rstrip("0").rstrip(".")
         if not self.unpriced:
             return f"{priced} USD"
         if not self.cost:
@@ -161,8 +163,8 @@ def _difference(option: Option, seconds: float, paid: float | None, other: float
     if paid is None or other is None:
         return time
     more = paid - other
-    return f"{abs(more):.6f} USD {'more' if more > 0 else 'less'} for the same tokens, {time}"
+    return f"{usd(abs(more))} USD {'more' if more > 0 else 'less'} for the same tokens, {time}"
 
 
 def _money(cost: float | None) -> str:
-    return "" if cost is None else f" for {cost:.6f} USD"
+    return "" if cost is None else f" for {usd(cost)} USD"

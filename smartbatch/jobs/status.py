@@ -232,13 +232,18 @@ def _rows(s: JobStatus) -> Iterator[tuple[str, str]]:
         yield "note", s.note
 
 
+def usd(amount: float, digits: int = 6) -> str:
+    """Return an amount rounded; the same for sums that differ only in the order of their floats."""
+    return f"{round(amount, 12):.{digits}f}"
+
+
 def cost_in_words(s: JobStatus) -> str:
     """Return the cost compared with the real-time price, and how many prices are unknown."""
-    words = f"{s.cost:.6f} USD"
+    words = f"{usd(s.cost)} USD"
     if s.wasted > _TINY:
-        words += f" and {s.wasted:.6f} USD for answers of no use"
+        words += f" and {usd(s.wasted)} USD for answers of no use"
     if abs(s.saved) > _TINY:
-        words += f", {abs(s.saved):.6f} USD {'less' if s.saved > 0 else 'more'} than in real time"
+        words += f", {usd(abs(s.saved))} USD {'less' if s.saved > 0 else 'more'} than in real time"
     if s.unpriced:
         words += f"; cost of {s.unpriced:,} result{'s' if s.unpriced > 1 else ''} unknown"
     return words

@@ -9,7 +9,9 @@ import io
 import json
 import os
 import pty
+import re
 import signal
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from cli.runs import Child, prompts, stored_prompts, until, written
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile, OutputLost
 from smartbatch.cli.prompts import KeyedRow
+from smartbatch.jobs.status import usd
 from smartbatch.testing import emulator
 
 SIM = "sim:demo?latency=0"
@@ -379,6 +382,30 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
     assert b"Traceback" not in said
     assert b"BrokenPipe" not in said
     assert b"rows not printed, as the reader left; run the same line again" in said
+
+
+def test_the_cost_counts_answers_that_the_reader_did_not_wait_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After ``| head -1`` the summary tells the cost of all that the store holds, not of what was printed."""
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text("".join(f"question {n}\n" for n in range(300)))
+    with emulator() as emu:
+        monkeypatch.setenv("OPENAI_BASE_URL", emu.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test")
+        line = [sys.executable, "-m", "smartbatch", "run", "in.txt", "--model", "openai:gpt-5-mini"]
+        with subprocess.Popen(
+            [*line, "--store", "own.db"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()
+            process.stdout.close()
+            said = process.stderr.read()
+    with sqlite3.connect("own.db") as db:
+        ((paid,),) = db.execute("SELECT cost FROM job").fetchall()
+    assert paid > 0
+    assert re.findall(r"^cost +([\d.]+) USD", said, re.MULTILINE) == [usd(paid).rstrip("0")]
 
 
 def test_the_responses_api_is_chosen_by_a_provider_option(

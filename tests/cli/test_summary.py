@@ -15,6 +15,7 @@ from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import Cost, Load
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.status import usd
 from smartbatch.types import Result, Route, Usage, evolve
 
 FAILURE = ProviderError("no answer\x1b[31m", kind=ErrorKind.TIMEOUT)
@@ -81,6 +82,15 @@ def test_the_cost_says_what_it_knows(costs: list[float | None], printed: str) ->
     for cost in costs:
         summary.add(row(0), answered(cost=cost))
     assert f"cost     {printed}\n" in summary.render(wall=1.0, before=Recovered())
+
+
+@pytest.mark.parametrize("amount", [0.0001125, 0.00011249999999999999, 0.00011250000000000002])
+def test_sums_that_differ_in_their_order_only_are_printed_alike(amount: float) -> None:
+    """A run adds up in another order than its job."""
+    summary = RunSummary()
+    summary.add(row(0), answered(cost=amount))
+    assert "cost     0.000112 USD\n" in summary.render(wall=1.0, before=Recovered())
+    assert usd(amount) == "0.000112"
 
 
 @pytest.mark.parametrize(

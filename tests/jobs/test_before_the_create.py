@@ -11,8 +11,9 @@ from jobs.remote import Api, Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import InvalidRequest
-from smartbatch.events import Event, ShardChanged
+from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
+from smartbatch.events import Event, JobIncident, ShardChanged
+from smartbatch.jobs.records import Fallback
 from smartbatch.types import Route
 
 ClientOf = Callable[..., BatchingClient]
@@ -28,6 +29,44 @@ def remote(clock: VirtualClock) -> Remote:
 def api(remote: Remote) -> Api:
     assert remote.api is not None
     return remote.api
+
+
+@pytest.mark.parametrize("fallback", [pytest.param("batch", marks=pytest.mark.full), "individual"])
+def test_a_page_instead_of_the_batch_api_is_waited_out_and_told(
+    fallback: Fallback,
+    client_of: ClientOf,
+    remote: Remote,
+    api: Api,
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It can be a gateway's whose server is away for long: nothing fails, and nothing goes in real time."""
+    upload, find_file = Api.upload, Api.find_file
+    until = clock.now() + 150  # some tries more than are made before it is told
+    waited_for: list[str | None] = []
+    told: list[JobIncident] = []
+
+    def page_before(real: Callable[..., object], *args: object) -> object:
+        if clock.now() < until:
+            raise ProviderError("a page", kind=ErrorKind.CLIENT_ERROR, status=404, maybe_billed=True)
+        waited_for.append(client.job("pages").status().note)
+        return real(*args)
+
+    def heard(event: Event) -> None:
+        if isinstance(event, JobIncident):
+            told.append(event)
+
+    monkeypatch.setattr(Api, "upload", lambda *args: page_before(upload, *args))
+    monkeypatch.setattr(Api, "find_file", lambda *args: page_before(find_file, *args))
+    client = client_of(remote, observers=[heard])
+    results = client.submit_batch(["a", "b"], key="pages", batch_fallback=fallback).results(timeout=LONG)
+    assert [result.route for result in results] == [Route.BATCH] * 2
+    assert [incident.kind for incident in told] == ["no_batch_api"]
+    assert told[0].detail == (
+        "waits for the Batch API: the server answers with a web page (404). "
+        "If it has no batches, cancel the job and send its requests in real time"
+    )
+    assert waited_for[0] == told[0].detail
 
 
 @pytest.mark.parametrize("sleeps", [False, True], ids=["frozen", "asleep"])

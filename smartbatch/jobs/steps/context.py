@@ -294,15 +294,17 @@ class StepContext:
         return min(pause, whole) if whole > 0 else None
 
     def retry_later(
-        self, shard: ShardRow, error: ProviderError, *, at_least: float = 0.0, **changes: Any
+        self, shard: ShardRow, error: ProviderError, *, at_least: float = 0.0, note: str = "", **changes: Any
     ) -> ShardRow:
-        """Commit that a remote call failed and is tried again after a growing pause."""
+        """Commit that a remote call failed and is tried again after a growing pause; ``note`` says why, where
+        the error does not say enough.
+        """
         tries = shard.tries + 1
         wait = backoff(
             tries, self.runtime.rng, first=2.0, longest=self.limits.longest_pause, asked=error.retry_after
         )
-        note = f"{error.kind.value}: {error.message}"
-        return self.reschedule(shard, max(wait, at_least), tries=tries, note=note, **changes)
+        why = note or f"{error.kind.value}: {error.message}"
+        return self.reschedule(shard, max(wait, at_least), tries=tries, note=why, **changes)
 
     def incident(
         self, kind: str, detail: str, shard: ShardRow | None = None, money: float | None = None

@@ -34,6 +34,11 @@ FILE_PAUSE = 2.0
 """Seconds between two polls of a file that the provider still processes; it takes a few."""
 LEAST = 8
 """Least characters of a prompt that is searched for in texts: single words occur in every error."""
+PAGE_TRIES = 6
+"""Failed tries in a row, a minute in all, before a page instead of an answer is noted as an incident."""
+_NO_SUCH_PATH = (404, 405)
+_PAGE = "waits for the Batch API: the server answers with a web page"
+_PAGE_REMEDY = "If it has no batches, cancel the job and send its requests in real time"
 _LEFT_OUT = "(its text is left out, it repeats a prompt)"
 
 
@@ -88,11 +93,18 @@ def _send_file(step: StepContext, shard: ShardRow) -> ShardRow:
 
 
 def _call_failed(step: StepContext, shard: ShardRow, failure: Exception) -> ShardRow:
-    """Go on after a call that costs nothing: try again what may pass, end the shard otherwise.
+    """Go on after a call that costs nothing, before anything is created. The cases, in order:
 
-    A server without batches refuses the list, before anything is created.
+    1. A page with 404 or 405: from a server without batches, but also from a gateway whose server is away.
+       Nothing tells them apart, so it is tried again; after :data:`PAGE_TRIES` an incident says what to do.
+    2. What may pass, or may have been done: try again.
+    3. Otherwise it is refused.
     """
     error = _redacted(step, shard, failure)
+    if error.status in _NO_SUCH_PATH and error.maybe_billed and shard.tries + 1 >= PAGE_TRIES:
+        detail = f"{_PAGE} ({error.status}). {_PAGE_REMEDY}"
+        step.incident("no_batch_api", detail, shard)
+        return step.retry_later(shard, error, note=detail)
     if error.kind in _REPEAT or error.kind is ErrorKind.INVALID_RESPONSE or error.maybe_billed:
         return step.retry_later(shard, error)
     return _refused(step, shard, error)
