@@ -6,7 +6,8 @@ The public names load on first use, so ``import smartbatch`` is quick and import
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 from smartbatch._version import __version__
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from smartbatch.shortcuts import embed as embed
     from smartbatch.shortcuts import generate as generate
     from smartbatch.shortcuts import job as job
+    from smartbatch.shortcuts import jobs as jobs
     from smartbatch.types import Answer as Answer
     from smartbatch.types import Attempt as Attempt
     from smartbatch.types import Embedding as Embedding
@@ -94,7 +96,7 @@ _NAMES_OF = {
 
 _module_of = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
 
-__all__ = ["__version__", *sorted(_module_of)]
+__all__ = ["__version__", *sorted([*_module_of, "jobs"])]
 
 
 def __getattr__(name: str) -> Any:
@@ -109,3 +111,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_module_of])
+
+
+class _JobsPackage(ModuleType):
+    """The package ``smartbatch.jobs``, which can be called: the public function has its name."""
+
+    def __call__(self, *, store: str | None = None, unfinished: bool = False, limit: int = 1000) -> list[Job]:
+        found = importlib.import_module("smartbatch.shortcuts")
+        return cast("list[Job]", found.jobs(store=store, unfinished=unfinished, limit=limit))
+
+
+if not TYPE_CHECKING:
+    importlib.import_module("smartbatch.jobs").__class__ = _JobsPackage

@@ -74,6 +74,7 @@ __all__ = [
     "embed",
     "generate",
     "job",
+    "jobs",
 ]
 
 _OF_LIST = CONSTRAINTS - {"budget"} | {"key"}
@@ -176,6 +177,27 @@ def job(id_or_key: str, *, store: str | None = None) -> Job:
         JobNotFound: the store has none.
         StoreError, ConfigError: the store, or a setting in the environment, cannot be used.
     """
+    return _stored(store).job(id_or_key)
+
+
+def jobs(*, store: str | None = None, unfinished: bool = False, limit: int = 1000) -> list[Job]:
+    """Return the jobs of a store, newest first, whatever models and processes they were submitted by.
+
+    A notebook that is started anew finds its jobs here: ``smartbatch.jobs()[0].results()`` goes on with the
+    newest.
+
+    Args:
+        store: as for :func:`job`.
+        unfinished: only those that have not ended.
+        limit: at most so many.
+
+    Raises:
+        StoreError, ConfigError: as :func:`job`.
+    """
+    return _stored(store).jobs(unfinished=unfinished, limit=limit)
+
+
+def _stored(store: str | None) -> StoredJobs:
     config = BatchingConfig.load(store=store)
     # one that is not named in full is another one after ``os.chdir``
     meant: dict[str, Any] = {"store": resolved_place(config.store)}
@@ -184,7 +206,7 @@ def job(id_or_key: str, *, store: str | None = None) -> Job:
     if stored is None:
         stored = StoredJobs(config)
         _known.append(stored)
-    return stored.job(id_or_key)
+    return stored
 
 
 def _run(
@@ -397,7 +419,7 @@ class _StoreState:
 
 
 _known: list[StoredJobs] = []
-"""What :func:`job` took jobs from: one for each configuration."""
+"""What :func:`job` and :func:`jobs` took jobs from: one for each configuration."""
 
 
 def close_stores() -> None:

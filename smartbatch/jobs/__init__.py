@@ -1,1 +1,1 @@
-"""Durable batch jobs. Empty in this version: every request goes in real time."""
+"""Durable batch jobs. Called, ``smartbatch.jobs()``, it is :func:`smartbatch.shortcuts.jobs`."""

@@ -492,6 +492,22 @@ def test_a_process_looks_at_a_job_it_took_over_as_often_as_its_own_settings_say(
     assert median(apart[before:]) == pytest.approx(100.0, rel=0.1)
 
 
+def test_a_job_that_is_taken_over_is_looked_at_at_once(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """A kernel that is started anew, hours before the next poll of the old one, has the results at once."""
+    remote = Remote(clock, turnaround=1000.0)
+    first = client_of(remote, store=store, batch_poll_interval=3600.0)
+    job = first.submit_batch(["a", "b"])
+    clock.sleep(100.0)
+    first.stop(timeout=0)
+    clock.sleep(1000.0)
+    second = client_of(remote, store=store, seed_of_rng=2, batch_poll_interval=3600.0)
+    began = clock.now()
+    assert second.job(job.id).wait(LONG).completed == 2
+    assert clock.now() - began < 60.0
+
+
 def test_a_started_client_carries_on_what_is_in_its_store(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
@@ -640,6 +656,19 @@ def test_decisions_of_jobs_that_never_end_here_do_not_pile_up(
         job.wait(LONG)
     client.stop()
     assert sorted(scored) == [4, 5]
+
+
+def test_the_jobs_of_a_store_are_found_without_a_client(
+    client: BatchingClient, clock: VirtualClock, store: str
+) -> None:
+    """Newest first, whatever model they are for; nothing is needed but the store."""
+    first = client.submit_batch(["a"], key="first")
+    first.wait(LONG)
+    with clock.held():
+        second = client.submit_batch(["b"], key="second")
+        assert [job.id for job in smartbatch.jobs(store=store)] == [second.id, first.id]
+        assert [job.key for job in smartbatch.jobs(store=store, limit=1)] == ["second"]
+        assert [job.key for job in smartbatch.jobs(store=store, unfinished=True)] == ["second"]
 
 
 def test_a_job_that_is_nowhere_is_not_found(client: BatchingClient, store: str) -> None:

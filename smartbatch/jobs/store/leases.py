@@ -24,6 +24,7 @@ _CLAIMABLE = (
     ORDER BY CASE WHEN j.state = {done} THEN 1 ELSE 0 END, j.no"""
 )
 JOB_OF_LEASE = "SELECT no FROM job WHERE id = ? AND epoch = ? AND owner = ?{for_update}"
+_POLL_NOW = "UPDATE shard SET due_at = 0 WHERE job = ? AND state = {submitted} AND tries = 0"
 RENEW = "UPDATE job SET lease_until = ? WHERE id = ? AND epoch = ? AND owner = ?"
 
 _P = ParamSpec("_P")
@@ -66,6 +67,8 @@ class LeaseTable:
            system knows that the process has died.
         4. Else it is taken, with an epoch that makes every older lease invalid. Items found ``IN_FLIGHT`` are
            set back to ``REALTIME`` with one try more, and an incident ``maybe_billed`` is written for them.
+           Batches that run are polled at once: whoever takes a job up wants to know how it stands. One whose
+           poll failed keeps its pause.
 
         Args:
             unknown: the body of the result with which items found ``IN_FLIGHT`` end as failed instead, for a
@@ -86,6 +89,7 @@ class LeaseTable:
             )
             [(epoch,)] = tx.rows(claim, me, now + seconds, no)
             lease = JobLease(job_id, int(epoch))
+            tx.change(_POLL_NOW, no)
             end_in_flight(tx, lease, no, unknown, now)
             return lease, tx.counted
 
