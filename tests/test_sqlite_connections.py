@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from levels import sampled
 
 from smartbatch._sqlite import SqliteConnections
 from smartbatch.jobs.store import open_store
@@ -34,7 +35,7 @@ def code_of_child(work: Callable[[], bool]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("noticed", ["by the hooks", "by the number of the process"])
+@pytest.mark.parametrize("noticed", sampled(["by the hooks", "by the number of the process"], keep=1))
 def test_a_child_neither_closes_nor_drops_the_connections_of_its_parent(
     noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 from cli.runs import Child, prompts, stored_prompts, until, written
+from levels import sampled
 
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile, OutputLost
@@ -332,7 +333,7 @@ def test_asking_for_help_imports_no_client() -> None:
 # -- the process, interrupted and killed ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143)], keep=1))
 def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int, code: int) -> None:
     """Calls in flight end and are written, in order; what has not started is left for the same line again."""
     expected = prompts(500)
@@ -369,6 +370,7 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any) -> N
     assert [row["input"]["prompt"] for row in written()] == expected
 
 
+@pytest.mark.full
 def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
     """``smartbatch run … | head -1`` is no error worth a traceback."""
     prompts(300)
@@ -435,6 +437,7 @@ def test_on_a_terminal_results_are_lines_to_read(calls: Any) -> None:
     assert shown == "1  colour \\x1b[31m → answer to colour \\x1b[31m\r\n".encode()
 
 
+@pytest.mark.full
 def test_on_a_terminal_progress_stays_below_the_results(calls: Any) -> None:
     """Both streams on one terminal: results are whole lines, and a bar is drawn between them."""
     Path("in.txt").write_text("one\ntwo\n")

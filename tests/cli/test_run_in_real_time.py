@@ -104,6 +104,7 @@ def test_without_an_output_the_store_is_the_record_of_a_run_with_failed_rows(
     assert len(calls.asked) == 1 + 8
 
 
+@pytest.mark.full
 def test_an_output_counts_although_the_store_is_gone(calls: Any) -> None:
     """After a kill and without the store, nothing that is written is paid again."""
     expected = prompts(10)
@@ -149,6 +150,7 @@ def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.Ca
     assert stored_jobs() == []
 
 
+@pytest.mark.full
 def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(
     calls: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +193,7 @@ def test_ctrl_c_says_what_becomes_of_the_rest(calls: Any) -> None:
     assert (ended.succeeded, ended.cancelled) == (2, 48)
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_ends_at_once(calls: Any) -> None:
     """It waits for no call, and leaves the rest to the same line."""
     prompts(50)
@@ -207,6 +210,7 @@ def test_a_second_ctrl_c_ends_at_once(calls: Any) -> None:
 # -- when the next line says something else ------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_another_input_for_the_output_drops_what_was_left(
     calls: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +254,7 @@ def test_the_rest_of_a_run_in_real_time_can_go_by_batch(
     )
 
 
+@pytest.mark.full
 def test_another_key_goes_on_with_a_run(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job belongs to the account it was submitted with; the rest of a run may change over."""
     expected = prompts(12)
@@ -341,6 +346,7 @@ def test_equal_rows_share_their_calls(calls: Any, monkeypatch: pytest.MonkeyPatc
     assert len(written()) == 200
 
 
+@pytest.mark.full
 def test_the_time_limit_of_requests_holds(calls: Any) -> None:
     """``request_timeout`` ends a row that waits too long, as it does without a store."""
     prompts(3)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from cli.runs import Child, prompts, stored_jobs, until, use_emulator, written
+from levels import sampled
 
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile
@@ -56,16 +57,19 @@ def row_of(printed: str, name: str) -> str:
 
 @pytest.mark.parametrize(
     ("constraints", "alone", "by_batch"),
-    [
-        ([], 24, 0),
-        (["--prefer", "cost"], 0, 24),
-        (["--time-value", "0"], 0, 24),
-        (["--deadline", "6h"], 0, 24),
-        (["--deadline", "2min"], 24, 0),
-        (["--strategy", "individual"], 24, 0),
-        (["--strategy", "hybrid"], 3, 21),
-        (["--strategy", "threshold"], 0, 24),
-    ],
+    sampled(
+        [
+            ([], 24, 0),
+            (["--prefer", "cost"], 0, 24),
+            (["--time-value", "0"], 0, 24),
+            (["--deadline", "6h"], 0, 24),
+            (["--deadline", "2min"], 24, 0),
+            (["--strategy", "individual"], 24, 0),
+            (["--strategy", "hybrid"], 3, 21),
+            (["--strategy", "threshold"], 0, 24),
+        ],
+        keep=3,
+    ),
 )
 def test_rows_go_by_the_route_that_was_chosen(
     constraints: list[str],

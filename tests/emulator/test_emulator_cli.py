@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from levels import sampled
 from raw_client import RawClient, chat, request_bytes
 
 from smartbatch.cli import emulator_command
@@ -40,7 +41,7 @@ def parsed(*options: str) -> argparse.Namespace:
     return parser.parse_args(["emulator", *options])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", sampled([signal.SIGINT, signal.SIGTERM], keep=1))
 def test_it_serves_until_a_signal(number):
     """One line names the address; Ctrl-C and SIGTERM end it with exit code 0 and silence."""
     with process() as (running, port), RawClient(port) as client:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import openai
 import pytest
 import urllib3
+from levels import sampled
 from openai_batch_world import CHAT, KEY, line, world
 
 
 @pytest.mark.parametrize(
     ("changes", "param"),
-    [
-        ({"endpoint": "/v1/completions2"}, "endpoint"),
-        ({"completion_window": "7d"}, "completion_window"),
-        ({"input_file_id": "file-none"}, "input_file_id"),
-        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
-        ({"metadata": {"x" * 65: "x"}}, "metadata"),
-        ({"metadata": {"x": "x" * 513}}, "metadata"),
-    ],
+    sampled(
+        [
+            ({"endpoint": "/v1/completions2"}, "endpoint"),
+            ({"completion_window": "7d"}, "completion_window"),
+            ({"input_file_id": "file-none"}, "input_file_id"),
+            ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+            ({"metadata": {"x" * 65: "x"}}, "metadata"),
+            ({"metadata": {"x": "x" * 513}}, "metadata"),
+        ],
+        keep=2,
+    ),
 )
 def test_a_create_with_a_wrong_field_is_refused(emu, customer, changes, param):
     """The field is named, and nothing is created."""
@@ -89,22 +93,25 @@ def test_large_uploads_are_taken_whole_or_in_chunks(emu, customer):
 
 @pytest.mark.parametrize(
     ("lines", "code", "number"),
-    [
-        ([line(0), b"{not json\n"], "invalid_json_line", 2),
-        ([line(0), b"[]\n"], "invalid_json_line", 2),
-        ([line(0), b'{"custom_id": NaN}\n'], "invalid_json_line", 2),
-        ([line(0), line(1), line(0)], "duplicate_custom_id", 3),
-        ([line(0, custom_id=None)], "invalid_request", 1),
-        ([line(0, custom_id="")], "invalid_request", 1),
-        ([line(0, method="GET")], "invalid_request", 1),
-        ([line(0), b"\n", line(1, url="/v1/responses")], "url_mismatch", 3),
-        ([line(0, body=None)], "invalid_request", 1),
-        ([line(0, body={})], "invalid_request", 1),
-        ([line(0), line(1, body={"model": "other"})], "model_mismatch", 2),
-        ([b"\n\n"], "empty_file", None),
-        ([line(0), line(1), line(2), line(3)], "too_many_tasks", None),
-        ([line(0, "x" * 5000)], "file_too_large", None),
-    ],
+    sampled(
+        [
+            ([line(0), b"{not json\n"], "invalid_json_line", 2),
+            ([line(0), b"[]\n"], "invalid_json_line", 2),
+            ([line(0), b'{"custom_id": NaN}\n'], "invalid_json_line", 2),
+            ([line(0), line(1), line(0)], "duplicate_custom_id", 3),
+            ([line(0, custom_id=None)], "invalid_request", 1),
+            ([line(0, custom_id="")], "invalid_request", 1),
+            ([line(0, method="GET")], "invalid_request", 1),
+            ([line(0), b"\n", line(1, url="/v1/responses")], "url_mismatch", 3),
+            ([line(0, body=None)], "invalid_request", 1),
+            ([line(0, body={})], "invalid_request", 1),
+            ([line(0), line(1, body={"model": "other"})], "model_mismatch", 2),
+            ([b"\n\n"], "empty_file", None),
+            ([line(0), line(1), line(2), line(3)], "too_many_tasks", None),
+            ([line(0, "x" * 5000)], "file_too_large", None),
+        ],
+        keep=4,
+    ),
 )
 def test_a_wrong_input_file_fails_the_validation(lines, code, number):
     """The batch exists, then fails; its errors name the line; nothing is billed and there are no results."""

@@ -7,6 +7,7 @@ import time
 
 import openai
 import pytest
+from levels import sampled
 from openai_batch_world import CHAT, ENDS, Customer, line, until, world
 from raw_client import RawClient, chat
 
@@ -123,12 +124,15 @@ def test_lines_cannot_be_streamed(customer):
 
 @pytest.mark.parametrize(
     ("fault", "status", "code"),
-    [
-        ("status_zero", 0, None),
-        ("item_error", 500, None),
-        ("item_invalid", 400, "invalid_prompt"),
-        ("no_money_lines", 429, "insufficient_quota"),
-    ],
+    sampled(
+        [
+            ("status_zero", 0, None),
+            ("item_error", 500, None),
+            ("item_invalid", 400, "invalid_prompt"),
+            ("no_money_lines", 429, "insufficient_quota"),
+        ],
+        keep=2,
+    ),
 )
 def test_failed_lines_are_in_the_error_file(fault, status, code):
     with world(batch_faults={fault: 1.0}) as (emu, customer):

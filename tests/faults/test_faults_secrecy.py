@@ -72,7 +72,7 @@ def _echo(seen: Seen) -> str:
     return f"You sent {PROMPT!r} with {KEY} ({' '.join(heard)}), which is wrong: {seen.body[:3000]!r}"
 
 
-@pytest.mark.parametrize("what", sampled(["upload", "list", "create", "get", "download"], keep=2))
+@pytest.mark.parametrize("what", sampled(["upload", "list", "create", "get", "download"]))
 def test_c26_a_refusal_that_repeats_key_and_prompt_is_told_without_them(
     provider: str,
     what: str,
@@ -193,7 +193,7 @@ _OURS = re.compile(r"jobs\.db(-wal|-shm)?|[0-9a-z-]+\.lock|shard-[0-9A-Za-z]{22}
 _PLAIN = re.compile(r"/[A-Za-z0-9_./:-]*")
 
 
-@pytest.mark.parametrize("what", sampled(["upload", "create", "get", "list"], keep=2))
+@pytest.mark.parametrize("what", sampled(["upload", "create", "get", "list"]))
 def test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store(
     provider: str, what: str, tmp_path: Path
 ) -> None:

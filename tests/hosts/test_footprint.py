@@ -103,6 +103,7 @@ def test_an_idle_client_neither_polls_nor_waits_for_a_time() -> None:
             assert clock.pending() == 0
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads how often a thread was scheduled from /proc")
 def test_an_idle_client_uses_no_processor_time() -> None:
     """Its threads are not scheduled once in the time that 20,000 other events take."""

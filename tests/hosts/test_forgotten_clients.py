@@ -9,6 +9,8 @@ import time
 import weakref
 from collections.abc import Callable
 
+import pytest
+
 import smartbatch
 from smartbatch import BatchingClient
 
@@ -60,6 +62,7 @@ class Application:
         return f"answer to {request.prompt}"
 
 
+@pytest.mark.full
 def test_clients_whose_own_observers_refer_to_them_are_collected() -> None:
     """With their threads; futures that are kept hold none of them."""
     before, applications, kept = own_threads(), [], []
@@ -77,6 +80,7 @@ def test_clients_whose_own_observers_refer_to_them_are_collected() -> None:
     assert within(30.0, all_gone)  # a pass of the collector may come while a worker still tells of its call
 
 
+@pytest.mark.full
 def test_a_client_that_only_its_observer_refers_to_answers_what_it_was_asked() -> None:
     """It is collected after the last answer, not before."""
     asked, answer = threading.Event(), threading.Event()
@@ -109,6 +113,7 @@ def test_a_list_keeps_its_client() -> None:
     assert all(result.ok for result in results)
 
 
+@pytest.mark.full
 def test_a_job_keeps_its_client(tmp_path) -> None:
     store = str(tmp_path / "jobs.db")
     client = BatchingClient("sim:demo?latency=0", store=store)
@@ -119,6 +124,7 @@ def test_a_job_keeps_its_client(tmp_path) -> None:
     assert smartbatch.job(job.id, store=store).status().done
 
 
+@pytest.mark.full
 def test_a_forgotten_client_that_is_busy_holds_up_no_other() -> None:
     asked, answer = threading.Event(), threading.Event()
 

@@ -161,6 +161,7 @@ def test_money_held_for_the_parents_calls_is_free_in_the_child() -> None:
     )
 
 
+@pytest.mark.full
 def test_two_children_do_not_throw_the_same_rng() -> None:
     """Their pauses before a retry differ, so that they do not come back at the same moment."""
     passes(

@@ -118,7 +118,7 @@ smartbatch.generate(prompts, model=call, exit_grace=20, observers=[call.observe]
 }
 
 
-@pytest.mark.parametrize("place", sampled(CAUGHT, keep=3))
+@pytest.mark.parametrize("place", sampled(CAUGHT))
 def test_a_caught_interrupt_leaves_the_client_usable(place: str) -> None:
     """It cancels what has not started, and the same client answers the next prompt."""
     ended = run_script(SETTING + CAUGHT[place])
@@ -127,7 +127,7 @@ def test_a_caught_interrupt_leaves_the_client_usable(place: str) -> None:
     assert ended.code == 0
 
 
-@pytest.mark.parametrize("place", UNCAUGHT)
+@pytest.mark.parametrize("place", sampled(UNCAUGHT, keep=1))
 def test_an_interrupt_that_nobody_catches_ends_the_script(place: str) -> None:
     """It ends as any interrupted script does, and nothing is called that had not started."""
     ended = run_script(SETTING + UNCAUGHT[place])

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from smartbatch.testing import emulator
 
 PATIENCE = 60.0
@@ -48,6 +50,7 @@ class Created:
         self.seen.set()
 
 
+@pytest.mark.full
 def test_what_a_killed_process_deferred_is_answered_once_to_the_next(tmp_path: Path) -> None:
     """In another order and in two groups: each request is paid once, and each has its cost."""
     names, created = [f"question {n}" for n in range(20)], Created()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from inside import inside
+from levels import sampled
 
 from smartbatch import BatchingClient, ResultList
 from smartbatch.emulator.composed_answers import answer_for
@@ -72,7 +73,7 @@ def at_the_prices(results: ResultList) -> float:
     return total
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize("api", sampled(["chat", "responses"], keep=1))
 def test_a_list_with_some_time_goes_by_flex_at_half_the_price(emu: Emulator, api: str) -> None:
     """Two hundred word problems; the ledger knows every one as of the tier, and no call was wasted."""
     with client_of(openai(emu, api)) as client:
@@ -137,7 +138,7 @@ def test_what_the_tier_has_no_room_for_goes_on_at_once_and_nothing_is_paid_twice
     assert emu.ledger.paid_twice() == []
 
 
-@pytest.mark.parametrize("why", ["full", "missing"])
+@pytest.mark.parametrize("why", sampled(["full", "missing"], keep=1))
 def test_a_tier_that_takes_nothing_costs_a_few_calls_and_is_not_chosen_again(emu: Emulator, why: str) -> None:
     if why == "full":
         emu.configure(faults={"no_room": 1.0})

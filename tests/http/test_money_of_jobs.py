@@ -298,6 +298,7 @@ def test_a_cancelled_job_ends_its_equal_rows_as_well(claude: SmallClaude, tmp_pa
     assert not claude.asked
 
 
+@pytest.mark.full
 def test_equal_rows_are_found_on_many_pages_and_after_the_process_was_killed(
     claude: SmallClaude, tmp_path: Path
 ) -> None:

@@ -76,7 +76,7 @@ def test_a_list_by_batch_makes_objects_of_each_requests_own_class(
         assert [result.parsed for result in again] == [result.parsed for result in found]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sampled(KINDS, keep=1))
 def test_the_class_of_a_list_by_batch_may_be_the_lists_or_the_clients(kind: type, tmp_path: Path) -> None:
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         of_list = w.process().generate(texts(12), strategy="batch", schema=kind)

@@ -90,6 +90,7 @@ def test_a_rescue_begins_when_the_plan_says(tmp_path: Path) -> None:
         assert f"after {planned:.1f} s is taken back" in line
 
 
+@pytest.mark.full
 def test_a_batch_is_sent_where_real_time_would_be_late_and_the_batch_hardly(tmp_path: Path) -> None:
     """Real time was never seen, so it is assumed to be slow; batches were seen to be fast."""
     with world("openai", tmp_path, rare=60, batch_turnaround=2.0) as w:
@@ -103,6 +104,7 @@ def test_a_batch_is_sent_where_real_time_would_be_late_and_the_batch_hardly(tmp_
         assert not told(w, JobRescued)
 
 
+@pytest.mark.full
 def test_the_more_waiting_is_worth_the_surer_a_rescue_is_to_be(tmp_path: Path) -> None:
     """What a missed deadline counts as is decided with the route, and kept with the job."""
     left = []

@@ -394,6 +394,7 @@ def test_a_job_that_ends_in_time_while_the_store_is_read_is_looked_at_again(
     assert wait(job) == 2
 
 
+@pytest.mark.full
 def test_a_job_is_waited_for_until_its_deadline_or_longer(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:

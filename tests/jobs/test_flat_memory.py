@@ -129,6 +129,7 @@ def kept(process: Process) -> dict[str, int]:
     return found
 
 
+@pytest.mark.full
 def test_jobs_that_have_ended_leave_nothing_behind(process: Process) -> None:
     """After any number of jobs every container is as long as after the first."""
     process.supervisor.start()

@@ -56,6 +56,7 @@ def test_a_future_that_raised_is_gone_at_once(clock: VirtualClock, client_of: Cl
     assert dead() is None
 
 
+@pytest.mark.full
 def test_deadlines_of_ended_requests_are_forgotten(clock: VirtualClock, client_of: ClientOf) -> None:
     """One slow request with an early deadline does not keep a thousand later ones in memory."""
     client = client_of(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from levels import sampled
 from scenes import PATIENCE, Embedder, InTime, Scripted, broken, submit_all
 
 from smartbatch._clock import VirtualClock
@@ -110,6 +111,7 @@ def test_a_distant_deadline_makes_nobody_later(priority: Priority) -> None:
     assert latest_start(100.0, priority, start - 1) == start - 1
 
 
+@pytest.mark.full
 def test_no_priority_starves_under_an_hour_of_too_much_traffic(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
@@ -142,7 +144,7 @@ def test_no_priority_starves_under_an_hour_of_too_much_traffic(
         assert {at for at, _ in started} >= set(due)
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("lanes", sampled([1, 2], keep=1))
 def test_nobody_starves_behind_a_stream_of_urgent_requests(
     lanes: int, clock: VirtualClock, client_of: ClientOf
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inside import inside
+from levels import sampled
 
 from smartbatch import BatchingClient, ConfigError, Price
 from smartbatch.core.routing.offers import BatchOffer
@@ -31,7 +32,7 @@ def market(folder: Path) -> Iterator[tuple[World, BatchingClient]]:
         yield w, client
 
 
-@pytest.mark.parametrize(("budget", "about"), [(1.6, 1), (0.9, 2), (0.5, 5), (0.33, 8)])
+@pytest.mark.parametrize(("budget", "about"), sampled([(1.6, 1), (0.9, 2), (0.5, 5), (0.33, 8)], keep=1))
 def test_a_plan_counts_the_rounds_that_a_budget_makes_of_a_list(
     budget: float, about: int, tmp_path: Path
 ) -> None:

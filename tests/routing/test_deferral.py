@@ -323,6 +323,7 @@ def test_the_job_is_a_decision_that_is_told_and_scored(deferring: ClientOf, remo
     assert client.metrics.snapshot().decisions.chosen == {"batch": 1}
 
 
+@pytest.mark.full
 def test_where_no_route_would_be_in_time_they_go_in_real_time(
     deferring: ClientOf, clock: VirtualClock
 ) -> None:
@@ -403,6 +404,7 @@ def test_a_hook_may_stop_the_client_that_settles_it(deferring: ClientOf, remote:
     assert all(answer.ok for answer in results(deferred(client, 12)))
 
 
+@pytest.mark.full
 def test_a_time_out_is_kept_in_real_time_where_the_batch_is_late(
     deferring: ClientOf, clock: VirtualClock
 ) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from levels import sampled
 from shared_data import shared
 
 from smartbatch.core.batching.crosscheck import Crosscheck
@@ -157,7 +158,7 @@ class TestFalseAlarms:
         )
         assert flagged <= 0.001 * 8 * len(prompts)
 
-    @pytest.mark.parametrize("count", [20, 50, 200])
+    @pytest.mark.parametrize("count", sampled([20, 50, 200], keep=1))
     def test_small_shards_give_no_more_of_them(self, count: int) -> None:
         flagged = unrelated = 0.0
         for seed in range(400):

@@ -152,6 +152,7 @@ class TestHowWellItHolds:
         assert 0.86 <= mean(run.covered[0.9] for run in runs) <= 0.94
         assert 0.45 <= mean(run.covered[0.5] for run in runs) <= 0.55
 
+    @pytest.mark.full
     def test_a_world_that_does_not_change_hardly_ever_seems_to(self) -> None:
         """Less than once in 500."""
         names = ("lognormal 0.3", "lognormal 1.0", "Pareto 1.2", "one in 20 takes 10 x")
@@ -159,16 +160,19 @@ class TestHowWellItHolds:
 
     @pytest.mark.parametrize(
         ("name", "factor"),
-        [
-            ("lognormal 0.3", 2.0),
-            ("lognormal 0.5", 2.0),
-            ("lognormal 0.5", 0.5),
-            ("lognormal 1.0", 4.0),
-            ("Pareto 3", 2.0),
-            ("Pareto 1.2", 0.5),
-            ("one in 5 takes 10 x", 2.0),
-            ("one in 20 takes 10 x", 0.5),
-        ],
+        sampled(
+            [
+                ("lognormal 0.3", 2.0),
+                ("lognormal 0.5", 2.0),
+                ("lognormal 0.5", 0.5),
+                ("lognormal 1.0", 4.0),
+                ("Pareto 3", 2.0),
+                ("Pareto 1.2", 0.5),
+                ("one in 5 takes 10 x", 2.0),
+                ("one in 20 takes 10 x", 0.5),
+            ],
+            keep=2,
+        ),
     )
     def test_a_change_is_noticed_within_20(self, name: str, factor: float) -> None:
         """In 9 of 10 runs; where times differ much among themselves, it takes a larger change."""

@@ -43,7 +43,7 @@ def used(server: Server, begin: float = 60.0, end: float = 300.0) -> float:
 
 
 @pytest.mark.parametrize("latency", sampled(LATENCIES))
-@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("limits", sampled(LIMITS, keep=3))
 def test_reported_limits_are_filled_and_kept(limits: str, latency: str) -> None:
     """99 % of the tighter one used after the first minute; at most 1 % refused, with headers 0.1 %."""
     style, minute = LIMITS[limits]
@@ -54,7 +54,7 @@ def test_reported_limits_are_filled_and_kept(limits: str, latency: str) -> None:
     assert client.counts.share <= (0.01 if style == "gemini" else 0.001)
 
 
-@pytest.mark.parametrize("limits", ["gemini, requests", "gemini, input"])
+@pytest.mark.parametrize("limits", sampled(["gemini, requests", "gemini, input"], keep=1))
 def test_where_nothing_is_reported_but_refusals_there_is_one_storm(limits: str) -> None:
     """At most one refusal for each worker, all of them when the first burst ends."""
     style, minute = LIMITS[limits]
@@ -66,7 +66,7 @@ def test_where_nothing_is_reported_but_refusals_there_is_one_storm(limits: str) 
 
 
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
-@pytest.mark.parametrize("work", [capped_high, capped_low])
+@pytest.mark.parametrize("work", sampled([capped_high, capped_low]))
 def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object, latency: str) -> None:
     """Three times as much for a high output cap, or the prompt alone: used to 99 % and 0.1 % refused."""
     server = Server("openai", {"requests": 6000, "tokens": 600_000 if work is capped_high else 250_000})

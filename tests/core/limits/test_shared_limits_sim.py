@@ -78,7 +78,7 @@ def test_processes_fill_a_told_limit_together(count: int, latency: str) -> None:
 
 
 @pytest.mark.parametrize("latency", sampled(LATENCIES, first=1))
-@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("limits", sampled(LIMITS, first=2))
 def test_processes_fill_a_limit_they_learn_together(limits: str, latency: str) -> None:
     """From the answers of all: 98 % of it, and at most 1 % refused.
 
@@ -98,6 +98,7 @@ def test_a_limit_below_five_a_second_is_leased_one_request_at_a_time() -> None:
     assert min(answered) >= 0.85 * max(answered)
 
 
+@pytest.mark.full
 def test_exchanges_are_few() -> None:
     """At most ten a second, and four where the limit does not hold anybody back."""
     held = Run(Server("gemini", {"requests": 600}), 4, told=600).fill(30.0)
@@ -153,7 +154,7 @@ def test_a_rate_that_one_process_proves_is_spaced_by_all() -> None:
     assert run.refused <= 0.02
 
 
-@pytest.mark.parametrize("on_lost", ["share", "stop", "local"])
+@pytest.mark.parametrize("on_lost", sampled(["share", "stop", "local"], keep=1))
 def test_a_back_end_that_is_away_leaves_each_process_its_share(on_lost: str) -> None:
     """For 40 seconds: at most the whole limit is sent, none, or as if nobody shared; then all is well."""
     run = Run(Server("gemini", {"requests": 600}), 4, told=600)

@@ -414,6 +414,7 @@ def tried(n: int, constraints: Constraints, turnaround: float, spread: float) ->
         return None
 
 
+@pytest.mark.full
 @given(
     n=SIZES,
     minutes=MINUTES,
@@ -437,6 +438,7 @@ def test_a_longer_deadline_costs_no_more(
     assert long.cost.expected + long.late_cost <= (short.cost.expected + short.late_cost) * 1.06
 
 
+@pytest.mark.full
 @given(n=SIZES, value=st.floats(0.0, 50.0), more=st.floats(0.0, 50.0), turnaround=st.floats(60, 20_000))
 def test_who_values_time_more_never_waits_longer(
     n: int, value: float, more: float, turnaround: float

@@ -34,6 +34,7 @@ def test_keys_are_near_as_long_as_few_distinct_ones_came_since() -> None:
     assert keys.is_near(key(2))
 
 
+@pytest.mark.full
 def test_150_000_keys_take_less_than_a_megabyte_and_a_half() -> None:
     """The parts themselves included, which are as many for a million keys; these may take 8 MB."""
     tracemalloc.start()
