@@ -161,6 +161,7 @@ def test_a_job_is_looked_for_in_the_store_that_is_meant_now(
         assert store_of(smartbatch.job(name, store=store)).place.startswith(str(folder))
 
 
+@pytest.mark.full
 def test_finished_jobs_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who listened to jobs that have ended are dropped; what is remembered of them is bounded."""
     monkeypatch.setattr(service, "WATCHERS", 10)

@@ -123,6 +123,7 @@ def test_an_output_counts_although_the_store_is_gone(calls: Any) -> None:
 # -- who goes on with it -------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """Another run on the store, and jobs resume without a name, leave it alone; its own line goes on."""
     expected = prompts(10)
@@ -175,6 +176,7 @@ def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(
     assert "had ended before; its answers are taken from the store" in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_ctrl_c_says_what_becomes_of_the_rest(calls: Any) -> None:
     """What is under way is stored and written; the note names the job, which can be dropped."""
     prompts(50)
@@ -228,6 +230,7 @@ def test_another_input_for_the_output_drops_what_was_left(
     )
 
 
+@pytest.mark.full
 def test_the_rest_of_a_run_in_real_time_can_go_by_batch(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

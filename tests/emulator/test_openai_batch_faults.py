@@ -39,6 +39,7 @@ def test_a_late_create_appears_in_the_list_by_itself():
         assert emu.ledger.batches[0].created_at > emu.ledger.batches[0].at
 
 
+@pytest.mark.full
 def test_a_late_create_is_fenced_off_by_deleting_its_file():
     """The time of the landing is waited for in the ledger, so nothing can follow."""
     with world(batch_faults={"late_create": 1.0}, batch_late_seconds=2.0, seed=1) as (emu, customer):

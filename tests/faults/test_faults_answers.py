@@ -48,6 +48,7 @@ RETRY_AFTER: tuple[dict[str, str], ...] = (
 )
 
 
+@pytest.mark.full
 @each_provider
 def test_c1_no_form_of_retry_after_is_obeyed_blindly(provider: str, tmp_path: Path) -> None:
     """Every call about a batch is refused in each of twenty ways; no pause is longer than ten minutes."""

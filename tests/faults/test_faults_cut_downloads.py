@@ -151,6 +151,7 @@ def test_c9_a_file_that_has_no_last_newline_each_time_is_whole(provider: str, tm
         assert w.incidents(job) == {"missing_items": 1}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("provider", sampled(PROVIDERS))
 def test_c9_what_could_be_read_is_there_while_the_rest_is_waited_for(provider: str, tmp_path: Path) -> None:
     """The pauses grow, and the status says what is going on; a job that is cancelled does not wait."""

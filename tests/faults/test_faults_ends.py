@@ -34,6 +34,7 @@ def first(*faults: str) -> Any:
     return lambda index, label: faults if index == 0 else ()
 
 
+@pytest.mark.full
 @each_fallback
 @each_provider
 def test_c14_of_a_batch_that_expires_half_done_that_half_is_kept(
@@ -61,6 +62,7 @@ def _nonce(record: BatchRecord) -> str:
     return record.custom_id[:22]
 
 
+@pytest.mark.full
 @each_provider
 def test_c15_what_expires_with_nothing_done_again_and_again_ends_and_says_so(
     provider: str, tmp_path: Path
@@ -289,6 +291,7 @@ def test_c18_a_batch_refused_at_validation_is_made_anew_once(
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("provider", "refusal"),
     sampled([("openai", "late"), ("openai", "early"), ("anthropic", "early"), ("gemini", "early")]),

@@ -163,6 +163,7 @@ def test_b15_no_call_follows_a_redirect_to_another_host(provider: str, tmp_path:
         elsewhere.stop()
 
 
+@pytest.mark.full
 def test_b16_after_eight_hours_without_a_network_polling_goes_on_without_a_burst(
     provider: str, tmp_path: Path
 ) -> None:

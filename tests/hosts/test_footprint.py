@@ -180,6 +180,7 @@ def test_a_stopped_client_has_nothing_open() -> None:
     assert ended.lines == ["['MainThread', 'smartbatch-emulator']"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("allowed", [1, 2])
 def test_with_too_few_threads_the_workers_there_are_do_all_the_work(
     allowed: int, monkeypatch: pytest.MonkeyPatch

@@ -107,6 +107,7 @@ def test_a_forgotten_client_answers_what_it_was_asked() -> None:
     assert future.result(30).ok
 
 
+@pytest.mark.full
 def test_a_list_keeps_its_client() -> None:
     results = BatchingClient("sim:demo?latency=0", parallelism=1).map(f"prompt {n}" for n in range(50))
     gc.collect()

@@ -206,6 +206,7 @@ def test_a_child_of_a_child_works() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_child_that_ends_as_scripts_do_runs_its_exit_within_the_grace() -> None:
     """It closes its own client, prints nothing, and leaves the parent's calls alone."""
     passes(

@@ -333,6 +333,7 @@ for n in range(100_000):
 """
 
 
+@pytest.mark.full
 def test_killed_at_any_moment_every_acknowledged_job_is_there_and_whole(bench: Bench, start: Start) -> None:
     acknowledged: set[str] = set()
     for cycle in range(6):

@@ -104,6 +104,7 @@ def test_an_expired_batch_keeps_what_was_done(side, tmp_path):
         assert sorted(outcomes, key=str) == sorted([LineOutcome.OK] * 2 + [LineOutcome.UNRUN] * 2, key=str)
 
 
+@pytest.mark.full
 def test_the_list_goes_on_page_by_page(side, tmp_path):
     """Newest first, every batch once, to the end."""
     with world(side) as (_, api):

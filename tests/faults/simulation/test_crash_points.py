@@ -21,6 +21,7 @@ OF_LABELS = {"K15"}
 """A second batch of a shard that may be foreign is not cancelled."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS))
 def test_a_crash_at_any_point_alone_does_no_harm(run: Run, flavour: str) -> None:
     """Every point of each case that no earlier one had, the first and the last time it is met."""

@@ -15,6 +15,7 @@ from tests.levels import sampled
 Run = Callable[[Iterable[Plan]], Iterator[Outcome]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flavour", sampled(FLAVOURS))
 def test_a_repeated_create_is_told_with_what_it_cost(run: Run, flavour: str) -> None:
     """The first create succeeds and its answer is lost; the second is answered, and hides the first."""
