@@ -25,6 +25,9 @@ _PATIENCE = 5.0
 _CLOSED = 30.0
 """Seconds after which costs are hopeless while the back end is away."""
 
+_NANO = 1e9
+"""Amounts are counted in billionths of a USD, as the budget counts."""
+
 
 class BudgetLease:
     """A client's part of a shared budget.
@@ -61,6 +64,7 @@ class BudgetLease:
         self._lacking = 0.0
         self._lacking_since = self._asked_at = self._again_at = self._used_at = self._lost_at = -math.inf
         self._held_then = 0.0
+        self._number = self._drawn = self._given = 0  # of exchanges, and billionths of a USD
         self._demand = 0.0
         self._hopeless = math.inf
 
@@ -94,7 +98,8 @@ class BudgetLease:
         """Return what to tell and ask in an exchange; :meth:`adopt` or :meth:`lose` follows.
 
         What is not reserved goes back when nothing was spent lately, and when it is too little for a call
-        that asked in vain: else several clients would each hold a part of what one of them needs.
+        that asked in vain: else several clients would each hold a part of what one of them needs. Whether an
+        exchange was made whose answer was lost, the totals of the next one tell.
         """
         held, reserved = self._held(), self._reserved()
         spent = max(0.0, self._held_then - held)
@@ -107,6 +112,7 @@ class BudgetLease:
         if leaving or (in_vain if self._lacking else now - self._used_at >= _IDLE):
             returned = max(0.0, held - reserved)
             self._widen(-returned)
+            self._given += round(returned * _NANO)
         kept = held - returned
         free = kept - reserved
         least = max(0.0, self._lacking - free)
@@ -114,14 +120,17 @@ class BudgetLease:
         if self._lacking and self._lacking_since == -math.inf:
             self._lacking_since = now
         self._asked_at = now
+        self._number += 1
         return LeaseAsk(
             member=self._member,
             caps=_first(self._limit),
             kept=_first(kept),
-            returned=_first(returned),
             least=_first(least),
             wanted=_first(max(0.0, wanted)),
             money=1,
+            number=self._number,
+            drawn=self._drawn / _NANO,
+            given=self._given / _NANO,
             leaving=int(leaving),
         )
 
@@ -134,9 +143,10 @@ class BudgetLease:
         3. Others may give some back: ask again soon.
         """
         self.grant, self.lost = grant, False
-        more = math.floor(grant.granted[0] * 1e9 + 0.1) / 1e9  # sums of floats lack some parts of 10⁻¹⁰
+        more = math.floor(grant.granted[0] * _NANO + 0.1)  # sums of floats lack some parts of 10⁻¹⁰
         if more:
-            self._widen(more)
+            self._drawn += more
+            self._widen(more / _NANO)
         lacking, self._lacking = self._lacking, 0.0
         self._hopeless, self._again_at = math.inf, now
         if not grant.wait:
@@ -153,6 +163,7 @@ class BudgetLease:
         if begins:
             self.lost, self._lost_at = True, now
         self._lacking = 0.0
+        self._held_then = self._held()
         if now - self._lost_at >= _CLOSED:
             self._hopeless = 0.0
         return begins

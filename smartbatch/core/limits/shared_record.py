@@ -35,6 +35,9 @@ ADVANCE = 1.0
 MONEY_SLICES = 2.0
 """A slice of money is at most what is left, divided by the processes and by this."""
 
+REMEMBERED, SETTLED = 7 * 86_400.0, 60.0
+"""Seconds without a word for which the account of a client is kept that holds money, and that holds none."""
+
 SLOT_SECONDS = 0.5
 """Of an evenly spaced limit the processes together lease this many seconds at a time."""
 
@@ -73,7 +76,7 @@ class LeaseAsk:
             nothing since.
         then: as that exchange told it, see :class:`LeaseGrant`.
         kept: what it holds and keeps.
-        returned: what it gives back; negative where calls needed more than was expected.
+        returned: what it gives back; negative where calls needed more than was expected. 0 for a budget.
         least: what it needs beside what it keeps, so that the next call can go; all 0 where none waits.
         wanted: what it wants, that included; all 0 for nothing.
         slots: calls at the spaced rate that are wanted, where calls are spaced; 0 for none.
@@ -84,6 +87,9 @@ class LeaseAsk:
         lowered: 1 where that rate was proven or lowered since the last exchange, else 0.
         outage: 1 where its breaker opened since the last exchange, -1 where it closed, else 0.
         money: 1 for a budget, else 0: what a dead process leased does not come back, and nothing refills.
+        number: of the exchange, counted by the process; of a budget.
+        drawn, given: USD that it got of a budget and gave back, since its start. Totals, and not what is new:
+            of an exchange whose answer was lost nobody knows whether it was made.
         leaving: 1 for the last exchange of a process, else 0.
     """
 
@@ -107,6 +113,9 @@ class LeaseAsk:
     lowered: int = 0
     outage: int = 0
     money: int = 0
+    number: int = 0
+    drawn: float = 0.0
+    given: float = 0.0
     leaving: int = 0
 
 
@@ -162,6 +171,18 @@ class Member:
 
 
 @define
+class Account:
+    """What a client has of a budget, as its last exchange left it: when that was, its number, the totals that
+    the client drew and gave, and what it holds of that, in USD."""
+
+    seen: float
+    number: int
+    drawn: float
+    given: float
+    held: float
+
+
+@define
 class SharedRecord:
     """One quota that processes share. Times are seconds of the back end's clock.
 
@@ -170,6 +191,8 @@ class SharedRecord:
         granted: what was ever leased, what came back included.
         generation: grows with each cooldown, proof of a limit and outage, so that many reports of one event
             count once.
+        accounts: of a budget, by client. They outlive the members: what a dead one held stays taken, and one
+            that was silent for long may still give back.
     """
 
     at: float = 0.0
@@ -183,6 +206,11 @@ class SharedRecord:
     next_slot: float = 0.0
     outage: int = 0
     members: dict[str, Member] = field(factory=dict)
+    accounts: dict[str, Account] = field(factory=dict)
+
+
+class LateExchange(Exception):
+    """An exchange comes after a later one of its client, which gave it up before."""
 
 
 def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
@@ -194,15 +222,21 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
        forgotten; what they held comes back. While nobody was heard, the back end was away, and processes may
        have used what came in by their safe shares.
     2. Limits: the tightest that a living process knows, or what was known before; they refill.
-    3. What the process gives back is added. What the provider said is left bounds what is, next to what the
-       others hold.
+    3. What the process gives back is added; of a budget also what it was granted by an answer that it never
+       got. What the provider said is left bounds what is, next to what the others hold.
     4. Events of the present generation change the record; those of an older one were told before.
     5. A process that wants something gets it if enough is left next to what those need that waited for
        longer, or are more urgent.
 
     Args:
         now: seconds of the back end's clock.
+
+    Raises:
+        LateExchange: of a budget; the record is as it was.
     """
+    account = record.accounts.get(ask.member)
+    if account is not None and ask.number <= account.number:
+        raise LateExchange("it was given up, and another was made since")
     if now < record.at - CLOCK_STEP:
         _set_back(record, record.at - now)
     now = max(now, record.at)
@@ -214,11 +248,14 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     for d in range(DIMENSIONS):
         _refill(record, ask, d, elapsed * record.rates[d] + (0.0 if ask.money else back[d]))
         if record.caps[d] > 0.0:
-            # of a process that was forgotten a rate came back then; money did not
-            given = ask.returned[d] if mine is not None or ask.money else min(ask.returned[d], 0.0)
+            # of a process that was forgotten it came back then
+            given = ask.returned[d] if mine is not None else min(ask.returned[d], 0.0)
+            if d == 0 and account is not None:
+                given = account.drawn - ask.drawn + ask.given - account.given
             _correct(record, ask, d, record.levels[d] + given)
     _note_events(record, ask, now)
     if ask.leaving:
+        _book(record, ask, now, 0.0)
         return _grant(record, now, 1 + len(record.members), _none())
     since = mine.since if mine is not None and mine.since > 0.0 else now
     wants = max(*ask.wanted, ask.slots) > 0.0
@@ -235,6 +272,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
         since=since if wait > 0.0 else 0.0,
         accepted=ask.accepted,
     )
+    _book(record, ask, now, granted[0])
     return _grant(record, now, len(record.members), granted, slots, slots_in, wait, without=ask.member)
 
 
@@ -245,6 +283,8 @@ def _set_back(record: SharedRecord, seconds: float) -> None:
     for member in record.members.values():
         member.seen -= seconds
         member.since = member.since - seconds if member.since > 0.0 else 0.0
+    for account in record.accounts.values():
+        account.seen -= seconds
 
 
 def _forget_gone(record: SharedRecord, now: float) -> list[float]:
@@ -253,7 +293,17 @@ def _forget_gone(record: SharedRecord, now: float) -> list[float]:
         if now - member.seen > GONE:
             del record.members[name]
             back = [some + held for some, held in zip(back, member.held, strict=True)]
+    for name, account in list(record.accounts.items()):
+        if now - account.seen > (REMEMBERED if account.held > 0.0 else SETTLED):
+            del record.accounts[name]
     return back
+
+
+def _book(record: SharedRecord, ask: LeaseAsk, now: float, granted: float) -> None:
+    """Note what a client has of a budget after an exchange. What an unknown one drew and gave was settled."""
+    if ask.money:
+        drawn, held = ask.drawn + granted, ask.kept[0] + granted
+        record.accounts[ask.member] = Account(now, ask.number, drawn, ask.given, held)
 
 
 def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:

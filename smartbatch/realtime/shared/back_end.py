@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import asdict
 
-from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, Member, SharedRecord
+from smartbatch.core.limits.shared_record import Account, LeaseAsk, LeaseGrant, Member, SharedRecord
 from smartbatch.errors import SmartbatchError
 
 VERSION = 1
@@ -49,7 +49,7 @@ class BackEnd(ABC):
         """Perform one exchange with the record ``key``, as a whole, by the back end's clock.
 
         Raises:
-            BackEndAway: it cannot be reached; the exchange may have been made.
+            BackEndAway: it cannot be reached; the exchange may have been made. Or it came late.
         """
 
     @abstractmethod
@@ -65,7 +65,8 @@ def hidden(salt: bytes, name: str) -> str:
 def record_of(document: dict[str, Any]) -> SharedRecord:
     """Return a record from its stored form."""
     members = {name: Member(**one) for name, one in document.pop("members").items()}
-    return SharedRecord(**document, members=members)
+    accounts = {name: Account(**one) for name, one in document.pop("accounts").items()}
+    return SharedRecord(**document, members=members, accounts=accounts)
 
 
 def document_of(record: SharedRecord) -> dict[str, Any]:

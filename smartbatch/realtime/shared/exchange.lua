@@ -2,7 +2,7 @@
 -- same order. KEYS[1]: the record. ARGV[1]: what is asked, as JSON. Returns what is granted, as JSON.
 local GONE, WAITING, SLICES, ADVANCE, MONEY_SLICES = 15, 2, 4, 1, 2
 local SLOT_SECONDS, CLOCK_STEP, QUIET, SLOTS_AHEAD, SLACK, NO_BOUND = 0.5, 2, 8, 1, 0.001, 1e15
-local KEPT = 86400000
+local KEPT, REMEMBERED, SETTLED = 86400000, 604800, 60
 
 local time = redis.call('TIME')
 -- numbers are stored with 14 digits: seconds since 2023 keep their microseconds
@@ -11,9 +11,13 @@ local ask = cjson.decode(ARGV[1])
 local stored = redis.call('GET', KEYS[1])
 local record = stored and cjson.decode(stored) or {
     at = 0, generation = 0, caps = {0, 0, 0, 0}, rates = {0, 0, 0, 0}, levels = {0, 0, 0, 0},
-    granted = {0, 0, 0, 0}, cool_until = 0, spaced = 0, next_slot = 0, outage = 0, members = {},
+    granted = {0, 0, 0, 0}, cool_until = 0, spaced = 0, next_slot = 0, outage = 0, members = {}, accounts = {},
 }
-local members = record.members
+local members, accounts = record.members, record.accounts
+local account = accounts[ask.member]
+if account and ask.number <= account.number then
+    return redis.error_reply('LATE it was given up, and another was made since')
+end
 local names = {}  -- sorted, so that sums are the same everywhere
 for name in pairs(members) do names[#names + 1] = name end
 table.sort(names)
@@ -37,6 +41,7 @@ if now < record.at - CLOCK_STEP then
         member.seen = member.seen - back
         if member.since > 0 then member.since = member.since - back end
     end)
+    for _, one in pairs(accounts) do one.seen = one.seen - back end
 end
 now = math.max(now, record.at)
 local elapsed = now - record.at
@@ -51,6 +56,9 @@ each(function(member, name)
         members[name] = nil
     end
 end)
+for name, one in pairs(accounts) do
+    if now - one.seen > (one.held > 0 and REMEMBERED or SETTLED) then accounts[name] = nil end
+end
 
 if elapsed > QUIET and (mine or next(members)) then elapsed = 0 end
 
@@ -74,7 +82,9 @@ for d = 1, 4 do
     local full = math.max(cap - ask.kept[d] - held_by_others(d), math.min(record.levels[d], cap))
     record.levels[d] = math.min(full, record.levels[d] + more)
     if cap > 0 then
-        local level = record.levels[d] + ((mine or ask.money == 1) and ask.returned[d] or math.min(ask.returned[d], 0))
+        local given = mine and ask.returned[d] or math.min(ask.returned[d], 0)
+        if d == 1 and account then given = account.drawn - ask.drawn + ask.given - account.given end
+        local level = record.levels[d] + given
         local bound = ask.at_most[d]
         if bound < NO_BOUND then
             if next(members) then
@@ -161,6 +171,12 @@ if ask.leaving == 0 then
         since = wait > 0 and since or 0, accepted = ask.accepted,
     }
 end
+if ask.money == 1 then
+    accounts[ask.member] = {
+        seen = now, number = ask.number, drawn = ask.drawn + granted[1], given = ask.given,
+        held = ask.kept[1] + granted[1],
+    }
+end
 
 local accepted, then_ = 0, {}
 each(function(member, name) if name ~= ask.member then accepted = accepted + member.accepted end end)
@@ -169,9 +185,7 @@ for d = 1, 4 do
     if not mine and members[ask.member] then held = held + members[ask.member].held[d] end
     then_[d] = record.granted[d] - held
 end
-if not next(members) then record.members = nil end
 local text = cjson.encode(record)
-if not record.members then text = string.sub(text, 1, -2) .. ',"members":{}}' end
 if ask.money == 1 then
     redis.call('SET', KEYS[1], text)
 else

@@ -6,27 +6,34 @@ DECLARE
     gone CONSTANT float8 := 15; waiting CONSTANT float8 := 2; slices CONSTANT float8 := 4;
     advance CONSTANT float8 := 1; money_slices CONSTANT float8 := 2; slot_seconds CONSTANT float8 := 0.5;
     clock_step CONSTANT float8 := 2; quiet CONSTANT float8 := 8; slots_ahead CONSTANT float8 := 1;
-    slack CONSTANT float8 := 0.001;
+    slack CONSTANT float8 := 0.001; remembered CONSTANT float8 := 604800; settled CONSTANT float8 := 60;
     no_bound CONSTANT float8 := 1e15; none CONSTANT float8[] := '{{0,0,0,0}}';
     r {schema}.shared_limits%ROWTYPE;
     ask {schema}.shared_ask;
     mine {schema}.shared_members%ROWTYPE;
     other {schema}.shared_members%ROWTYPE;
+    account {schema}.shared_accounts%ROWTYPE;
     now_at float8; elapsed float8; step_back float8; since_at float8; others int;
     back float8[] := none; ahead float8[] := none; granted float8[] := none; held_sum float8[] := none;
     told_cap float8; told_rate float8; level float8; lacking float8; amount float8; most float8;
     left_over float8; alone float8; start_at float8; accepted_sum float8 := 0;
-    slots float8 := 0; slots_in float8 := 0; wait float8 := 0; known boolean; outage int; d int;
+    slots float8 := 0; slots_in float8 := 0; wait float8 := 0; known boolean; outage int; d int; has_account boolean;
 BEGIN
     ask := json_populate_record(NULL::{schema}.shared_ask, asked);
     INSERT INTO {schema}.shared_limits (key) VALUES (record_key) ON CONFLICT DO NOTHING;
     SELECT * INTO r FROM {schema}.shared_limits WHERE key = record_key FOR UPDATE;
+    SELECT * INTO account FROM {schema}.shared_accounts WHERE key = record_key AND member = ask.member;
+    has_account := FOUND;
+    IF has_account AND ask.number <= account.number THEN
+        RAISE EXCEPTION 'the exchange comes late: it was given up, and another was made since';
+    END IF;
     now_at := extract(epoch FROM clock_timestamp())::float8;
     IF now_at < r.at - clock_step THEN
         step_back := r.at - now_at;
         r.at := now_at; r.cool_until := r.cool_until - step_back; r.next_slot := r.next_slot - step_back;
         UPDATE {schema}.shared_members SET seen = seen - step_back,
             since = CASE WHEN since > 0 THEN since - step_back ELSE 0 END WHERE key = record_key;
+        UPDATE {schema}.shared_accounts SET seen = seen - step_back WHERE key = record_key;
     END IF;
     now_at := greatest(now_at, r.at);
     elapsed := now_at - r.at;
@@ -38,6 +45,8 @@ BEGIN
     LOOP
         FOR d IN 1..4 LOOP back[d] := back[d] + other.held[d]; END LOOP;
     END LOOP;
+    DELETE FROM {schema}.shared_accounts WHERE key = record_key
+        AND now_at - seen > (CASE WHEN held > 0 THEN remembered ELSE settled END);
     SELECT count(*) INTO others FROM {schema}.shared_members WHERE key = record_key;
     IF elapsed > quiet AND (known OR others > 0) THEN elapsed := 0; END IF;
     FOR d IN 1..4 LOOP
@@ -62,7 +71,11 @@ BEGIN
         level := greatest(told_cap - ask.kept[d] - held_sum[d], least(r.levels[d], told_cap));
         r.levels[d] := least(level, r.levels[d] + amount);
         IF told_cap > 0 THEN
-            level := r.levels[d] + CASE WHEN known OR ask.money = 1 THEN ask.returned[d] ELSE least(ask.returned[d], 0) END;
+            amount := CASE WHEN known THEN ask.returned[d] ELSE least(ask.returned[d], 0) END;
+            IF d = 1 AND has_account THEN
+                amount := account.drawn - ask.drawn + ask.given - account.given;
+            END IF;
+            level := r.levels[d] + amount;
             IF ask.at_most[d] < no_bound THEN
                 IF others > 0 THEN
                     level := least(level, ask.at_most[d] - held_sum[d]);
@@ -134,6 +147,12 @@ BEGIN
         END IF;
     END IF;
     SELECT coalesce(sum(accepted), 0) INTO accepted_sum FROM {schema}.shared_members WHERE key = record_key;
+    IF ask.money = 1 THEN
+        INSERT INTO {schema}.shared_accounts VALUES (record_key, ask.member, now_at, ask.number,
+            ask.drawn + granted[1], ask.given, ask.kept[1] + granted[1])
+        ON CONFLICT (key, member) DO UPDATE SET seen = EXCLUDED.seen, number = EXCLUDED.number,
+            drawn = EXCLUDED.drawn, given = EXCLUDED.given, held = EXCLUDED.held;
+    END IF;
     IF ask.leaving = 0 THEN
         FOR d IN 1..4 LOOP
             held_sum[d] := held_sum[d] + ask.kept[d] + granted[d];

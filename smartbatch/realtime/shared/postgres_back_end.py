@@ -29,6 +29,9 @@ CREATE TABLE IF NOT EXISTS {schema}.shared_members (
     key text, member text, seen float8 NOT NULL, held float8[] NOT NULL, caps float8[] NOT NULL,
     rates float8[] NOT NULL, least float8[] NOT NULL, urgent int NOT NULL, since float8 NOT NULL,
     accepted float8 NOT NULL, PRIMARY KEY (key, member));
+CREATE TABLE IF NOT EXISTS {schema}.shared_accounts (
+    key text, member text, seen float8 NOT NULL, number bigint NOT NULL, drawn float8 NOT NULL,
+    given float8 NOT NULL, held float8 NOT NULL, PRIMARY KEY (key, member));
 CREATE TABLE IF NOT EXISTS {schema}.shared_limits (
     key text PRIMARY KEY, at float8 NOT NULL DEFAULT 0, generation int NOT NULL DEFAULT 0,
     caps float8[] NOT NULL DEFAULT '{{0,0,0,0}}', rates float8[] NOT NULL DEFAULT '{{0,0,0,0}}',
@@ -40,7 +43,8 @@ DO $$ BEGIN
         member text, version int, generation int, caps float8[], rates float8[], at_most float8[],
         at_least float8[], "then" float8[], kept float8[], returned float8[], least float8[], wanted float8[],
         slots float8, urgent int, accepted float8, cooled float8, spaced float8, lowered int, outage int,
-        money int, leaving int);
+        money int, number bigint, drawn float8,
+        given float8, leaving int);
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 """
 

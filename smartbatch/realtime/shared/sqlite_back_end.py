@@ -12,7 +12,7 @@ from collections.abc import Callable
 from smartbatch._clock import RealClock
 from smartbatch._files import check_own, new_file, private_folder
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
-from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, SharedRecord, exchange
+from smartbatch.core.limits.shared_record import LateExchange, LeaseAsk, LeaseGrant, SharedRecord, exchange
 from smartbatch.errors import StoreError
 from smartbatch.realtime.shared.back_end import (
     TIMEOUT,
@@ -117,7 +117,7 @@ class SqliteBackEnd(BackEnd):
                     self._connections.undo()
                     raise
                 return grant
-        except sqlite3.Error as error:
+        except (sqlite3.Error, LateExchange) as error:
             raise self._away(error) from None
 
     def _away(self, error: Exception) -> BackEndAway:

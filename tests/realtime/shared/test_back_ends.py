@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -13,7 +16,7 @@ from realtime.shared.servers import KINDS, address_of, postgres_address, redis_s
 
 from smartbatch.core.limits.shared_record import NO_BOUND, LeaseAsk, SharedRecord, exchange
 from smartbatch.realtime.shared.addresses import open_back_end
-from smartbatch.realtime.shared.back_end import BackEnd, hidden
+from smartbatch.realtime.shared.back_end import BackEnd, BackEndAway, hidden
 from tests.levels import sampled
 
 __all__ = ["postgres_address", "redis_server"]  # fixtures
@@ -42,8 +45,8 @@ def back_end(
     made.close()
 
 
-def drawn(rng: random.Random, generations: list[int], money: int) -> LeaseAsk:
-    """What a process may ask, likely or not; of a budget where ``money`` is 1."""
+def drawn(rng: random.Random, generations: list[int], money: int, number: int) -> LeaseAsk:
+    """What a process may ask, likely or not; of a budget where ``money`` is 1, its exchange of that number."""
     limited = rng.choice([(1,), (1, 1), (1, 0, 1, 1), (0,)])
     pattern = [*limited, 0, 0, 0, 0][:4]
     caps = [float(on and rng.choice([100, 594.0, 10.0])) for on in pattern]
@@ -70,6 +73,9 @@ def drawn(rng: random.Random, generations: list[int], money: int) -> LeaseAsk:
         outage=rng.choice([0, 0, 0, 0, 1, -1]),
         leaving=int(rng.random() < 0.05),
         money=money,
+        number=number,
+        drawn=rng.uniform(0, 50),
+        given=rng.uniform(0, 50),
     )
 
 
@@ -81,8 +87,8 @@ def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time,
     for quota in range(3):
         key, record = hidden(salt, f"{seed} {quota} {uuid4()}"), SharedRecord()
         for step in range(60):
-            time.now += rng.choice([0.0, 0.001, 0.1, 1.0, 3.0, 20.0, -0.5, -5.0])
-            asked = drawn(rng, [0, record.generation, record.generation], money=quota // 2)
+            time.now += rng.choice([0.0, 0.001, 0.1, 1.0, 3.0, 20.0, 90.0, -0.5, -5.0])
+            asked = drawn(rng, [0, record.generation, record.generation], quota // 2, step)
             expected = asdict(exchange(record, asked, time.now))
             got = asdict(back_end.exchange(key, asked))
             for name, value in expected.items():
@@ -95,7 +101,10 @@ def test_what_was_spent_of_a_budget_stays_spent(back_end: BackEnd, time: Time) -
     """Also what a process leased that died, and where another process tells a higher limit."""
     key = hidden(back_end.prepare(), f"budget {uuid4()}")
 
-    def asks(member: str, limit: float, **more: list[float]) -> list[float]:
+    numbers = count(1)
+
+    def asks(member: str, limit: float, **more: Any) -> list[float]:
+        more["number"] = next(numbers)
         told = LeaseAsk(member=member, caps=[limit, 0.0, 0.0, 0.0], money=1, **more)
         return back_end.exchange(key, told).granted
 
@@ -103,7 +112,7 @@ def test_what_was_spent_of_a_budget_stays_spent(back_end: BackEnd, time: Time) -
     assert asks("first", 1.0, **wants)[0] == pytest.approx(0.3)
     time.now += 3600.0
     assert asks("second", 1.0, **wants)[0] == pytest.approx(0.3)
-    assert asks("second", 1.0, kept=[0.3, 0.0, 0.0, 0.0], **wants)[0] == pytest.approx(0.3)
+    assert asks("second", 1.0, drawn=0.3, kept=[0.3, 0.0, 0.0, 0.0], **wants)[0] == pytest.approx(0.3)
     assert asks("third", 1.0, **wants)[0] == 0.0
     time.now += 3600.0
     assert asks("third", 1.5, **wants)[0] == pytest.approx(0.3)
@@ -124,11 +133,23 @@ def test_money_that_a_forgotten_client_gives_back_is_there_again(back_end: BackE
     """It was silent for longer than those that live are; what it held stayed taken until then."""
     key = hidden(back_end.prepare(), f"budget {uuid4()}")
     limit, half = [1.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]
-    back_end.exchange(key, LeaseAsk(member="one", caps=limit, least=half, wanted=half, money=1))
-    time.now += 60.0
-    assert back_end.exchange(key, LeaseAsk(member="other", caps=limit, money=1)).left[0] == 0.5
-    returning = LeaseAsk(member="one", caps=limit, returned=half, money=1)
-    assert back_end.exchange(key, returning).left[0] == 1.0
+    asks = partial(LeaseAsk, caps=limit, money=1)
+    back_end.exchange(key, asks("one", number=1, least=half, wanted=half))
+    time.now += 3600.0
+    assert back_end.exchange(key, asks("other", number=1)).left[0] == 0.5
+    assert back_end.exchange(key, asks("one", number=2, drawn=0.5, given=0.5)).left[0] == 1.0
+
+
+def test_an_exchange_of_money_that_comes_late_or_twice_is_refused(back_end: BackEnd) -> None:
+    """Nothing changes by it: its client gave it up, and has made another since."""
+    key = hidden(back_end.prepare(), f"budget {uuid4()}")
+    limit, half = [1.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0]
+    asks = partial(LeaseAsk, "one", caps=limit, money=1)
+    assert back_end.exchange(key, asks(number=2, least=half, wanted=half)).left[0] == 0.5
+    for number in (1, 2):
+        with pytest.raises(BackEndAway, match=r"cannot be used"):
+            back_end.exchange(key, asks(number=number, least=half, wanted=half))
+    assert back_end.exchange(key, asks(number=3, drawn=0.5, kept=half)).left[0] == 0.5
 
 
 @pytest.mark.parametrize("kind", KINDS)
