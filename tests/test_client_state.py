@@ -99,6 +99,18 @@ def test_opening_a_provider_keeps_nobody_waiting_who_needs_no_start() -> None:
     client.stop()
 
 
+def test_one_lock_guards_the_money_of_a_run_that_stopped_and_of_the_next() -> None:
+    """A call that outlived its run settles the same budget."""
+    client = BatchingClient(lambda _: "done", budget=1.0)
+    engines = []
+    for _ in range(2):
+        client.start()
+        engines.append(engine_of(client))
+        client.stop()
+    locks = [engine.queue.monitor.lock for engine in engines]
+    assert inside(client).realtime.guard_money(lambda: [lock.locked() for lock in locks]) == [True, True]
+
+
 def test_a_lists_finaliser_runs_no_callback_and_waits_for_no_lock() -> None:
     """It may run on a thread that holds the queue's lock; the callback comes later, on another thread."""
     asked, answer = threading.Event(), threading.Event()

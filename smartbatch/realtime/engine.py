@@ -6,6 +6,7 @@ engine never has to be reset.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -45,10 +46,13 @@ class RealtimeEngine:
     Args:
         setup: what all parts share.
         budget: the client's money, which outlives a stop.
+        lock: guards the budget, and is that of the monitor.
         cache: answers kept from run to run; ``None`` where there is none.
     """
 
-    def __init__(self, setup: RealtimeSetup, budget: Budget, cache: ResponseCache | None) -> None:
+    def __init__(
+        self, setup: RealtimeSetup, budget: Budget, lock: threading.Lock, cache: ResponseCache | None
+    ) -> None:
         config, clock = setup.config, setup.clock
         self._setup = setup
         self._clock = clock
@@ -58,6 +62,7 @@ class RealtimeEngine:
             urgent_reserve=config.urgent_reserve,
             block=config.queue_full == "block",
             patience=config.queue_timeout,
+            lock=lock,
         )
         self.gates = Gates(budget, setup.rng)
         self.callbacks = CallbackThread(clock, setup.report)

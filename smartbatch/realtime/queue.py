@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import threading
 from collections import deque
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -66,16 +67,24 @@ class RequestQueue:
             queue full of background work never blocks them.
         block: whether a full queue makes the caller wait, or raises at once.
         patience: longest wait for room, seconds; ``None`` waits for ever.
+        lock: of :attr:`monitor`.
     """
 
     def __init__(
-        self, clock: Clock, *, capacity: int, urgent_reserve: float, block: bool, patience: float | None
+        self,
+        clock: Clock,
+        *,
+        capacity: int,
+        urgent_reserve: float,
+        block: bool,
+        patience: float | None,
+        lock: threading.Lock | None = None,
     ) -> None:
         self._capacity = capacity
         self._reserve = max(1, round(capacity * urgent_reserve))
         self._block = block
         self._patience = patience
-        self.monitor: Monitor = clock.monitor()
+        self.monitor: Monitor = clock.monitor(lock)
         self._room = clock.monitor(self.monitor.lock)
         self._urgent_room = clock.monitor(self.monitor.lock)  # for those who may use the reserve
         self._idle = clock.monitor(self.monitor.lock)

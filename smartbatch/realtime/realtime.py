@@ -96,6 +96,9 @@ class Realtime:
         self.model = model
         shares_budget = setup.config.budget_scope != "client"
         self.budget = Budget(0.0 if shares_budget else setup.config.budget)
+        self._lock = (
+            threading.Lock()
+        )  # of the budget, and of each engine's monitor: two may run, one stopping
         self._budget_share: BudgetShare | None = None
         self.admission = Admission(model, setup)
         opened = (one.provider for one in (model, setup.fallback) if one is not None)
@@ -293,7 +296,9 @@ class Realtime:
             share = self._shared_budget()
             with self._starting:
                 self._check_not_stopped()
-                engine = self.engine = RealtimeEngine(self._setup, self.budget, self.admission.cache)
+                engine = self.engine = RealtimeEngine(
+                    self._setup, self.budget, self._lock, self.admission.cache
+                )
             if share is not None:
                 share.leases.join(share)
         something_started()
@@ -409,16 +414,12 @@ class Realtime:
         return 0 if engine is None else engine.queue.counts.waiting
 
     def guard_money(self, work: Callable[[], _T]) -> _T:
-        """Do ``work`` under what guards :attr:`budget`: the monitor of the calls, while there are any.
+        """Do ``work`` under the lock of :attr:`budget`, which is that of the calls' monitor.
 
         A function, not a context manager: one written in Python leaves the lock taken when a Ctrl-C comes
         between its beginning and the block.
         """
-        with self._starting:
-            engine = self.engine or self._stopping
-            if engine is None:
-                return work()
-        with engine.queue.monitor:
+        with self._lock:
             return work()
 
     # -- inside ----------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def back_end(
 
 
 def drawn(rng: random.Random, generations: list[int], money: int, number: int) -> LeaseAsk:
-    """What a process may ask, likely or not; of a budget where ``money`` is 1, its exchange of that number."""
+    """What a process may ask, likely or not; of a budget where ``money`` is 1, by that exchange."""
     limited = rng.choice([(1,), (1, 1), (1, 0, 1, 1), (0,)])
     pattern = [*limited, 0, 0, 0, 0][:4]
     caps = [float(on and rng.choice([100, 594.0, 10.0])) for on in pattern]
