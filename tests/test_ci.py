@@ -14,6 +14,9 @@ STUB = """#!/bin/sh
 echo "${0##*/} $*" >> "$PWD/called"
 case "${0##*/} $*" in "$FAILS"*) exit 3;; esac
 """
+INSTALLS_BROWSER = "apt-get install"
+TOOLS = ("bash", "sh", "cp", "dirname", "mkdir", "mktemp", "rm")
+"""What the script, or its stubs, may use besides: so there is no browser, whatever the machine has."""
 MAKES_STUBS = f"""#!/bin/sh
 mkdir -p "$3/bin"
 for name in {" ".join(COMMANDS)}; do cp stub "$3/bin/$name"; done
@@ -25,22 +28,32 @@ def project(tmp_path: Path) -> Path:
     """A folder with the script, where no command does anything but fail when it is told to."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
-    for path, text in ((tmp_path / "stub", STUB), (tmp_path / "bin" / "python3", MAKES_STUBS)):
+    for path, text in (
+        (tmp_path / "stub", STUB),
+        (tmp_path / "bin" / "python3", MAKES_STUBS),
+        (tmp_path / "bin" / "apt-get", STUB),
+        (tmp_path / "bin" / "id", "#!/bin/sh\necho $USER_ID\n"),
+    ):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
+    for name in TOOLS:
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or name)
     return tmp_path
 
 
-def code_of(project: Path, fails: str) -> int:
-    environ = {"PATH": f"{project / 'bin'}:/usr/bin:/bin", "FAILS": fails}
+def code_of(project: Path, fails: str, user_id: int = 0) -> int:
+    environ = {"PATH": str(project / "bin"), "FAILS": fails, "USER_ID": str(user_id)}
     return subprocess.run(["bash", ".ci/run"], cwd=project, env=environ, timeout=60, check=False).returncode
+
+
+def called(project: Path) -> list[str]:
+    return (project / "called").read_text().splitlines()
 
 
 def test_all_commands_run_where_none_fails(project: Path) -> None:
     assert code_of(project, "nothing") == 0
-    called = (project / "called").read_text()
-    assert {line.split()[0] for line in called.splitlines()} == set(COMMANDS)
+    assert {line.split()[0] for line in called(project)} == {*COMMANDS, "apt-get"}
 
 
 FAILING = (
@@ -59,3 +72,16 @@ FAILING = (
 def test_the_script_fails_where_one_command_does(command: str, project: Path) -> None:
     """The installation and the tests stand in one chain with ``&&``, which ``set -e`` passes over."""
     assert code_of(project, command) != 0
+
+
+def test_a_browser_that_cannot_be_installed_is_told_and_no_failure(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The tests that need it are skipped by name."""
+    assert code_of(project, INSTALLS_BROWSER) == 0
+    assert "no browser: apt-get cannot install chromium" in capfd.readouterr().err
+
+
+def test_only_root_installs_a_browser(project: Path) -> None:
+    assert code_of(project, "nothing", user_id=1000) == 0
+    assert [line for line in called(project) if line.startswith("apt-get")] == []

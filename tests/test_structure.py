@@ -75,7 +75,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # on top
     "cli": BELOW_CLIENT | {"client", "shortcuts", "emulator"},
     "dashboard": BELOW_CLIENT | {"client", "shortcuts"},
-    "integrations": BELOW_CLIENT | {"client", "shortcuts"},
+    "integrations": BELOW_CLIENT | {"client", "shortcuts", "cli"},  # frameworks have commands as well
     "__main__": frozenset({"cli"}),
     # next to it: servers and helpers for tests, which only the command line needs
     "emulator": NOUNS | {"providers"},

@@ -131,13 +131,20 @@ _JOBS_OPTIONS = """
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    program: str = "smartbatch",
+    settings: Mapping[str, Any] | None = None,
+) -> int:
     """Run the command line and return its exit code.
 
     Args:
         argv: the arguments after the program's name; the process's own when ``None``.
+        program: its name in the usage.
+        settings: of a host application, as from a file; ``--config`` names other ones.
     """
-    parser = build_parser()
+    parser = build_parser(program)
     try:
         args, rest = parser.parse_known_args(argv)
         if rest and args.command == "jobs" and not any(word.startswith("-") for word in rest):
@@ -149,6 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help(sys.stderr)
         return 2
+    if settings is not None and args.config is None:
+        args.config = settings
     from smartbatch.cli.messages import NoteHandler  # late: --help and --version need none of it
 
     handler = NoteHandler(quiet=getattr(args, "quiet", False) and not getattr(args, "verbose", False))
@@ -212,11 +221,9 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def build_parser() -> _Parser:
+def build_parser(program: str = "smartbatch") -> _Parser:
     """Return the parser of all subcommands."""
-    parser = _Parser(
-        prog="smartbatch", description="Many LLM requests in, every answer out.", allow_abbrev=False
-    )
+    parser = _Parser(prog=program, description="Many LLM requests in, every answer out.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"smartbatch {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     add = partial(

@@ -12,14 +12,11 @@ from typing import Any, final
 from smartbatch._clock import RealClock
 from smartbatch._settings import seconds_of
 from smartbatch.client import BatchingClient
-from smartbatch.errors import RequestTimeout
+from smartbatch.integrations.hosting import TimeLimit, within
 from smartbatch.results import ResultList, ended
 from smartbatch.types import Duration, Prompt, Result
 
 __all__ = ["CeleryTasks"]
-
-MARGIN = 1.0
-"""Seconds before the soft limit at which a request of the task is given up, so that the task can say why."""
 
 
 @final
@@ -57,12 +54,8 @@ class CeleryTasks:
         limit = soft or task.soft_time_limit or hard or task.time_limit
         if limit is None:
             return None
-        began = self._began.get(task.request.id)
-        elapsed = 0.0 if began is None else RealClock.now() - began
-        left: float = limit - MARGIN - elapsed
-        if left <= 0:
-            raise RequestTimeout(f"the task's time limit of {limit:g} s is too near for a request")
-        return left
+        now = RealClock.now()
+        return TimeLimit("task", limit, self._began.get(task.request.id, now)).left()
 
     def ask(self, prompt: Prompt, **params: Any) -> Result[Any]:
         """Ask one request and return its result; the task's time limit is the request's deadline.
@@ -76,12 +69,7 @@ class CeleryTasks:
             RequestTimeout: no answer came before the time limit.
             SmartbatchError: what the request failed with.
         """
-        left = self.time_left()
-        given = seconds_of("timeout", params.pop("timeout", None))
-        timeout = min((seconds for seconds in (left, given) if seconds is not None), default=None)
-        if timeout is not None:
-            params["timeout"] = timeout
-        return self.client.submit(prompt, **params).result()
+        return self.client.submit(prompt, **within(self.time_left(), params)).result()
 
     def generate(
         self, prompts: Iterable[Prompt], *, key: str | None = None, **params: Any

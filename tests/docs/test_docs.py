@@ -36,7 +36,7 @@ EXAMPLES = [
     for page in PAGES
     if page.blocks()
 ]
-NOT_RUN = 3
+NOT_RUN = 2
 """Blocks that are marked as not run; each has its reason on the page."""
 
 _FOREIGN = ("SMARTBATCH_", "OPENAI_", "ANTHROPIC_", "GEMINI_", "GOOGLE_")

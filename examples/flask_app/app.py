@@ -1,0 +1,60 @@
+"""A form that starts a job, a page that shows its progress, and its results.
+
+    flask --app app run
+
+The model is the embedded provider, which needs no key; ``FLASK_SMARTBATCH_MODEL`` names another one.
+"""
+
+from flask import Flask, abort, redirect, render_template, request, url_for
+
+from smartbatch import JobNotFound
+from smartbatch.integrations.flask import Smartbatch, blueprint, current_smartbatch
+
+app = Flask(__name__)
+app.config.update(SMARTBATCH_MODEL="sim:demo", SMARTBATCH_STORE="jobs.db", SMARTBATCH_WEB_TIMEOUT="25s")
+app.config.from_prefixed_env()
+Smartbatch(app)
+app.register_blueprint(blueprint, url_prefix="/smartbatch")
+
+
+@app.get("/")
+def form():
+    return render_template("form.html")
+
+
+@app.post("/jobs")
+def start():
+    """Store all lines as a job; whichever process shows its progress, this one carries it on."""
+    texts = [line.strip() for line in request.form["texts"].splitlines() if line.strip()]
+    if not texts:
+        return render_template("form.html", error="Write at least one line."), 400
+    job = current_smartbatch.submit_batch([f"Summarise: {text}" for text in texts])
+    return redirect(url_for("show", job_id=job.id), 303)
+
+
+@app.get("/jobs/<job_id>")
+def show(job_id):
+    job = stored(job_id)
+    status = job.status()
+    results = list(job.results(wait=False)) if status.done else []
+    return render_template("job.html", status=status, results=results)
+
+
+@app.get("/jobs/<job_id>/progress")
+def progress(job_id):
+    """What the page of a job asks for once a second."""
+    status = stored(job_id).status()
+    return {"finished": status.finished, "total": status.total, "done": status.done}
+
+
+@app.post("/ask")
+def ask():
+    """One question that the user waits for, within the time of the web request."""
+    return current_smartbatch.submit_urgent(request.get_data(as_text=True)).result().text
+
+
+def stored(job_id):
+    try:
+        return current_smartbatch.job(job_id)
+    except JobNotFound:
+        abort(404)

@@ -1,0 +1,120 @@
+"""Flask: a client for each worker process by the application's settings, its commands, and a health page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Unpack, cast, final
+
+import click
+from attrs import asdict
+from flask import Blueprint, Flask, current_app, g, has_request_context
+from flask.cli import AppGroup, with_appcontext
+from flask.typing import ResponseReturnValue
+from werkzeug.local import LocalProxy
+
+from smartbatch._clock import RealClock
+from smartbatch.config import PREFIX
+from smartbatch.integrations.hosting import COMMANDS, ClientHooks, HostClient, HostSettings
+
+if TYPE_CHECKING:
+    from smartbatch.client import BatchingClient
+
+__all__ = ["Smartbatch", "blueprint", "current_smartbatch"]
+
+_NAME = "smartbatch"
+"""Of the extension, of its blueprint, and of its group of commands."""
+
+
+@final
+class Smartbatch:
+    """A client for a Flask application, by its settings ``SMARTBATCH_*``.
+
+    ``app.config`` has ``SMARTBATCH_MODEL``, any setting of :class:`~smartbatch.BatchingConfig`, any
+    generation parameter, ``SMARTBATCH_PROVIDER_OPTIONS`` and ``SMARTBATCH_WEB_TIMEOUT``, in capital letters.
+    They are read by :meth:`init_app`, which makes no thread, file or connection. Each worker process makes
+    its client at the first use of :data:`current_smartbatch`, and stops it at its exit.
+
+    Args:
+        app: the application; else call :meth:`init_app`.
+        hooks: ``preprocess``, ``post_process``, ``middleware``, ``observers`` and ``classifiers`` of
+            :class:`~smartbatch.BatchingClient`.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range, or some contradict each other.
+    """
+
+    def __init__(self, app: Flask | None = None, **hooks: Unpack[ClientHooks]) -> None:
+        self._hooks = hooks
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Flask) -> None:
+        """Give an application its client and its commands.
+
+        Raises:
+            ConfigError: as the constructor.
+        """
+        host = HostClient(HostSettings.of(app.config.get_namespace(PREFIX), "app.config"), self._hooks)
+        app.extensions[_NAME] = host
+        app.cli.add_command(_commands())
+        if host.settings.web_timeout is not None:
+            app.before_request(_request_begins)
+
+
+def _current() -> BatchingClient:
+    began = g.get(_BEGAN) if has_request_context() else None
+    return _host().get(began)
+
+
+current_smartbatch = cast("BatchingClient", LocalProxy(_current))
+"""The client of the application that runs, in this process. Within a web request that has a time limit, what
+is waited for gets what is left of it."""
+
+blueprint = Blueprint(_NAME, __name__)
+"""Pages for those who run the application: ``/health``. Registered where they are wanted, by
+``app.register_blueprint(blueprint, url_prefix="/smartbatch")``."""
+
+
+@blueprint.get("/health")
+def health() -> ResponseReturnValue:
+    """Say as JSON how the client of this process is; with status 503 where it cannot be used."""
+    found = _host().health()
+    return asdict(found), 200 if found.ok else 503
+
+
+def _host() -> HostClient:
+    try:
+        return cast(HostClient, current_app.extensions[_NAME])
+    except KeyError:
+        raise RuntimeError("this application has no client: call Smartbatch(app), or init_app(app)") from None
+
+
+_BEGAN = "_smartbatch_began"
+"""When the web request began, in the ``g`` of Flask, monotonic seconds."""
+
+
+def _request_begins() -> None:
+    setattr(g, _BEGAN, RealClock.now())
+
+
+def _commands() -> AppGroup:
+    """Return the commands; what they take is for the command line of the library to say."""
+    group = AppGroup(_NAME, help="Run, plan and look at LLM requests, with the settings of the application.")
+    for name in COMMANDS:
+        group.add_command(_command(name))
+    return group
+
+
+def _command(name: str) -> click.Command:
+    @click.command(
+        name,
+        context_settings={"ignore_unknown_options": True},
+        add_help_option=False,
+        help=f"As smartbatch {name}; --help says what it takes.",
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    @click.pass_context
+    @with_appcontext
+    def run(context: click.Context, arguments: tuple[str, ...]) -> None:
+        context.exit(_host().run_command(name, arguments, f"flask {_NAME}"))
+
+    return run

@@ -1,0 +1,212 @@
+"""A Flask application's client: by its settings, at first use, within the time of a web request; its commands
+and its health page."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flask import Flask
+
+from smartbatch import Answer, ConfigError, Request, RequestTimeout
+from smartbatch.integrations.flask import Smartbatch, blueprint, current_smartbatch
+
+AppOf = Callable[..., Flask]
+
+
+@pytest.fixture
+def app_of(tmp_path: Path) -> Iterator[AppOf]:
+    """Make applications with a client; the clients are stopped after the test."""
+    made: list[Flask] = []
+
+    def make(hooks: Any = (), **settings: Any) -> Flask:
+        app = Flask("shop")
+        given = {"model": "sim:demo", "store": str(tmp_path / "jobs.db"), **settings}
+        app.config.update({f"SMARTBATCH_{name.upper()}": value for name, value in given.items()})
+        Smartbatch(app, preprocess=hooks)
+        app.register_blueprint(blueprint, url_prefix="/smartbatch")
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        if app.config["SMARTBATCH_MODEL"] is not None:
+            with app.app_context():
+                current_smartbatch.stop(timeout=0)
+
+
+def test_settings_of_the_application_are_those_of_the_client(app_of: AppOf) -> None:
+    app = app_of(parallelism=7, exit_grace="3s")
+    with app.app_context():
+        assert current_smartbatch.config.parallelism == 7
+        assert current_smartbatch.config.exit_grace == 3
+
+
+def test_the_environment_wins_over_the_application(app_of: AppOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMARTBATCH_PARALLELISM", "3")
+    with app_of(parallelism=7).app_context():
+        assert current_smartbatch.config.parallelism == 3
+
+
+def test_two_applications_have_two_clients(app_of: AppOf) -> None:
+    names = set()
+    for model in ("sim:one", "sim:two"):
+        with app_of(model=model).app_context():
+            names.add(current_smartbatch.model)
+    assert names == {"one", "two"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"paralelism": 2}, "app.config: unknown setting or parameter paralelism; did you mean parallelism?"),
+        ({"parallelism": 0}, "app.config: parallelism (given as a mapping) = 0 is out of range: 1 to 1024"),
+        ({"web_timeout": "soon"}, "app.config: web_timeout = 'soon' is no duration"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_the_application_is_made(
+    settings: dict[str, Any], error: str, app_of: AppOf
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        app_of(**settings)
+    assert str(raised.value).startswith(error)
+
+
+def test_a_model_is_needed_at_the_first_use_only(app_of: AppOf) -> None:
+    app = app_of(model=None)
+    with app.app_context(), pytest.raises(ConfigError, match=r"app\.config names no model"):
+        current_smartbatch.submit("a")
+    reply = app.test_client().get("/smartbatch/health")
+    assert (reply.status_code, reply.json["problem"]) == (503, "settings")
+
+
+def test_an_application_without_one_says_so() -> None:
+    with Flask("bare").app_context(), pytest.raises(RuntimeError, match="init_app"):
+        current_smartbatch.submit("a")
+
+
+def test_making_an_application_makes_no_file(app_of: AppOf, tmp_path: Path) -> None:
+    app_of()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_health_says_how_the_client_of_the_process_is(app_of: AppOf, tmp_path: Path) -> None:
+    reply = app_of().test_client().get("/smartbatch/health")
+    assert reply.status_code == 200
+    assert reply.json == {
+        "ok": True,
+        "problem": None,
+        "process": os.getpid(),
+        "model": "sim:demo",
+        "waiting": 0,
+        "in_flight": 0,
+    }
+
+
+def test_health_tells_of_a_store_that_cannot_be_used(app_of: AppOf, tmp_path: Path) -> None:
+    reply = app_of(store=str(tmp_path)).test_client().get("/smartbatch/health")  # a folder
+    assert (reply.status_code, reply.json["problem"]) == (503, "store")
+
+
+# -- time limits ---------------------------------------------------------------------------------------------
+
+
+def timeouts_in_a_view(app_of: AppOf, act: Callable[[], object], **settings: Any) -> list[float | None]:
+    """Return the time-outs of the requests that a view makes, none of which is sent."""
+    seen: list[float | None] = []
+
+    def answered(request: Request) -> Answer:
+        seen.append(request.timeout)
+        return Answer("fine")
+
+    app = app_of([answered], **settings)
+
+    @app.get("/")
+    def view() -> str:
+        act()
+        return "done"
+
+    assert app.test_client().get("/").text == "done"
+    return seen
+
+
+LIMITED: dict[str, Callable[[], object]] = {
+    "one": lambda: current_smartbatch.submit("a").result(),
+    "urgent": lambda: current_smartbatch.submit_urgent("a", timeout="2h").result(),
+    "a list": lambda: current_smartbatch.generate(["a"]),
+}
+
+
+@pytest.mark.parametrize("act", LIMITED.values(), ids=list(LIMITED))
+def test_what_is_left_of_a_web_request_is_the_time_of_what_it_waits_for(
+    act: Callable[[], object], app_of: AppOf
+) -> None:
+    """A second less, so that the view can say why there is no answer."""
+    (timeout,) = timeouts_in_a_view(app_of, act, web_timeout="200s")
+    assert timeout is not None
+    assert 0 < timeout < 199
+
+
+FREE: dict[str, tuple[Callable[[], object], float | None]] = {
+    "a time-out of its own that is shorter": (lambda: current_smartbatch.submit("a", timeout=5).result(), 5),
+    "work for later": (lambda: current_smartbatch.submit_background("a").result(), None),
+    "a list with a deadline": (lambda: current_smartbatch.generate(["a"], deadline="1h"), None),
+}
+
+
+@pytest.mark.parametrize(("act", "expected"), FREE.values(), ids=list(FREE))
+def test_what_says_its_own_time_keeps_it(
+    act: Callable[[], object], expected: float | None, app_of: AppOf
+) -> None:
+    assert timeouts_in_a_view(app_of, act, web_timeout="200s") == [expected]
+
+
+def test_without_a_limit_requests_have_none(app_of: AppOf) -> None:
+    assert timeouts_in_a_view(app_of, LIMITED["one"]) == [None]
+
+
+def test_a_web_request_whose_time_is_over_asks_nothing(app_of: AppOf) -> None:
+    def act() -> None:
+        with pytest.raises(RequestTimeout, match="the web request's time limit of 1 s is too near"):
+            current_smartbatch.submit("a")
+
+    assert timeouts_in_a_view(app_of, act, web_timeout="1s") == []
+
+
+# -- commands ------------------------------------------------------------------------------------------------
+
+
+def test_commands_have_the_settings_of_the_application(app_of: AppOf, tmp_path: Path) -> None:
+    """The model, the store, and the options that are given."""
+    (tmp_path / "rows.txt").write_text("one\ntwo\n")
+    runner = app_of().test_cli_runner()
+    plan = runner.invoke(args=["smartbatch", "plan", str(tmp_path / "rows.txt"), "--json"])
+    assert plan.exit_code == 0, plan.output
+    assert json.loads(plan.output)["requests"] == 2
+    jobs = runner.invoke(args=["smartbatch", "jobs"])
+    assert f"there is no store at {tmp_path / 'jobs.db'} yet" in jobs.output
+
+
+def test_a_command_says_what_it_takes(app_of: AppOf) -> None:
+    said = app_of().test_cli_runner().invoke(args=["smartbatch", "run", "--help"])
+    assert "usage: flask smartbatch run" in said.output
+
+
+def test_the_exit_code_of_a_command_is_that_of_the_command_line(app_of: AppOf) -> None:
+    assert app_of().test_cli_runner().invoke(args=["smartbatch", "jobs", "show"]).exit_code == 2
+
+
+@pytest.mark.full
+def test_options_of_the_provider_go_with_its_model(app_of: AppOf, tmp_path: Path) -> None:
+    """A command that names another model has another provider."""
+    (tmp_path / "rows.txt").write_text("one\n")
+    app = app_of(provider_options={"unheard_of": 1})
+    rows = str(tmp_path / "rows.txt")
+    refused = app.test_cli_runner().invoke(args=["smartbatch", "plan", rows])
+    assert (refused.exit_code, "unheard_of" in refused.output) == (2, True)
+    assert app.test_cli_runner().invoke(args=["smartbatch", "plan", rows, "--model", "sim:x"]).exit_code == 0
+    app.config["SMARTBATCH_MODEL"] = None
