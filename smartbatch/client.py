@@ -47,10 +47,12 @@ from smartbatch.types import (
     ListParams,
     OnError,
     Prompt,
+    Prompts,
     RequestParams,
     Result,
     SubmitParams,
     T,
+    Texts,
 )
 
 __all__ = ["BatchingClient", "Preprocess"]
@@ -232,7 +234,7 @@ class BatchingClient:
 
     def map(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Prompts,
         *,
         on_error: OnError | None = None,
         on_progress: OnProgress | None = None,
@@ -240,16 +242,17 @@ class BatchingClient:
     ) -> Iterator[Result[T]]:
         """Yield a result for each prompt, in order, reading ahead a bounded number.
 
-        A list, or anything else that has a length and an order, such as a column of a table, is checked as a
-        whole before anything is sent, and its route is chosen; any other iterable is read lazily, so it may
-        be endless, and goes in real time unless it is given a ``strategy``, a ``deadline`` or a ``prefer``.
-        Leaving the loop early, or Ctrl-C, cancels what has not started.
+        What has a length and an order, such as a list or a column of a table, is checked as a whole before
+        anything is sent, and its route is chosen; any other iterable is read lazily, may be endless, and goes
+        in real time unless it is given a ``strategy``, a ``deadline`` or a ``prefer``. Leaving the loop
+        early, or Ctrl-C, cancels what has not started.
 
         With a ``key`` the whole list, which must end, is stored before anything is sent, and nothing of it is
         cancelled: the same call with the same key, in any process, goes on and asks only what is missing.
 
         Args:
-            prompts: texts, chats or requests.
+            prompts: texts, chats or requests; or a table of pandas, Polars, Arrow or datasets, or rows as
+                mappings, with ``template="… {column} …"`` or ``column="text"`` in ``params``.
             on_error: ``"result"`` yields failed requests as results with ``.error``, ``"raise"`` raises
                 the first one; the client's setting when ``None``.
             on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives, by the
@@ -257,7 +260,7 @@ class BatchingClient:
             params: as in :meth:`submit`, for all of them; and the constraints, see :class:`BatchingClient`.
 
         Raises:
-            InvalidRequest: names the row; also for a table, a mapping, a text, bytes or a set of prompts.
+            InvalidRequest: names the row; also for what is no list, such as a table without a template.
             ConfigError: no route meets the constraints; the text names the nearest that would be met.
             JobConflict, StoreError: as :meth:`submit_batch`, with a ``key``.
         """
@@ -265,7 +268,7 @@ class BatchingClient:
 
     def as_completed(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Prompts,
         *,
         on_error: OnError | None = None,
         on_progress: OnProgress | None = None,
@@ -279,7 +282,7 @@ class BatchingClient:
 
     def generate(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Prompts,
         *,
         on_error: OnError | None = None,
         on_progress: OnProgress | None = None,
@@ -293,11 +296,11 @@ class BatchingClient:
         """
         began = self._settings.clock.now()
         results = ResultList(self.map(prompts, on_error=on_error, on_progress=on_progress, **params))
-        return ended(results, self._settings.clock.now() - began)
+        return ended(results, self._settings.clock.now() - began, prompts)
 
     def embed(
         self,
-        texts: Iterable[str],
+        texts: Texts,
         *,
         task_type: str | None = None,
         dimensions: int | None = None,
@@ -309,7 +312,7 @@ class BatchingClient:
         embedding = Embedding(task_type, dimensions)
         return self.generate(texts, on_error=on_error, on_progress=on_progress, embedding=embedding, **params)
 
-    def plan(self, prompts: Iterable[Prompt], **params: Unpack[ListParams[T]]) -> Plan[T]:
+    def plan(self, prompts: Prompts, **params: Unpack[ListParams[T]]) -> Plan[T]:
         """Say what a list would take, asked as by :meth:`map`: which route, and why; nothing is sent.
 
         Returns:
@@ -322,7 +325,7 @@ class BatchingClient:
 
     def forecast(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Prompts,
         *,
         count: int | None = None,
         **params: Unpack[ListParams[Any]],
@@ -363,7 +366,7 @@ class BatchingClient:
 
     def submit_batch(
         self,
-        requests: Iterable[Prompt],
+        requests: Prompts,
         *,
         key: str | None = None,
         metadata: Mapping[str, str] | None = None,
@@ -381,7 +384,7 @@ class BatchingClient:
         with ``"auto"`` its route is chosen as that of a list.
 
         Args:
-            requests: texts, chats or requests; one kind, texts or vectors.
+            requests: as ``prompts`` of :meth:`map`; one kind, texts or vectors.
             key: your own name for the job. The same requests under the same key are the same job, so a script
                 may be run again: nothing is sent twice.
             metadata: labels, as texts by name.
@@ -432,7 +435,7 @@ class BatchingClient:
 
     def submit_and_wait(
         self,
-        requests: Iterable[Prompt],
+        requests: Prompts,
         *,
         timeout: Duration | None = None,
         key: str | None = None,
@@ -464,7 +467,7 @@ class BatchingClient:
         wait = WaitOptions(seconds_of("timeout", timeout), on_progress, progress)
         running = self._running
         row = running.routing.submit_by_count(requests, params, JobOptions(key, metadata, batch_fallback))
-        return running.jobs.results_of(self._handle(row), wait, began)
+        return running.jobs.results_of(self._handle(row), wait, began, requests)
 
     def jobs(self, limit: int = 1000) -> list[Job]:
         """Return the jobs of the store, newest first, those of other models and processes included.

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smartbatch.errors import AllRequestsFailed
+from smartbatch.tables.answers import answer_columns, as_rows, with_answers
+from smartbatch.tables.columns import to_arrow, to_pandas, to_polars
+from smartbatch.tables.kinds import index_of, table_of
 from smartbatch.types import Result, Route, T, Usage, Vector
 
 if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
     from numpy import float32
     from numpy.typing import NDArray
 
@@ -19,9 +25,12 @@ class ResultList(list[Result[T]]):
 
     Attributes:
         wall: seconds from the first submission to the last result.
+        table: what the prompts came from: a table, a column of one, or a list of rows; ``None`` where they
+            were a list of texts, or came one by one.
     """
 
     wall: float = 0.0
+    table: Any = None
 
     @property
     def succeeded(self) -> int:
@@ -96,6 +105,47 @@ class ResultList(list[Result[T]]):
             return None
         return self.total_latency / self.wall
 
+    # -- as tables: one row a request ------------------------------------------------------------------------
+
+    def to_table(self, table: Any = None) -> Any:
+        """Return the table that the prompts came from with the answers as further columns, in its own kind.
+
+        Its rows, their order and their index are kept. The answers' columns are those of :meth:`as_dicts`;
+        one whose name the table has already is called ``result_…``.
+
+        Args:
+            table: :attr:`table` when ``None``; needed for results that were read one by one, as of
+                :meth:`Job.results`: ``ResultList(job.results()).to_table(table)``.
+
+        Raises:
+            ValueError: there is none, or it has not one row a result.
+        """
+        return with_answers(self.table if table is None else table, self)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """Return one dictionary a request: ``text``, the fields of parsed objects by their own names,
+        ``embedding`` where vectors were asked for, ``input_tokens``, ``output_tokens``, ``cached_tokens``,
+        ``reasoning_tokens``, ``cost``, ``latency``, ``route``, ``attempts``, ``model``, ``finish_reason``,
+        ``error_kind`` and ``error``.
+
+        A parsed field with the name of another column is called ``parsed_…``; what is parsed and has no
+        fields is ``parsed``.
+        """
+        return as_rows(answer_columns(self))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the columns of :meth:`as_dicts` as a frame of pandas; with the index of the frame, or of the
+        column, that the prompts came from."""
+        return to_pandas(answer_columns(self), index_of(self.table))
+
+    def to_polars(self) -> polars.DataFrame:
+        """Return the columns of :meth:`as_dicts` as a frame of Polars."""
+        return to_polars(answer_columns(self))
+
+    def to_arrow(self) -> pyarrow.Table:
+        """Return the columns of :meth:`as_dicts` as a table of Arrow."""
+        return to_arrow(answer_columns(self))
+
     def raise_if_all_failed(self) -> None:
         """Raise ``AllRequestsFailed`` when there are requests and not one was answered."""
         if self and not self.succeeded:
@@ -108,8 +158,10 @@ class ResultList(list[Result[T]]):
             ) from first
 
 
-def ended(results: ResultList[T], wall: float) -> ResultList[T]:
-    """Note the seconds that a list took and return it; raises as ``raise_if_all_failed``."""
+def ended(results: ResultList[T], wall: float, prompts: object = None) -> ResultList[T]:
+    """Note the seconds that a list took, and the table that its prompts came from, and return it; raises as
+    ``raise_if_all_failed``."""
     results.wall = wall
+    results.table = table_of(prompts)
     results.raise_if_all_failed()
     return results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from concurrent.futures import Future
 from typing import Any, Unpack, final
 
@@ -59,10 +59,12 @@ from smartbatch.types import (
     Generation,
     GenerationParams,
     Kind,
-    Prompt,
+    Prompts,
     Result,
     Route,
     T,
+    TableParams,
+    Texts,
     evolve,
 )
 
@@ -77,12 +79,13 @@ __all__ = [
     "jobs",
 ]
 
-_OF_LIST = CONSTRAINTS - {"budget"} | {"key"}
+_OF_LIST = CONSTRAINTS - {"budget"} | {"key"} | TableParams.__optional_keys__
 """Arguments that are about this one list; a budget is the client's, which makes no other."""
 
 
-class EmbeddingScriptParams(Settings, total=False):
-    """What :func:`embed` takes, as keywords: settings, the client's other arguments, a deadline, a key."""
+class EmbeddingScriptParams(Settings, TableParams, total=False):
+    """What :func:`embed` takes, as keywords: settings, the client's other arguments, a deadline, a key, and
+    how prompts are made of a table."""
 
     config: BatchingConfig | None
     provider: Provider | None
@@ -103,7 +106,7 @@ class ScriptParams(GenerationParams[T], EmbeddingScriptParams, total=False):
 
 
 def generate(
-    prompts: Iterable[Prompt],
+    prompts: Prompts,
     *,
     model: str,
     progress: bool | None = None,
@@ -113,7 +116,9 @@ def generate(
     """Send every prompt, wait for every answer, and return the results in order.
 
     Args:
-        prompts: texts, lists of chat messages, or :class:`~smartbatch.Request` objects.
+        prompts: texts, lists of chat messages, or :class:`~smartbatch.Request` objects; or a table of pandas,
+            Polars, Arrow or datasets, or rows as mappings, with ``template="… {column} …"`` or
+            ``column="text"``: then the results' ``to_table()`` gives it back with the answers.
         model: ``provider:model``, such as ``openai:gpt-5-mini``; ``sim:demo`` needs no key and no network.
         progress: True for a progress display, False for none; by default a bar where somebody watches:
             on a terminal or in a notebook.
@@ -134,7 +139,7 @@ def generate(
 
 
 def embed(
-    texts: Iterable[str],
+    texts: Texts,
     *,
     model: str,
     task_type: str | None = None,
@@ -146,7 +151,7 @@ def embed(
     """Turn every text into its vector: ``embed(texts, model="openai:text-embedding-3-small").vectors``.
 
     Args:
-        texts: what to embed.
+        texts: what to embed; a table as in :func:`generate`.
         model: ``provider:model`` with embeddings.
         task_type, dimensions: as in :class:`~smartbatch.Embedding`.
         progress, on_progress: as in :func:`generate`.
@@ -210,7 +215,7 @@ def _stored(store: str | None) -> StoredJobs:
 
 
 def _run(
-    prompts: Iterable[Prompt], model: str, progress: bool | None, params: Mapping[str, Any], **more: Any
+    prompts: Prompts, model: str, progress: bool | None, params: Mapping[str, Any], **more: Any
 ) -> ResultList:
     settings, of_list = split_constraints(params, _OF_LIST)
     total = len(prompts) if isinstance(prompts, Sized) else None
@@ -227,7 +232,7 @@ def _run(
             results.append(result)
             display.advance(result)
         wall = RealClock.now() - began
-    return ended(results, wall)
+    return ended(results, wall, prompts)
 
 
 @final

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypedDict
 
 from attrs import evolve, field, frozen
 
@@ -45,6 +45,7 @@ __all__ = [
     "Priority",
     "PriorityName",
     "Prompt",
+    "Prompts",
     "Request",
     "RequestParams",
     "Result",
@@ -52,6 +53,9 @@ __all__ = [
     "Strategy",
     "StrategyName",
     "T",
+    "Table",
+    "TableParams",
+    "Texts",
     "Usage",
     "Vector",
     "evolve",
@@ -154,6 +158,18 @@ class Message:
 
 Prompt: TypeAlias = "str | Sequence[Message | Mapping[str, Any]] | Request"
 """What callers may pass as a prompt: a string, a list of chat messages, or a :class:`Request`."""
+
+
+class Table(Protocol):
+    """A frame of pandas or Polars, a table of Arrow: what hands its columns on as Arrow does."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+Prompts: TypeAlias = "Iterable[Prompt] | Iterable[Mapping[str, Any]] | Table"
+"""What list calls take: prompts; or a table, or rows as mappings, with a template or a column."""
+Texts: TypeAlias = "Iterable[str] | Iterable[Mapping[str, Any]] | Table"
+"""What list calls take that ask for vectors."""
 
 
 @frozen
@@ -445,8 +461,17 @@ class ConstraintParams(TypedDict, total=False):
     time_value: float | None
 
 
-class JobParams(GenerationParams[T], ConstraintParams, total=False):
-    """What jobs take, as keywords: parameters of a generation, constraints, and fields of a request."""
+class TableParams(TypedDict, total=False):
+    """How the prompts are made of the rows of a table, as keywords: by a text with ``{column}`` placeholders,
+    or by the column that has them."""
+
+    template: str | None
+    column: str | None
+
+
+class JobParams(GenerationParams[T], ConstraintParams, TableParams, total=False):
+    """What jobs take, as keywords: parameters of a generation, constraints, fields of a request, and how
+    prompts are made of a table."""
 
     priority: Priority | PriorityName | int | None
     id: str | None
@@ -476,7 +501,7 @@ class KeyParams(TypedDict, total=False):
     key: str | None
 
 
-class EmbeddingListParams(EmbeddingParams, ConstraintParams, KeyParams, total=False):
+class EmbeddingListParams(EmbeddingParams, ConstraintParams, KeyParams, TableParams, total=False):
     """What lists of texts to embed take, as keywords."""
 
 
@@ -494,5 +519,6 @@ class SubmitParams(RequestParams[T], KeyParams, total=False):
     durable: bool | None
 
 
-class ListParams(RequestParams[T], ConstraintParams, KeyParams, total=False):
-    """What lists take, as keywords: what one request takes, for all of them, and the constraints."""
+class ListParams(RequestParams[T], ConstraintParams, KeyParams, TableParams, total=False):
+    """What lists take, as keywords: what one request takes, for all of them, the constraints, and how prompts
+    are made of a table."""

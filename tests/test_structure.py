@@ -39,6 +39,7 @@ BELOW_CLIENT = NOUNS | {
     "realtime",
     "jobs",
     "routing",
+    "tables",
 }
 
 ALLOWED: dict[str, frozenset[str]] = {
@@ -54,11 +55,12 @@ ALLOWED: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "types": frozenset({"errors"}),
     "events": frozenset({"types", "errors"}),
-    "results": frozenset({"types", "errors"}),
+    "tables": frozenset({"types", "errors", "events"}),  # tables in, and results as tables
+    "results": frozenset({"types", "errors", "tables"}),
     "prices": frozenset({"errors", "types"}),
     "config": frozenset({"errors", "prices", "types"}),
     # decisions: pure
-    "core": NOUNS | {"config", "prices"},
+    "core": NOUNS | {"config", "prices", "tables"},
     # adapters of APIs, and listeners to events
     "providers": NOUNS,
     "observe": NOUNS | {"core", "config", "prices"},
@@ -91,6 +93,7 @@ FOLDERS: dict[str, frozenset[str]] = {
     "providers": frozenset({"http", "openai", "anthropic", "gemini", "sim"}),
     "observe": frozenset(),
     "dashboard": frozenset({"static"}),
+    "tables": frozenset(),
     "emulator": frozenset({"openai", "anthropic", "gemini", "batches", "http"}),
     "cli": frozenset(),
     "integrations": frozenset(),
@@ -109,7 +112,12 @@ that is not the library's own is imported."""
 CLOCKS = re.compile(r"(date|datetime|struct_time)\.(now|utcnow|today)")
 """What the allowed modules know of the time."""
 
-SDKS = frozenset({"openai", "anthropic", "google", "requests", "prometheus_client", "opentelemetry"})
+SDKS = frozenset({"openai", "anthropic", "google", "requests", "prometheus_client", "opentelemetry"}) | {
+    "pandas",
+    "polars",
+    "pyarrow",
+    "zstandard",
+}
 """Imported when first used, in functions, if at all."""
 
 SDK_ROOMS = frozenset(

@@ -29,8 +29,8 @@ from attrs import asdict, define
 
 from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys, format_key
 from smartbatch.errors import InputError
-from smartbatch.events import snake_case
 from smartbatch.observe.text import escape
+from smartbatch.tables.answers import error_kind
 from smartbatch.types import Result
 
 HEAD: Final = b'{"index": '
@@ -500,14 +500,6 @@ def _readable(row: KeyedRow, line: dict[str, Any], answered: bool) -> str:
 
 
 # -- lines ---------------------------------------------------------------------------------------------------
-
-
-def error_kind(result: Result) -> str:
-    """Return the failed result's kind as outputs and summaries spell it, such as ``rate_limit``."""
-    error = result.error
-    if error is not None and error.kind is not None:
-        return error.kind.value
-    return snake_case(type(error).__name__)
 
 
 def encode(row: KeyedRow, result: Result, model: str) -> bytes:

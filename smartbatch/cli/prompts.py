@@ -7,59 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import string
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from attrs import asdict, frozen
 
 from smartbatch.cli.inputs import BadRow, Row, Source
 from smartbatch.cli.interrupts import RunInterrupted
 from smartbatch.core.preparation import validation
-from smartbatch.errors import InputError, InvalidRequest, SmartbatchError
+from smartbatch.errors import InputError, InvalidRequest
+from smartbatch.tables.template import BadField, TemplateError, field, fill, listed, parse_template
 from smartbatch.types import Generation, Request, evolve
 
 _MAX_BAD_ROWS: Final = 10
 """Bad rows listed in one error: enough to see the pattern, few enough to read."""
-_MAX_NAMES: Final = 12
-"""Field names listed in an error."""
 
 HALF: Final = 128
 """Bits of each half of a row's key."""
 _BYTES: Final = HALF // 8
-
-Part: TypeAlias = "tuple[str, str | None]"
-"""Literal text, then the field that follows it."""
-
-
-class BadField(SmartbatchError, ValueError):
-    """A row lacks a field of its prompt or its id; the text names the field, never its content."""
-
-
-def parse_template(template: str) -> tuple[Part, ...]:
-    """Cut a ``str.format``-like template into literals and plain field names.
-
-    Attribute access, indexing, conversions and format specifications are refused: a template picks fields,
-    it does not run code. ``{{`` and ``}}`` stand for braces.
-
-    Raises:
-        InputError: the template cannot be used; the text says where.
-    """
-    hint = "write {field} for a field, {{ and }} for braces"
-    try:
-        pieces = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise InputError(f"--template: {error}; {hint}") from error
-    for _, name, spec, conversion in pieces:
-        if name is None:
-            continue
-        if not name or spec or conversion or any(c in name for c in ".[]{}"):
-            written = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
-            raise InputError(f"--template: {{{written}}} is not a plain field name; {hint}")
-    if all(name is None for _, name, _, _ in pieces):
-        raise InputError(f"--template names no field, so every row would ask the same; {hint}")
-    return tuple((literal, name) for literal, name, _, _ in pieces)
 
 
 class PromptMaker:
@@ -70,6 +36,9 @@ class PromptMaker:
         prompt_field: the field that is the prompt (a text or a list of chat messages). Without either, the
             field ``prompt``, else ``messages``, else the only text field.
         id_field: the field that is the row's id; else the field ``id`` where there is one, else the index.
+
+    Raises:
+        InputError: the template cannot be used; the text says where.
     """
 
     def __init__(
@@ -78,11 +47,14 @@ class PromptMaker:
         self._id_field = id_field
         self._prompt_of: Callable[[Mapping[str, Any]], Any] = _default_prompt
         if template is not None:
-            parts = parse_template(template)
-            self._prompt_of = lambda fields: _render(parts, fields)
+            try:
+                parts = parse_template(template)
+            except TemplateError as error:
+                raise InputError(f"--template: {error.message}") from error
+            self._prompt_of = lambda fields: fill(parts, fields)
         elif prompt_field is not None:
             name = prompt_field
-            self._prompt_of = lambda fields: _field(fields, name)
+            self._prompt_of = lambda fields: field(fields, name)
 
     def prompt(self, row: Row) -> Any:
         """Return the prompt, not validated yet: a text, a list of messages, or something wrong.
@@ -101,7 +73,7 @@ class PromptMaker:
         if self._id_field is None:
             value = row.fields.get("id")
             return value if _is_id(value) else row.index
-        value = _field(row.fields, self._id_field)
+        value = field(row.fields, self._id_field)
         if not _is_id(value):
             raise BadField(f"field {self._id_field!r}: an id must be a text or a whole number")
         return value
@@ -111,41 +83,16 @@ def _is_id(value: Any) -> TypeGuard[str | int]:
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
-def _field(fields: Mapping[str, Any], name: str) -> Any:
-    try:
-        value = fields[name]
-    except KeyError:
-        raise BadField(f"no field {name!r}; {_names(fields)}") from None
-    if value is None:
-        raise BadField(f"field {name!r} is null")
-    return value
-
-
-def _names(fields: Mapping[str, Any]) -> str:
-    listed = ", ".join(repr(name) for name in list(fields)[:_MAX_NAMES])
-    more = ", …" if len(fields) > _MAX_NAMES else ""
-    return f"the row has {listed}{more}" if fields else "the row has no fields"
-
-
-def _render(parts: tuple[Part, ...], fields: Mapping[str, Any]) -> str:
-    pieces: list[str] = []
-    for literal, name in parts:
-        pieces.append(literal)
-        if name is not None:
-            value = _field(fields, name)
-            pieces.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-    return "".join(pieces)
-
-
 def _default_prompt(fields: Mapping[str, Any]) -> Any:
     for name in ("prompt", "messages"):
         if name in fields:
-            return _field(fields, name)
+            return field(fields, name)
     texts = [name for name, value in fields.items() if isinstance(value, str) and name != "id"]
     if len(texts) == 1:
         return fields[texts[0]]
     raise BadField(
-        f"cannot tell which field is the prompt; {_names(fields)}; say --prompt-field or --template"
+        f"cannot tell which field is the prompt; the row has {listed(fields)}; say --prompt-field or "
+        "--template"
     )
 
 

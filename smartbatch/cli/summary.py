@@ -7,12 +7,13 @@ from typing import Final
 
 from attrs import Factory, define
 
-from smartbatch.cli.outputs import Recovered, error_kind
+from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.jobs.status import JobStatus, cost_in_words, usd
 from smartbatch.observe.text import escape
+from smartbatch.tables.answers import error_kind
 from smartbatch.types import Result, Route
 
 _LEAST_FASTER: Final = 1.05

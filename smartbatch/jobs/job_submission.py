@@ -27,7 +27,7 @@ from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.results import ResultList, ended
-from smartbatch.types import Kind, Prompt, Request, Result, Route
+from smartbatch.types import Kind, Prompt, Prompts, Request, Result, Route
 
 __all__ = ["Fallback", "JobOptions", "JobSubmission", "WaitOptions", "batches_of", "check_priced"]
 
@@ -198,11 +198,12 @@ class JobSubmission:
         self._budget.adopt(row)
         return row
 
-    def results_of(self, job: Job, options: WaitOptions, began: float) -> ResultList:
+    def results_of(self, job: Job, options: WaitOptions, began: float, prompts: Prompts) -> ResultList:
         """Wait for the end of a job and return all results in order.
 
         Args:
             began: monotonic seconds at which the caller began.
+            prompts: those that the job was made of, as given.
 
         Raises:
             JobTimeout: the time is over. The job goes on, and so it does after Ctrl-C.
@@ -220,7 +221,7 @@ class JobSubmission:
             if options.progress or options.on_progress is not None:
                 self._service.finish_listening(job.id, LAST_CALLBACKS)
             bar.show(job.status())
-        return ended(results, self._clock.now() - began)
+        return ended(results, self._clock.now() - began, prompts)
 
     # -- what is possible ------------------------------------------------------------------------------------
 

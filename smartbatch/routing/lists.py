@@ -41,10 +41,12 @@ from smartbatch.types import (
     OnError,
     Priority,
     Prompt,
+    Prompts,
     Request,
     Result,
     Route,
     Strategy,
+    TableParams,
 )
 
 _NEED_ALL = ("batch", "hybrid", "threshold")
@@ -154,7 +156,7 @@ class ListRouter:
 
     def results(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Prompts,
         params: Mapping[str, Any],
         client: object,
         *,
@@ -167,8 +169,8 @@ class ListRouter:
         A sequence is checked as a whole at once, and so is an iterable whose route needs all of it. Any other
         iterable is read lazily and goes in real time. The ``client`` is kept alive as long as the results.
         """
+        prompts, params = _prompts(prompts, params)
         plain, given = _split(params)
-        prompts = prompt_list(prompts)
         arrived = None
         if on_progress is not None:
             total = len(prompts) if isinstance(prompts, Sized) else None
@@ -205,21 +207,22 @@ class ListRouter:
         (future,) = job.futures()
         return stored_stream(self._clock, future, job.cancel)
 
-    def plan(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Plan:
+    def plan(self, given: Prompts, params: Mapping[str, Any]) -> Plan:
         """Return what a list would take; see :meth:`smartbatch.BatchingClient.plan`."""
-        asked = self._checked(prompt_list(prompts), *_split(params))
-        return Plan(self._considered(asked), partial(self._carry_out, asked))
+        prompts, params = _prompts(given, params)
+        asked = self._checked(prompts, *_split(params))
+        return Plan(self._considered(asked), partial(self._carry_out, asked, given))
 
     def forecast(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Prompts,
         params: Mapping[str, Any],
         count: int | None = None,
     ) -> Plan:
         """Return what prompts would take that are read once; see
         :meth:`smartbatch.BatchingClient.forecast`."""
+        prompts, params = _prompts(prompts, params)
         plain, given = _split(params, ListParams.__optional_keys__ - {"key"})
-        prompts = prompt_list(prompts)
         constraints = self._constraints(given)
         if constraints.budget is not None:
             self._jobs.check_priced()
@@ -256,12 +259,10 @@ class ListRouter:
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
-    def submit_batch(
-        self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions
-    ) -> JobRow:
+    def submit_batch(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
         """Store requests as a job; see :meth:`smartbatch.BatchingClient.submit_batch`."""
+        requests, params = _prompts(requests, params)
         plain, given = _split(params, JobParams.__optional_keys__)
-        requests = prompt_list(requests)
         if not given:
             return self._jobs.submit(requests, plain, options)
         asked = self._checked(requests, plain, {"strategy": "batch", **given}, options.fallback)
@@ -298,17 +299,15 @@ class ListRouter:
             self._decided.pop(row.id, None)  # it is an earlier job, or ended within this moment
         return row
 
-    def submit_by_count(
-        self, requests: Iterable[Prompt], params: Mapping[str, Any], options: JobOptions
-    ) -> JobRow:
+    def submit_by_count(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
         """As :meth:`submit_batch`, where few go in real time: the ``"threshold"`` strategy."""
+        requests, params = _prompts(requests, params)
         plain, given = _split(params, JobParams.__optional_keys__)
-        requests = prompt_list(requests)
         if not given:
             return self._jobs.submit_by_count(requests, plain, options)
         return self.submit_batch(requests, {**plain, "strategy": "threshold", **given}, options)
 
-    def submit_planned(self, requests: Iterable[Prompt], plan: Plan, options: JobOptions) -> JobRow:
+    def submit_planned(self, requests: Prompts, plan: Plan, options: JobOptions) -> JobRow:
         """Store requests as a job by the route of a plan that was made for them.
 
         What goes in real time is asked only while a process waits for the job; see
@@ -417,13 +416,13 @@ class ListRouter:
         take = partial(way if asked.key is None else self._keyed.results, asked, decision, options)
         return _ListResults(self._advisor, self._clock, asked, decision, take)
 
-    def _carry_out(self, asked: CheckedList, decision: Decision) -> ResultList:
-        """Execute a plan within its budget, which is checked here."""
+    def _carry_out(self, asked: CheckedList, prompts: Prompts, decision: Decision) -> ResultList:
+        """Execute a plan of prompts as they were given within its budget, which is checked here."""
         budget = self._constraints({"budget": decision.constraints.budget}).budget
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
         began = self._clock.now()
         results = ResultList(self._take(asked, decision, ListOptions()))
-        return ended(results, self._clock.now() - began)
+        return ended(results, self._clock.now() - began, prompts)
 
     def _in_real_time(self, asked: CheckedList, decision: Decision, options: ListOptions) -> BoundedMap:
         constraints = decision.constraints
@@ -484,6 +483,16 @@ def _split(
     """
     check_params(params, known)
     return split_constraints(params, CONSTRAINTS | {"key"})
+
+
+def _prompts(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Prompt], dict[str, Any]]:
+    """Return what a list asks, made of the rows of a table where it is one, and the other arguments.
+
+    Raises:
+        InvalidRequest: as :func:`prompt_list`.
+    """
+    others, of_table = split_constraints(params, TableParams.__optional_keys__)
+    return prompt_list(prompts, **of_table), others
 
 
 def _may_wait(request: Request) -> bool:

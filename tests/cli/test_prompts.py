@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.cli.inputs import Row, Source
-from smartbatch.cli.prompts import HALF, BadField, InputRequests, Keys, PromptMaker, parse_template
+from smartbatch.cli.prompts import HALF, InputRequests, Keys, PromptMaker
 from smartbatch.errors import InputError
+from smartbatch.tables.template import BadField
 from smartbatch.types import Generation
 
 
@@ -43,7 +44,7 @@ def test_a_template_puts_fields_in_their_places(template: str, prompt: str) -> N
 def test_a_template_that_is_more_than_fields_is_refused(template: str) -> None:
     """No attribute access, no indexing, no formats; the error shows how to write it."""
     with pytest.raises(InputError, match=r"^--template.*\{field\}"):
-        parse_template(template)
+        PromptMaker(template=template)
 
 
 @given(st.text(), st.text())

@@ -6,6 +6,7 @@ from array import array
 from datetime import timedelta
 from typing import Any, Unpack, assert_type
 
+import polars
 from attrs import frozen
 
 import smartbatch
@@ -65,6 +66,14 @@ def of_a_client(client: BatchingClient, prompts: list[str]) -> None:
     assert_type(client.plan(prompts, schema=City).run(), ResultList[City])
     client.stream("x", temperature=0)
     assert_type(client.stream("x", schema=City).result.parsed, City | None)
+
+
+def of_tables(client: BatchingClient, frame: polars.DataFrame, rows: list[dict[str, str]]) -> None:
+    assert_type(client.generate(frame, template="{text}", schema=City), ResultList[City])
+    assert_type(smartbatch.generate(rows, column="text", model="sim:demo").as_dicts(), list[dict[str, Any]])
+    smartbatch.embed(frame, column="text", model="sim:demo")
+    client.submit_batch(rows, template="{text}")
+    assert_type(client.generate(frame, column="text").to_polars(), polars.DataFrame)
 
 
 def of_settings() -> None:

@@ -22,6 +22,7 @@ def misspelt_names(client: BatchingClient, prompts: list[str]) -> None:
     client.submit_embedding("x", max_tokens=4)  # wrong
     client.stream("x", max_tokns=4)  # wrong
     client.map(prompts, max_tokns=4)  # wrong
+    client.map(prompts, templat="{text}")  # wrong
     client.as_completed(prompts, max_tokns=4)  # wrong
     client.generate(prompts, dedline="2h")  # wrong
     client.embed(prompts, dimension=3)  # wrong
@@ -51,6 +52,8 @@ def misspelt_words(client: BatchingClient, prompts: list[str]) -> None:
 def wrong_types(client: BatchingClient, prompts: list[str]) -> None:
     client.submit("x", max_tokens="4")  # wrong
     client.submit("x", deduplicate="no")  # wrong
+    client.generate(prompts, template=4)  # wrong
+    client.submit("x", template="{text}")  # wrong
     BatchingClient("sim:demo", parallelism="4")  # wrong
     name: str = client.submit("x", schema=City).result().parsed  # wrong
     size: int = client.generate(prompts, schema=City)[0].parsed  # wrong

@@ -2,36 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, NoReturn, Self, cast
+
+from attrs import frozen
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.types import Message, Prompt, Request
+from smartbatch.tables.kinds import TableKind, is_row_stream, kind_of_table
+from smartbatch.tables.template import BadField, TemplateError, field, fields_of, fill, listed, parse_template
+from smartbatch.types import Message, Prompt, Prompts, Request
 
 _TABLE_MARKS = ("__dataframe__", "columns", "column_names")
 """What DataFrames, Arrow tables and datasets have and a single column has not."""
 
 
-def prompt_list(prompts: Iterable[Prompt]) -> Iterable[Prompt]:
+def prompt_list(
+    prompts: Prompts, *, template: str | None = None, column: str | None = None
+) -> Iterable[Prompt]:
     """Return prompts fit to be read: a sequence where their number is known, anything else as it is.
 
     A column of a table, an array and any other collection that has an order is read whole; an iterator, a
     generator and whatever has no length are left to be read lazily.
 
+    Args:
+        prompts: also a table or rows, that is mappings, if one of the following is given.
+        template: text with ``{column}`` placeholders, filled from each row.
+        column: whose values are the prompts.
+
     Raises:
         InvalidRequest: for what can be iterated, but not prompt by prompt. The cases, in order:
 
             1. A single prompt (text, message, mapping or request): a text would be asked letter by letter.
-            2. A table: iterating it gives the names of its columns, or chunks.
+            2. A table without a template or column: iterating it gives the names of its columns, or chunks.
             3. Bytes: iterating them gives numbers.
             4. A set: it has no order, so nobody could tell which answer belongs to which prompt.
             5. What cannot be iterated.
+            6. A template or column for what has no rows, or that names what the rows have not.
     """
+    if template is None and column is None:
+        return _in_order(prompts)
+    maker = _PromptMaker.of(template, column)
+    if (kind := kind_of_table(prompts)) is not None:
+        return list(maker.prompts(_rows_of(kind, prompts, maker)))
+    if is_row_stream(prompts):
+        return maker.prompts(cast("Iterable[Any]", prompts))
+    rows = _in_order(prompts)
+    made = maker.prompts(rows)
+    return list(made) if isinstance(rows, Sequence) else made
+
+
+@frozen
+class _PromptMaker:
+    """Makes the prompt of a row.
+
+    Attributes:
+        fields: the names that it needs.
+        argument: which was given, ``template`` or ``column``.
+        make: the prompt of a row.
+    """
+
+    fields: list[str]
+    argument: str
+    make: Callable[[Mapping[str, Any]], Any]
+
+    @classmethod
+    def of(cls, template: str | None, column: str | None) -> Self:
+        if template is None:
+            name = column or ""
+            return cls([name], "column", lambda row: field(row, name))
+        if column is not None:
+            raise InvalidRequest("template and column cannot both be given", field="template")
+        try:
+            parts = parse_template(template)
+        except TemplateError as error:
+            raise InvalidRequest(f"template: {error.message}", field="template") from error
+        return cls(fields_of(parts), "template", lambda row: fill(parts, row))
+
+    def prompts(self, rows: Iterable[Any]) -> Iterator[Any]:
+        for number, row in enumerate(rows):
+            if not isinstance(row, Mapping):
+                _refuse(
+                    f"must be a table, or mappings such as {{{self.fields[0]!r}: …}}, with a "
+                    f"{self.argument}: row {number} is {type(row).__name__}"
+                )
+            try:
+                yield self.make(row)
+            except BadField as error:
+                raise InvalidRequest(f"row {number}: {error.message}", field=self.argument) from error
+
+
+def _rows_of(kind: TableKind, table: Any, maker: _PromptMaker) -> Iterator[dict[str, Any]]:
+    """Return the rows of a table, with the columns that are needed."""
+    names = kind.columns(table)
+    for name in maker.fields:
+        if (found := names.count(name)) != 1:
+            raise InvalidRequest(
+                f"{maker.argument} names {name!r}, of which the table has {found or 'none'}; its columns are "
+                f"{listed(names)}",
+                field=maker.argument,
+            )
+    columns = [kind.values(table, names.index(name)) for name in maker.fields]
+    return (dict(zip(maker.fields, row, strict=True)) for row in zip(*columns, strict=True))
+
+
+def _in_order(prompts: Any) -> Iterable[Any]:
+    """Return prompts, or rows, that can be read one by one; the cases 1 to 5."""
     if isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes | bytearray):
         return prompts
     kind = type(prompts).__name__
     if isinstance(prompts, str | Mapping | Message | Request):
         _refuse(f"must be a list of prompts, not a single one ({kind}): put it into a list, or use submit()")
+    if (table := kind_of_table(prompts)) is not None:
+        names = table.columns(prompts)
+        _refuse(
+            f"is a table ({kind}) with the columns {listed(names)}: say which one has the prompts, as "
+            "column='text', or make them of several, as template='… {title} … {text} …'"
+        )
     if any(_has(prompts, mark) for mark in _TABLE_MARKS):
         _refuse(
             f"is a table ({kind}), not a list of prompts: give one column, such as table['text'], or a list "

@@ -1,0 +1,1 @@
+"""Tables: the prompts of their rows, and results given back as tables."""

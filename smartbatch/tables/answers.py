@@ -1,0 +1,127 @@
+"""Results as columns, one row a request, and as the table that their prompts came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from array import array
+from collections.abc import Collection, Mapping, Sequence, Set
+from datetime import date, time
+from typing import Any
+
+import attrs
+
+from smartbatch.events import snake_case
+from smartbatch.tables.columns import Columns
+from smartbatch.tables.kinds import kind_of_table
+from smartbatch.types import Result
+
+_USAGE = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+
+
+def answer_columns(results: Sequence[Result[Any]]) -> Columns:
+    """Return what results say, as columns: the text, the fields of parsed objects, vectors where there are
+    any, usage, cost, latency, route, attempts, model, the reason of the end, the error.
+
+    A field of parsed objects that has the name of another column is called ``parsed_…``; an object without
+    fields is the column ``parsed``.
+    """
+    columns: Columns = {"text": [result.text for result in results]}
+    vectors = [result.embedding for result in results]
+    after: Columns = {name: [getattr(result.usage, name) for result in results] for name in _USAGE}
+    after |= {
+        "cost": [result.cost for result in results],
+        "latency": [result.latency for result in results],
+        "route": [None if result.route is None else result.route.value for result in results],
+        "attempts": [result.attempts for result in results],
+        "model": [result.model for result in results],
+        "finish_reason": [result.finish_reason for result in results],
+        "error_kind": [None if result.ok else error_kind(result) for result in results],
+        "error": [None if result.error is None else result.error.message for result in results],
+    }
+    if any(vector is not None for vector in vectors):
+        columns = {"embedding": vectors} if not any(columns["text"]) else {**columns, "embedding": vectors}
+    parsed = parsed_columns([plain(result.parsed) for result in results])
+    return columns | renamed(parsed, "parsed_", {*columns, *after}) | after
+
+
+def parsed_columns(values: Sequence[Any]) -> Columns:
+    """Return the fields of parsed objects as columns, all objects together."""
+    names = dict.fromkeys(name for value in values if isinstance(value, dict) for name in value)
+    columns: Columns = {
+        name: [value.get(name) if isinstance(value, dict) else None for value in values] for name in names
+    }
+    others = [None if isinstance(value, dict) else value for value in values]
+    if any(value is not None for value in others):
+        columns |= renamed({"parsed": others}, "parsed_", columns)
+    return columns
+
+
+def renamed(columns: Columns, prefix: str, taken: Collection[str]) -> Columns:
+    """Return columns under names that are not taken: one that is gets the prefix, as often as it needs."""
+    made: Columns = {}
+    for name, values in columns.items():
+        free = name
+        while free in taken or free in made or (free != name and free in columns):
+            free = prefix + free
+        made[free] = values
+    return made
+
+
+def plain(value: Any) -> Any:
+    """Return a parsed object as JSON would have it: records as dictionaries, moments and whatever else has no
+    JSON form as texts; never the object itself, so that nobody changes it."""
+    if value is None or (isinstance(value, str | int | float) and not isinstance(value, enum.Enum)):
+        return value
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if attrs.has(type(value)):
+        return {name: plain(getattr(value, name)) for name in attrs.fields_dict(type(value))}
+    if dataclasses.is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if hasattr(value, "model_dump"):
+        return plain(value.model_dump())
+    if isinstance(value, list | tuple | Set | array):
+        return [plain(item) for item in value]
+    return value.isoformat() if isinstance(value, date | time) else str(value)
+
+
+def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
+    """Return a table, or a list of rows, with the answers as further columns, in the kind that it has.
+
+    An answer whose name the table has already is called ``result_…``.
+
+    Raises:
+        ValueError: the table has not one row a result, or is none that is known.
+    """
+    kind = kind_of_table(table)
+    rows = isinstance(table, Sequence) and all(isinstance(row, Mapping) for row in table)
+    if kind is None and (not rows or isinstance(table, str)):
+        raise ValueError(
+            "the prompts did not come from a table: give it, as to_table(table), or ask for a kind, such as "
+            "to_pandas()"
+        )
+    size = table.num_rows if hasattr(table, "num_rows") else len(table)
+    if size != len(results):
+        raise ValueError(f"the table has {size:,} rows, but there are {len(results):,} results")
+    own_names = (name for row in table for name in row)
+    names = list(dict.fromkeys(own_names)) if kind is None else kind.columns(table)
+    columns = renamed(answer_columns(results), "result_", names)
+    if kind is not None:
+        return kind.extended(table, columns)
+    return [{**row, **own} for row, own in zip(table, as_rows(columns), strict=True)]
+
+
+def as_rows(columns: Columns) -> list[dict[str, Any]]:
+    """Return columns as one dictionary a row."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def error_kind(result: Result[Any]) -> str:
+    """Return the failed result's kind as outputs and summaries spell it, such as ``rate_limit``."""
+    error = result.error
+    if error is not None and error.kind is not None:
+        return error.kind.value
+    return snake_case(type(error).__name__)

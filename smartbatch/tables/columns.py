@@ -1,0 +1,172 @@
+"""Columns of plain values, and the tables of pandas, Polars and Arrow that are made of them.
+
+The three disagree on what they take: so the shape of a column is found once, and each is told it. A column
+whose values have no common shape is one of texts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from attrs import evolve, frozen
+
+from smartbatch.tables.template import text_of
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+
+Columns: TypeAlias = "dict[str, list[Any]]"
+"""The values of each column, by its name; all have as many."""
+
+_SMALLEST, _ABOVE = -(2**63), 2**63
+"""The whole numbers that a column of numbers holds."""
+
+
+@frozen
+class Shape:
+    """What the values of a column have in common; ``None`` fits every shape.
+
+    Attributes:
+        kind: ``none`` where no value has been seen, ``mixed`` where the values have nothing in common.
+        inner: of the items of lists.
+        fields: of the values of records.
+    """
+
+    kind: Literal["none", "bool", "int", "float", "float32", "text", "list", "record", "mixed"]
+    inner: Shape | None = None
+    fields: tuple[tuple[str, Shape], ...] = ()
+
+
+NONE: Final = Shape("none")
+_MIXED: Final = Shape("mixed")
+_VECTOR: Final = Shape("list", Shape("float32"))
+_SCALARS: Final = {str: Shape("text"), bool: Shape("bool"), float: Shape("float")}
+_WHOLE: Final = Shape("int")
+
+
+def shape_of(values: Iterable[Any]) -> Shape:
+    """Return what values have in common."""
+    shape = NONE
+    for value in values:
+        if value is not None and shape is not _MIXED:
+            shape = joined(shape, shape_of_value(value))
+    return shape
+
+
+def shape_of_value(value: Any) -> Shape:
+    """Return the shape of one plain value."""
+    if value is None:
+        return NONE
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _WHOLE if _SMALLEST <= value < _ABOVE else _MIXED
+    if isinstance(value, array):
+        return _VECTOR
+    if isinstance(value, list):
+        return Shape("list", shape_of(value))
+    if isinstance(value, dict):  # one without fields is none that a file could hold
+        named = tuple((str(name), shape_of_value(inner)) for name, inner in value.items())
+        return Shape("record", fields=named) if named else _MIXED
+    return _SCALARS.get(type(value), _MIXED)
+
+
+def joined(one: Shape, other: Shape) -> Shape:
+    """Return the shape that values of both shapes fit."""
+    if one == other or other is NONE:
+        return one
+    if one is NONE:
+        return other
+    kinds = {one.kind, other.kind}
+    if kinds == {"int", "float"}:
+        return one if one.kind == "float" else other
+    if kinds == {"list"} and one.inner is not None and other.inner is not None:
+        return evolve(one, inner=joined(one.inner, other.inner))
+    if kinds == {"record"}:
+        fields = dict(one.fields)
+        for name, shape in other.fields:
+            fields[name] = joined(fields.get(name, NONE), shape)
+        return evolve(one, fields=tuple(fields.items()))
+    return _MIXED
+
+
+def fitted(value: Any, shape: Shape) -> Any:
+    """Return a value as its column holds it: whole numbers among others as such, what is mixed as text."""
+    if value is None or shape.kind in ("bool", "int", "float32"):
+        return value
+    if shape.kind == "list" and shape.inner is not None:
+        return value if isinstance(value, array) else [fitted(item, shape.inner) for item in value]
+    if shape.kind == "record":
+        return {name: fitted(value.get(name), inner) for name, inner in shape.fields}
+    if shape.kind == "float":
+        return float(value)
+    text = text_of(value)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def to_pandas(columns: Columns, index: Any = None) -> pandas.DataFrame:
+    """Return a frame of pandas; nested values are Python's own.
+
+    Args:
+        index: of its rows; numbered when ``None``.
+    """
+    import pandas
+
+    kinds = {"int": ("int64", "Int64"), "bool": ("bool", "boolean"), "float": ("float64", "float64")}
+
+    def series(values: list[Any]) -> Any:
+        whole, with_gaps = kinds.get(shape_of(values).kind, (None, None))
+        kind: Any = with_gaps if any(value is None for value in values) else whole
+        return pandas.Series(values, index=index, dtype=kind or (None if values else object))
+
+    made = {name: series(values) for name, values in columns.items()}
+    return pandas.DataFrame(made, index=index, columns=list(columns))
+
+
+def to_polars(columns: Columns) -> polars.DataFrame:
+    """Return a frame of Polars."""
+    import polars
+
+    def kind(shape: Shape) -> Any:
+        if shape.kind == "list" and shape.inner is not None:
+            return polars.List(kind(shape.inner))
+        if shape.kind == "record":
+            return polars.Struct({name: kind(inner) for name, inner in shape.fields})
+        scalars = {"bool": polars.Boolean, "int": polars.Int64, "float": polars.Float64}
+        return polars.Float32 if shape.kind == "float32" else scalars.get(shape.kind, polars.String)
+
+    def series(name: str, values: list[Any]) -> polars.Series:
+        shape = shape_of(values)
+        return polars.Series(name, [fitted(value, shape) for value in values], dtype=kind(shape))
+
+    return polars.DataFrame([series(name, values) for name, values in columns.items()])
+
+
+def to_arrow(columns: Columns, shapes: Mapping[str, Shape] | None = None) -> pyarrow.Table:
+    """Return a table of Arrow.
+
+    Args:
+        shapes: of the columns, where they are parts of longer ones.
+    """
+    import pyarrow
+
+    shapes = {name: shape_of(values) for name, values in columns.items()} if shapes is None else shapes
+    arrays = [
+        pyarrow.array([fitted(value, shapes[name]) for value in values], arrow_type(shapes[name]))
+        for name, values in columns.items()
+    ]
+    return pyarrow.table(arrays, names=list(columns))
+
+
+def arrow_type(shape: Shape) -> Any:
+    """Return the type of Arrow for a shape."""
+    import pyarrow
+
+    if shape.kind == "list" and shape.inner is not None:
+        return pyarrow.list_(arrow_type(shape.inner))
+    if shape.kind == "record":
+        return pyarrow.struct([(name, arrow_type(inner)) for name, inner in shape.fields])
+    scalars = {"bool": "bool", "int": "int64", "float": "float64", "float32": "float32"}
+    return pyarrow.type_for_alias(scalars.get(shape.kind, "string"))
