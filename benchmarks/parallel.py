@@ -4,7 +4,8 @@
 
 25 calls, 4 at a time, of a provider that waits and does nothing else. An ideal scheduler takes seven times
 one call, so it is 25 / 7 = 3.57 times as fast; what a run takes longer than that is lost to this library and
-to the machine's timer. The median of the rounds is what counts.
+to the machine's timer. The median of the rounds is what counts; the best of them says what is lost where the
+machine has nothing else to do.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ ITEMS: Final = 25
 PARALLELISM: Final = 4
 SECONDS: Final = 0.4
 """Of a call, as a short answer of a small model takes."""
-FASTER: Final = 3.5
 LOST: Final = 0.01
+"""The share that may be lost of the ideal."""
+IDEAL: Final = ITEMS / math.ceil(ITEMS / PARALLELISM)
 
 
 def run(seconds: float) -> tuple[float, float]:
@@ -55,8 +57,13 @@ def main(rounds: int = 7) -> None:
     targets = Targets()
     found = [run(SECONDS) for _ in range(rounds)]
     faster, lost = (statistics.median(each) for each in zip(*found, strict=True))
-    print(f"{faster:.3f} times as fast ({targets.at_least(faster, FASTER)})")
-    print(f"{lost:.2%} lost ({targets.at_most(100 * lost, 100 * LOST, ' %')})")
+    best = max(faster for faster, _ in found)
+    least = round(IDEAL * (1 - LOST), 3)
+    print(f"{faster:.3f} times as fast, {best:.3f} at best ({targets.at_least(faster, least)})")
+    print(
+        f"{lost:.2%} lost, {min(lost for _, lost in found):.2%} at best "
+        f"({targets.at_most(100 * lost, 100 * LOST, ' %')})"
+    )
     targets.exit()
 
 

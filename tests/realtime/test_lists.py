@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from inside import engine_of
-from scenes import InTime, eventually
+from levels import sampled
+from scenes import InTime, eventually, submit_all
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -19,6 +20,25 @@ from smartbatch.routing.list_progress import ListProgress
 from smartbatch.types import Request, Result
 
 ClientOf = Callable[..., BatchingClient]
+
+
+def generate_stored(client: BatchingClient, texts: list[str]) -> int:
+    """Store the list as a job that runs in real time."""
+    return client.submit_run(texts, client.forecast(texts)).wait().completed
+
+
+_STORED: dict[str, Callable[[BatchingClient, list[str]], int]] = {
+    "with a key": lambda client, texts: len(client.generate(texts, key="speed")),
+    "as a job": generate_stored,
+}
+_WAYS: dict[str, Callable[[BatchingClient, list[str]], int]] = {
+    "generate": lambda client, texts: len(client.generate(texts)),
+    "map": lambda client, texts: len(list(client.map(texts))),
+    "map of an iterator": lambda client, texts: len(list(client.map(iter(texts)))),
+    "as completed": lambda client, texts: len(list(client.as_completed(texts))),
+    "submit": lambda client, texts: len([future.result() for future in submit_all(client, texts)]),
+    **_STORED,
+}
 
 
 class Timed(MockProvider):
@@ -87,13 +107,22 @@ def test_progress_counts_failures_and_costs_and_its_errors_end_no_list(
     assert "an on_progress callback" in caplog.text
 
 
-def test_twenty_five_items_are_three_and_a_half_times_as_fast(
-    clock: VirtualClock, client_of: ClientOf
+@pytest.mark.parametrize("ask", sampled(_WAYS, keep=2))
+def test_twenty_five_items_take_the_time_of_seven_calls(
+    ask: str, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """The last round is not full, so a little less than four."""
-    results = client_of(mock(clock), parallelism=4).generate(prompts(25))
-    assert results.speed_up is not None
-    assert results.speed_up >= 3.5
+    """Four at once cannot take less: 25 / 7 is the most, and the scheduler loses nothing of it."""
+
+    def latency(prompt: str) -> float:
+        if (
+            prompt == "p0" and ask not in _STORED
+        ):  # time stands until the thread of the test has asked for all
+            eventually(lambda: client.metrics.snapshot().submitted == 25)
+        return 1.0
+
+    client = client_of(Timed(clock, latency), parallelism=4)
+    assert _WAYS[ask](client, prompts(25)) == 25
+    assert clock.now() == pytest.approx(7.0)
 
 
 def test_one_straggler_delays_nobody_else(clock: VirtualClock, client_of: ClientOf) -> None:
