@@ -50,9 +50,11 @@ from smartbatch.types import (
     Prompts,
     RequestParams,
     Result,
+    RunCallback,
     SubmitParams,
     T,
     Texts,
+    call_now,
 )
 
 __all__ = ["BatchingClient", "Preprocess"]
@@ -94,6 +96,9 @@ class BatchingClient:
             attribute ``shareable`` that is true.
         observers: called with every event.
         classifiers: own verdicts on errors, asked before the provider's.
+        run_callback: called with each call of a future's callback, of a job's ``on_progress`` and of
+            ``post_process``, which it carries out and whose value it returns: for what has to happen around
+            them, such as closing connections.
         clock, rng: time and random numbers, for tests.
         params: generation parameters for all requests (``system``, ``max_tokens``, ``temperature``,
             ``top_p``, ``stop``, ``seed``, ``response_format``, ``schema``, ``extra``), and settings of
@@ -120,6 +125,7 @@ class BatchingClient:
         middleware: Sequence[Middleware] = (),
         observers: Sequence[Observer] = (),
         classifiers: Sequence[Classifier] = (),
+        run_callback: RunCallback = call_now,
         clock: Clock | None = None,
         rng: random.Random | None = None,
         **params: Unpack[ClientParams[Any]],
@@ -141,7 +147,9 @@ class BatchingClient:
             request_timeout=config.request_timeout,
             check=opened.check,
         )
-        hooks = UserHooks(post_process, tuple(middleware), Classifiers(classifiers, logs.user_error))
+        hooks = UserHooks(
+            post_process, tuple(middleware), Classifiers(classifiers, logs.user_error), run_callback
+        )
         self.config = config
         self.model = opened.name
         self._settings = settings = ClientSettings(

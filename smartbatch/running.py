@@ -122,7 +122,7 @@ class RunningState:
             JobReservations(realtime.budget, realtime.guard_money, secrets.token_hex(8)), store.get
         )
         self.advisor = advisor = _advisor(settings, bus, history, realtime)
-        self._callbacks = CallbackThread(clock, callback_raised)
+        self._callbacks = CallbackThread(clock, callback_raised, settings.hooks.run_callback)
         dropped = DroppedParameters()
         self.service = JobService(
             config,
@@ -406,6 +406,7 @@ def _dependencies(
         drop=realtime.drop,
         process=settings.hooks.process,
         new_future=lambda: stored_future(callbacks),
+        run_callback=settings.hooks.run_callback,
         tell=bus.tell,
         report=logs.job_error,
         speed=advisor.speed,

@@ -62,6 +62,7 @@ from smartbatch.types import (
     Prompts,
     Result,
     Route,
+    RunCallback,
     T,
     TableParams,
     Texts,
@@ -95,6 +96,7 @@ class EmbeddingScriptParams(Settings, TableParams, total=False):
     middleware: Sequence[Middleware]
     observers: Sequence[Observer]
     classifiers: Sequence[Classifier]
+    run_callback: RunCallback
     clock: Clock | None
     rng: random.Random | None
     deadline: Deadline | None

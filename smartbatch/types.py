@@ -159,6 +159,14 @@ class Message:
 Prompt: TypeAlias = "str | Sequence[Message | Mapping[str, Any]] | Request"
 """What callers may pass as a prompt: a string, a list of chat messages, or a :class:`Request`."""
 
+RunCallback: TypeAlias = Callable[[Callable[[], Any]], Any]
+"""Calls what it is given and returns its value, with something around it."""
+
+
+def call_now(fn: Callable[[], Any]) -> Any:
+    """The :data:`RunCallback` that puts nothing around it."""
+    return fn()
+
 
 class Table(Protocol):
     """A frame of pandas or Polars, a table of Arrow: what hands its columns on as Arrow does."""

@@ -31,12 +31,14 @@ MARGIN: Final = 1.0
 COMMANDS: Final = ("jobs", "plan", "run")
 """The commands of the command line that frameworks have as well."""
 
+KNOWN: Final = frozenset(
+    {"model", "provider_options", "web_timeout", *fields_dict(BatchingConfig), *fields_dict(Generation)}
+)
+"""What an application may say of its client."""
+
 _GENERATION: Final = frozenset(fields_dict(Generation))
 _OF_COMMANDS: Final = ("system", "max_tokens", "temperature", "seed")
 """Generation parameters that commands take."""
-_KNOWN: Final = frozenset(
-    {"model", "provider_options", "web_timeout", *fields_dict(BatchingConfig), *_GENERATION}
-)
 _WAITED_FOR: Final = frozenset(
     {"submit", "submit_urgent", "submit_embedding", "stream", "map", "as_completed", "generate", "embed"}
 )
@@ -145,7 +147,7 @@ class HostSettings:
             ConfigError: one is unknown or out of range, or some contradict each other.
         """
         try:
-            check_names(given, _KNOWN)
+            check_names(given, KNOWN)
             table = {name: value for name, value in given.items() if name in fields_dict(BatchingConfig)}
             return cls(
                 place=place,

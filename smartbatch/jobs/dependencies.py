@@ -15,7 +15,7 @@ from smartbatch.events import Event
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.steps.context import unlearned
 from smartbatch.providers.base import Provider
-from smartbatch.types import Request, Result
+from smartbatch.types import Request, Result, RunCallback, call_now
 
 
 @frozen
@@ -56,6 +56,7 @@ class JobDependencies:
         report: told what went wrong: the job's id, where it is about one, and the error.
         speed: says how fast requests of a job are answered in real time.
         calibration: says what was learned of the tokens of a job's model.
+        run_callback: calls the user's callbacks of progress.
         outer_budget: returns the budget that items of a job with a budget of its own spend from as well.
     """
 
@@ -69,5 +70,6 @@ class JobDependencies:
     report: Callable[[str | None, BaseException], None]
     speed: Callable[[JobRow], Speed] = assumed_speed
     calibration: Callable[[JobRow], Calibration] = unlearned
+    run_callback: RunCallback = call_now
     outer_budget: Callable[[JobRow], Budget | None] = lambda _: None
     tell_dropped: Callable[[str, str], None] = lambda _name, _reason: None

@@ -397,8 +397,9 @@ class JobService:
 
     def listen(self, job_id: str, call: Callable[[JobStatus], object]) -> None:
         """Call ``call`` with the status of a job now and after each change, up to the end or to a stop."""
+        run = self._dependencies.run_callback
         with self._lock:
-            self._watcher_locked(job_id).listen(call)
+            self._watcher_locked(job_id).listen(lambda status: run(partial(call, status)))
 
     def finish_listening(self, job_id: str, timeout: float) -> None:
         """Wait up to ``timeout`` seconds until the callbacks of a job that has ended were called."""

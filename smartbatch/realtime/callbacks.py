@@ -9,6 +9,7 @@ from typing import Any
 
 from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
+from smartbatch.types import RunCallback, call_now
 
 
 class CallbackThread:
@@ -17,11 +18,15 @@ class CallbackThread:
     Args:
         clock: time and waiting.
         report: told of anything a callback raises, ``SystemExit`` and ``KeyboardInterrupt`` included.
+        run: calls what it is given.
     """
 
-    def __init__(self, clock: Clock, report: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, clock: Clock, report: Callable[[BaseException], None], run: RunCallback = call_now
+    ) -> None:
         self._clock = clock
         self._report = report
+        self._run_callback = run
         self._monitor = clock.monitor()
         self._idle = clock.monitor(self._monitor.lock)
         self._todo: deque[Callable[[], Any]] = deque()
@@ -102,6 +107,6 @@ class CallbackThread:
 
     def _call(self, fn: Callable[[], Any]) -> None:
         try:
-            fn()
+            self._run_callback(fn)
         except BaseException as error:
             self._report(error)

@@ -65,7 +65,7 @@ class RealtimeEngine:
             lock=lock,
         )
         self.gates = Gates(budget, setup.rng)
-        self.callbacks = CallbackThread(clock, setup.report)
+        self.callbacks = CallbackThread(clock, setup.report, setup.hooks.run_callback)
         self.router = ResponseRouter(setup, self.queue, self.gates, None if cache is None else cache.put)
         self.collector = Collector(setup, self.queue, self.gates, self.router, self._fallback_lane)
         self.dispatcher = BatchDispatcher(setup, self.queue, self.collector, self.router)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from attrs import field, frozen
 
@@ -16,7 +17,7 @@ from smartbatch.events import Event
 from smartbatch.observe import logs
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.call.layers import Middleware
-from smartbatch.types import Kind, Result, evolve
+from smartbatch.types import Kind, Result, RunCallback, call_now, evolve
 
 PostProcess = Callable[[Result], "Result | None"]
 """Takes an answered result and returns it, or a changed one."""
@@ -30,11 +31,13 @@ class UserHooks:
         post_process: called with each answered result on a worker; returns it, or a changed one.
         middleware: layers around each call, outermost first.
         classifiers: own verdicts on errors, asked before the provider's.
+        run_callback: calls ``post_process`` and callbacks.
     """
 
     post_process: PostProcess | None = None
     middleware: tuple[Middleware, ...] = ()
     classifiers: Classifiers = field(factory=lambda: Classifiers(()))
+    run_callback: RunCallback = call_now
 
     @property
     def shareable(self) -> bool:
@@ -47,7 +50,7 @@ class UserHooks:
             return result
         cause: object = None
         try:
-            returned: object = self.post_process(result)
+            returned: object = self.run_callback(partial(self.post_process, result))
         except BaseException as error:
             problem, cause = f"raised {type(error).__name__}", error
             logs.user_error("post_process", error)

@@ -19,7 +19,7 @@ from smartbatch import BatchingClient, BatchingConfig, errors, events
 from smartbatch.cli.main import build_parser
 from smartbatch.cli.outputs import encode
 from smartbatch.cli.prompts import KeyedRow
-from smartbatch.integrations import pydantic_ai
+from smartbatch.integrations import hosting, pydantic_ai
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
 from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
 from smartbatch.types import ConstraintParams, Generation, Result
@@ -193,8 +193,10 @@ def test_defaults_that_pages_repeat_are_those_of_the_settings(page: Page) -> Non
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
 def test_variables_that_pages_name_are_read(page: Page) -> None:
-    """Each ``SMARTBATCH_…`` is that of a setting, or the folder of the embedded provider's batches."""
+    """Each ``SMARTBATCH_…`` is that of a setting, also of a framework's, or the folder of the embedded
+    provider's batches."""
     known = {setting.environment for setting in SETTINGS.values()} | {"SMARTBATCH_SIM_DIR"}
+    known |= {f"SMARTBATCH_{name.upper()}" for name in hosting.KNOWN}
     assert set(re.findall(r"SMARTBATCH_[A-Z_]*[A-Z]", page.text)) - known == set()
 
 
@@ -217,7 +219,9 @@ def test_options_of_a_provider_are_those_of_its_class(prefix: str, provider: typ
 
 # -- the command line ----------------------------------------------------------------------------------------
 
-OTHER_PROGRAMS = re.compile(r"pip|pytest|nox|benchmarks|gunicorn|uwsgi|celery|--max-requests|`--requests")
+OTHER_PROGRAMS = re.compile(
+    r"pip|pytest|nox|benchmarks|gunicorn|uwsgi|celery|python -m flask|manage.py|--max-requests|`--requests"
+)
 
 
 def options() -> set[str]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from attrs import evolve
 from inside import callback_threads
 from scenes import PATIENCE, Aside, eventually
 
+from smartbatch import BatchingClient, Result
 from smartbatch._clock import RealClock
 from smartbatch.realtime.callbacks import CallbackThread
 
@@ -88,3 +93,33 @@ def test_callbacks_of_many_threads_run_once_each() -> None:
         each.result()
     assert thread.drain(PATIENCE)
     assert len(ran) == 1_600
+
+
+def test_what_runs_callbacks_is_around_all_of_them(tmp_path: Path) -> None:
+    """Those of futures, of jobs, and ``post_process``; what it returns is the value."""
+    around = threading.local()
+    ran: list[tuple[str, bool]] = []
+
+    def run(call: Callable[[], Any]) -> Any:
+        around.it = True
+        try:
+            return call()
+        finally:
+            around.it = False
+
+    def note(name: str) -> None:
+        ran.append((name, getattr(around, "it", False)))
+
+    def shout(result: Result) -> Result:
+        note("post_process")
+        return evolve(result, text=result.text.upper())
+
+    store = str(tmp_path / "jobs.db")
+    with BatchingClient(lambda *_: "fine", post_process=shout, run_callback=run, store=store) as client:
+        future = client.submit("a")
+        future.add_done_callback(lambda _: note("callback"))
+        assert future.result().text == "FINE"
+        job = client.submit_batch(["b"], batch_fallback="individual")
+        job.on_progress(lambda _: note("on_progress"))
+        job.wait()
+    assert set(ran) == {("post_process", True), ("callback", True), ("on_progress", True)}
