@@ -119,7 +119,8 @@ class RunningState:
         self.history = history = ForecastHistory(clock, self._forecast_moved, store=store.get)
         self.realtime = realtime = _realtime(settings, bus, history)
         self._budget = budget = ClientBudget(
-            JobReservations(realtime.budget, realtime.guard_money, secrets.token_hex(8)), store.get
+            JobReservations(realtime.budget, realtime.guard_money, _account(config), realtime.await_money),
+            store.get,
         )
         self.advisor = advisor = _advisor(settings, bus, history, realtime)
         self._callbacks = CallbackThread(clock, callback_raised, settings.hooks.run_callback)
@@ -133,7 +134,7 @@ class RunningState:
                 settings, realtime, history, advisor, budget, bus, self._callbacks, dropped.tell
             ),
         )
-        self.jobs = _job_submission(settings, self.service, budget)
+        self.jobs = _job_submission(settings, self.service, budget, history)
         reading = Reading(realtime.admission, realtime.process)
         keyed = KeyedLists(settings.preparer, self.jobs, self.service, reading)
         self.routing = _list_router(settings, realtime, self.jobs, self.service, advisor, keyed)
@@ -347,7 +348,7 @@ def _advisor(
         history=history,
         batches=lambda kind: batches_of(config, model, kind)[0],
         waiting=lambda: realtime.waiting,
-        room=lambda: realtime.budget.left,
+        room=lambda: realtime.budget.room,
         tell=bus.tell,
     )
 
@@ -374,7 +375,14 @@ def _list_router(
     )
 
 
-def _job_submission(settings: ClientSettings, service: JobService, budget: ClientBudget) -> JobSubmission:
+def _account(config: BatchingConfig) -> str:
+    """Return the name by which jobs know the client's budget: all that share one name it alike."""
+    return secrets.token_hex(8) if config.budget_scope == "client" else config.budget_scope
+
+
+def _job_submission(
+    settings: ClientSettings, service: JobService, budget: ClientBudget, history: ForecastHistory
+) -> JobSubmission:
     """Return what stores jobs."""
     return JobSubmission(
         settings.config,
@@ -384,6 +392,7 @@ def _job_submission(settings: ClientSettings, service: JobService, budget: Clien
         preparer=settings.preparer,
         service=service,
         budget=budget,
+        calibration=history.calibration,
         deduplicate=settings.config.deduplicate and settings.hooks.shareable,
     )
 

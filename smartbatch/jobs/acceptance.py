@@ -12,7 +12,7 @@ from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import InvalidRequest, StoreError
 from smartbatch.jobs.payload import RunningDigest, Shared, encode_request
-from smartbatch.jobs.records import JobRow, NewItem
+from smartbatch.jobs.records import JobPolicy, JobRow, NewItem
 from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Priority, Request
@@ -46,6 +46,8 @@ class Items:
         realtime_for: requests of these purposes run in real time as well.
         deduplicate: whether equal requests get one answer, unless one says otherwise.
         tell_dropped: takes the name of a field that has no effect in a batch, and why.
+        priced: returns the most an item can cost, USD.
+        within: takes what all can cost at most, and returns the job's budget.
     """
 
     _requests: Iterable[Request]
@@ -56,6 +58,9 @@ class Items:
     _realtime_for: Collection[str] = field(default=(), kw_only=True)
     _deduplicate: bool = field(default=False, kw_only=True)
     _tell_dropped: Callable[[str, str], None] = field(default=lambda _name, _why: None, kw_only=True)
+    _priced: Callable[[NewItem], float] | None = field(default=None, kw_only=True)
+    _within: Callable[[float], float] | None = field(default=None, kw_only=True)
+    _most: float = field(default=0.0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._digest = RunningDigest(b"%b\n%b" % (self._job.model.encode(), self._job.params))
@@ -69,6 +74,8 @@ class Items:
                 if equal is not None:
                     leader = equal.leader_of(row, request, realtime=item.realtime)
                     item = item if leader is None else evolve(item, leader=leader)
+                if self._priced is not None and item.leader is None:
+                    self._most += self._priced(item)
                 yield item
         finally:
             if equal is not None:
@@ -77,6 +84,11 @@ class Items:
     def digest(self) -> bytes:
         """Return the digest of what was read so far."""
         return self._digest.value()
+
+    def policy(self) -> JobPolicy:
+        """Return the policy of the job, all of whose rows were read."""
+        policy = self._job.policy
+        return policy if self._within is None else evolve(policy, budget=self._within(self._most))
 
     def _item(self, row: int, request: Request) -> NewItem:
         if kind_of(request).value != self._job.kind:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from attrs import define, field, frozen
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations
-from smartbatch.core.preparation.tokens import estimate_request
-from smartbatch.errors import BudgetExceeded, SmartbatchError
+from smartbatch.core.preparation.tokens import Calibration, estimate_request
+from smartbatch.errors import BudgetExceeded, ClientClosed, SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress, JobResultsStored, ShardChanged
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
 from smartbatch.jobs.records import (
@@ -28,6 +29,7 @@ from smartbatch.jobs.records import (
     JobNote,
     JobRow,
     JobState,
+    NewItem,
     NewResult,
     OpenItem,
     OverJobBudget,
@@ -39,7 +41,7 @@ from smartbatch.jobs.records import (
 from smartbatch.jobs.steps.context import JobRuntime, StepContext
 from smartbatch.jobs.store import SqlStore
 from smartbatch.observe import logs
-from smartbatch.prices import RateCard
+from smartbatch.prices import PriceBook, RateCard
 from smartbatch.types import Request
 
 PAGE = 500
@@ -58,16 +60,19 @@ class CostCeiling:
 
     Counted as for a request outside a job: the input corrected by what was learned of the provider's count,
     and :meth:`~smartbatch.core.preparation.tokens.Calibration.most_output`.
-
     """
 
-    def __init__(self, runtime: JobRuntime, row: JobRow) -> None:
+    def __init__(self, row: JobRow, prices: PriceBook, wall: float, calibration: Calibration) -> None:
         provider, _, model = row.model.partition(":")
-        prices, wall = runtime.prices, runtime.clock.wall()
         self._standard = prices.rates(provider, model, wall)
         self._batch = prices.rates(provider, model, wall, "batch") or self._standard
-        self._calibration = runtime.calibration(row)
+        self._calibration = calibration
         self._shared = decode_params(row.params)
+
+    @classmethod
+    def of(cls, runtime: JobRuntime, row: JobRow) -> CostCeiling:
+        """Return that of a job that is carried on."""
+        return cls(row, runtime.prices, runtime.clock.wall(), runtime.calibration(row))
 
     def in_batch(self, payload: bytes, tokens: int | None = None) -> float:
         """Return the most a request can cost in a batch.
@@ -83,12 +88,27 @@ class CostCeiling:
         request = decode_request(payload, self._shared, id=None)
         return self._most(request, None, self._standard)
 
+    def of_new(self, item: NewItem, *, alone: bool) -> float:
+        """Return the most an item can cost that is to be stored, as the budget counts.
+
+        Args:
+            alone: whether it is asked in real time where no batch ran it.
+        """
+        if item.realtime or alone:
+            return _whole(self.in_real_time(item.payload))
+        return _whole(self.in_batch(item.payload, item.tokens))
+
     def _most(self, request: Request, tokens: int | None, card: RateCard | None) -> float:
         if card is None:
             return 0.0
         given = self._calibration.input(estimate_request(request) if tokens is None else tokens)
         made = 0 if request.embedding else self._calibration.most_output(request.params.max_tokens)
         return card.cost(card.expected_usage(given, made))
+
+
+def _whole(usd: float) -> float:
+    """Return an amount in whole billionths, as the budget counts."""
+    return math.ceil(usd * _NANO) / _NANO
 
 
 # -- what a job has and what it has cost ---------------------------------------------------------------------
@@ -190,7 +210,7 @@ def lost_cost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
     """Return the most that items of a shard can have cost whose answers are lost, USD."""
     if not shard.reserved:
         return 0.0
-    ceiling, most = CostCeiling(step.runtime, step.job), 0.0
+    ceiling, most = CostCeiling.of(step.runtime, step.job), 0.0
     for page in _pages(ixs):
         most += sum(ceiling.in_batch(body) for body in step.store.items.bodies(step.job.id, page).values())
     return min(shard.reserved, most)
@@ -205,7 +225,7 @@ def _under_way(store: SqlStore, row: JobRow) -> bool:
 
 
 def _priced(step: StepContext, items: Sequence[OpenItem]) -> Iterator[tuple[OpenItem, float]]:
-    ceiling = CostCeiling(step.runtime, step.job)
+    ceiling = CostCeiling.of(step.runtime, step.job)
     for page in _pages(items):
         bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
         for item in page:
@@ -234,7 +254,7 @@ class JobBudget:
     def __init__(self, runtime: JobRuntime, lease: JobLease, row: JobRow) -> None:
         self._store = runtime.store
         self._lease = lease
-        self._ceiling = CostCeiling(runtime, row)
+        self._ceiling = CostCeiling.of(runtime, row)
         self._lock = threading.Lock()
         self._reserved = self._charged = 0.0
         self._under_way: dict[int, float] = {}
@@ -296,8 +316,7 @@ class JobBudget:
         self.calls.widen(-left)
 
     def _most(self, item: StoredItem) -> float:
-        most = self._ceiling.in_real_time(item.payload) * self._factors.get(item.ix, 1.0)
-        return math.ceil(most * _NANO) / _NANO  # as the budget counts
+        return _whole(self._ceiling.in_real_time(item.payload) * self._factors.get(item.ix, 1.0))
 
     def _reserve_locked(self, mosts: dict[int, float]) -> bool:
         more = self._committed_locked() + sum(mosts.values()) - self._reserved
@@ -372,18 +391,23 @@ class ClientBudget:
             self.reservations.charge(each, owed.cost, ended=owed.ended, still=owed.open)
 
     def adopt(self, row: JobRow) -> None:
-        """Hold back what a job of an earlier process can still spend."""
+        """Hold back what a job of an earlier process can still spend, unless another one that shares the
+        budget does."""
         if self.reservations.budget.left is None or row.policy.attended:
             return
-        if row.state is JobState.DONE or self.reservations.has(row.id):
+        if row.state is JobState.DONE or not self._is_next_to(row):
             return
         budget = row.policy.budget
         unspent = None if budget is None else max(0.0, budget - row.cost)
-        self.reservations.reserve(
-            unspent, lambda reservation: self.reservations.assign(row.id, reservation, row.cost)
-        )
+        with suppress(ClientClosed):  # nothing is leased any more, and no request is sent
+            self.reservations.reserve(
+                unspent, lambda reservation: self.reservations.assign(row.id, reservation, row.cost)
+            )
 
     def next_to(self, row: JobRow) -> Budget | None:
         """Return the client's budget for a job with one of its own that is not held back in it."""
-        mine = row.policy.budget_account == self.reservations.account or self.reservations.has(row.id)
-        return None if mine else self.reservations.budget
+        return self.reservations.budget if self._is_next_to(row) else None
+
+    def _is_next_to(self, row: JobRow) -> bool:
+        mine = row.policy.budget_account == self.reservations.account
+        return not mine and not self.reservations.has(row.id)

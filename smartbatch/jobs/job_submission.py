@@ -4,6 +4,7 @@ before."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Literal
 
@@ -13,13 +14,14 @@ from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.limits.budget_reservations import NewReservation
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
+from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.acceptance import Items, checked_key, checked_metadata
 from smartbatch.jobs.job import LAST_CALLBACKS, Job
-from smartbatch.jobs.job_budget import ClientBudget
+from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
 from smartbatch.jobs.payload import Shared, encode_params
-from smartbatch.jobs.records import Fallback, JobPolicy, JobRow, NamedPlace
+from smartbatch.jobs.records import Fallback, JobPolicy, JobRow, NamedPlace, NewItem
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
@@ -95,6 +97,7 @@ class JobSubmission:
     _preparer: RequestPreparer = field(kw_only=True)
     _service: JobService = field(kw_only=True)
     _budget: ClientBudget = field(kw_only=True)
+    _calibration: Callable[[str, Kind], Calibration] = field(kw_only=True)
     _deduplicate: bool = field(kw_only=True)
 
     # -- submitting ------------------------------------------------------------------------------------------
@@ -254,7 +257,8 @@ class JobSubmission:
 
         Cases: the client has no budget, or the job is asked within it: stored as it is; its key names a job
         of earlier: that one's money is held back; else as much as it may spend is held back, and what it
-        gets becomes its own budget.
+        gets becomes its own budget. Of a budget that processes share a job without one of its own gets no
+        more than it can cost, which is known once its rows were read.
         """
         key = draft.options.key
         if self._config.budget is None or draft.policy.attended:
@@ -265,31 +269,50 @@ class JobSubmission:
             self._budget.adopt(earlier)
             return self._stored(draft)
         reservations = self._budget.reservations
+        by_cost = self._config.budget_scope != "client" and draft.policy.budget is None
 
         def store(reservation: NewReservation) -> JobRow:
             def assign(job_id: str) -> None:
                 reservations.assign(job_id, reservation, 0.0)
 
             policy = evolve(draft.policy, budget=reservation.usd, budget_account=reservations.account)
-            row = self._stored(evolve(draft, policy=policy), assign)
+            row = self._stored(evolve(draft, policy=policy), assign, reservation if by_cost else None)
             if row.id != reservation.job_id:  # another submission of its key was quicker
                 assign(row.id)
             return row
 
         try:
-            row = reservations.reserve(draft.policy.budget, store)
+            row = reservations.reserve(0.0 if by_cost else draft.policy.budget, store)
         except BaseException:
             self._budget.refresh()  # it may be stored all the same
             raise
         self._budget.refresh(row.id)
         return row
 
-    def _stored(self, draft: _Draft, named: Callable[[str], object] = lambda _: None) -> JobRow:
-        """Store a job; ``named`` is called with its id before."""
-        job, items = self._rows_of(draft, deduplicate=self._deduplicate)
+    def _stored(
+        self,
+        draft: _Draft,
+        named: Callable[[str], object] = lambda _: None,
+        by_cost: NewReservation | None = None,
+    ) -> JobRow:
+        """Store a job; ``named`` is called with its id before.
+
+        Args:
+            by_cost: becomes what the job can cost at most.
+        """
+        within = None if by_cost is None else partial(self._budget.reservations.enlarge, by_cost)
+        job, items = self._rows_of(draft, deduplicate=self._deduplicate, within=within)
         return self._service.accept(job, items, named, carry_on=draft.options.carry_on)
 
-    def _rows_of(self, draft: _Draft, *, deduplicate: bool) -> tuple[JobRow, Items]:
+    def _most_of(self, job: JobRow) -> Callable[[NewItem], float]:
+        """Return what says how much an item of a job can cost at most, USD."""
+        calibration = self._calibration(job.model, Kind(job.kind))
+        ceiling = CostCeiling(job, PriceBook(self._config.prices), self._clock.wall(), calibration)
+        return partial(ceiling.of_new, alone=job.policy.fallback == "individual")
+
+    def _rows_of(
+        self, draft: _Draft, *, deduplicate: bool, within: Callable[[float], float] | None = None
+    ) -> tuple[JobRow, Items]:
         """Return a job, and what makes its items as they are read."""
         api, _ = batches_of(self._config, self._model, draft.kind)
         if draft.policy.budget is not None:
@@ -316,6 +339,8 @@ class JobSubmission:
             realtime_for=purposes,
             deduplicate=deduplicate,
             tell_dropped=self._service.tell_dropped,
+            priced=None if within is None else self._most_of(job),
+            within=within,
         )
         return job, items
 

@@ -100,6 +100,7 @@ class Realtime:
             threading.Lock()
         )  # of the budget, and of each engine's monitor: two may run, one stopping
         self._budget_share: BudgetShare | None = None
+        self._leased = setup.clock.monitor(self._lock)
         self.admission = Admission(model, setup)
         opened = (one.provider for one in (model, setup.fallback) if one is not None)
         self._providers: dict[int, Provider] = {id(provider): provider for provider in opened}
@@ -321,6 +322,8 @@ class Realtime:
 
     def look_again(self) -> None:
         """Have what waits for money looked at."""
+        with self._leased:
+            self._leased.notify_all()
         engine = self.engine
         if engine is not None:
             engine.dispatcher.wake()
@@ -348,6 +351,7 @@ class Realtime:
             stopping = self._stopping
             if engine is not None:
                 self._stopping = engine
+        self.look_again()
         if engine is None:
             if stopping is not None:  # another thread is stopping it: help it, for as long as we may wait
                 stopping.stop(timeout, reason=reason, release=self.close_providers)
@@ -421,6 +425,23 @@ class Realtime:
         """
         with self._lock:
             return work()
+
+    def await_money(self, work: Callable[[], bool]) -> None:
+        """Do ``work`` as :meth:`guard_money`, and again each time when more may have been leased of a budget
+        that processes share, until it returns True.
+
+        Raises:
+            ClientClosed: it would have to wait, and the client was stopped.
+        """
+        if self._config.budget_scope != "client":
+            self._running()  # it leases
+
+        def done() -> bool:
+            self._check_not_stopped()
+            return work()
+
+        with self._leased:
+            self._leased.wait_for(done)
 
     # -- inside ----------------------------------------------------------------------------------------------
 

@@ -249,6 +249,29 @@ def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path: Path) -
         assert second.spent == pytest.approx(paid(w))
 
 
+@pytest.mark.full
+def test_jobs_lease_what_they_can_cost_of_a_budget_that_processes_share(tmp_path: Path) -> None:
+    """Each gets it right after its start, and no more than it needs; the last one what is left."""
+    with market("openai", tmp_path) as w:
+        shared = {"budget": 70.5 * MOST, "budget_scope": "shared:team", "batch_fallback": "batch"}
+        place = f"sqlite:///{tmp_path / 'limits.db'}"
+        first, second = (buyer(w, **shared, shared=place) for _ in range(2))
+        jobs = [
+            (first, first.submit_batch(texts(30, "question"))),
+            (second, second.submit_batch(texts(30, "sentence"))),
+        ]
+        assert [row_of(client, job.id).policy.budget for client, job in jobs] == [
+            pytest.approx(30 * MOST)
+        ] * 2
+        last = second.submit_batch(texts(30, "chapters"))
+        assert row_of(second, last.id).policy.budget == pytest.approx(10.5 * MOST)
+        assert [answered(w.results(job)) for _, job in jobs] == [30, 30]
+        assert 10 <= answered(w.results(last)) < 30
+        w.pass_time(10 * MINUTE)
+        assert first.spent + second.spent == pytest.approx(paid(w))
+        assert answered(w.results(first.submit_batch(texts(5, "after")))) == 5
+
+
 def test_a_budget_is_refused_where_it_could_not_be_kept(tmp_path: Path) -> None:
     with market("openai", tmp_path) as w:
         client = w.process(model="no-such-model", max_tokens=6)

@@ -30,6 +30,11 @@ class SpendReservation:
     lasting: bool
     open: bool = True
 
+    @property
+    def usd(self) -> float:
+        """USD that are held back."""
+        return self.nano / _NANO
+
 
 class Budget:
     """Spending of one client, or of one list within it.
@@ -74,6 +79,23 @@ class Budget:
     def left(self) -> float | None:
         """USD neither spent nor reserved, 0 or more; ``None`` without a limit."""
         return None if self._limit is None else max(0, self._limit - self._spent - self._reserved) / _NANO
+
+    @property
+    def room(self) -> float | None:
+        """USD that can be had, as far as is known: :attr:`left`, and what nobody leased of a shared one."""
+        if self._limit is None:
+            return None
+        unleased = 0.0 if self.lease is None else self.lease.unleased
+        return max(0.0, (self._limit - self._spent - self._reserved) / _NANO + unleased)
+
+    def obtainable(self, cost: float) -> float:
+        """Return how many of ``cost`` USD can be had: all, where they fit, or while more may be leased."""
+        left, room = self.left, self.room
+        if left is None or room is None or cost <= left:
+            return cost
+        if self.lease is not None and cost < math.inf and not self.lease.is_hopeless(cost):
+            return cost
+        return min(cost, left if cost == math.inf else room)
 
     def fits(self, cost: float) -> bool:
         """Whether a call of at most ``cost`` USD may go now."""

@@ -79,6 +79,13 @@ class BudgetLease:
         """Whether nobody will ever lease ``cost`` USD to this client, as far as is known."""
         return cost >= self._hopeless
 
+    @property
+    def unleased(self) -> float:
+        """USD that nobody leased, as far as is known; 0 while the back end is away."""
+        if self.lost:
+            return 0.0
+        return self._limit if self.grant is None else math.floor(self.grant.left[0] * _NANO) / _NANO
+
     def waits(self) -> bool:
         """Whether an exchange is awaited, or something is leased that has to go back."""
         return bool(self._lacking) or self._held() > self._reserved()
@@ -116,7 +123,8 @@ class BudgetLease:
         kept = held - returned
         free = kept - reserved
         least = max(0.0, self._lacking - free)
-        wanted = least if returned else max(least, _AHEAD * self._demand - free)
+        ahead = _AHEAD * self._demand - free
+        wanted = least if returned or ahead * _NANO < 1.0 else max(least, ahead)
         if self._lacking and self._lacking_since == -math.inf:
             self._lacking_since = now
         self._asked_at = now
@@ -126,7 +134,7 @@ class BudgetLease:
             caps=_first(self._limit),
             kept=_first(kept),
             least=_first(least),
-            wanted=_first(max(0.0, wanted)),
+            wanted=_first(wanted),
             money=1,
             number=self._number,
             drawn=self._drawn / _NANO,

@@ -6,10 +6,11 @@ back here, so that it and everything else the client does stay within the client
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
 from smartbatch.core.limits.budget import Budget, SpendReservation
 
@@ -21,6 +22,18 @@ class MoneyGuard(Protocol):
 
     def __call__(self, work: Callable[[], _T], /) -> _T:
         """Return what ``work`` returns."""
+        ...
+
+
+class MoneyWait(Protocol):
+    """Does something under the same guard until it succeeds."""
+
+    def __call__(self, work: Callable[[], bool], /) -> object:
+        """Do ``work``, and again each time when more may be leased of a shared budget, until it returns True.
+
+        Raises:
+            ClientClosed: it would have to wait, and nobody leases any more.
+        """
         ...
 
 
@@ -54,12 +67,14 @@ class JobReservations:
         budget: the client's.
         guard: what reserves or settles runs in it, one at a time; no method may be called there.
         account: a name no other budget has. Jobs store it, so that each process knows which client holds
-            money back for them.
+            money back for them; of a shared budget, that it is held back there by one of those that share it.
+        until: leases more where the budget is shared.
     """
 
     budget: Budget
     _guard: MoneyGuard
     account: str
+    _until: MoneyWait = field(default=Factory(lambda own: own._guard, takes_self=True))
     _jobs: dict[str, _JobReservation] = field(factory=dict, init=False)
 
     @property
@@ -79,10 +94,13 @@ class JobReservations:
 
         Args:
             wanted: USD; ``None`` for all that is left. At most what is left is held back.
+
+        Raises:
+            ClientClosed: of a shared budget more would have to be leased, and the client was stopped.
         """
-        reservation = NewReservation()
+        reservation = NewReservation(math.inf if wanted is None else wanted)
         try:
-            self._guard(lambda: self._hold_back(reservation, wanted))
+            self._until(lambda: self._hold_back(reservation))
             return work(reservation)
         finally:
             held = reservation.held
@@ -92,11 +110,31 @@ class JobReservations:
             elif reservation.job_id is None and held is not None:
                 self._guard(lambda: self.budget.release(held))
 
-    def _hold_back(self, reservation: NewReservation, wanted: float | None) -> None:
-        left = self.budget.left
-        assert left is not None, "an account without a limit has nothing to hold back from"
-        reservation.usd = left if wanted is None else min(wanted, left)
+    def _hold_back(self, reservation: NewReservation) -> bool:
+        """Hold back what there is of what is wanted; False where more has to be leased first."""
+        reservation.usd = self.budget.obtainable(reservation.usd)
+        if reservation.usd and not self.budget.fits(reservation.usd):
+            return False
         reservation.held = self.budget.reserve(reservation.usd, lasting=True)
+        return True
+
+    def enlarge(self, reservation: NewReservation, usd: float) -> float:
+        """Hold back ``usd`` USD for a job instead of what is held back, or what there is where that is less;
+        return it. Called by the work of :meth:`reserve`, and raises as it does."""
+        reservation.usd = usd
+        self._until(lambda: self._enlarge(reservation))
+        return reservation.usd
+
+    def _enlarge(self, reservation: NewReservation) -> bool:
+        held = reservation.held
+        assert held is not None
+        before = held.usd
+        more = self.budget.obtainable(max(0.0, reservation.usd - before))
+        reservation.usd = before + more
+        if more and not self.budget.fits(more):
+            return False
+        self.budget.resize(held, reservation.usd)
+        return True
 
     def assign(self, job_id: str, reservation: NewReservation, cost: float) -> None:
         """Give a job what was held back for it; called by the work of :meth:`reserve`, before the job is

@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
-from smartbatch.jobs.records import ItemState, JobRow, JobState, NamedPlace, NewItem
+from smartbatch.jobs.records import ItemState, JobPolicy, JobRow, JobState, NamedPlace, NewItem
 from smartbatch.jobs.store import outcomes
 from smartbatch.jobs.store.database import Database, Reader, Transaction
 from smartbatch.jobs.store.fact_table import REMEMBER
@@ -40,7 +40,14 @@ class JobTable:
     leases: LeaseTable
     owner: Owner
 
-    def accept(self, job: JobRow, items: Iterable[NewItem], *, digest: Digest = None) -> tuple[JobRow, bool]:
+    def accept(
+        self,
+        job: JobRow,
+        items: Iterable[NewItem],
+        *,
+        digest: Digest = None,
+        policy: Callable[[], JobPolicy] | None = None,
+    ) -> tuple[JobRow, bool]:
         """Store a job and its items; return its row, and whether it is new.
 
         ``items`` is read lazily and once. An empty one makes a job that is done. What ``items`` raises is
@@ -55,6 +62,7 @@ class JobTable:
 
         Args:
             digest: called for the job's digest once all items were read; stored instead of ``job.digest``.
+            policy: called likewise, in no transaction; stored instead of ``job.policy``.
 
         Raises:
             InvalidRequest: the key is too long.
@@ -75,6 +83,8 @@ class JobTable:
                 self.db.write(partial(_store_items, job=early, start=total, page=page))
                 total += len(page)
                 page, last = next(pages)
+            if policy is not None:
+                job = evolve(job, policy=policy())
             stored, kept = self.db.write(lambda tx: _store_last(tx, early, job, total, page, digest))
         finally:
             if early and not kept:

@@ -10,6 +10,7 @@ from ctrl_c import interrupted_at_every_moment
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations
+from smartbatch.core.limits.shared_record import SharedRecord, exchange
 
 _T = TypeVar("_T")
 
@@ -128,3 +129,62 @@ def test_a_job_after_one_that_cost_more_than_there_was_has_nothing_to_spend() ->
     assert budget.left == 0.0
     assert reservations.jobs == ["job-2"]
     assert stand(budget) == (4.5, 0.0)
+
+
+class Sharer:
+    """A client of a budget of ten dollars that processes share; its exchanges come while a job waits."""
+
+    def __init__(self, record: SharedRecord, name: str) -> None:
+        self.record, self.now = record, 0.0
+        self.budget = Budget(0.0)
+        self.lease = self.budget.share(10.0, name, lambda: None)
+        self.jobs = JobReservations(self.budget, unguarded, "shared:team", self.until)
+        self.exchanged()
+
+    def until(self, work: Callable[[], bool]) -> None:
+        while not work():
+            self.now = max(self.now, self.lease.due(self.now))
+            self.exchanged()
+
+    def exchanged(self) -> None:
+        self.lease.adopt(exchange(self.record, self.lease.ask(self.now), self.now), self.now)
+
+    def hold_back(self, job: str, wanted: float) -> float:
+        self.jobs.reserve(wanted, lambda held: self.jobs.assign(job, held, 0.0))
+        return self.budget.reserved
+
+
+def test_a_job_leases_what_it_wants_of_a_shared_budget_however_little_is_leased() -> None:
+    record = SharedRecord()
+    one, other = Sharer(record, "one"), Sharer(record, "other")
+    assert one.budget.left == 0.0
+    assert one.hold_back("job-1", 6.0) == 6.0
+    assert other.hold_back("job-2", 3.0) == 3.0
+    assert record.levels[0] == pytest.approx(1.0)
+
+
+def test_a_job_gets_the_rest_of_a_shared_budget_once_nobody_gives_any_back() -> None:
+    """It waits for that for five seconds; alone, for nothing."""
+    record = SharedRecord()
+    one, other = Sharer(record, "one"), Sharer(record, "other")
+    assert one.hold_back("job-1", 6.0) == 6.0
+    assert other.hold_back("job-2", 6.0) == 4.0
+    assert 5.0 <= other.now <= 7.0
+    assert Sharer(record, "third").hold_back("job-3", 1.0) == 0.0
+
+
+def test_a_job_whose_cost_is_known_late_holds_back_that() -> None:
+    """Its rows are priced as they are read; what others leased meanwhile is not there."""
+    record = SharedRecord()
+    one, other = Sharer(record, "one"), Sharer(record, "other")
+    assert one.jobs.reserve(0.0, lambda held: one.jobs.enlarge(held, 6.0)) == 6.0
+    assert one.budget.reserved == 0.0
+    assert other.jobs.reserve(0.0, lambda held: other.jobs.enlarge(held, 12.0)) == pytest.approx(4.0)
+
+
+def test_a_job_of_a_client_that_spent_more_than_it_leased_gets_what_is_left() -> None:
+    record = SharedRecord()
+    one = Sharer(record, "one")
+    assert one.hold_back("job-1", 6.0) == 6.0
+    one.jobs.charge("job-1", 7.0, ended=True)
+    assert one.hold_back("job-2", 8.0) == pytest.approx(3.0)
