@@ -38,8 +38,13 @@ if TYPE_CHECKING:
     from smartbatch.jobs.job import Job as Job
     from smartbatch.jobs.job import StoredResult as StoredResult
     from smartbatch.jobs.status import JobStatus as JobStatus
+    from smartbatch.observe.participants import LaneStatus as LaneStatus
+    from smartbatch.observe.participants import Participant as Participant
+    from smartbatch.observe.participants import Participants as Participants
+    from smartbatch.observe.participants import RealtimeStatus as RealtimeStatus
     from smartbatch.plan import Plan as Plan
     from smartbatch.prices import Price as Price
+    from smartbatch.realtime.shared.published import participants as participants
     from smartbatch.realtime.text_stream import TextStream as TextStream
     from smartbatch.realtime.ticket import ResultFuture as ResultFuture
     from smartbatch.results import ResultList as ResultList
@@ -86,8 +91,10 @@ _NAMES_OF = {
         "ListParams Message Priority Request RequestParams Result Route SubmitParams Usage"
     ),
     "shortcuts": "EmbeddingScriptParams ScriptParams StoredJobs embed generate job",
+    "observe.participants": "LaneStatus Participant Participants RealtimeStatus",
     "plan": "Plan",
     "prices": "Price",
+    "realtime.shared.published": "participants",
     "realtime.text_stream": "TextStream",
     "realtime.ticket": "ResultFuture",
     "routing.list_progress": "ListProgress",

@@ -117,7 +117,7 @@ class RunningState:
         )
         store = _store(settings, bus)
         self.history = history = ForecastHistory(clock, self._forecast_moved, store=store.get)
-        self.realtime = realtime = _realtime(settings, bus, history)
+        self.realtime = realtime = _realtime(settings, bus, history, self.metrics)
         self._budget = budget = ClientBudget(
             JobReservations(realtime.budget, realtime.guard_money, _account(config), realtime.await_money),
             store.get,
@@ -238,6 +238,7 @@ class RunningState:
             self.service.finish(until, self.history.save)  # with the answers that came meanwhile
             self._callbacks.drain(max(0.0, last - self._clock.now()))
             self._callbacks.close()
+            self.realtime.tell_end()
             self.realtime.close_providers()
             logs.user_errors_left()
 
@@ -320,7 +321,9 @@ def _store(settings: ClientSettings, bus: EventBus) -> OpenedStore:
     )
 
 
-def _realtime(settings: ClientSettings, bus: EventBus, history: ForecastHistory) -> Realtime:
+def _realtime(
+    settings: ClientSettings, bus: EventBus, history: ForecastHistory, metrics: BatchMetrics
+) -> Realtime:
     """Return what answers requests in real time."""
     setup = RealtimeSetup(
         settings.config,
@@ -331,6 +334,7 @@ def _realtime(settings: ClientSettings, bus: EventBus, history: ForecastHistory)
         hooks=settings.hooks,
         calibration=history.calibration,
         fallback=settings.fallback,
+        metrics=metrics,
     )
     return Realtime(setup, settings.model, settings.preparer)
 

@@ -129,6 +129,7 @@ class BatchMetrics:
         self._open_requests = 0
         self._workers = 0
         self._since = self._now()
+        self._resets = 0
         self._state = "new"
         self._pauses: dict[tuple[str, str], float] = {}
 
@@ -170,6 +171,10 @@ class BatchMetrics:
                 waiting=pending - in_flight,
                 in_flight=in_flight,
                 by_priority=by_priority,
+                pending_by_priority={
+                    p.name.lower(): max(0, n - totals.ended[p]) for p, n in totals.submitted.items()
+                },
+                resets=self._resets,
                 mean_batch_size=mean,
                 max_batch_size=self._max_batch_size,
                 queue_time=totals.queue_time.stats(),
@@ -192,6 +197,7 @@ class BatchMetrics:
                 self._totals.submitted[priority] = max(0, count - before.ended[priority])
             self._totals.busy = -self._open_calls * now
             self._since = now
+            self._resets += 1
 
     def _count(self, event: Event) -> None:
         """Count one event; the frequent ones first."""

@@ -19,7 +19,7 @@ from smartbatch.types import Usage
 _T = TypeVar("_T", bound=type)
 
 
-def _figure(help: str, default: Any = 0, *, family: str = "", label: str = "") -> Any:
+def _figure(help: str, default: Any = 0, *, family: str = "", label: str = "", adds_up: bool = True) -> Any:
     """Declare a figure.
 
     Args:
@@ -27,13 +27,15 @@ def _figure(help: str, default: Any = 0, *, family: str = "", label: str = "") -
         default: its value before anything was counted, or what makes it.
         family: ``Counter`` or ``Gauge`` where Prometheus has it under its own name.
         label: what the keys of a table are there.
+        adds_up: see :class:`~smartbatch.observe.families.Family`.
     """
     made = {"factory": default} if callable(default) else {"default": default}
-    return field(**made, metadata={"help": help, "family": family, "label": label})
+    return field(**made, metadata={"help": help, "family": family, "label": label, "adds_up": adds_up})
 
 
 _counter = partial(_figure, family="Counter")
-_gauge = partial(_figure, family="Gauge")
+_balance = partial(_figure, family="Gauge")
+_gauge = partial(_figure, family="Gauge", adds_up=False)
 
 
 def _documented(kind: _T) -> _T:
@@ -52,10 +54,10 @@ class DecisionFigures:
     forecasts_moved: int = _counter("Changes of forecasts by more than a quarter.")
     thresholds_moved: int = _counter("Changes of the number of requests from which lists go by batch.")
     scored: int = _figure("Lists and jobs whose end was seen, which the figures below are about.")
-    saved_usd: float = _gauge("USD less than the same tokens individually.", 0.0)
-    extra_usd: float = _gauge("USD more than the same tokens by batch.", 0.0)
-    saved_seconds: float = _gauge("Seconds sooner than always by batch, by the forecast.", 0.0)
-    lost_seconds: float = _gauge("Seconds later than always individually, by the forecast.", 0.0)
+    saved_usd: float = _balance("USD less than the same tokens individually.", 0.0)
+    extra_usd: float = _balance("USD more than the same tokens by batch.", 0.0)
+    saved_seconds: float = _balance("Seconds sooner than always by batch, by the forecast.", 0.0)
+    lost_seconds: float = _balance("Seconds later than always individually, by the forecast.", 0.0)
     within_p50: int = _figure("Lists that ended within what was forecast for half.")
     within_p95: int = _figure("Lists that ended within what was forecast for 95 of 100.")
     deadlines_met: int = _figure("Lists with a deadline that was met.")
@@ -127,7 +129,7 @@ class EventCounts:
     )
     job_incidents: int = _counter("Things that should not have happened to jobs.")
     jobs_cost: float = _counter("The part of the cost that is of jobs, USD.", 0.0)
-    jobs_saved: float = _gauge("USD that jobs cost less than the same tokens in real time.", 0.0)
+    jobs_saved: float = _balance("USD that jobs cost less than the same tokens in real time.", 0.0)
     decisions: DecisionFigures = _figure("What the choices of routes brought.", DecisionFigures)
 
 
@@ -151,6 +153,10 @@ class MetricsSnapshot(EventCounts):
         "Requests taken, by the priority's name; job for those of jobs that were not asked in real time.",
         dict,
     )
+    pending_by_priority: dict[str, int] = _gauge(
+        "Requests not ended yet, by priority.", dict, label="priority"
+    )
+    resets: int = _figure("Times the figures were reset.")
     mean_batch_size: float = _figure("Requests a call.", 0.0)
     max_batch_size: int = _figure("The most requests a call may have.", 1)
     queue_time: TimeStats = _figure("Submission to the start of the call that answered.", TimeStats)

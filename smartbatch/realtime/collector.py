@@ -159,6 +159,7 @@ class Collector:
         batch.fill(starting, int(demand.tokens))
         batch.move(BatchState.READY)
         lane.in_flight += len(batch)
+        lane.held_until = now
         urgent_waits = any(other.urgent_waits for other in self._queue.lanes.values())
         self._queue.turns.started(urgent=head.urgent, before_urgent=urgent_waits)
         return InFlightCall(batch, permit, now)
@@ -277,8 +278,11 @@ class Collector:
                 self._router.note_change(lane, change, effects)
 
     def _note_wait(self, lane: Lane, at: float, effects: DeferredEffects) -> None:
-        """Tell of a long wait for the limits; of one for the breaker or a cooldown it was told already."""
+        """Note a wait for a gate, and tell of a long one for the limits; of one for the breaker or a cooldown
+        it was told already.
+        """
         now = effects.now
+        lane.held_until = at
         long = math.isfinite(at) and at > max(now, lane.wait_told) + LONG_WAIT
         if not long or lane.provider_health.open_since is not None:
             return

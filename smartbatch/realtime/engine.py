@@ -18,6 +18,7 @@ from smartbatch._fork import run_after_collection
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import Event, RequestSubmitted
+from smartbatch.observe.participants import RealtimeStatus
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.collector import Collector
@@ -26,10 +27,11 @@ from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.gates import Gates
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_factory import LaneFactory
+from smartbatch.realtime.live_status import status_of
 from smartbatch.realtime.queue import RequestCounts, RequestQueue
 from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.shared.limit_leases import shared_leases
+from smartbatch.realtime.shared.limit_leases import SharedLeases, shared_leases
 from smartbatch.realtime.shared_quota import Sharing
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
@@ -48,6 +50,9 @@ class RealtimeEngine:
         budget: the client's money, which outlives a stop.
         lock: guards the budget, and is that of the monitor.
         cache: answers kept from run to run; ``None`` where there is none.
+
+    Attributes:
+        told_at: where it tells how it stands; ``None`` while it shares no limit.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class RealtimeEngine:
             lock=lock,
         )
         self.gates = Gates(budget, setup.rng)
+        self.told_at: SharedLeases | None = None
         self.callbacks = CallbackThread(clock, setup.report, setup.hooks.run_callback)
         self.router = ResponseRouter(setup, self.queue, self.gates, None if cache is None else cache.put)
         self.collector = Collector(setup, self.queue, self.gates, self.router, self._fallback_lane)
@@ -115,6 +121,10 @@ class RealtimeEngine:
         with self.queue.monitor:
             return evolve(self.queue.counts)
 
+    def status(self, hide: Callable[[str], str]) -> RealtimeStatus:
+        """Return how its requests stand; ``hide`` makes a name that says nothing of a quota's."""
+        return status_of(self.queue, self.gates.budget, self._clock.now(), hide)
+
     def flush(self) -> None:
         """Send what waits in windows at once."""
         with self.queue.monitor:
@@ -143,14 +153,18 @@ class RealtimeEngine:
         config = self._setup.config
         self.queue.add_lane(lane)
         now = self._clock.now()
+        sharing = self._sharing(lane)
         lane.quota.attach(
             self.queue,
             config.max_rpm,
             config.max_tpm,
             now=now,
             wake=self._wake,
-            sharing=self._sharing(lane),
+            sharing=sharing,
         )
+        if sharing is not None and self._setup.metrics is not None:
+            self.told_at = sharing.leases
+            self.told_at.tell_of(self._setup.metrics, partial(_look, weakref.ref(self)))
         if self.queue.closed is not None:  # stopped meanwhile: its limits must not outlive it
             lane.quota.detach(self.queue, self._clock.now())
 
@@ -306,6 +320,11 @@ def _tell_later(engine: weakref.ref[RealtimeEngine], event: Event) -> None:
     found = engine()
     if found is not None:
         found.tell_later(event)
+
+
+def _look(engine: weakref.ref[RealtimeEngine], hide: Callable[[str], str]) -> RealtimeStatus | None:
+    found = engine()
+    return None if found is None else found.status(hide)
 
 
 def _cancellation(waiter: Waiter) -> SmartbatchError:

@@ -67,6 +67,7 @@ class Lane:
         last_size: requests of the call that ended last.
         last_finished: when that was, monotonic seconds.
         latency: seconds a call takes; 0 while unknown.
+        held_until: until when a gate was closed when the collector looked last, monotonic seconds.
         wait_told: until when the limits hold all calls, as was told, monotonic seconds.
     """
 
@@ -92,6 +93,7 @@ class Lane:
     last_size: int = field(default=0, init=False)
     last_finished: float = field(default=-math.inf, init=False)
     latency: float = field(default=0.0, init=False)
+    held_until: float = field(default=-math.inf, init=False)
     wait_told: float = field(default=-math.inf, init=False)
 
     @property

@@ -30,7 +30,7 @@ from smartbatch.realtime.engine import LAST_CALLBACKS, RealtimeEngine
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared.budget_share import BudgetShare
-from smartbatch.realtime.shared.limit_leases import shared_leases
+from smartbatch.realtime.shared.limit_leases import SharedLeases, shared_leases
 from smartbatch.realtime.submission import CallOptions, Submission
 from smartbatch.realtime.text_stream import ChunkBox, TextStream
 from smartbatch.realtime.ticket import ResultFuture
@@ -108,6 +108,7 @@ class Realtime:
         self._starting = threading.Lock()
         self.engine: RealtimeEngine | None = None
         self._stopping: RealtimeEngine | None = None
+        self._told_at: SharedLeases | None = None  # where a stopped engine told how it stands
         self.is_stopped = False
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -363,6 +364,7 @@ class Realtime:
             if self._stopping is engine:
                 self._stopping = None
             engine.detach()
+            self._told_at = engine.told_at or self._told_at
             with self._opening:  # else one that starts now would join before this leaves
                 if self._budget_share is not None and self.engine is None:
                     self._budget_share.leases.leave(self._budget_share)
@@ -371,6 +373,14 @@ class Realtime:
             if timeout is not None:  # with what the engine needed of it
                 timeout = max(0.0, began + timeout + LAST_CALLBACKS - self._clock.now())
             engine.callbacks.drain(timeout)
+
+    def tell_end(self) -> None:
+        """Tell those that look at the processes which share limits what the client counted, a last time."""
+        metrics = self._setup.metrics
+        with self._opening:  # else it could be the end of one that starts now
+            leases, self._told_at = self._told_at, None
+            if leases is not None and metrics is not None and self.engine is None:
+                leases.tell_end_of(metrics)
 
     def close_providers(self) -> None:
         """Close what no engine uses any more; one may have been started while another was stopping."""

@@ -15,6 +15,7 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind, SmartbatchError
 from smartbatch.events import Event
 from smartbatch.observe import logs
+from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.call.layers import Middleware
 from smartbatch.types import Kind, Result, RunCallback, call_now, evolve
@@ -87,6 +88,7 @@ class RealtimeSetup:
         calibration: returns what is known of a model's tokens, by ``provider:model`` and kind of request;
             lanes go on teaching it. It may read a file.
         fallback: answers while the breaker of another model is open; ``None`` where there is none.
+        metrics: the client's figures, for processes that share limits; ``None`` for no client's.
     """
 
     config: BatchingConfig
@@ -97,3 +99,4 @@ class RealtimeSetup:
     hooks: UserHooks = field(factory=UserHooks)
     calibration: Callable[[str, Kind], Calibration] = lambda _model, _kind: Calibration()
     fallback: OpenedModel | None = None
+    metrics: BatchMetrics | None = None

@@ -6,12 +6,15 @@ import subprocess
 import sys
 
 import pytest
+from attrs import evolve
 from prometheus_client import REGISTRY, CollectorRegistry
 from sample_events import called, ended, started, submitted
 
-from smartbatch.errors import ConfigError
+from smartbatch.errors import ConfigError, SmartbatchError
 from smartbatch.events import BreakerChanged, CooldownStarted
+from smartbatch.observe.families import sums_of
 from smartbatch.observe.metrics import KINDS, BatchMetrics
+from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
 from smartbatch.observe.prometheus import BOUNDS, PrometheusReporter
 from smartbatch.types import Priority, Route, Usage
 
@@ -95,6 +98,71 @@ def test_two_clients_in_one_registry_are_refused(metrics: BatchMetrics) -> None:
     PrometheusReporter(metrics, shared)
     with pytest.raises(ValueError, match="Duplicated"):
         PrometheusReporter(BatchMetrics(), shared)
+
+
+def participants(metrics: BatchMetrics) -> Participants:
+    """What is read when a process tells the figures of ``metrics``, another lives, and a third was killed."""
+    known = {"library": "0.1.0", "started": 0.0, "host": "h"}
+    limit = LaneStatus(model="sim:a", requests_per_minute=600.0, requests_left=40.0, cooldown=2.0)
+    lower = evolve(limit, requests_per_minute=500.0, cooldown=0.0, breaker="open")
+    one = RealtimeStatus(waiting=3, waits={"limit": 3}, oldest_wait=4.0, workers=4, lanes=(limit,))
+    other = RealtimeStatus(waiting=1, waits={"limit": 1}, oldest_wait=9.0, workers=4, lanes=(lower,))
+    return Participants(
+        place="here",
+        sums=sums_of(metrics.snapshot()) | {"shared_operations:publish": 5.0},
+        processes=(
+            Participant(member="1", pid=1, realtime=one, errors={"timeout": 5.0}, age=1.0, **known),
+            Participant(member="2", pid=2, realtime=other, **known),
+            Participant(member="3", pid=3, realtime=other, age=60.0, **known),
+            Participant(member="4", pid=4, ended=True, age=60.0, **known),
+        ),
+    )
+
+
+def test_the_figures_of_all_processes_have_the_names_of_those_of_one(metrics: BatchMetrics) -> None:
+    """What adds up is alike, times included; of what is now there is more."""
+    for event in (submitted(), started(2), called(2, usage=Usage(7, 3), cost=0.5, seconds=0.3), ended()):
+        metrics(event)
+
+    def added_up(reporter: PrometheusReporter) -> set[str]:
+        return {
+            f"{sample.name} {sample.labels} {sample.value}"
+            for family in reporter.registry.collect()
+            if family.type in ("counter", "histogram")
+            for sample in family.samples
+            if "operation" not in sample.labels
+        }
+
+    alike = added_up(PrometheusReporter(metrics))
+    assert len(alike) > 100
+    assert added_up(PrometheusReporter(lambda: participants(metrics))) == alike
+
+
+def test_what_is_now_is_of_the_processes_that_live(metrics: BatchMetrics) -> None:
+    """Of a limit that they know differently the tightest holds; the oldest wait is that of all."""
+    value = PrometheusReporter(lambda: participants(metrics)).registry.get_sample_value
+    assert {
+        state: value("smartbatch_participants", {"state": state}) for state in ("living", "lost", "ended")
+    } == {"living": 2, "lost": 1, "ended": 1}
+    assert value("smartbatch_requests_waiting", {"cause": "limit"}) == 4
+    assert value("smartbatch_oldest_wait_seconds") == 9
+    assert value("smartbatch_workers") == 8
+    assert value("smartbatch_limit_requests_per_minute", {"model": "sim:a"}) == 500
+    assert value("smartbatch_limit_requests_left", {"model": "sim:a"}) == 40
+    assert value("smartbatch_cooldown_seconds", {"model": "sim:a"}) == 2
+    assert value("smartbatch_breakers_open", {"model": "sim:a"}) == 1
+    assert value("smartbatch_last_error_age_seconds", {"kind": "timeout"}) == 6
+    assert value("smartbatch_shared_operations_total", {"operation": "publish"}) == 5
+    assert value("smartbatch_shared_reachable") == 1
+
+
+def test_a_place_that_is_away_is_a_figure_and_no_failed_scrape() -> None:
+    """Counters are left out then: 0 would be taken for a restart."""
+
+    def read() -> Participants:
+        raise SmartbatchError("away")
+
+    assert PrometheusReporter(read).text().splitlines()[-1] == b"smartbatch_shared_reachable 0.0"
 
 
 def test_a_missing_library_names_the_extra(metrics: BatchMetrics, monkeypatch: pytest.MonkeyPatch) -> None:

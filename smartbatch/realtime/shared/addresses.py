@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from smartbatch._files import state_folder
 from smartbatch.errors import ConfigError
 from smartbatch.realtime.shared.back_end import BackEnd
 
 _ADDRESSES = (
     "sqlite:///FILE, redis://HOST, unix:///SOCKET (of Redis), postgresql://HOST/DATABASE, auto or off"
 )
+
+
+def full_address(address: str) -> str:
+    """Return the address that ``auto`` stands for, a file in the user's state folder; any other as it is."""
+    return f"sqlite:///{os.path.join(state_folder(), 'limits.db')}" if address == "auto" else address
 
 
 def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
-from attrs import asdict
+from attrs import asdict, frozen
 
 from smartbatch.core.limits.shared_record import Account, LeaseAsk, LeaseGrant, Member, SharedRecord
 from smartbatch.errors import SmartbatchError
@@ -26,8 +27,21 @@ class Incompatible(SmartbatchError):
     """The back end is used by processes of another version, or by another machine."""
 
 
+@frozen
+class Published:
+    """What processes published.
+
+    Attributes:
+        records: seconds since each, by the back end's clock, and the record.
+        sums: of all processes that ever published.
+    """
+
+    records: list[tuple[float, str]]
+    sums: dict[str, float]
+
+
 class BackEnd(ABC):
-    """Keeps the records of shared quotas. Used by one thread at a time.
+    """Keeps the records of shared quotas, and those of processes. Used by one thread at a time.
 
     Attributes:
         place: the address for people, without secrets.
@@ -50,6 +64,25 @@ class BackEnd(ABC):
 
         Raises:
             BackEndAway: it cannot be reached; the exchange may have been made. Or it came late.
+        """
+
+    @abstractmethod
+    def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
+        """Keep a process's record, and add to the sums of all what its ``sums`` are more than those of its
+        last record; than ``before`` where there is none. Records older than
+        :data:`~smartbatch.observe.participants.KEPT` seconds go; the sums stay.
+
+        Raises:
+            BackEndAway: it cannot be reached; the record may have been kept. To publish it, or a later one,
+                again counts nothing twice.
+        """
+
+    @abstractmethod
+    def published(self) -> Published:
+        """Return what processes published.
+
+        Raises:
+            BackEndAway: it cannot be reached.
         """
 
     @abstractmethod

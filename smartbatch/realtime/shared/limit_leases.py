@@ -7,19 +7,25 @@ import os
 import secrets
 import socket
 import threading
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from attrs import define
 
 from smartbatch._clock import Clock, RealClock
-from smartbatch._files import state_folder
 from smartbatch._fork import identity
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.errors import SmartbatchError
 from smartbatch.events import Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.observe import logs
-from smartbatch.realtime.shared.addresses import open_back_end
+from smartbatch.observe.families import OPERATION_SECONDS, OPERATIONS, key_of
+from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.observe.participants import EVERY, text_of
+from smartbatch.realtime.shared.addresses import full_address, open_back_end
 from smartbatch.realtime.shared.back_end import BackEnd, BackEndAway, hidden
+from smartbatch.realtime.shared.publication import Look, Publication
+
+_T = TypeVar("_T")
 
 LEAVE = 0.5
 """Seconds that a client which ends waits until what it leased is given back."""
@@ -105,6 +111,9 @@ class SharedLeases:
         self._back_end = back_end
         self._clock = clock
         self.member = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._publication = Publication(self.member, clock)
+        self._counted: dict[str, float] = {}
+        self._is_away = False
         self._monitor = clock.monitor()
         self._left = clock.monitor(self._monitor.lock)
         self._joined: dict[int, _Joined] = {}
@@ -121,10 +130,27 @@ class SharedLeases:
         """Share something with other processes from now on."""
         with self._monitor:
             self._joined[id(share)] = _Joined(share)
-            self._woken = True
-            self._monitor.notify()
-            if self._thread is None:
-                self._start_locked()
+            self._begin_locked()
+
+    def tell_of(self, metrics: BatchMetrics, look: Look) -> None:
+        """Publish how a client stands, every few seconds from now on; see :class:`Publication`."""
+        self._publication.add(metrics, look)
+        with self._monitor:
+            self._begin_locked()
+
+    def tell_end_of(self, metrics: BatchMetrics) -> None:
+        """Publish no more of a client than what it counted; waits for that for half a second at most."""
+        self._publication.remove(metrics)
+        with self._monitor:
+            if self._thread is not None and not self._is_away and self._publication.due() == -math.inf:
+                self._begin_locked()
+                self._left.wait_for(lambda: self._publication.due() > -math.inf, LEAVE)
+
+    def _begin_locked(self) -> None:
+        self._woken = True
+        self._monitor.notify()
+        if self._thread is None:
+            self._start_locked()
 
     def _start_locked(self) -> None:
         thread = threading.Thread(target=self._run, name="smartbatch-limits", daemon=True)
@@ -170,11 +196,12 @@ class SharedLeases:
             self._woken = False
             all_joined = list(self._joined.values())
         due = min((self._exchanged(joined) for joined in all_joined), default=math.inf)
+        due = min(due, self._published())
         idle = not any(joined.share.waits for joined in all_joined)  # may take locks: not under the monitor
-        if not self._joined:  # before the next thread can begin, which would use what this one closes
+        if not self._is_needed:  # before the next thread can begin, which would use what this one closes
             self._back_end.close()
         with self._monitor:
-            if not self._joined:
+            if not self._is_needed:
                 self._thread = None
                 return False
             if not self._woken:
@@ -190,10 +217,8 @@ class SharedLeases:
             return due
         asked = share.ask(now, leaving=joined.is_leaving)
         try:
-            if self._salt is None:
-                self._salt = self._back_end.prepare()
-            joined.key = joined.key or hidden(self._salt, f"{share.scope}\n{share.model}")
-            grant = self._back_end.exchange(joined.key, asked)
+            joined.key = joined.key or self._hidden(f"{share.scope}\n{share.model}")
+            grant = self._timed("exchange", lambda: self._back_end.exchange(joined.key, asked))
         except SmartbatchError as error:
             self._lose(joined, error)
         except Exception as error:  # nothing may end this thread: requests wait for it
@@ -211,7 +236,52 @@ class SharedLeases:
         share.wake()
         return max(share.due(self._clock.now()), joined.again_at)
 
+    @property
+    def _is_needed(self) -> bool:
+        return bool(self._joined) or self._publication.due() < math.inf
+
+    def _hidden(self, name: str) -> str:
+        if self._salt is None:
+            self._salt = self._back_end.prepare()
+        return hidden(self._salt, name)
+
+    def _timed(self, what: str, operation: Callable[[], _T]) -> _T:
+        """Do something at the back end, and count it and its seconds."""
+        began = self._clock.now()
+        try:
+            return operation()
+        finally:
+            for family, more in ((OPERATIONS, 1.0), (OPERATION_SECONDS, self._clock.now() - began)):
+                key = key_of(family, what)
+                self._counted[key] = self._counted.get(key, 0.0) + more
+
+    def _published(self) -> float:
+        """Publish if that is due; return when the next time is. While the back end is away, leases are tried
+        first: a try may take seconds.
+        """
+        publication = self._publication
+        due = publication.due()
+        if due > self._clock.now():
+            return due
+        try:
+            if self._is_away:
+                raise BackEndAway(self.place)
+            self._hidden("")  # what it needs for that, before locks of clients are taken
+            record = publication.record(self._counted, self._hidden)
+            text, told = text_of(record), publication.told
+            self._timed("publish", lambda: self._back_end.publish(self.member, text, told))
+            publication.told = record.sums
+        except BackEndAway:
+            publication.put_off(EVERY)
+        except Exception as error:  # nobody but those that look is concerned, and it would be so again
+            publication.put_off(math.inf)
+            logs.warn("shared_limits_not_published", place=self.place, reason=str(error))
+        with self._monitor:
+            self._left.notify_all()
+        return publication.due()
+
     def _lose(self, joined: _Joined, error: SmartbatchError) -> None:
+        self._is_away = True
         share, now = joined.share, self._clock.now()
         joined.again_at, joined.retry = now + joined.retry, min(2.0 * joined.retry, _RETRY_MOST)
         if not isinstance(error, BackEndAway):
@@ -232,6 +302,7 @@ class SharedLeases:
             logs.warn("shared_limits_lost", place=self.place, reason=str(error))
 
     def _restore(self, joined: _Joined) -> None:
+        self._is_away = False
         joined.again_at, joined.retry = -math.inf, _RETRY
         if joined.lost_at > -math.inf:
             now, share = self._clock.now(), joined.share
@@ -253,8 +324,7 @@ def shared_leases(address: str, clock: Clock) -> SharedLeases:
     Raises:
         ConfigError: the address cannot be read, or a package is missing.
     """
-    if address == "auto":
-        address = f"sqlite:///{os.path.join(state_folder(), 'limits.db')}"
+    address = full_address(address)
     key = (identity(), address, 0 if isinstance(clock, RealClock) else id(clock))
     found = _leases.get(key)
     return found or _leases.setdefault(key, SharedLeases(open_back_end(address, clock.now), clock))

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -18,13 +19,24 @@ from attrs import asdict
 from smartbatch._postgres import Address
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.errors import scrub
-from smartbatch.realtime.shared.back_end import TIMEOUT, VERSION, BackEnd, BackEndAway, Incompatible
+from smartbatch.observe.participants import KEPT
+from smartbatch.realtime.shared.back_end import (
+    TIMEOUT,
+    VERSION,
+    BackEnd,
+    BackEndAway,
+    Incompatible,
+    Published,
+)
 
 _LOCK = 7_310_294_563_017_112
 """Number of the advisory lock under which the tables are made."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS {schema}.shared_facts (name text PRIMARY KEY, value text NOT NULL);
+CREATE TABLE IF NOT EXISTS {schema}.shared_participants (
+    member text PRIMARY KEY, seen float8 NOT NULL, record json NOT NULL);
+CREATE TABLE IF NOT EXISTS {schema}.shared_sums (name text PRIMARY KEY, value float8 NOT NULL);
 CREATE TABLE IF NOT EXISTS {schema}.shared_members (
     key text, member text, seen float8 NOT NULL, held float8[] NOT NULL, caps float8[] NOT NULL,
     rates float8[] NOT NULL, least float8[] NOT NULL, urgent int NOT NULL, since float8 NOT NULL,
@@ -48,6 +60,13 @@ DO $$ BEGIN
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 """
 
+_PUBLISHED = """
+SELECT (SELECT json_agg(json_build_array(age, record) ORDER BY age) FROM (
+            SELECT extract(epoch FROM clock_timestamp())::float8 - seen AS age, record
+            FROM {schema}.shared_participants) AS told WHERE age <= %s),
+       (SELECT json_object_agg(name, value) FROM {schema}.shared_sums)
+"""
+
 
 class PostgresBackEnd(BackEnd):
     """The server.
@@ -61,7 +80,10 @@ class PostgresBackEnd(BackEnd):
         self.place = self._address.place
         self._process = -1
         self._session: psycopg.Connection[Any] | None = None
-        self._statement = f"SELECT {self._address.schema}.shared_exchange_v1(%s, %s)"
+        schema = self._address.schema
+        self._statement = f"SELECT {schema}.shared_exchange_v1(%s, %s)"
+        self._publish = f"SELECT {schema}.shared_publish_v1(%s, %s, %s, %s)"
+        self._published = _PUBLISHED.format(schema=schema)
 
     def _connected(self) -> psycopg.Connection[Any]:
         """Return the session of this process: a forked child must not use its parent's."""
@@ -97,9 +119,10 @@ class PostgresBackEnd(BackEnd):
 
     def _make(self, session: psycopg.Connection[Any]) -> None:
         schema = self._address.schema
-        function = files(__package__).joinpath("exchange.sql").read_text("utf-8")
+        folder = files(__package__)
+        functions = [folder.joinpath(f"{name}.sql").read_text("utf-8") for name in ("exchange", "publish")]
         session.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}".encode())
-        for text in (_TABLES, function):
+        for text in (_TABLES, *functions):
             session.execute(text.format(schema=schema).encode())
         for fact in (("version", str(VERSION)), ("salt", secrets.token_hex(16))):
             session.execute(f"INSERT INTO {schema}.shared_facts VALUES (%s, %s)".encode(), fact)
@@ -112,6 +135,20 @@ class PostgresBackEnd(BackEnd):
             raise self._away(error) from None
         assert row is not None
         return LeaseGrant(**row[0])
+
+    def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
+        try:
+            self._connected().execute(self._publish.encode(), (member, record, json.dumps(before), KEPT))
+        except psycopg.Error as error:
+            raise self._away(error) from None
+
+    def published(self) -> Published:
+        try:
+            row = self._connected().execute(self._published.encode(), (KEPT,)).fetchone()
+        except psycopg.Error as error:
+            raise self._away(error) from None
+        assert row is not None
+        return Published([(age, json.dumps(record)) for age, record in row[0] or ()], row[1] or {})
 
     def _away(self, error: Exception) -> BackEndAway:
         self.close()

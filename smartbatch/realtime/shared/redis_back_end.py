@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -13,7 +13,15 @@ from attrs import asdict
 
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.errors import ConfigError
-from smartbatch.realtime.shared.back_end import TIMEOUT, VERSION, BackEnd, BackEndAway, Incompatible
+from smartbatch.observe.participants import KEPT
+from smartbatch.realtime.shared.back_end import (
+    TIMEOUT,
+    VERSION,
+    BackEnd,
+    BackEndAway,
+    Incompatible,
+    Published,
+)
 
 try:
     import redis
@@ -28,6 +36,9 @@ except ImportError:
 parse_url: Callable[[str], dict[str, Any]] = _parse_url
 
 _PREFIX = "smartbatch:"
+
+_PARTICIPANTS = tuple(f"{_PREFIX}{{participants}}:{name}" for name in ("records", "seen", "sums"))
+"""Three hashes in one slot: records and when each was made, by member; and the sums."""
 
 
 class RedisBackEnd(BackEnd):
@@ -53,8 +64,12 @@ class RedisBackEnd(BackEnd):
         self._address = address
         self._process = -1
         self._server: Any = None
-        self._script = files(__package__).joinpath("exchange.lua").read_text("utf-8")
+        folder = files(__package__)
+        self._scripts = [
+            folder.joinpath(f"{name}.lua").read_text("utf-8") for name in ("exchange", "publish")
+        ]
         self._exchange: Any = None
+        self._publish: Any = None
 
     def _connected(self) -> Any:
         """Return the connection of this process: a forked child must not use its parent's."""
@@ -66,7 +81,7 @@ class RedisBackEnd(BackEnd):
                 socket_connect_timeout=TIMEOUT,
                 retry=Retry(NoBackoff(), 0),  # an exchange whose answer was lost may have been made
             )
-            self._exchange = self._server.register_script(self._script)
+            self._exchange, self._publish = map(self._server.register_script, self._scripts)
         return self._server
 
     def prepare(self) -> bytes:
@@ -91,6 +106,30 @@ class RedisBackEnd(BackEnd):
         except redis.RedisError as error:
             raise self._away(error) from None
         return LeaseGrant(**json.loads(answer))
+
+    def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
+        self._connected()
+        try:
+            self._publish(keys=_PARTICIPANTS, args=[member, record, json.dumps(before), KEPT])
+        except redis.RedisError as error:
+            raise self._away(error) from None
+
+    def published(self) -> Published:
+        try:
+            with self._connected().pipeline(transaction=True) as asked:
+                asked.time()
+                for key in _PARTICIPANTS:
+                    asked.hgetall(key)
+                (seconds, micros), records, seen, sums = asked.execute()
+        except redis.RedisError as error:
+            raise self._away(error) from None
+        now = seconds + micros / 1e6
+        ages = {member: now - float(at) for member, at in seen.items()}
+        heard = sorted((ages[member], text.decode()) for member, text in records.items())
+        return Published(
+            [(age, text) for age, text in heard if age <= KEPT],
+            {name.decode(): float(value) for name, value in sums.items()},
+        )
 
     def _away(self, error: Exception) -> BackEndAway:
         return BackEndAway(f"the Redis server {self.place} cannot be used ({type(error).__name__})")

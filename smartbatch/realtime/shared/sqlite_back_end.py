@@ -7,22 +7,34 @@ import os
 import secrets
 import socket
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from smartbatch._clock import RealClock
 from smartbatch._files import check_own, new_file, private_folder
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
-from smartbatch.core.limits.shared_record import LateExchange, LeaseAsk, LeaseGrant, SharedRecord, exchange
+from smartbatch.core.limits.shared_record import (
+    CLOCK_STEP,
+    LateExchange,
+    LeaseAsk,
+    LeaseGrant,
+    SharedRecord,
+    exchange,
+)
 from smartbatch.errors import StoreError
+from smartbatch.observe.participants import KEPT
 from smartbatch.realtime.shared.back_end import (
     TIMEOUT,
     VERSION,
     BackEnd,
     BackEndAway,
     Incompatible,
+    Published,
     document_of,
     record_of,
 )
+
+_T = TypeVar("_T")
 
 APPLICATION = 0x736D736C
 """``smsl``: marks the file as one of shared limits, in the header's field for that."""
@@ -33,6 +45,9 @@ LEFT = 600.0
 _TABLES = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS records (key TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS participants (
+    member TEXT PRIMARY KEY, seen REAL NOT NULL, record TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sums (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -97,26 +112,66 @@ class SqliteBackEnd(BackEnd):
         connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts)
 
     def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
+        def exchanged(connection: sqlite3.Connection) -> LeaseGrant:
+            row = connection.execute("SELECT record FROM records WHERE key = ?", (key,)).fetchone()
+            record = SharedRecord() if row is None else record_of(json.loads(row[0]))
+            grant = exchange(record, ask, self._now())
+            if RealClock.wall() > self._noted_at + LEFT / 4:
+                self._note_host(connection)
+            connection.execute(
+                "INSERT OR REPLACE INTO records VALUES (?, ?)", (key, json.dumps(document_of(record)))
+            )
+            return grant
+
+        return self._whole(exchanged, lasting=ask.money == 1)
+
+    def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
+        def kept(connection: sqlite3.Connection) -> None:
+            now = self._now()
+            # the clock of a machine begins anew with it, and no process survives that
+            connection.execute(
+                "DELETE FROM participants WHERE seen < ? OR seen > ?", (now - KEPT, now + CLOCK_STEP)
+            )
+            row = connection.execute("SELECT record FROM participants WHERE member = ?", (member,)).fetchone()
+            known: Mapping[str, float] = before if row is None else json.loads(row[0])["sums"]
+            more = [
+                (name, value - known.get(name, 0.0))
+                for name, value in json.loads(record)["sums"].items()
+                if value != known.get(name, 0.0)
+            ]
+            connection.executemany(
+                "INSERT INTO sums VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
+                more,
+            )
+            connection.execute("INSERT OR REPLACE INTO participants VALUES (?, ?, ?)", (member, now, record))
+
+        self._whole(kept, lasting=False)
+
+    def published(self) -> Published:
+        def read(connection: sqlite3.Connection) -> Published:
+            now = self._now()
+            rows = connection.execute("SELECT seen, record FROM participants ORDER BY seen DESC").fetchall()
+            sums = dict(connection.execute("SELECT name, value FROM sums").fetchall())
+            heard = [(now - seen, record) for seen, record in rows if -CLOCK_STEP <= now - seen <= KEPT]
+            return Published(heard, sums)
+
+        return self._whole(read, lasting=False)
+
+    def _whole(self, act: Callable[[sqlite3.Connection], _T], *, lasting: bool) -> _T:
+        """Do ``act`` as one transaction; a ``lasting`` one survives a loss of power."""
         try:
             with self._connections.writing():
                 connection = self._connections.writer()
-                # what was spent must survive a loss of power; a rate does not
-                connection.execute(f"PRAGMA synchronous = {'FULL' if ask.money else 'OFF'}")
+                # what was spent must survive; a rate need not
+                connection.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'OFF'}")
                 connection.execute("BEGIN IMMEDIATE")
                 try:
-                    row = connection.execute("SELECT record FROM records WHERE key = ?", (key,)).fetchone()
-                    record = SharedRecord() if row is None else record_of(json.loads(row[0]))
-                    grant = exchange(record, ask, self._now())
-                    if RealClock.wall() > self._noted_at + LEFT / 4:
-                        self._note_host(connection)
-                    connection.execute(
-                        "INSERT OR REPLACE INTO records VALUES (?, ?)", (key, json.dumps(document_of(record)))
-                    )
+                    done = act(connection)
                     connection.execute("COMMIT")
                 except BaseException:
                     self._connections.undo()
                     raise
-                return grant
+                return done
         except (sqlite3.Error, LateExchange) as error:
             raise self._away(error) from None
 

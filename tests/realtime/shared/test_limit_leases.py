@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import queue
+from collections.abc import Mapping
 
 from smartbatch._clock import RealClock
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, SharedRecord, exchange
 from smartbatch.events import Event
-from smartbatch.realtime.shared.back_end import BackEnd
+from smartbatch.realtime.shared.back_end import BackEnd, Published
 from smartbatch.realtime.shared.limit_leases import SharedLeases
 
 
@@ -68,6 +69,12 @@ class Slow(BackEnd):
             self.leases.join(self.share)
         self.asked.put(ask.leaving)
         return exchange(SharedRecord(), ask, 0.0)
+
+    def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
+        raise AssertionError("no client tells anything")
+
+    def published(self) -> Published:
+        raise AssertionError("nobody looks")
 
     def close(self) -> None:
         self.closed.put(True)

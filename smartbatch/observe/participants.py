@@ -1,0 +1,245 @@
+"""What processes that share limits tell of themselves: typed records, their stored form, and their bounds."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import asdict, evolve, field, fields_dict, frozen
+
+VERSION = 1
+"""Of the record's form. A reader passes over records of a later one."""
+
+EVERY = 5.0
+"""Seconds between two records of a process."""
+
+HEARD = 15.0
+"""Seconds after its last record for which a process is taken to live."""
+
+KEPT = 600.0
+"""Seconds after its last record for which it is kept."""
+
+MOST_BYTES = 32_768
+"""Of a record; lanes that do not fit are left out, and counted."""
+
+MOST_LANES = 32
+_MOST_TEXT = 120
+
+
+@frozen(kw_only=True)
+class LaneStatus:
+    """The requests of one process for one model, and what holds them up.
+
+    Attributes:
+        model: as ``provider:model``.
+        quota: the salted hash that names the shared limit; equal where processes share it.
+        waiting, in_flight: requests in real time.
+        waits_for: why the next one waits: ``window``, ``breaker``, ``cooldown``, ``budget``, ``limit``,
+            ``slot``, ``retry``; empty where none waits.
+        breaker: its state.
+        requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute: the limits,
+            told or learned; 0 where none is known.
+        requests_left, tokens_left, input_tokens_left, output_tokens_left: what no process has leased of them.
+        spaced_per_minute: calls to which all processes space theirs; 0 for not at all.
+        cooldown: seconds until the pause after a refusal is over.
+        processes: that share the limit, this one included, as far as it knows.
+        is_lost: whether the place where they share it is away.
+        answered: calls that were answered since the process began.
+    """
+
+    model: str
+    quota: str = ""
+    waiting: int = 0
+    in_flight: int = 0
+    waits_for: str = ""
+    breaker: str = "closed"
+    requests_per_minute: float = 0.0
+    tokens_per_minute: float = 0.0
+    input_tokens_per_minute: float = 0.0
+    output_tokens_per_minute: float = 0.0
+    requests_left: float = 0.0
+    tokens_left: float = 0.0
+    input_tokens_left: float = 0.0
+    output_tokens_left: float = 0.0
+    spaced_per_minute: float = 0.0
+    cooldown: float = 0.0
+    processes: int = 1
+    is_lost: bool = False
+    answered: int = 0
+
+
+@frozen(kw_only=True)
+class RealtimeStatus:
+    """Requests in real time at one moment: of one client, or of all clients of a process.
+
+    Attributes:
+        waiting, in_flight: requests.
+        pending: requests that have not ended, by priority.
+        blocked: threads that wait for room in the queue.
+        oldest_wait: seconds since the oldest request that waits was submitted; 0 where none does.
+        waits: requests that wait, by what the first of their lane waits for, see :class:`LaneStatus`.
+        workers: threads that make calls.
+        unshared: limits that are not shared now, because the place is away.
+        budget, spent: USD that may be spent, 0 for no bound, and that is spent.
+        lanes: one for each model, the busiest first.
+        lanes_left_out: how many are not there because they are too many.
+    """
+
+    waiting: int = 0
+    in_flight: int = 0
+    pending: Mapping[str, int] = field(factory=dict)
+    blocked: int = 0
+    oldest_wait: float = 0.0
+    waits: Mapping[str, int] = field(factory=dict)
+    workers: int = 0
+    unshared: int = 0
+    budget: float = 0.0
+    spent: float = 0.0
+    lanes: tuple[LaneStatus, ...] = ()
+    lanes_left_out: int = 0
+
+
+@frozen(kw_only=True)
+class Participant:
+    """A process that shares limits, as it told of itself last.
+
+    Attributes:
+        member: a name that no other process has.
+        host, pid: where it runs.
+        library: version of smartbatch.
+        started: Unix seconds of its first client.
+        age: seconds since its last record.
+        ended: whether that was its last: all its clients were stopped.
+        sums: what happened since it began, by ``family`` or ``family:label``, as in :class:`Participants`.
+        errors: failures of calls and requests by kind: seconds since the last, as far as is known.
+        realtime: its requests.
+    """
+
+    member: str
+    host: str
+    pid: int
+    library: str
+    started: float
+    age: float = 0.0
+    ended: bool = False
+    sums: Mapping[str, float] = field(factory=dict)
+    errors: Mapping[str, float] = field(factory=dict)
+    realtime: RealtimeStatus = field(factory=RealtimeStatus)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was heard lately and has not ended."""
+        return not self.ended and self.age <= HEARD
+
+
+@frozen(kw_only=True)
+class Participants:
+    """All processes that share limits at one place.
+
+    Attributes:
+        place: its address, without secrets.
+        processes: those that were heard in the last ten minutes, the latest first.
+        sums: what happened in all processes that ever were, by ``family`` or ``family:label``; the names are
+            those of Prometheus. Those that count never go down, also when a process ends, or is killed.
+        unreadable: records of a later version, which were passed over.
+    """
+
+    place: str
+    processes: tuple[Participant, ...] = ()
+    sums: Mapping[str, float] = field(factory=dict)
+    unreadable: int = 0
+
+    @property
+    def living(self) -> tuple[Participant, ...]:
+        """The processes that live."""
+        return tuple(one for one in self.processes if one.is_alive)
+
+    @property
+    def lost(self) -> tuple[Participant, ...]:
+        """Those that are not heard any more and did not say that they ended."""
+        return tuple(one for one in self.processes if not one.ended and not one.is_alive)
+
+
+def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
+    """Return what the clients of a process are together; of lanes of one model there is one."""
+    lanes: dict[tuple[str, str], LaneStatus] = {}
+    for status in statuses:
+        for lane in status.lanes:
+            known = lanes.get((lane.model, lane.quota))
+            lanes[lane.model, lane.quota] = lane if known is None else _together(known, lane)
+    return RealtimeStatus(
+        waiting=sum(one.waiting for one in statuses),
+        in_flight=sum(one.in_flight for one in statuses),
+        pending=_added(one.pending for one in statuses),
+        blocked=sum(one.blocked for one in statuses),
+        oldest_wait=max((one.oldest_wait for one in statuses), default=0.0),
+        waits=_added(one.waits for one in statuses),
+        workers=sum(one.workers for one in statuses),
+        unshared=sum(one.unshared for one in statuses),
+        budget=sum(one.budget for one in statuses),
+        spent=sum(one.spent for one in statuses),
+        lanes=tuple(sorted(lanes.values(), key=lambda lane: (-lane.waiting - lane.in_flight, lane.model))),
+    )
+
+
+def _together(one: LaneStatus, other: LaneStatus) -> LaneStatus:
+    """Return two lanes of one model and process as one: the limit is the same, the requests are not."""
+    shown = one if one.waiting >= other.waiting else other
+    return evolve(
+        shown,
+        waiting=one.waiting + other.waiting,
+        in_flight=one.in_flight + other.in_flight,
+        breaker=one.breaker if one.breaker != "closed" else other.breaker,
+    )
+
+
+def _added(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for table in tables:
+        total.update(table)
+    return dict(total)
+
+
+def text_of(one: Participant) -> str:
+    """Return the stored form of a record: at most :data:`MOST_BYTES`, with the lanes that fit in."""
+    lanes = [evolve(lane, model=lane.model[:_MOST_TEXT]) for lane in one.realtime.lanes[:MOST_LANES]]
+    while True:
+        left_out = len(one.realtime.lanes) - len(lanes)
+        realtime = evolve(one.realtime, lanes=tuple(lanes), lanes_left_out=left_out)
+        document = {
+            "version": VERSION,
+            **_plain(evolve(one, host=one.host[:_MOST_TEXT])),
+            "sums": one.sums,
+            "realtime": _plain(realtime) | {"lanes": [_plain(lane) for lane in lanes]},
+        }
+        text = json.dumps(document, separators=(",", ":"))
+        if len(text) <= MOST_BYTES or not lanes:
+            return text
+        lanes = lanes[: len(lanes) // 2]
+
+
+def _plain(one: Any) -> dict[str, Any]:
+    """Return the values of a record that are not those it has by default."""
+    plain = asdict(one, recurse=False)
+    defaults = {name: attribute.default for name, attribute in fields_dict(type(one)).items()}
+    return {name: value for name, value in plain.items() if value and value != defaults[name]}
+
+
+def participant_of(text: str, age: float) -> Participant | None:
+    """Return a record from its stored form; ``None`` for one of a later version."""
+    document = json.loads(text)
+    if document["version"] > VERSION:
+        return None
+    realtime = document["realtime"]
+    realtime["lanes"] = tuple(_made(LaneStatus, lane) for lane in realtime["lanes"])
+    document |= {"realtime": _made(RealtimeStatus, realtime), "age": max(0.0, age)}
+    made: Participant = _made(Participant, document)
+    return made
+
+
+def _made(kind: type[Any], document: dict[str, Any]) -> Any:
+    """Return a record of what is known here of a document; a later library may tell more."""
+    known = fields_dict(kind)
+    return kind(**{name: value for name, value in document.items() if name in known})

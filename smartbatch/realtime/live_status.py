@@ -1,0 +1,124 @@
+"""How the requests of a client stand now, for those that look: what waits, how long, and for what."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.lease import LimitLease, QuotaFacts
+from smartbatch.observe.participants import LaneStatus, RealtimeStatus
+from smartbatch.realtime.lane_queue import LaneQueue
+from smartbatch.realtime.queue import RequestQueue
+from smartbatch.realtime.ticket import TicketState
+
+_LOOKED_AT = 1000
+"""The oldest requests among which the one that waits longest is looked for: those before it are in flight."""
+
+_A_MINUTE = 60.0
+
+
+def status_of(queue: RequestQueue, budget: Budget, now: float, hide: Callable[[str], str]) -> RealtimeStatus:
+    """Return the status; takes the monitor for a moment, however many requests there are.
+
+    Args:
+        hide: makes a name that says nothing of a quota's.
+    """
+    waits: dict[str, int] = {}
+    lanes = []
+    with queue.monitor:
+        served = 0
+        for lane, lane_queue in queue.lanes.items():
+            with lane.quota.lock:
+                facts, lease = lane.quota.quota.facts(now), lane.quota.quota.lease
+            cause = _cause(lane_queue, facts, budget, now, flushed=queue.flushing)
+            if cause:
+                waits[cause] = waits.get(cause, 0) + lane_queue.waiting
+                served += lane_queue.waiting
+            elif lane_queue.delayed:
+                cause = "retry"
+            name = hide(f"{lane.provider.scope}\n{lane.model}")
+            lanes.append(_status_of_lane(lane_queue, cause, name, facts, lease, now))
+        if queue.counts.waiting > served:
+            waits["retry"] = queue.counts.waiting - served
+        left = budget.left
+        return RealtimeStatus(
+            waiting=queue.counts.waiting,
+            in_flight=queue.counts.in_flight,
+            blocked=queue.blocked,
+            oldest_wait=_short(max(0.0, now - _oldest(queue, now))),
+            waits=waits,
+            budget=0.0 if left is None else budget.spent + budget.reserved + left,
+            spent=budget.spent,
+            lanes=tuple(lanes),
+        )
+
+
+def _oldest(queue: RequestQueue, now: float) -> float:
+    """Return when the oldest request that waits was submitted; ``now`` where none does."""
+    for ticket in itertools.islice(queue.live, _LOOKED_AT):
+        if ticket.state is TicketState.WAITING and ticket.waiters:
+            return ticket.waiters[0].submitted
+    return now
+
+
+def _cause(lane_queue: LaneQueue, facts: QuotaFacts, budget: Budget, now: float, *, flushed: bool) -> str:
+    """Return what the first request of a lane waits for; empty where none waits. The cases, in order:
+
+    1. The window is not over.
+    2. The provider is down.
+    3. The pause after a refusal is not over.
+    4. There is too little money left for it now.
+    5. The limits let no call go, when the collector looked last.
+    6. Otherwise for a free slot.
+    """
+    lane, head = lane_queue.lane, lane_queue.head()
+    if head is None:
+        return ""
+    if lane_queue.ready(now, flushed=flushed) > now:
+        return "window"
+    if lane.provider_health.open_since is not None:
+        return "breaker"
+    if facts.cool_until > now:
+        return "cooldown"
+    left = (head.own_budget or budget).left
+    if left is not None and left < head.reserve:
+        return "budget"
+    return "limit" if lane.held_until > now else "slot"
+
+
+def _status_of_lane(
+    lane_queue: LaneQueue, cause: str, name: str, facts: QuotaFacts, lease: LimitLease | None, now: float
+) -> LaneStatus:
+    """Return the status of a lane; the limits are those of all processes, where they share them."""
+    lane = lane_queue.lane
+    grant = None if lease is None else lease.grant
+    rates: Sequence[float] = facts.rates if grant is None else grant.rates
+    left: Sequence[float] = [0.0] * 4 if grant is None else grant.left
+    return LaneStatus(
+        model=lane.label,
+        quota=name,
+        waiting=lane_queue.waiting,
+        in_flight=lane.in_flight,
+        waits_for=cause,
+        breaker=lane.breaker.state.value,
+        requests_per_minute=_short(rates[0] * _A_MINUTE),
+        tokens_per_minute=_short(rates[1] * _A_MINUTE),
+        input_tokens_per_minute=_short(rates[2] * _A_MINUTE),
+        output_tokens_per_minute=_short(rates[3] * _A_MINUTE),
+        requests_left=_short(left[0]),
+        tokens_left=_short(left[1]),
+        input_tokens_left=_short(left[2]),
+        output_tokens_left=_short(left[3]),
+        spaced_per_minute=_short(facts.spaced * _A_MINUTE),
+        cooldown=_short(max(0.0, facts.cool_until - now)),
+        processes=1 if grant is None else max(1, grant.members),
+        is_lost=lease is not None and lease.lost,
+        answered=facts.accepted,
+    )
+
+
+def _short(number: float) -> float:
+    """Return a number with three digits after the point."""
+    return round(number, 3) if math.isfinite(number) else 0.0

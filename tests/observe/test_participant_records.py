@@ -1,0 +1,88 @@
+"""The stored form of what a process tells: bounded, and readable by earlier and later libraries."""
+
+from __future__ import annotations
+
+import json
+
+from attrs import evolve
+from sample_events import called, ended, submitted
+
+from smartbatch.observe.families import sums_of
+from smartbatch.observe.metrics import KINDS, BatchMetrics
+from smartbatch.observe.participants import (
+    MOST_BYTES,
+    LaneStatus,
+    Participant,
+    RealtimeStatus,
+    participant_of,
+    text_of,
+)
+from smartbatch.types import Priority, Route
+
+ONE = Participant(
+    member="host:1:ab",
+    host="host",
+    pid=1,
+    library="0.1.0",
+    started=1.5,
+    sums={"calls": 2.0},
+    errors={"timeout": 3.0},
+    realtime=RealtimeStatus(
+        waiting=3, waits={"limit": 3}, pending={"low": 3}, lanes=(LaneStatus(model="sim:small", waiting=3),)
+    ),
+)
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    assert participant_of(text_of(ONE), 2.5) == evolve(ONE, age=2.5)
+
+
+def test_a_record_of_a_later_library_is_read_as_far_as_it_is_known() -> None:
+    """And one of a later form is passed over."""
+    document = json.loads(text_of(ONE))
+    document["realtime"]["lanes"][0]["colour"] = document["realtime"]["mood"] = "blue"
+    assert participant_of(json.dumps(document | {"more": 1}), 0.0) == ONE
+    assert participant_of(json.dumps(document | {"version": 2}), 0.0) is None
+
+
+def test_a_record_has_a_bound_whatever_a_process_does() -> None:
+    """All kinds of failures, times of all lengths, and hundreds of models with the longest names."""
+    metrics = BatchMetrics()
+    for number, kind in enumerate(KINDS * 2):
+        for priority in Priority:
+            metrics(submitted(priority=priority))
+        metrics(called(error=kind, seconds=0.0001 * 1.3**number))
+        for route in Route:
+            metrics(ended(ok=False, error=kind, seconds=0.0001 * 1.4**number, route=route))
+    lanes = tuple(
+        LaneStatus(
+            model=f"provider:{number} " + "é" * 300,
+            quota="f" * 32,
+            waiting=10**6,
+            in_flight=1000,
+            waits_for="cooldown",
+            breaker="half_open",
+            requests_per_minute=123456.789,
+            tokens_per_minute=123456789.123,
+            requests_left=123456.789,
+            tokens_left=123456789.123,
+            cooldown=12345.678,
+            answered=10**12,
+        )
+        for number in range(500)
+    )
+    figures = metrics.snapshot()
+    text = text_of(
+        evolve(
+            ONE,
+            host="h" * 1000,
+            sums=sums_of(figures),
+            errors=dict.fromkeys(KINDS, 123456.7),
+            realtime=RealtimeStatus(lanes=lanes, pending=figures.pending_by_priority),
+        )
+    )
+    assert len(text.encode()) <= MOST_BYTES
+    read = participant_of(text, 0.0)
+    assert read is not None
+    assert len(read.realtime.lanes) >= 8
+    assert len(read.realtime.lanes) + read.realtime.lanes_left_out == 500

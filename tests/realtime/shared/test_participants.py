@@ -1,0 +1,199 @@
+"""What processes that share limits tell of themselves: how they stand now, and sums that never fall."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from realtime.scenes import Scripted
+from realtime.shared.servers import KINDS, address_of, postgres_address, redis_server
+
+import smartbatch
+from smartbatch import BatchingClient, Participant, Participants
+from smartbatch._clock import VirtualClock
+from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.observe.participants import participant_of
+from smartbatch.realtime.shared.addresses import open_back_end
+from smartbatch.realtime.shared.back_end import BackEnd
+
+__all__ = ["postgres_address", "redis_server"]  # fixtures
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'limits.db'}"
+
+
+@pytest.fixture(params=KINDS)
+def back_end(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BackEnd]:
+    """A back end on a real server, by the server's clock."""
+    made = open_back_end(address_of(request.param, request, tmp_path), lambda: 100.0)
+    made.prepare()
+    yield made
+    made.close()
+
+
+def told(**sums: float) -> str:
+    return json.dumps({"version": 1, "sums": sums})
+
+
+def risen(back_end: BackEnd, before: dict[str, float]) -> dict[str, float]:
+    """The sums less those of before: other tests use the same Redis."""
+    sums = back_end.published().sums
+    return {name: value - before.get(name, 0.0) for name, value in sums.items() if value != before.get(name)}
+
+
+def test_the_sums_of_all_are_what_each_tells(back_end: BackEnd) -> None:
+    """Each tells what it counted since its beginning; a record that comes twice counts once."""
+    before = back_end.published().sums
+    back_end.publish("one", told(calls=3, cost=0.25), {})
+    back_end.publish("other", told(calls=10), {})
+    for _ in range(2):
+        back_end.publish("one", told(calls=5, cost=0.25), {})
+    assert risen(back_end, before) == {"calls": 15.0, "cost": 0.25}
+    ages = {text: age for age, text in back_end.published().records}
+    texts = [text for text in ages if json.loads(text) == json.loads(told(calls=5, cost=0.25))]
+    assert len(texts) == 1
+    assert 0.0 <= ages[texts[0]] <= 10.0
+
+
+def test_the_sums_keep_what_a_process_told_whose_record_is_gone(
+    back_end: BackEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes back after that, as one that was frozen: nothing counts twice."""
+    before = back_end.published().sums
+    back_end.publish("gone", told(rows=7), {})
+    with monkeypatch.context() as later:
+        later.setattr(f"{type(back_end).__module__}.KEPT", -1.0)
+        back_end.publish("other", told(rows=1), {})
+        assert back_end.published().records == []
+    assert risen(back_end, before) == {"rows": 8.0}
+    back_end.publish("gone", told(rows=9), {"rows": 7.0})
+    assert risen(back_end, before) == {"rows": 10.0}
+
+
+def looked(address: str, clock: VirtualClock) -> tuple[list[Participant], dict[str, float]]:
+    """What is told now, once the threads have told it."""
+    clock.sleep(0.001)
+    back_end = open_back_end(address, clock.now)
+    back_end.prepare()
+    found = back_end.published()
+    back_end.close()
+    read = [participant_of(text, age) for age, text in found.records]
+    return [one for one in read if one is not None], found.sums
+
+
+def test_a_process_tells_every_few_seconds_how_its_requests_stand(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """What waits, by priority and for what; the limits; and what it counted."""
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=4.0)
+    client = client_of(provider, parallelism=2, max_rpm=600, shared=address)
+    for number in range(9):
+        client.submit(str(number), priority="high" if number < 3 else "low")
+    clock.sleep(5.5)
+    [one], sums = looked(address, clock)
+    now = one.realtime
+    assert (now.waiting, now.in_flight, now.workers) == (5, 2, 2)
+    assert now.pending == {"high": 1, "low": 6}
+    assert now.waits == {"slot": 5}
+    assert now.oldest_wait == pytest.approx(5.0, abs=0.5)
+    [lane] = now.lanes
+    assert (lane.model, lane.waits_for, lane.answered) == ("scripted:default", "slot", 2)
+    assert lane.requests_per_minute == pytest.approx(597.0, abs=4.0)
+    assert sums["requests_submitted:low"] == 6
+    assert sums["requests_ended:succeeded"] == 2
+    assert one.is_alive
+
+
+def test_it_says_which_gate_holds_requests_up(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """A limit that is used up, and a provider that is down."""
+    down = ProviderError("no", kind=ErrorKind.SERVER_ERROR, status=503)
+    limited = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01, name="limited")
+    broken = Scripted(clock, lambda prompt, attempt: down, latency=0.01, name="broken")
+    clients = [
+        client_of(limited, parallelism=2, max_rpm=6, shared=address),
+        client_of(broken, parallelism=2, shared=address, retries=0, breaker_pause=60, breaker_max_pause=60),
+    ]
+    for client in clients:
+        for number in range(20):
+            client.submit(str(number))
+    clock.sleep(5.5)
+    [one], sums = looked(address, clock)
+    causes = {lane.model: lane.waits_for for lane in one.realtime.lanes}
+    assert causes == {"limited:default": "limit", "broken:default": "breaker"}
+    assert set(one.realtime.waits) == {"limit", "breaker"}
+    assert one.errors["server_error"] <= 6.0
+    assert sums["call_failures:server_error"] >= 1
+
+
+def test_what_clients_counted_stays_when_they_end_and_when_figures_are_reset(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """One process, one record: the last one says that it ended, and has all that was counted."""
+    for count in (3, 4):
+        provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+        client = client_of(provider, shared=address)
+        assert client.generate(map(str, range(count))).failed == 0
+        client.stop()
+    client.start()
+    clock.sleep(6.0)
+    client.metrics.reset()
+    assert client.generate(map(str, range(5))).failed == 0
+    client.stop()
+    [one], sums = looked(address, clock)
+    assert one.ended
+    assert not one.is_alive
+    assert one.sums["requests_ended:succeeded"] == sums["requests_ended:succeeded"] == 12
+    assert sums["response_seconds:sum"] == pytest.approx(0.12, abs=0.05)
+
+
+def test_a_place_that_is_away_is_told_everything_later(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str, tmp_path: Path
+) -> None:
+    (tmp_path / "limits.db").write_text("this is no database, and long enough to be read as one" * 20)
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    client = client_of(provider, shared=address)
+    assert client.generate(map(str, range(5))).failed == 0
+    clock.sleep(6.0)
+    (tmp_path / "limits.db").unlink()
+    clock.sleep(12.0)
+    _, sums = looked(address, clock)
+    assert sums["requests_ended:succeeded"] == 5
+
+
+@pytest.fixture
+def asked(address: str) -> Participants:
+    """What a real client of this process told."""
+    with BatchingClient("sim:small?latency=0", shared=address, system="a secret") as client:
+        assert client.generate(["a secret question", "another"]).failed == 0
+    return smartbatch.participants(address)
+
+
+def test_any_process_can_ask_what_all_told(asked: Participants, tmp_path: Path) -> None:
+    [one] = asked.processes
+    assert asked.place == str(tmp_path / "limits.db")
+    assert asked.sums["requests_ended:succeeded"] == 2
+    assert asked.sums["shared_operations:publish"] == one.sums["shared_operations:publish"] >= 1
+    assert (one.library, one.ended, asked.living, asked.lost) == (smartbatch.__version__, True, (), ())
+
+
+def test_no_prompt_is_told(asked: Participants, tmp_path: Path) -> None:
+    assert asked.processes
+    written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"small" in written
+    assert b"secret" not in written
+
+
+def test_who_shares_nothing_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with BatchingClient("sim:small?latency=0", shared="off") as client:
+        assert client.generate(["one"]).failed == 0
+    assert list(tmp_path.rglob("limits.db")) == []
+    with pytest.raises(ConfigError, match="tell nothing of themselves"):
+        smartbatch.participants("off")
