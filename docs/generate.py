@@ -13,6 +13,9 @@ from smartbatch.cli.main import ACTIONS, build_parser
 from smartbatch.config import BatchingConfig
 from smartbatch.emulator.batches.batch_settings import BATCH_FAULTS, LINE_FAULTS
 from smartbatch.emulator.settings import FAULTS
+from smartbatch.observe.families import OPERATED, REACHABLE, families_of, live_families, times_of
+from smartbatch.observe.metrics_snapshot import MetricsSnapshot
+from smartbatch.observe.participants import Participants
 
 HERE = Path(__file__).parent
 
@@ -85,12 +88,31 @@ def decisions_list() -> str:
     return "\n".join(entries)
 
 
+def figures_table() -> str:
+    """Return the names of all figures for Prometheus."""
+    one = {
+        family.name: family for family, _ in (*families_of(MetricsSnapshot()), *times_of(MetricsSnapshot()))
+    }
+    live = {family.name: family for family, _ in live_families(Participants(place=""))}
+    everywhere = {name: family for name, family in one.items() if family.adds_up or name in live}
+    of_all = {family.name: family for family in (*OPERATED, REACHABLE)} | live
+    rows = ["| name | kind | label | of | what |", "|---|---|---|---|---|"]
+    for name, family in {**one, **of_all}.items():
+        where = "both" if name in everywhere else "one client" if name in one else "all processes"
+        ending = "_total" if family.kind == "Counter" else ""
+        label = f"`{family.label}`" if family.label else ""
+        kind = family.kind.lower()
+        rows.append(f"| `smartbatch_{name}{ending}` | {kind} | {label} | {where} | {family.help} |")
+    return "\n".join(rows)
+
+
 PARTS = {
     "decisions": decisions_list,
     "faults": faults_table,
     "settings": settings_table,
     "batch_faults": batch_faults_table,
     "actions": actions_table,
+    "figures": figures_table,
     "run": lambda: options_tables("run"),
     "plan": lambda: options_tables("plan"),
     "jobs": lambda: options_tables("jobs"),

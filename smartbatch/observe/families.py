@@ -94,7 +94,7 @@ _LIMITS = {
     "output_tokens_per_minute": _now("limit_output_tokens_per_minute", "Likewise, of tokens out.", "model"),
     "requests_left": _now("limit_requests_left", "What no process has leased of the limit.", "model"),
     "tokens_left": _now("limit_tokens_left", "Likewise, of all tokens.", "model"),
-    "cooldown": _now("cooldown_seconds", "Until the pause after a refusal is over.", "model"),
+    "cooldown": _now("cooldown_left_seconds", "Until the pause after a refusal is over.", "model"),
 }
 _MOST_MODELS = 100
 """Models that become labels; those with the most requests."""

@@ -87,6 +87,15 @@ def test_every_public_name_is_in_the_reference(name: str) -> None:
         ("## Jobs", (smartbatch.Job, smartbatch.JobStatus)),
         ("## Price", (smartbatch.Price,)),
         ("## Metrics", (MetricsSnapshot, DecisionFigures)),
+        (
+            "## Participants",
+            (
+                smartbatch.Participants,
+                smartbatch.Participant,
+                smartbatch.RealtimeStatus,
+                smartbatch.LaneStatus,
+            ),
+        ),
     ],
 )
 def test_a_class_and_its_section_name_the_same_fields(heading: str, kinds: tuple[type, ...]) -> None:

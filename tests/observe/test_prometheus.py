@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -124,17 +126,19 @@ def test_the_figures_of_all_processes_have_the_names_of_those_of_one(metrics: Ba
     for event in (submitted(), started(2), called(2, usage=Usage(7, 3), cost=0.5, seconds=0.3), ended()):
         metrics(event)
 
-    def added_up(reporter: PrometheusReporter) -> set[str]:
+    def added_up(reporter: PrometheusReporter) -> set[tuple[str, str, float]]:
         return {
-            f"{sample.name} {sample.labels} {sample.value}"
+            (sample.name, str(sample.labels), sample.value)
             for family in reporter.registry.collect()
             if family.type in ("counter", "histogram")
             for sample in family.samples
-            if "operation" not in sample.labels
+            if sample.value and "operation" not in sample.labels
         }
 
+    names = [family.name for family in PrometheusReporter(lambda: participants(metrics)).registry.collect()]
+    assert len(names) == len(set(names))
     alike = added_up(PrometheusReporter(metrics))
-    assert len(alike) > 100
+    assert len(alike) > 60
     assert added_up(PrometheusReporter(lambda: participants(metrics))) == alike
 
 
@@ -149,7 +153,7 @@ def test_what_is_now_is_of_the_processes_that_live(metrics: BatchMetrics) -> Non
     assert value("smartbatch_workers") == 8
     assert value("smartbatch_limit_requests_per_minute", {"model": "sim:a"}) == 500
     assert value("smartbatch_limit_requests_left", {"model": "sim:a"}) == 40
-    assert value("smartbatch_cooldown_seconds", {"model": "sim:a"}) == 2
+    assert value("smartbatch_cooldown_left_seconds", {"model": "sim:a"}) == 2
     assert value("smartbatch_breakers_open", {"model": "sim:a"}) == 1
     assert value("smartbatch_last_error_age_seconds", {"kind": "timeout"}) == 6
     assert value("smartbatch_shared_operations_total", {"operation": "publish"}) == 5
@@ -181,3 +185,18 @@ def test_listeners_are_imported_without_what_they_show_with() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("name", ["board.json", "alerts.yml"])
+def test_the_examples_name_figures_that_there_are(name: str, metrics: BatchMetrics) -> None:
+    """With labels that they have; a board that names none would show nothing, and an alert never come."""
+    text = (Path(__file__).parents[2] / "examples" / "prometheus" / name).read_text("utf-8")
+    offered = list(PrometheusReporter(lambda: participants(metrics)).registry.collect())
+    known = {family.name + "_total" * (family.type == "counter") for family in offered}
+    known |= {sample.name for family in offered for sample in family.samples}
+    labels = {sample.name: set(sample.labels) for family in offered for sample in family.samples}
+    named = re.findall(r"\bsmartbatch_[a-z_]+\b", text)
+    assert len(named) >= 8
+    assert set(named) - known == set()
+    for figure, label in re.findall(r"\b(smartbatch_[a-z_]+)\{(\w+)=", text):
+        assert label in labels[figure]
