@@ -186,7 +186,7 @@ def test_any_process_can_ask_what_all_told(asked: Participants, tmp_path: Path) 
 def test_no_prompt_is_told(asked: Participants, tmp_path: Path) -> None:
     assert asked.processes
     written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-    assert b"small" in written
+    assert b"requests_submitted:normal" in written
     assert b"secret" not in written
 
 
