@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from smartbatch.errors import StoreError as StoreError
     from smartbatch.errors import ValidationFailed as ValidationFailed
     from smartbatch.errors import WrongProcess as WrongProcess
+    from smartbatch.interrupted import Interrupted as Interrupted
     from smartbatch.jobs.job import Job as Job
     from smartbatch.jobs.job import StoredResult as StoredResult
     from smartbatch.jobs.status import JobStatus as JobStatus
@@ -83,6 +84,7 @@ _NAMES_OF = {
         "QueueFull RequestCancelled RequestTimeout SmartbatchError StoreError ValidationFailed "
         "WrongProcess"
     ),
+    "interrupted": "Interrupted",
     "jobs.job": "Job StoredResult",
     "jobs.status": "JobStatus",
     "results": "ResultList",

@@ -7,6 +7,7 @@ it may not exist in the child. So what is registered makes itself anew and touch
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import queue
 import sys
@@ -258,9 +259,26 @@ def _after_fork_in_child() -> None:
 
 def _at_exit() -> None:
     began = RealClock.now()
-    interrupted = getattr(sys, "last_type", None) is KeyboardInterrupt
+    last = getattr(sys, "last_type", None)
+    interrupted = last is not None and issubclass(last, KeyboardInterrupt)
     for one in _stoppable.living(identity()):
         one.at_exit(RealClock.now() - began, interrupted=interrupted)
+    if interrupted and last is not KeyboardInterrupt and not _interactive():
+        _end_by_signal()
+
+
+def _interactive() -> bool:
+    """Whether somebody types the code: then an exception that was shown has ended no script."""
+    return bool(sys.flags.interactive) or hasattr(sys, "ps1") or "IPython" in sys.modules
+
+
+def _end_by_signal() -> None:
+    """Have the interpreter end as one that Ctrl-C ended, by ``SIGINT``, so that a shell's loop ends, too.
+
+    CPython does so where code it ran ended with ``KeyboardInterrupt`` itself, and not with a class of it.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")
 
 
 def on_main_thread() -> bool:

@@ -18,6 +18,7 @@ from smartbatch.core.preparation.preparer import GENERATION, Preprocess, Request
 from smartbatch.core.preparation.validation import admit_defaults
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.events import Observer
+from smartbatch.interrupted import front_door
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_submission import Fallback, JobOptions, WaitOptions, check_priced
 from smartbatch.jobs.records import JobRow
@@ -33,8 +34,9 @@ from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import PostProcess, UserHooks
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.results import ResultList, ended
+from smartbatch.results import ResultList
 from smartbatch.routing.list_progress import OnProgress
+from smartbatch.routing.lists import ReaderOptions
 from smartbatch.running import ClientSettings, RunningState, forget
 from smartbatch.types import (
     Duration,
@@ -246,6 +248,7 @@ class BatchingClient:
         *,
         on_error: OnError | None = None,
         on_progress: OnProgress | None = None,
+        progress: bool | None = None,
         **params: Unpack[ListParams[T]],
     ) -> Iterator[Result[T]]:
         """Yield a result for each prompt, in order, reading ahead a bounded number.
@@ -265,14 +268,18 @@ class BatchingClient:
                 the first one; the client's setting when ``None``.
             on_progress: called with a :class:`~smartbatch.ListProgress` for each result that arrives, by the
                 thread that reads the list; of a batch, for each that is read.
+            progress: True for a bar, or lines where there is no terminal, False for nothing; by default a bar
+                in a notebook.
             params: as in :meth:`submit`, for all of them; and the constraints, see :class:`BatchingClient`.
 
         Raises:
             InvalidRequest: names the row; also for what is no list, such as a table without a template.
             ConfigError: no route meets the constraints; the text names the nearest that would be met.
             JobConflict, StoreError: as :meth:`submit_batch`, with a ``key``.
+            Interrupted: Ctrl-C while a result was waited for; it has those that the loop was not given yet.
         """
-        return self.as_completed(prompts, on_error=on_error, on_progress=on_progress, ordered=True, **params)
+        options = ReaderOptions(on_error, on_progress, progress)
+        return self._running.routing.results(prompts, params, self, options)
 
     def as_completed(
         self,
@@ -280,13 +287,13 @@ class BatchingClient:
         *,
         on_error: OnError | None = None,
         on_progress: OnProgress | None = None,
+        progress: bool | None = None,
         ordered: bool = False,
         **params: Unpack[ListParams[T]],
     ) -> Iterator[Result[T]]:
         """As :meth:`map`, in the order the answers come. Put a position into each request's ``context``."""
-        return self._running.routing.results(
-            prompts, params, self, on_error=on_error, ordered=ordered, on_progress=on_progress
-        )
+        options = ReaderOptions(on_error, on_progress, progress, ordered)
+        return self._running.routing.results(prompts, params, self, options)
 
     def generate(
         self,
@@ -294,17 +301,21 @@ class BatchingClient:
         *,
         on_error: OnError | None = None,
         on_progress: OnProgress | None = None,
+        progress: bool | None = None,
         **params: Unpack[ListParams[T]],
     ) -> ResultList[T]:
         """Return all results, asked as by :meth:`map`, as a list, in order, with sums over the whole.
 
         Raises:
             AllRequestsFailed: when not one request was answered; its ``results`` tell why each failed.
+            Interrupted: Ctrl-C; its ``results`` are those so far, each in its place.
             Exception: as :meth:`map`.
         """
-        began = self._settings.clock.now()
-        results = ResultList(self.map(prompts, on_error=on_error, on_progress=on_progress, **params))
-        return ended(results, self._settings.clock.now() - began, prompts)
+        options = ReaderOptions(on_error, on_progress, progress)
+        try:
+            return self._running.routing.collected(prompts, params, self, options)
+        except KeyboardInterrupt as error:
+            raise front_door(error) from None
 
     def embed(
         self,
@@ -314,11 +325,19 @@ class BatchingClient:
         dimensions: int | None = None,
         on_error: OnError | None = None,
         on_progress: OnProgress | None = None,
+        progress: bool | None = None,
         **params: Unpack[EmbeddingListParams],
     ) -> ResultList:
         """As :meth:`generate`, with the vectors of all texts, in order: ``embed(texts).vectors``."""
         embedding = Embedding(task_type, dimensions)
-        return self.generate(texts, on_error=on_error, on_progress=on_progress, embedding=embedding, **params)
+        return self.generate(
+            texts,
+            on_error=on_error,
+            on_progress=on_progress,
+            progress=progress,
+            embedding=embedding,
+            **params,
+        )
 
     def plan(self, prompts: Prompts, **params: Unpack[ListParams[T]]) -> Plan[T]:
         """Say what a list would take, asked as by :meth:`map`: which route, and why; nothing is sent.
@@ -329,7 +348,7 @@ class BatchingClient:
         Raises:
             InvalidRequest, ConfigError: as :meth:`map`.
         """
-        return self._running.routing.plan(prompts, params)
+        return self._running.routing.plan(prompts, params, self)
 
     def forecast(
         self,
@@ -450,7 +469,7 @@ class BatchingClient:
         metadata: Mapping[str, str] | None = None,
         batch_fallback: Fallback | None = None,
         on_progress: Callable[[JobStatus], object] | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
         **params: Unpack[JobParams[T]],
     ) -> ResultList[T]:
         """Submit a job, wait for its end, and return all results in order.
@@ -464,18 +483,22 @@ class BatchingClient:
             timeout: such as ``"2h"``, or seconds; when ``None``, ``batch_timeout``, or until the
                 deadline where that is later.
             on_progress: called with the :class:`~smartbatch.JobStatus` after each change.
-            progress: show a bar, or lines where there is no terminal.
+            progress: as for :meth:`map`.
 
         Raises:
-            JobTimeout: the time is over. The job goes on, and so it does after Ctrl-C.
+            JobTimeout, Interrupted: the time is over, or Ctrl-C. The job goes on.
             AllRequestsFailed: when not one request was answered.
             Exception: as :meth:`submit_batch`.
         """
         began = self._settings.clock.now()
         wait = WaitOptions(seconds_of("timeout", timeout), on_progress, progress)
         running = self._running
-        row = running.routing.submit_by_count(requests, params, JobOptions(key, metadata, batch_fallback))
-        return running.jobs.results_of(self._handle(row), wait, began, requests)
+        options = JobOptions(key, metadata, batch_fallback)
+        try:
+            row = running.routing.submit_by_count(requests, params, options)
+            return running.jobs.results_of(self._handle(row), wait, began, requests)
+        except KeyboardInterrupt as error:
+            raise front_door(error) from None
 
     def jobs(self, limit: int = 1000) -> list[Job]:
         """Return the jobs of the store, newest first, those of other models and processes included.

@@ -10,6 +10,7 @@ from attrs import asdict, evolve
 from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.core.routing.offers import AnswerLengths, Cost, expected_usd
 from smartbatch.errors import ConfigError
+from smartbatch.interrupted import front_door
 from smartbatch.results import ResultList
 from smartbatch.types import Route, T
 
@@ -64,7 +65,9 @@ class Plan(Generic[T]):
         options: every route that was open, see :class:`~smartbatch.core.routing.choice.Option`.
     """
 
-    def __init__(self, decision: Decision, run: Callable[[Decision], ResultList] | None = None) -> None:
+    def __init__(
+        self, decision: Decision, run: Callable[[Decision, bool | None], ResultList] | None = None
+    ) -> None:
         self.decision = decision
         self._run = run
         chosen, cost = decision.chosen, decision.chosen.cost
@@ -109,7 +112,7 @@ class Plan(Generic[T]):
             "closed": {route.value: why for route, why in self.decision.closed},
         }
 
-    def run(self, *, budget: float | str | None = None) -> ResultList[T]:
+    def run(self, *, budget: float | str | None = None, progress: bool | None = None) -> ResultList[T]:
         """Run the list by the planned route.
 
         The deadline, if there is one, counts from now. Spending stays within the plan's budget; without one,
@@ -119,10 +122,12 @@ class Plan(Generic[T]):
 
         Args:
             budget: USD to stay within instead, or as ``"5 USD"``.
+            progress: as for :meth:`~smartbatch.BatchingClient.map`.
 
         Raises:
             ConfigError: the budget is none, or the plan is a forecast, whose prompts were not kept.
             AllRequestsFailed: when not one request was answered.
+            Interrupted: Ctrl-C; it has the results so far.
         """
         if self._run is None:
             raise ConfigError(
@@ -134,7 +139,11 @@ class Plan(Generic[T]):
         limit: Any = decision.constraints.budget if budget is None else budget
         if limit is None and self.route not in (Route.BATCH, Route.HYBRID):
             limit = self.cost_high
-        return self._run(evolve(decision, constraints=evolve(decision.constraints, budget=limit)))
+        decision = evolve(decision, constraints=evolve(decision.constraints, budget=limit))
+        try:
+            return self._run(decision, progress)
+        except KeyboardInterrupt as error:
+            raise front_door(error) from None
 
 
 def _plain(option: Option) -> dict[str, Any]:

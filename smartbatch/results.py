@@ -162,6 +162,11 @@ def ended(results: ResultList[T], wall: float, prompts: object = None) -> Result
     """Note the seconds that a list took, and the table that its prompts came from, and return it; raises as
     ``raise_if_all_failed``."""
     results.wall = wall
+    of_prompts(results, prompts).raise_if_all_failed()
+    return results
+
+
+def of_prompts(results: ResultList[T], prompts: object) -> ResultList[T]:
+    """Note the table that the prompts of a list came from, if they did, and return the list."""
     results.table = table_of(prompts)
-    results.raise_if_all_failed()
     return results

@@ -18,6 +18,7 @@ from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.errors import SmartbatchError, WrongProcess
 from smartbatch.events import (
     BatchEnded,
+    BreakerChanged,
     CallFinished,
     ClientStarted,
     CooldownStarted,
@@ -179,6 +180,8 @@ class RunningState:
         bus.subscribe(self._budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
         bus.subscribe(dropped, ParameterDropped)
         bus.subscribe(LongWaits(), CooldownStarted, LongWait, RetryScheduled)
+        shown = (CooldownStarted, LongWait, RetryScheduled, BreakerChanged)
+        bus.subscribe(self.routing.displays, *shown)
         bus.subscribe(self._started, ClientStarted)
 
     @property

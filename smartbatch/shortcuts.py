@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Unpack, final
 
@@ -29,6 +29,7 @@ from smartbatch.events import (
     ParameterDropped,
     RetryScheduled,
 )
+from smartbatch.interrupted import front_door
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.opened_store import OpenedStore
@@ -40,14 +41,14 @@ from smartbatch.observe import logs
 from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.long_waits import LongWaits
-from smartbatch.observe.progress import Progress, watched
+from smartbatch.observe.progress import watched
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.call.layers import Middleware
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import PostProcess, RealtimeSetup
-from smartbatch.results import ResultList, ended
+from smartbatch.results import ResultList
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.list_progress import OnProgress
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
@@ -135,6 +136,7 @@ def generate(
     Raises:
         InvalidRequest, ConfigError: before anything is sent.
         AllRequestsFailed: when not one request was answered.
+        Interrupted: Ctrl-C; its ``results`` are those so far, each in its place.
     """
     check_names(params, ScriptParams.__optional_keys__)
     return _run(prompts, model, progress, params, on_progress=on_progress)
@@ -220,21 +222,15 @@ def _run(
     prompts: Prompts, model: str, progress: bool | None, params: Mapping[str, Any], **more: Any
 ) -> ResultList:
     settings, of_list = split_constraints(params, _OF_LIST)
-    total = len(prompts) if isinstance(prompts, Sized) else None
     if progress is None:
         progress = watched(sys.stderr)
-    results = ResultList()
-    with (
-        BatchingClient(model, **settings) as client,
-        Progress(total, mode="auto" if progress else "quiet") as display,
-    ):
-        client.observe(display)
-        began = RealClock.now()
-        for result in client.map(prompts, **more, **of_list):
-            results.append(result)
-            display.advance(result)
-        wall = RealClock.now() - began
-    return ended(results, wall, prompts)
+    results: ResultList | None = None
+    try:
+        with BatchingClient(model, **settings) as client:
+            results = client.generate(prompts, progress=progress, **more, **of_list)
+    except KeyboardInterrupt as error:
+        raise front_door(error, results) from None
+    return results
 
 
 @final

@@ -23,7 +23,7 @@ from tests.syntax import (
     tree,
 )
 
-NOUNS = frozenset({"errors", "types", "events", "results"})
+NOUNS = frozenset({"errors", "types", "events", "results", "interrupted"})
 """What travels everywhere: it imports nothing above itself."""
 
 FOR_ALL = frozenset({"_clock", "_files", "_fork", "_postgres", "_settings", "_sqlite", "_version"})
@@ -57,6 +57,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "events": frozenset({"types", "errors"}),
     "tables": frozenset({"types", "errors", "events"}),  # tables in, and results as tables
     "results": frozenset({"types", "errors", "tables"}),
+    "interrupted": frozenset({"results"}),
     "prices": frozenset({"errors", "types"}),
     "config": frozenset({"errors", "prices", "types"}),
     # decisions: pure

@@ -12,11 +12,14 @@ from attrs import evolve, frozen
 
 from smartbatch._settings import seconds_of
 from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
+from smartbatch.interrupted import Interrupted
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.supervisor import LEASE
 from smartbatch.jobs.watcher import PAGE, stored_job
+from smartbatch.observe.progress import Progress, new_display
+from smartbatch.results import ResultList
 from smartbatch.types import Duration, Result, Route, T, Usage
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ STATUS_TIMEOUT = 30.0
 """Seconds that the store has to say how a job stands: it is locked by others for ten at most."""
 LAST_CALLBACKS = 1.0
 """Seconds in which callbacks hear of a job's end before waiting for it returns."""
+SHOWN_EVERY = 1.0
+"""Seconds between two looks at a job that somebody watches."""
 LAST_LOOK = 0.75
 """Seconds that the store has, once the time to wait is over, to say how the job stands then."""
 
@@ -135,28 +140,46 @@ class Job:
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
-    def wait(self, timeout: Duration | None = None) -> JobStatus:
+    def wait(self, timeout: Duration | None = None, *, progress: bool | None = None) -> JobStatus:
         """Wait until every request has its result, and return the status. Callbacks have heard of it then.
 
         Args:
             timeout: such as ``"2h"``, or seconds; ``None`` waits as long as it takes.
+            progress: True for a bar, or lines where there is no terminal, False for nothing; by default a bar
+                in a notebook.
 
         Raises:
             JobTimeout: the time is over; the job goes on. So it is where the store did not answer in time.
             ClientClosed: the client was stopped, and nobody carries the job on.
+            Interrupted: Ctrl-C; the job goes on.
         """
-        until = self._until(timeout)
-        while True:
-            look = self._look(until)
-            row = self._read_until(until, self._carry_on)
-            if row.state is JobState.DONE:
-                left = max(0.0, until + LAST_LOOK - self._service.clock.now())
-                self._service.finish_listening(self.id, min(LAST_CALLBACKS, left))
-                return self._read_until(until, partial(self._service.status_of, row))
-            self._await(look, row, until)
+        shown: Progress | None = None
+        try:
+            until = self._until(timeout)
+            while True:
+                look = self._look(until)
+                row = self._read_until(until, self._carry_on)
+                if row.state is JobState.DONE:
+                    status = self._ended(row, until)
+                    if shown is not None:
+                        shown.show(status)
+                    return status
+                shown = shown or new_display(progress, self.total, self._service.clock.now)
+                self._await(look, row, until, shown, None if shown is None else shown.show)
+        except KeyboardInterrupt:
+            raise interrupted(self) from None
+        finally:
+            if shown is not None:
+                shown.close()
 
     def results(
-        self, *, ordered: bool = True, wait: bool = True, timeout: Duration | None = None, after: int = -1
+        self,
+        *,
+        ordered: bool = True,
+        wait: bool = True,
+        timeout: Duration | None = None,
+        after: int = -1,
+        progress: bool | None = None,
     ) -> Iterator[Result]:
         """Yield the results, a page at a time, so that a job of any size takes little memory.
 
@@ -165,22 +188,32 @@ class Job:
             wait: wait for those that are not there yet; else yield what there is.
             timeout: in all to wait, such as ``"2h"``, or seconds; ``None`` waits as long as it takes.
             after: go on behind the request at this position, from 0; for results in order only.
+            progress: as for :meth:`wait`; nothing is shown where nothing is waited for.
 
         Returns:
             an iterator of :class:`~smartbatch.Result`; failed requests hold their ``.error``.
 
         Raises:
-            JobTimeout, ClientClosed: as :meth:`wait`.
+            JobTimeout, ClientClosed, Interrupted: as :meth:`wait`.
         """
-        until = self._until(timeout) if wait else None
-        return self._read(self._service.result_of, until, ordered=ordered, after=after)
+        if not wait:
+            return self._read(self._service.result_of, None, ordered=ordered, after=after)
+        return self._shown(self._until(timeout), progress, ordered=ordered, after=after)
 
-    def unprocessed_results(self, *, ordered: bool = True, paid: int = 0) -> Iterator[Result]:
+    def unprocessed_results(
+        self,
+        *,
+        ordered: bool = True,
+        wait: bool = True,
+        paid: int = 0,
+        display: Callable[[], Progress | None] | None = None,
+    ) -> Iterator[Result]:
         """Yield all results as :meth:`results` does, without the client's ``post_process``.
 
         Args:
-            ordered: as for :meth:`results`.
+            ordered, wait: as for :meth:`results`.
             paid: how many were stored, and paid, before; they come as answers of a cache do.
+            display: returns what shows how the job stands while its results are waited for.
 
         Raises:
             ClientClosed: as :meth:`wait`.
@@ -190,7 +223,7 @@ class Job:
             result = self._service.stored_result(row, job_id)
             return as_kept(result) if row.seq <= paid else result
 
-        return self._read(read, math.inf, ordered=ordered)
+        return self._read(read, math.inf if wait else None, ordered=ordered, display=display)
 
     def stored(
         self, *, after: int | None = None, ordered: bool = True, wait: float = 0.0, limit: int = PAGE
@@ -307,8 +340,23 @@ class Job:
     def _look(self, until: float) -> _Look:
         return _Look(self._service.notifier.changes, last=self._service.clock.now() >= until)
 
-    def _await(self, look: _Look, row: JobRow, until: float) -> None:
+    def _ended(self, row: JobRow, until: float) -> JobStatus:
+        left = max(0.0, until + LAST_LOOK - self._service.clock.now())
+        self._service.finish_listening(self.id, min(LAST_CALLBACKS, left))
+        return self._read_until(until, partial(self._service.status_of, row))
+
+    def _await(
+        self,
+        look: _Look,
+        row: JobRow,
+        until: float,
+        display: Progress | None = None,
+        show: Callable[[JobStatus], object] | None = None,
+    ) -> None:
         """Wait for news, once.
+
+        Args:
+            display: what shows how the job stands, with its method ``show``.
 
         Raises:
             JobTimeout: it is too late for that.
@@ -326,6 +374,10 @@ class Job:
             )
         remaining = max(0.0, until - self._service.clock.now())
         interval = self._service.refresh_interval(self.id)
+        if display is not None and show is not None:
+            if display.is_due:
+                show(self._service.status_of(row))
+            interval = min(interval, SHOWN_EVERY)
         self._service.notifier.wait_for_change(look.seen, min(remaining, interval))
 
     def _note(self, row: JobRow, until: float) -> str | None:
@@ -335,6 +387,27 @@ class Job:
         except SmartbatchError:
             return None
 
+    def _shown(self, until: float, progress: bool | None, *, ordered: bool, after: int) -> Iterator[Result]:
+        """Yield results, and show how far they are. A reader that goes away leaves what it was shown."""
+        begun = after + 1 if ordered else 0
+        shown = new_display(progress, self.total, self._service.clock.now, initial=begun)
+        results = self._read(
+            self._service.result_of, until, ordered=ordered, after=after, display=lambda: shown
+        )
+        try:
+            for result in results:
+                if shown is not None:
+                    shown.advance(result)
+                yield result
+        except BaseException as error:
+            if shown is not None and not isinstance(error, GeneratorExit):  # a finaliser draws nothing
+                shown.close()
+            if isinstance(error, KeyboardInterrupt):
+                raise interrupted(self) from None
+            raise
+        if shown is not None:
+            shown.close()
+
     def _read(
         self,
         read: Callable[[ResultRow, str], Result],
@@ -342,11 +415,13 @@ class Job:
         *,
         ordered: bool,
         after: int = -1,
+        display: Callable[[], Progress | None] | None = None,
     ) -> Iterator[Result]:
         """Yield results, a page at a time, as :meth:`results` says.
 
         Args:
             until: monotonic seconds up to which missing ones are waited for; ``None`` yields what there is.
+            display: returns what shows how the job stands.
         """
         last = after if ordered else 0
         missing, limit = self.total - (after + 1 if ordered else 0), PAGE
@@ -368,7 +443,7 @@ class Job:
             if missing == before:
                 if job is None or until is None:
                     return
-                self._pause(look, job, until)
+                self._pause(look, job, until, display and display())
 
     def _turn(
         self, ordered: bool, after: int, limit: int, *, waits: bool
@@ -380,10 +455,21 @@ class Job:
         items = self._service.store.items
         return (items.results if ordered else items.fresh)(self.id, after=after, limit=limit)
 
-    def _pause(self, look: _Look, job: JobRow, until: float) -> None:
+    def _pause(self, look: _Look, job: JobRow, until: float, display: Progress | None) -> None:
         if job.state is JobState.DONE:
             raise StoreError(
                 f"job {self.id} is done, and the store {self._service.store.place} lacks some of its "
                 "results: it was changed by something else; restore it from a copy"
             )
-        self._await(look, job, until)
+        self._await(look, job, until, display, None if display is None else display.waits_for)
+
+
+def interrupted(job: Job) -> Interrupted:
+    """Return what an interrupt of the wait for a job raises: it goes on, and what is stored can be read."""
+    again = f"smartbatch.job({job.id!r})"
+    return Interrupted(
+        f"interrupted; job {job.id} is not lost: it goes on with this process, or the next one on its store; "
+        f".results of this exception are those that are stored, {again} takes it up again, "
+        f"{again}.cancel() cancels it",
+        lambda: ResultList(job.results(wait=False)),
+    )

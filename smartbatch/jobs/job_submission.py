@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import chain, islice
-from typing import Any, Literal
+from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -18,18 +18,17 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.acceptance import Items, checked_key, checked_metadata
-from smartbatch.jobs.job import LAST_CALLBACKS, Job
+from smartbatch.jobs.job import LAST_CALLBACKS, Job, interrupted
 from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
 from smartbatch.jobs.payload import Shared, encode_params
 from smartbatch.jobs.records import Fallback, JobPolicy, JobRow, NamedPlace, NewItem
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
-from smartbatch.observe.progress import Progress
 from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.results import ResultList, ended
-from smartbatch.types import Kind, Prompt, Prompts, Request, Result, Route
+from smartbatch.types import Kind, Prompt, Prompts, Request, Route
 
 __all__ = ["Fallback", "JobOptions", "JobSubmission", "WaitOptions", "batches_of", "check_priced"]
 
@@ -58,12 +57,12 @@ class WaitOptions:
     Attributes:
         timeout: seconds; when ``None``, ``batch_timeout``, or until the deadline where that is later.
         on_progress: called with the status after each change.
-        progress: whether a bar is shown, or lines where there is no terminal.
+        progress: whether a bar is shown, or lines where there is no terminal; in a notebook when ``None``.
     """
 
     timeout: float | None = None
     on_progress: Callable[[JobStatus], object] | None = None
-    progress: bool = False
+    progress: bool | None = None
 
 
 @frozen
@@ -209,21 +208,19 @@ class JobSubmission:
             prompts: those that the job was made of, as given.
 
         Raises:
-            JobTimeout: the time is over. The job goes on, and so it does after Ctrl-C.
+            JobTimeout, Interrupted: the time is over, or Ctrl-C. The job goes on.
             AllRequestsFailed: when not one request was answered.
         """
         results = ResultList()
-        mode: Literal["auto", "quiet"] = "auto" if options.progress else "quiet"
-        with Progress(job.total, mode=mode, now=self._clock.now) as bar:
-            if options.progress:
-                job.on_progress(bar.show)
+        timeout = self._longest_wait(job) if options.timeout is None else options.timeout
+        try:
             if options.on_progress is not None:
                 job.on_progress(options.on_progress)
-            timeout = self._longest_wait(job) if options.timeout is None else options.timeout
-            results.extend(_all_of(job, timeout))
-            if options.progress or options.on_progress is not None:
+            results.extend(job.results(timeout=timeout, progress=options.progress))
+            if options.on_progress is not None:
                 self._service.finish_listening(job.id, LAST_CALLBACKS)
-            bar.show(job.status())
+        except KeyboardInterrupt:
+            raise interrupted(job) from None
         return ended(results, self._clock.now() - began, prompts)
 
     # -- what is possible ------------------------------------------------------------------------------------
@@ -440,14 +437,3 @@ def check_priced(
         if one is not None and one.provider.capabilities.priced
     ]
     PriceBook(config.prices).check_known(priced, clock.wall())
-
-
-def _all_of(job: Job, timeout: float) -> Iterator[Result]:
-    try:
-        yield from job.results(timeout=timeout)
-    except KeyboardInterrupt as error:
-        error.add_note(
-            f"job {job.id} is not lost: it goes on with the next process on its store; take it up again "
-            f"with smartbatch.job({job.id!r}), or cancel it with smartbatch.job({job.id!r}).cancel()"
-        )
-        raise

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Literal, Protocol, Self, TextIO
 
 from attrs import Factory, define, field
@@ -143,6 +144,18 @@ class Progress:
             counts.priced = status.finished > status.unpriced
             counts.unpriced = status.unpriced
         self.update()
+
+    def waits_for(self, status: JobFigures) -> None:
+        """Say how the job stands whose results are waited for, next to the results that were read."""
+        with self._lock:
+            words = status.note or ", ".join(_of_job(status)[1:])
+            self._counts.notes["job"] = (escape(words)[:100], None)
+        self.update()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next :meth:`update` draws."""
+        return self._renderer is not None and self._now() >= self._next
 
     def show(self, status: JobFigures) -> None:
         """Show a job; to be used as ``job.on_progress(progress.show)``.
@@ -334,7 +347,11 @@ class _Bar:
     every = BAR_EVERY
 
     def __init__(self, stream: SafeStream, total: int | None, initial: int) -> None:
-        base: Any = import_module("tqdm.auto").tqdm  # late: only where a bar is shown
+        # late: only where a bar is shown; tqdm.auto warns in a notebook that lacks widgets
+        if in_notebook() and find_spec("ipywidgets") is not None:
+            base: Any = import_module("tqdm.notebook").tqdm
+        else:
+            base = import_module("tqdm.std").tqdm
         # tqdm's watching thread is for bars that draw by count
         kind: Any = type("Bar", (base,), {"monitor_interval": 0})
         self._format = "{}|{{bar}}| {}" if total else "{1}"
@@ -362,10 +379,26 @@ class _Bar:
         self._bar.close()
 
 
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return "IPKernelApp" in getattr(shell, "config", {})
+
+
 def watched(stream: TextIO) -> bool:
     """Whether a person can follow a bar: ``stream`` is a terminal, or this is a notebook."""
     with contextlib.suppress(ValueError, AttributeError):  # closed, or no real stream
         if stream.isatty() and os.environ.get("TERM") != "dumb":
             return True
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return "IPKernelApp" in getattr(shell, "config", {})
+    return in_notebook()
+
+
+def new_display(
+    progress: bool | None, total: int | None, now: Callable[[], float], *, initial: int = 0
+) -> Progress | None:
+    """Return the display for the ``progress=`` of a call: a bar, or lines where nobody watches, where it is
+    true; where it is ``None``, a bar in a notebook only, as a terminal is the program's own.
+    """
+    if progress or (progress is None and in_notebook()):
+        return Progress(total, now=now, initial=initial)
+    return None

@@ -12,6 +12,7 @@ from attrs import frozen
 from smartbatch._clock import Clock
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import InvalidRequest, QueueFull, SmartbatchError, WrongProcess
+from smartbatch.observe.progress import Progress
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Request, Result, Route
 
@@ -29,7 +30,8 @@ class ListOptions:
         raising: whether a failed request raises instead of being yielded.
         ordered: whether results come in the order of the requests.
         ahead: most requests under way; ``None`` for the queue's capacity.
-        arrived: called with each result as it arrives, by the thread that reads the list.
+        arrived: each is called with each result as it arrives, by the thread that reads the list.
+        display: returns what shows how far the list is, ``None`` where nothing does.
     """
 
     own_budget: Budget | None = None
@@ -37,7 +39,8 @@ class ListOptions:
     raising: bool = False
     ordered: bool = True
     ahead: int | None = None
-    arrived: Callable[[Result], object] | None = None
+    arrived: tuple[Callable[[Result], object], ...] = ()
+    display: Callable[[], Progress | None] | None = None
 
 
 class BoundedMap(Iterator[Result]):
@@ -73,6 +76,9 @@ class BoundedMap(Iterator[Result]):
         self._raising = options.raising
         self._arrived = options.arrived
         self._finished: dict[int, Result] = {}
+        self._handed: dict[int, Result] = {}
+        self._unread: dict[int, Result] = {}
+        self._in_flight: dict[int, ResultFuture] = {}
         self._next_request: Request | None = None
         self._failure: Exception | None = None
         self._submitted = 0
@@ -97,21 +103,34 @@ class BoundedMap(Iterator[Result]):
         """Cancel what has not started and read no further. Called by itself when the loop breaks off."""
         self._exhausted = True
         self._failure = self._next_request = None
+        self._unread.update(self._finished)
         self._finished.clear()
+        self._in_flight.update(self._under_way)
         for future in list(self._under_way.values()):
             future.cancel()
         self._under_way.clear()
+
+    def unread(self) -> dict[int, Result]:
+        """Return, after :meth:`close`, the results that came and were not taken, by position: also those of
+        calls that were in flight then and have ended since, and one that an interrupt kept from its reader.
+        """
+        ended = {at: future.outcome for at, future in list(self._in_flight.items())}
+        came = {at: result for at, result in ended.items() if result is not None}
+        return {**came, **self._unread, **self._handed}
 
     def __del__(self) -> None:
         if self._under_way:
             self._abandon(list(self._under_way.values()))
 
     def _next(self) -> Result:
+        self._handed = {}
         while True:
             self._feed()
             position = self._yielded if self._ordered else next(iter(self._finished), -1)
-            result = self._finished.pop(position, None)
+            result = self._finished.get(position)
             if result is not None:
+                self._handed = {position: result}
+                del self._finished[position]
                 self._yielded += 1
                 return result
             if not self._under_way:
@@ -166,10 +185,11 @@ class BoundedMap(Iterator[Result]):
         return True
 
     def _receive(self, position: int, result: Result) -> None:
-        if self._under_way.pop(position, None) is not None:
+        if position in self._under_way:
             self._finished[position] = result
-            if self._arrived is not None:
-                self._arrived(result)
+            del self._under_way[position]
+            for tell in self._arrived:
+                tell(result)
 
 
 class _Arrivals:

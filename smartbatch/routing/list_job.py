@@ -197,20 +197,26 @@ class JobResults(Iterator[Result]):
         self._raising = options.raising
         self._reading = reading
         self._arrived = options.arrived
+        self._display = options.display
         self._ended = job is None
+        self._read = bytearray(len(rows.requests))
+        self._handed: int | None = None
         self._results = self._in_order() if options.ordered else self._as_stored()
 
     def __next__(self) -> Result:
+        if self._handed is not None:
+            self._read[self._handed] = True
+            self._handed = None
         try:
-            result = next(self._results)
+            self._handed, result = next(self._results)
         except StopIteration:
             self._ended = True
             raise
         except BaseException as error:
             self._broke(error)
             raise
-        if self._arrived is not None:
-            self._arrived(result)
+        for tell in self._arrived:
+            tell(result)
         if self._raising and result.error is not None:
             self.close()
             raise result.error
@@ -222,6 +228,24 @@ class JobResults(Iterator[Result]):
         if not self._ended and self._job is not None:
             self._ended = True
             self._leave(self._job)
+
+    def unread(self) -> dict[int, Result]:
+        """Return the results that are stored by now and were not taken, by position."""
+        rows, missing = self._rows, [at for at, read in enumerate(self._read) if not read]
+        stored: dict[int, Result] = {}
+        if self._job is not None:
+            page = self._job.unprocessed_results(wait=False, paid=self._paid)
+            stored = {self._place(result): result for result in page}
+        copied = {copy: at for at, copies in rows.followers.items() for copy in copies}
+        found: dict[int, Result] = {}
+        for at in missing:
+            if at in rows.known:
+                found[at] = self._known(at)
+            elif at in stored:
+                found[at] = self._own(at, stored[at])
+            elif (leader := copied.get(at)) in stored:
+                found[at] = self._copy(at, stored[leader])
+        return found
 
     def __del__(self) -> None:
         """As :meth:`close`; on another thread, as this one may hold any lock."""
@@ -240,10 +264,11 @@ class JobResults(Iterator[Result]):
             return
         if self._kept is not None:
             self.close()
-            error.add_note(
-                f"what was not sent stays in the store as job {self._job.id}: the same call with "
-                f"key={self._job.key!r} goes on"
-            )
+            if not isinstance(error, KeyboardInterrupt):  # which says so itself
+                error.add_note(
+                    f"what was not sent stays in the store as job {self._job.id}: the same call with "
+                    f"key={self._job.key!r} goes on"
+                )
             return
         try:
             self.close()
@@ -257,7 +282,7 @@ class JobResults(Iterator[Result]):
                 f"smartbatch.job({self._job.id!r}).results(wait=False) has it"
             )
 
-    def _in_order(self) -> Iterator[Result]:
+    def _in_order(self) -> Iterator[tuple[int, Result]]:
         rows, waiting = self._rows, iter(self._rows.sent)
         stored = self._stored(ordered=True)
         copies: dict[int, Result] = {}
@@ -268,26 +293,34 @@ class JobResults(Iterator[Result]):
                 for follower in rows.followers.get(position, ()):
                     copies[follower] = result
                 next_sent = next(waiting, None)
-                yield self._own(position, result)
+                yield position, self._own(position, result)
             elif position in copies:
-                yield self._copy(position, copies.pop(position))
+                yield position, self._copy(position, copies.pop(position))
             else:
-                yield self._known(position)
+                yield position, self._known(position)
 
-    def _as_stored(self) -> Iterator[Result]:
-        yield from (self._known(position) for position in self._rows.known)
+    def _as_stored(self) -> Iterator[tuple[int, Result]]:
+        yield from ((position, self._known(position)) for position in self._rows.known)
         for result in self._stored(ordered=False):
-            assert isinstance(result.context, int)
-            position = result.context
-            yield self._own(position, result)
-            yield from (self._copy(follower, result) for follower in self._rows.followers.get(position, ()))
+            position = self._place(result)
+            yield position, self._own(position, result)
+            for follower in self._rows.followers.get(position, ()):
+                yield follower, self._copy(follower, result)
 
     def _stored(self, *, ordered: bool) -> Iterator[Result]:
         if self._job is None:
             return iter(())
-        return self._job.unprocessed_results(
-            ordered=ordered, paid=0 if self._kept is None else self._kept.paid
-        )
+        return self._job.unprocessed_results(ordered=ordered, paid=self._paid, display=self._display)
+
+    @property
+    def _paid(self) -> int:
+        return 0 if self._kept is None else self._kept.paid
+
+    @staticmethod
+    def _place(stored: Result) -> int:
+        """Return the position in the list, which travels as the context."""
+        assert isinstance(stored.context, int)
+        return stored.context
 
     def _known(self, position: int) -> Result:
         """Return the result of a request that needs no call. What a hook answered is nobody's answer."""

@@ -1,12 +1,15 @@
-"""How far a list is, as its caller is told with each result."""
+"""How far a list is, as its caller is told with each result and shown while it reads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from attrs import frozen
 
+from smartbatch.events import Event
 from smartbatch.observe import logs
+from smartbatch.observe.progress import Progress
 from smartbatch.types import Result
 
 
@@ -75,3 +78,61 @@ class ProgressCounter:
             self._tell(self._told)
         except Exception as error:
             logs.user_error("an on_progress callback", error)
+
+
+class ListDisplays:
+    """The displays of the lists that are read now; each hears of its client's limits and outages."""
+
+    def __init__(self) -> None:
+        self._shown: list[Progress] = []
+
+    def __call__(self, event: Event) -> None:
+        """Tell all of them an event; called by any thread."""
+        for shown in tuple(self._shown):
+            shown(event)
+
+    def add(self, shown: Progress) -> None:
+        self._shown.append(shown)
+
+    def remove(self, shown: Progress) -> None:
+        with suppress(ValueError):
+            self._shown.remove(shown)
+
+
+class ListDisplay:
+    """Shows how far one list is, from the first result that is asked for; used by the thread that reads it.
+
+    Args:
+        make: makes what shows it; ``None`` where nothing is to be shown.
+        displays: those of the client.
+    """
+
+    def __init__(self, make: Callable[[], Progress | None], displays: ListDisplays) -> None:
+        self._make: Callable[[], Progress | None] | None = make
+        self._displays = displays
+        self._shown: Progress | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is shown."""
+        return self._shown is not None
+
+    def begin(self) -> Progress | None:
+        """Show it, unless that was begun before; return what shows it."""
+        make, self._make = self._make, None
+        if make is not None and (shown := make()) is not None:
+            self._shown = shown
+            self._displays.add(shown)
+        return self._shown
+
+    def advance(self, result: Result) -> None:
+        """Count a result."""
+        if self._shown is not None:
+            self._shown.advance(result)
+
+    def close(self) -> None:
+        """Show the last state and end."""
+        shown, self._shown = self._shown, None
+        if shown is not None:
+            self._displays.remove(shown)
+            shown.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -23,6 +23,7 @@ from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_submission import JobOptions, JobSubmission
 from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.service import JobService
+from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
@@ -32,7 +33,8 @@ from smartbatch.results import ResultList, ended
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import CheckedList, JobResults, Reading, parts_of
-from smartbatch.routing.list_progress import OnProgress, ProgressCounter
+from smartbatch.routing.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
+from smartbatch.routing.list_results import ListFacts, ListResults, RoutedResults, common_purpose
 from smartbatch.types import (
     ConstraintParams,
     JobParams,
@@ -57,74 +59,14 @@ CONSTRAINTS = ConstraintParams.__optional_keys__
 """Arguments of list calls that are about the route."""
 
 
-_Taken: TypeAlias = JobResults | BoundedMap
-"""The results of a route that was taken."""
+@frozen
+class ReaderOptions:
+    """How the caller of a list reads it; see :meth:`smartbatch.BatchingClient.map`."""
 
-
-class _ListResults(Iterator[Result]):
-    """The results of a list whose route was chosen; one thread reads it. The choice is told and its route
-    taken with the first result that is asked for; it is scored after the last.
-
-    No generator: one that is collected cleans up in a finaliser, which must not wait for a lock.
-    """
-
-    def __init__(
-        self,
-        advisor: Advisor,
-        clock: Clock,
-        asked: CheckedList,
-        decision: Decision,
-        take: Callable[[], _Taken],
-    ) -> None:
-        self._advisor = advisor
-        self._clock = clock
-        self._decision = decision
-        self._purpose = _common_purpose(asked.requests)
-        self._take = take
-        self._actual = advisor.actual_cost()
-        self._results: _Taken | None = None
-        self._ended = False
-
-    def __next__(self) -> Result:
-        if self._ended:
-            raise StopIteration
-        try:
-            if self._results is None:
-                self._number = self._advisor.tell(self._decision, self._purpose)
-                self._began = self._clock.now()
-                self._results = self._take()
-            result = next(self._results)
-        except StopIteration:
-            self._ended = True
-            seconds = self._clock.now() - self._began
-            self._advisor.score(self._number, self._decision, seconds, self._actual)
-            raise
-        except BaseException:
-            self.close()
-            raise
-        self._actual.add(result)
-        return result
-
-    def close(self) -> None:
-        """Cancel what has not started and read no further."""
-        self._ended = True
-        if self._results is not None:
-            self._results.close()
-
-
-class _KeepingAlive(Iterator[Result]):
-    """Results of a client, which is kept alive as long as they are. No generator, see above."""
-
-    def __init__(self, client: object, results: _ListResults | _Taken) -> None:
-        self._client = client
-        self._results = results
-
-    def __next__(self) -> Result:
-        return next(self._results)
-
-    def close(self) -> None:
-        """Cancel what has not started and read no further."""
-        self._results.close()
+    on_error: OnError | None = None
+    on_progress: OnProgress | None = None
+    progress: bool | None = None
+    ordered: bool = True
 
 
 @frozen(eq=False)
@@ -151,6 +93,8 @@ class ListRouter:
     _keyed: KeyedLists
     _decided: dict[str, tuple[str, Decision]] = field(factory=dict, init=False)
     """The decisions of jobs that have not ended, with the ids they were told under."""
+    displays: ListDisplays = field(factory=ListDisplays, init=False)
+    """What shows lists that are read now."""
 
     # -- lists -----------------------------------------------------------------------------------------------
 
@@ -159,35 +103,69 @@ class ListRouter:
         prompts: Prompts,
         params: Mapping[str, Any],
         client: object,
-        *,
-        on_error: OnError | None,
-        ordered: bool,
-        on_progress: OnProgress | None = None,
-    ) -> Iterator[Result]:
-        """Yield the result of each prompt; see :meth:`smartbatch.BatchingClient.map`.
+        reader: ReaderOptions,
+    ) -> ListResults:
+        """Return the result of each prompt; see :meth:`smartbatch.BatchingClient.map`.
 
         A sequence is checked as a whole at once, and so is an iterable whose route needs all of it. Any other
         iterable is read lazily and goes in real time. The ``client`` is kept alive as long as the results.
         """
+        given_prompts = prompts
         prompts, params = _prompts(prompts, params)
         plain, given = _split(params)
-        arrived = None
-        if on_progress is not None:
-            total = len(prompts) if isinstance(prompts, Sized) else None
-            arrived = ProgressCounter(on_progress, total, self._clock.now)
-        chosen = self._config.on_error if on_error is None else checked("on_error", on_error)
-        options = ListOptions(raising=chosen == "raise", ordered=ordered, arrived=arrived)
+        total = len(prompts) if isinstance(prompts, Sized) else None
+        options, display = self._options(total, reader)
         if not isinstance(prompts, Sequence) and not self._needs_all(given):
             constraints = self._constraints(given)
             requests = self._preparer.requests(prompts, plain)
             route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
             budget = self._list_budget(constraints.budget)
             options = evolve(options, own_budget=budget, route=route)
-            return _KeepingAlive(client, self._realtime.map(requests, options))
+            facts = ListFacts((), self._again(None), display, given_prompts)
+            return ListResults(client, self._realtime.map(requests, options), facts)
         asked = self._checked(prompts, plain, given)
+        facts = ListFacts(asked.requests, self._again(asked.key), display, given_prompts)
         if asked.key is not None and self._keyed.earlier(asked.key) is not None:
-            return _KeepingAlive(client, self._keyed.results(asked, None, options))
-        return _KeepingAlive(client, self._take(asked, self._considered(asked), options))
+            return ListResults(client, self._keyed.results(asked, None, options), facts)
+        return ListResults(client, self._take(asked, self._considered(asked), options), facts)
+
+    def collected(
+        self,
+        prompts: Prompts,
+        params: Mapping[str, Any],
+        client: object,
+        reader: ReaderOptions,
+    ) -> ResultList:
+        """Return all results; see :meth:`smartbatch.BatchingClient.generate`."""
+        began = self._clock.now()
+        return self._collect(self.results(prompts, params, client, reader), began)
+
+    def _collect(self, results: ListResults, began: float) -> ResultList:
+        collected = ResultList[Any]()
+        try:
+            collected.extend(results)
+        except KeyboardInterrupt as error:
+            raise results.interrupted(error, collected) from None
+        return ended(collected, self._clock.now() - began, results.prompts)
+
+    def _options(self, total: int | None, reader: ReaderOptions) -> tuple[ListOptions, ListDisplay]:
+        display = ListDisplay(partial(new_display, reader.progress, total, self._clock.now), self.displays)
+        arrived: list[Callable[[Result], object]] = [display.advance]
+        if reader.on_progress is not None:
+            arrived.append(ProgressCounter(reader.on_progress, total, self._clock.now))
+        chosen = self._config.on_error if reader.on_error is None else checked("on_error", reader.on_error)
+        options = ListOptions(
+            raising=chosen == "raise", ordered=reader.ordered, arrived=tuple(arrived), display=display.begin
+        )
+        return options, display
+
+    def _again(self, key: str | None) -> str:
+        """Say what asking a list again asks and pays."""
+        if key is not None:
+            return f"The same call with key={key!r} goes on, and pays only what is missing"
+        if self._config.cache is not None:
+            return "Their answers are in the cache: the same call again pays only what is missing"
+        return 'The same call again pays all of them once more; with key="..." or cache="..." what is missing'
 
     def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> TextStream:
         """Return the answer of one request as a stream.
@@ -207,11 +185,11 @@ class ListRouter:
         (future,) = job.futures()
         return stored_stream(self._clock, future, job.cancel)
 
-    def plan(self, given: Prompts, params: Mapping[str, Any]) -> Plan:
+    def plan(self, given: Prompts, params: Mapping[str, Any], client: object) -> Plan:
         """Return what a list would take; see :meth:`smartbatch.BatchingClient.plan`."""
         prompts, params = _prompts(given, params)
         asked = self._checked(prompts, *_split(params))
-        return Plan(self._considered(asked), partial(self._carry_out, asked, given))
+        return Plan(self._considered(asked), partial(self._carry_out, client, asked, given))
 
     def forecast(
         self,
@@ -290,7 +268,7 @@ class ListRouter:
         self, asked: CheckedList, rows: Iterator[Request], decision: Decision, options: JobOptions
     ) -> JobRow:
         """Tell a decision and store the job; the decision is scored when the job is done."""
-        number = self._advisor.tell(decision, _common_purpose(asked.requests))
+        number = self._advisor.tell(decision, common_purpose(asked.requests))
         row = self._jobs.submit_decided(rows, asked.params, decision, asked.kind, options)
         self._decided[row.id] = number, decision
         for earliest in list(self._decided)[:-DECIDED]:
@@ -409,20 +387,28 @@ class ListRouter:
 
     # -- taking a route --------------------------------------------------------------------------------------
 
-    def _take(self, asked: CheckedList, decision: Decision, options: ListOptions) -> _ListResults:
+    def _take(self, asked: CheckedList, decision: Decision, options: ListOptions) -> RoutedResults:
         """Return the results by the route that was chosen."""
         by_batch = decision.chosen.route in (Route.BATCH, Route.HYBRID)
         way = self._by_job if by_batch else self._in_real_time
         take = partial(way if asked.key is None else self._keyed.results, asked, decision, options)
-        return _ListResults(self._advisor, self._clock, asked, decision, take)
+        return RoutedResults(self._advisor, self._clock, asked, decision, take)
 
-    def _carry_out(self, asked: CheckedList, prompts: Prompts, decision: Decision) -> ResultList:
+    def _carry_out(
+        self,
+        client: object,
+        asked: CheckedList,
+        prompts: Prompts,
+        decision: Decision,
+        progress: bool | None,
+    ) -> ResultList:
         """Execute a plan of prompts as they were given within its budget, which is checked here."""
         budget = self._constraints({"budget": decision.constraints.budget}).budget
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
+        options, display = self._options(len(asked.requests), ReaderOptions("result", progress=progress))
+        facts = ListFacts(asked.requests, self._again(asked.key), display, prompts)
         began = self._clock.now()
-        results = ResultList(self._take(asked, decision, ListOptions()))
-        return ended(results, self._clock.now() - began, prompts)
+        return self._collect(ListResults(client, self._take(asked, decision, options), facts), began)
 
     def _in_real_time(self, asked: CheckedList, decision: Decision, options: ListOptions) -> BoundedMap:
         constraints = decision.constraints
@@ -498,9 +484,3 @@ def _prompts(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Prom
 def _may_wait(request: Request) -> bool:
     """Whether a request may wait for a batch: it is not urgent, and a batch can carry it."""
     return request.call is None and request.timeout is None and request.priority <= Priority.NORMAL
-
-
-def _common_purpose(requests: Sequence[Request]) -> str | None:
-    """Return the purpose of all of them; ``None`` where they differ."""
-    purposes = {request.purpose for request in requests}
-    return purposes.pop() if len(purposes) == 1 else None

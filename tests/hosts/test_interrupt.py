@@ -94,6 +94,16 @@ except KeyboardInterrupt:
 """,
 }
 
+COLLECTING = {
+    "of a client": "client = new_client()\nask = lambda: client.generate(prompts)",
+    "of a plan": "client = new_client()\nplan = client.plan(prompts)\nask = lambda: plan.run()",
+    "of a script": """
+import smartbatch
+ask = lambda: smartbatch.generate(prompts, model=call, exit_grace=20, observers=[call.observe])
+""",
+}
+"""List calls that return all results."""
+
 UNCAUGHT = {
     "in the result of a future": """
 client = new_client()
@@ -131,10 +141,76 @@ def test_a_caught_interrupt_leaves_the_client_usable(place: str) -> None:
 def test_an_interrupt_that_nobody_catches_ends_the_script(place: str) -> None:
     """It ends as any interrupted script does, and nothing is called that had not started."""
     ended = run_script(SETTING + UNCAUGHT[place])
-    assert ended.err.strip().endswith("KeyboardInterrupt")
+    last = ended.err.splitlines()[-1]
+    assert last == "KeyboardInterrupt" or last.startswith("smartbatch.interrupted.Interrupted: interrupted; ")
     assert "smartbatch-" not in ended.err
     assert ended.lines == ["call"] * 24
     assert ended.code == -signal.SIGINT
+
+
+@pytest.mark.parametrize("call", sampled(COLLECTING, keep=1, first=2))
+def test_an_interrupted_list_has_what_was_answered_and_says_how_to_go_on(call: str) -> None:
+    """Each in its place, those in flight included; raised once, from the user's line and the call."""
+    ended = run_script(
+        SETTING
+        + COLLECTING[call]
+        + """
+import smartbatch, traceback
+try:
+    ask()
+except smartbatch.Interrupted as error:
+    trace = traceback.format_exception(error)
+    while error.results.succeeded < 24:
+        os.sched_yield()
+    for place, result in enumerate(error.results):
+        if result.ok:
+            assert result.text == f"answer to p{place}", result
+        else:
+            assert type(result.error) is smartbatch.RequestCancelled, result
+    say(f"{len(error.results)} {error.__context__}")
+    lines = "".join(trace).splitlines()
+    assert "again pays all of them" in lines[-1] and "results had come" in lines[-1], lines
+    say(f"{len(lines)} {lines.count('Traceback (most recent call last):')}")
+"""
+    )
+    assert ended.err == ""
+    assert ended.lines[:24] == ["call"] * 24
+    results, trace = ended.lines[24:]
+    assert results == "200 None"
+    assert int(trace.split()[0]) <= 10
+    assert trace.endswith(" 1")
+
+
+def test_a_loop_that_is_interrupted_finds_what_it_was_not_given() -> None:
+    """The first answer is late, so the others came without being read."""
+    ended = run_script(
+        """
+        import smartbatch
+        from exit_scenes import say, when_main_waits
+        first = threading.Event()
+        def call(request, attempt):
+            if request.prompt == "p0":
+                first.wait()
+            return request.prompt
+        client = smartbatch.BatchingClient(call, parallelism=4)
+        def count(progress):
+            if progress.finished == 5:
+                threading.Thread(target=when_main_waits, args=(interrupt,)).start()
+        def interrupt():
+            os.kill(os.getpid(), signal.SIGINT)
+        try:
+            for result in client.map([f"p{n}" for n in range(6)], on_progress=count):
+                say("given")
+        except smartbatch.Interrupted as error:
+            say(" ".join(sorted(result.text for result in error.results)))
+            first.set()
+            while len(error.results) < 6:
+                os.sched_yield()
+            say(error.results[0].text)
+        """
+    )
+    assert ended.err == ""
+    assert ended.lines == ["p1 p2 p3 p4 p5", "p0"]
 
 
 def test_a_second_interrupt_ends_a_stop_at_once() -> None:

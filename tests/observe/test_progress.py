@@ -8,6 +8,8 @@ import re
 import sys
 import threading
 import types
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_events import answer, retry
 
+from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError, ProviderError
 from smartbatch.events import BreakerChanged, CooldownStarted, LongWait
+from smartbatch.jobs.job import Job
 from smartbatch.observe.progress import Progress, watched
 from smartbatch.observe.text import SafeStream, duration, escape
 from smartbatch.types import Result
+from tests.levels import sampled
 
 
 class ManualClock:
@@ -422,3 +427,47 @@ def test_characters_a_stream_cannot_encode_are_escaped() -> None:
     wrapped = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
     SafeStream(wrapped).write("5 €\n")
     assert raw.getvalue() == b"5 \\u20ac\n"
+
+
+# -- progress= -----------------------------------------------------------------------------------------------
+
+LIST_CALLS: dict[str, Callable[..., Any]] = {
+    "map": lambda client, **shown: list(client.map(list("abc"), **shown)),
+    "as_completed": lambda client, **shown: list(client.as_completed(list("abc"), **shown)),
+    "generate": lambda client, **shown: client.generate(list("abc"), **shown),
+    "plan.run": lambda client, **shown: client.plan(list("abc")).run(**shown),
+    "submit_and_wait": lambda client, **shown: client.submit_and_wait(list("abc"), **shown),
+    "job.results": lambda client, **shown: list(in_store(client).results(**shown)),
+    "job.wait": lambda client, **shown: in_store(client).wait(**shown),
+}
+
+
+def in_store(client: BatchingClient) -> Job:
+    return client.submit_batch(list("abc"), batch_fallback="individual")
+
+
+@pytest.mark.parametrize("call", sampled(LIST_CALLS, keep=3))
+def test_every_call_that_waits_for_results_shows_how_far_they_are(
+    call: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where it is asked to; elsewhere standard error is the program's own."""
+    model = "sim:demo?latency=0&batch_seconds=0"
+    with BatchingClient(model, store=str(tmp_path / "jobs.db"), batch_poll_interval=0.05) as client:
+        LIST_CALLS[call](client)
+        assert capfd.readouterr().err == ""
+        LIST_CALLS[call](client, progress=True)
+    assert "100% 3/3" in capfd.readouterr().err
+
+
+def test_in_a_notebook_a_list_has_a_bar_without_being_asked(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Unless it is told not to."""
+    shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+    notebook = types.SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    with BatchingClient("sim:demo?latency=0") as client:
+        client.generate(["a"], progress=False)
+        assert capfd.readouterr().err == ""
+        assert client.generate(["a"])[0].ok
+    assert "100%|" in capfd.readouterr().err

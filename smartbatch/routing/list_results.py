@@ -1,0 +1,168 @@
+"""The results of a list as its caller reads them: by the route that was chosen, shown, and kept on Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from attrs import frozen
+
+from smartbatch._clock import Clock
+from smartbatch._fork import run_after_collection
+from smartbatch.core.routing.choice import Decision
+from smartbatch.errors import RequestCancelled
+from smartbatch.interrupted import Interrupted
+from smartbatch.realtime.bounded_map import BoundedMap
+from smartbatch.results import ResultList, of_prompts
+from smartbatch.routing.advisor import Advisor
+from smartbatch.routing.list_job import CheckedList, JobResults
+from smartbatch.routing.list_progress import ListDisplay
+from smartbatch.types import Request, Result
+
+Taken: TypeAlias = JobResults | BoundedMap
+"""The results of a route that was taken."""
+
+
+class RoutedResults(Iterator[Result]):
+    """The results of a list whose route was chosen; one thread reads it. The choice is told and its route
+    taken with the first result that is asked for; it is scored after the last.
+
+    No generator: one that is collected cleans up in a finaliser, which must not wait for a lock.
+    """
+
+    def __init__(
+        self,
+        advisor: Advisor,
+        clock: Clock,
+        asked: CheckedList,
+        decision: Decision,
+        take: Callable[[], Taken],
+    ) -> None:
+        self._advisor = advisor
+        self._clock = clock
+        self._decision = decision
+        self._purpose = common_purpose(asked.requests)
+        self._take = take
+        self._actual = advisor.actual_cost()
+        self._results: Taken | None = None
+        self._ended = False
+
+    def __next__(self) -> Result:
+        if self._ended:
+            raise StopIteration
+        try:
+            if self._results is None:
+                self._number = self._advisor.tell(self._decision, self._purpose)
+                self._began = self._clock.now()
+                self._results = self._take()
+            result = next(self._results)
+        except StopIteration:
+            self._ended = True
+            seconds = self._clock.now() - self._began
+            self._advisor.score(self._number, self._decision, seconds, self._actual)
+            raise
+        except BaseException:
+            self.close()
+            raise
+        self._actual.add(result)
+        return result
+
+    def unread(self) -> dict[int, Result]:
+        """Return, after :meth:`close`, the results that came and were not taken, by position."""
+        return {} if self._results is None else self._results.unread()
+
+    def close(self) -> None:
+        """Cancel what has not started and read no further."""
+        self._ended = True
+        if self._results is not None:
+            self._results.close()
+
+
+@frozen
+class ListFacts:
+    """What is known of a list that is read.
+
+    Attributes:
+        requests: all of them; empty where they are read lazily.
+        again: what asking the list again asks and pays, in words.
+        display: shows how far it is.
+        prompts: as they were given.
+    """
+
+    requests: Sequence[Request]
+    again: str
+    display: ListDisplay
+    prompts: object
+
+
+class ListResults(Iterator[Result]):
+    """The results of a list of a client, which is kept alive as long as they are. No generator, see above."""
+
+    def __init__(self, client: object, results: RoutedResults | Taken, facts: ListFacts) -> None:
+        self._client = client
+        self._results = results
+        self._facts = facts
+        self.prompts = facts.prompts
+
+    def __next__(self) -> Result:
+        try:
+            self._facts.display.begin()
+            return next(self._results)
+        except KeyboardInterrupt as error:
+            raise self.interrupted(error, None) from None
+        except BaseException:
+            self._facts.display.close()
+            raise
+
+    def __del__(self) -> None:
+        """End what is shown; on another thread, as this one may hold any lock."""
+        if self._facts.display.is_open:
+            run_after_collection(self._facts.display.close)
+
+    def close(self) -> None:
+        """Cancel what has not started and read no further."""
+        self._results.close()
+        self._facts.display.close()
+
+    def interrupted(self, error: KeyboardInterrupt, read: Sequence[Result] | None) -> Interrupted:
+        """Close, and return what the interrupt raises.
+
+        Args:
+            read: the results that were read before, where the caller collects them: then the list is told as
+                a whole; ``None`` for a reader that has those.
+        """
+        self.close()
+        unread, requests = self._results.unread, self._facts.requests
+        before = [] if read is None else read
+
+        def results() -> ResultList:
+            found = unread() | dict(enumerate(before))
+            if read is None:
+                return ResultList(found[at] for at in sorted(found))
+            total = max(len(requests), *(at + 1 for at in found), 0)
+            asked = [requests[at] if at < len(requests) else Request() for at in range(total)]
+            whole = ResultList(found.get(at) or _unanswered(request) for at, request in enumerate(asked))
+            return of_prompts(whole, self.prompts)
+
+        came = len(unread().keys() | set(range(len(before))))
+        of = f" of {len(requests):,}" if requests else ""
+        more = "" if read is not None else " that the loop was not given"
+        told = Interrupted(
+            f"interrupted; {came:,}{of} results had come{more}: .results of this exception has them "
+            f"(sys.last_value, where nobody caught it). {self._facts.again}",
+            results,
+        )
+        for note in getattr(error, "__notes__", ()):
+            told.add_note(note)
+        return told
+
+
+def _unanswered(request: Request) -> Result:
+    error = RequestCancelled("the list was interrupted before its answer came", request_id=request.id)
+    return Result(request.id or "", error=error, context=request.context)
+
+
+def common_purpose(requests: Sequence[Request]) -> str | None:
+    """Return the purpose of all of them; ``None`` where they differ."""
+    purposes = {request.purpose for request in requests}
+    return purposes.pop() if len(purposes) == 1 else None
