@@ -154,7 +154,7 @@ def _carry_on(plugin: str, key: str) -> int:
     Where another worker has its lease, wait for its end, or for the end of that lease.
     """
     job = distributed.get_worker().plugins[plugin].client().job(key)
-    if not job.status().done and not job.has_account():
+    if not job.has_account() and not job.is_done():
         raise ConfigError(
             f"the worker {distributed.get_worker().name} has another account for {job.model} than the "
             "caller: set the same key in the environment of every worker"
@@ -279,7 +279,7 @@ class _ListRun:
     def _begin(self, rows: Sequence[Prompt], key: str, plan: Plan) -> _Unit:
         """Store rows as a unit, or find them, and have a worker carry it on."""
         unit = _Unit(rows, self._client.submit_run(rows, plan, key=key, carry_on=False))
-        if not unit.job.status().done:
+        if not unit.job.is_done():
             self._send(unit)
         return unit
 
@@ -295,7 +295,7 @@ class _ListRun:
                 unit.future.result()
                 break
             except (distributed.KilledWorker, distributed.CancelledError, ClientClosed) as error:
-                if unit.job.status().done:
+                if unit.job.is_done():
                     break
                 if unit.sent == TIMES:
                     error.add_note("nothing is lost: the same call again goes on")

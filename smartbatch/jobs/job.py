@@ -17,7 +17,7 @@ from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.supervisor import LEASE
-from smartbatch.jobs.watcher import PAGE, stored_job
+from smartbatch.jobs.watcher import PAGE, SeenChanges, stored_job
 from smartbatch.observe.progress import Progress, new_display
 from smartbatch.results import ResultList
 from smartbatch.types import Duration, Result, Route, T, Usage
@@ -55,11 +55,11 @@ class _Look:
     """What was known before the store was read: a change, or the end of the time, may come while it is read.
 
     Attributes:
-        seen: the changes the notifier had counted.
+        seen: the changes that were told.
         last: the time to wait was over.
     """
 
-    seen: int
+    seen: SeenChanges
     last: bool
 
 
@@ -118,6 +118,10 @@ class Job:
         seconds = seconds_of("timeout", timeout)
         return self._service.look(lambda: self._service.status_of(self._row()), seconds, StoreError)
 
+    def is_done(self) -> bool:
+        """Whether every request has its result; it costs less than the whole status."""
+        return self._row().state is JobState.DONE
+
     def incidents(self) -> list[IncidentRow]:
         """Return what should not have happened, oldest first, with what it may have cost."""
         return self._service.store.facts.incidents(self.id)
@@ -155,9 +159,9 @@ class Job:
         """
         shown: Progress | None = None
         try:
-            until = self._until(timeout)
+            until, shows = self._until(timeout), True
             while True:
-                look = self._look(until)
+                look = self._look(until, progress=shows)
                 row = self._read_until(until, self._carry_on)
                 if row.state is JobState.DONE:
                     status = self._ended(row, until)
@@ -165,6 +169,7 @@ class Job:
                         shown.show(status)
                     return status
                 shown = shown or new_display(progress, self.total, self._service.clock.now)
+                shows = shown is not None
                 self._await(look, row, until, shown, None if shown is None else shown.show)
         except KeyboardInterrupt:
             raise interrupted(self) from None
@@ -243,7 +248,7 @@ class Job:
         service = self._service
         if wait:
             self._carry_on()
-        seen = service.notifier.changes
+        seen = service.notifier.seen(self.id)
         begin = -1 if ordered else 0
         rows = self._page(ordered, begin if after is None else after, limit)
         if not rows and wait:
@@ -337,8 +342,9 @@ class Job:
         seconds = seconds_of("timeout", timeout)
         return math.inf if seconds is None else self._service.clock.now() + seconds
 
-    def _look(self, until: float) -> _Look:
-        return _Look(self._service.notifier.changes, last=self._service.clock.now() >= until)
+    def _look(self, until: float, *, progress: bool = True) -> _Look:
+        seen = self._service.notifier.seen(self.id, progress=progress)
+        return _Look(seen, last=self._service.clock.now() >= until)
 
     def _ended(self, row: JobRow, until: float) -> JobStatus:
         left = max(0.0, until + LAST_LOOK - self._service.clock.now())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -40,9 +40,10 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.steps.context import JobRuntime, StepContext
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.verdicts import LATER, Verdict
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook, RateCard
-from smartbatch.types import Request
+from smartbatch.types import Request, Result
 
 PAGE = 500
 """Requests that are read at a time."""
@@ -166,6 +167,21 @@ def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
         f"{several} could cost up to {least:.6f} USD, and {left:.6f} USD are left of the "
         f"job's budget of {row.policy.budget:g} USD; raise the budget and submit what was not answered again"
     )
+
+
+def short_of_budget(store: SqlStore, row: JobRow, refused: Mapping[int, float], *, others: bool) -> Verdict:
+    """Return what becomes of items for which there is no room: they wait, or end where none will come.
+
+    Args:
+        refused: the items, with the most each can cost.
+        others: other items of the job are under way.
+    """
+    if others or store.shards.of_job(row.id, states=OPEN_SHARDS):
+        error = BudgetExceeded("what is left of the job's budget is held for requests under way")
+        return Verdict("unrun", Result("", error=error, cost=0.0), wait=LATER, note=f"waits: {error.message}")
+    fresh = store.jobs.get(row.id) or row
+    error = exceeded(fresh, len(refused), min(refused.values()))
+    return Verdict("failed", Result("", error=error, cost=0.0), asked=False)
 
 
 # -- shards --------------------------------------------------------------------------------------------------

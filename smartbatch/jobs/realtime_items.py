@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from attrs import define, field
+from attrs import define, evolve, field
 
-from smartbatch.errors import BudgetExceeded, RequestCancelled
+from smartbatch.errors import BudgetExceeded, ConfigError, RequestCancelled
+from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job_budget import JobBudget
 from smartbatch.jobs.payload import Shared
 from smartbatch.jobs.records import JobLease, JobNote, JobRow
 from smartbatch.jobs.verdicts import Verdict, verdict_of
-from smartbatch.types import Result
+from smartbatch.providers.base import Provider
+from smartbatch.types import Request, Result, Route
+
+TURN = 100
+"""Items of a job that are claimed before it is another job's turn."""
 
 
 @define(eq=False)
@@ -21,8 +26,13 @@ class RealtimeItems:
     """A job whose items run in real time, and those of its items that are under way.
 
     Attributes:
+        limit: most items under way, of it and of the other jobs with the same limit.
+        timeout: seconds for items of an attended job that have none of their own.
         under_way: items that are claimed and whose results are not stored yet, by position.
         wanting: there may be more to claim.
+        turn: how many are claimed before it is another job's turn.
+        begun: some were claimed.
+        goes_on: it was neither cancelled nor recalled since its row was read last.
         resumes_at: when more is claimed, by the clock.
         noted: the store has a note what the job waits for.
         failures: claims in a row that failed.
@@ -35,8 +45,13 @@ class RealtimeItems:
     lease: JobLease
     row: JobRow
     shared: Shared
+    limit: int
+    timeout: float | None = None
     under_way: dict[int, Future[Result] | None] = field(factory=dict)
     wanting: bool = True
+    turn: int = TURN
+    begun: bool = False
+    goes_on: bool = False
     resumes_at: float = -math.inf
     noted: bool = False
     failures: int = 0
@@ -49,6 +64,29 @@ class RealtimeItems:
     def settled(self) -> bool:
         """Whether nothing of it is under way, and nothing more is to be asked."""
         return not self.under_way and (self.withdrawn or not self.wanting)
+
+    def item(
+        self, request: Request, sink: Callable[[Result], None], provider: Provider | None
+    ) -> RealtimeItem:
+        """Return an item as it is asked; its request was checked and preprocessed when its job was stored.
+
+        Raises:
+            ConfigError: this process has lost the account of the job.
+        """
+        row = self.row
+        if provider is None:
+            raise ConfigError(f"the account of job {row.id} is no longer at hand in this process")
+        if request.timeout is None and row.policy.attended:
+            request = evolve(request, timeout=self.timeout)
+        return RealtimeItem(
+            request,
+            provider,
+            model=row.model.partition(":")[2],
+            sink=sink,
+            own_budget=None if self.budget is None else self.budget.calls,
+            alone=row.policy.route is Route.INDIVIDUAL,
+            flex=row.policy.route is Route.FLEX,
+        )
 
     def verdict_of(self, ix: int, result: Result) -> Verdict:
         """Return what becomes of an item: one that costs more than was reserved for it is sent again, and one

@@ -1,6 +1,7 @@
 """Items of jobs that run in real time: claimed in small portions, stored in groups, one commit each.
 
-One thread claims items and submits them, another stores the results. Between the two is the client's ordinary
+One thread claims items and submits them, another stores the results, and claims as many items with them where
+it is their job's turn. Between the two is the client's ordinary
 path of a request, with its queue, limits, retries and checks. An item is ``ASKING`` on disk before it is
 submitted, and a result is stored before anybody sees it. While results cannot be stored nothing is asked:
 what came is kept in memory, what has not started is taken back.
@@ -10,23 +11,23 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from attrs import define, evolve, field
 
 from smartbatch._clock import Monitor
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import (
-    BudgetExceeded,
     ClientClosed,
-    ConfigError,
     RequestCancelled,
     SmartbatchError,
 )
 from smartbatch.events import StoreAvailable, StoreUnavailable
+from smartbatch.jobs.claim_turns import ClaimTurns, GatherPace, Turn
 from smartbatch.jobs.dependencies import RealtimeItem
-from smartbatch.jobs.job_budget import JobBudget, exceeded
+from smartbatch.jobs.job_budget import JobBudget, short_of_budget
 from smartbatch.jobs.payload import (
     decode_params,
     decode_request,
@@ -34,7 +35,6 @@ from smartbatch.jobs.payload import (
 )
 from smartbatch.jobs.realtime_items import RealtimeItems
 from smartbatch.jobs.records import (
-    OPEN_SHARDS,
     JobLease,
     JobRow,
     JobState,
@@ -44,12 +44,10 @@ from smartbatch.jobs.records import (
 from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.store_health import StoreHealth, UnstoredAnswers
 from smartbatch.jobs.threads import OwnThreads, wait_while
-from smartbatch.jobs.verdicts import LATER, Verdict
+from smartbatch.jobs.verdicts import Verdict
 from smartbatch.observe import logs
-from smartbatch.types import Request, Result, Route
+from smartbatch.types import Result
 
-PORTION = 100
-"""Items claimed in one transaction."""
 LONGEST_PAUSE = 10.0
 """Seconds between two tries to store results: they are paid for and held in memory only."""
 LAST_PAUSE = 1.0
@@ -71,8 +69,8 @@ class RealtimeRunner:
     Args:
         ask: submits an item.
         drop: cancels a request whose call has not started.
-        limit: most items under way: so many may be asked twice when this process dies.
-        attended_limit: the same for attended jobs, whose items share calls and answers as those of a list do.
+        limit_of: most items under way of a job, and of the others with the same limit: so many may be asked
+            twice when this process dies.
         request_timeout: seconds for items of attended jobs that have no time-out of their own.
         done: called with a job's id when no item of it is under way any more.
     """
@@ -80,8 +78,7 @@ class RealtimeRunner:
     _runtime: JobRuntime
     _ask: Callable[[RealtimeItem], Future[Result]] = field(kw_only=True)
     _drop: Callable[[Future[Result]], None] = field(kw_only=True)
-    _limit: int = field(kw_only=True)
-    _attended_limit: int = field(kw_only=True)
+    _limit_of: Callable[[JobRow], int] = field(kw_only=True)
     _request_timeout: float | None = field(default=None, kw_only=True)
     _done: Callable[[str], None] = field(kw_only=True)
 
@@ -92,11 +89,14 @@ class RealtimeRunner:
         self._monitor = clock.monitor()
         self._inbox = clock.monitor(self._monitor.lock)
         self._empty = clock.monitor(self._monitor.lock)
-        self._jobs: dict[str, RealtimeItems] = {}
+        self._pace = GatherPace()
+        self._turns = ClaimTurns(self._pace)
+        self._jobs = self._turns.jobs
+        self._claimed: deque[tuple[RealtimeItems, Sequence[StoredItem]]] = deque()
         self._verdicts: deque[tuple[RealtimeItems, int, Verdict]] = deque()
         self._unstored: dict[RealtimeItems, list[tuple[int, Verdict]]] = {}
         self._health = StoreHealth(clock)
-        self._under_way = 0
+        self._gathering = False
         self._claiming: RealtimeItems | None = None
         self._started: set[str] = set()
         self._submitting = self._halted = self._ending = self._ended = False
@@ -114,7 +114,7 @@ class RealtimeRunner:
         row = self._store.jobs.get(lease.job_id)
         if row is None:
             return
-        job = RealtimeItems(lease, row, decode_params(row.params))
+        job = RealtimeItems(lease, row, decode_params(row.params), self._limit_of(row), self._request_timeout)
         with self._monitor:
             if self._halted:
                 return
@@ -127,6 +127,8 @@ class RealtimeRunner:
         with self._monitor:
             job = self._jobs.get(job_id)
             futures = [] if job is None else list(job.under_way.values())
+            if job is not None:
+                job.goes_on = False
         for future in futures:
             if future is not None:
                 self._drop(future)
@@ -212,7 +214,7 @@ class RealtimeRunner:
             self._ending = True
             self._inbox.notify_all()  # the next try at once, and then every second
             if not self.on_own_thread():
-                wait_while(lambda: self._under_way, self._empty, self._clock, grace)
+                wait_while(self._turns.under_way.total, self._empty, self._clock, grace)
             self._ended = True
             self._inbox.notify_all()
             return self._unstored_locked()
@@ -223,7 +225,7 @@ class RealtimeRunner:
         answers = [verdict.ended_with for verdict in kept if verdict.is_answer]
         reason = self._health.problem or "the store did not answer in time"
         cost = sum(result.cost or 0.0 for result in answers)
-        return UnstoredAnswers(len(answers), cost, max(0, self._under_way - len(kept)), reason)
+        return UnstoredAnswers(len(answers), cost, max(0, self._turns.under_way.total() - len(kept)), reason)
 
     # -- claiming --------------------------------------------------------------------------------------------
 
@@ -235,7 +237,7 @@ class RealtimeRunner:
 
     def _idles_locked(self, name: str, monitor: Monitor) -> bool:
         """Wait for something to do; True when there was no job for long, and the thread of that name ends."""
-        idle = not self._jobs and not self._under_way
+        idle = not self._jobs and not self._turns.under_way.total()
         if monitor.wait(IDLE_SECONDS if idle else None, idle=idle) or self._jobs or self._verdicts:
             return False
         self._started.discard(name)
@@ -243,9 +245,9 @@ class RealtimeRunner:
 
     def _claim_loop(self) -> None:
         while (turn := self._next_turn()) is not None:
-            job, room = turn
+            job, items_of = turn
             try:
-                self._claim_some(job, room)
+                self._submit(job, items_of())
             except LeaseLost:
                 self._lost(job)
             except BaseException as error:  # nothing may end this thread
@@ -256,64 +258,63 @@ class RealtimeRunner:
             if given_back:
                 self._done(job.lease.job_id)
 
-    def _next_turn(self) -> tuple[RealtimeItems, int] | None:
-        """Wait for a job whose items may be claimed, and return it with how many. For each job, in turn:
+    def _next_turn(self) -> tuple[RealtimeItems, Callable[[], Sequence[StoredItem]]] | None:
+        """Wait for items to submit, and return their job, and what returns them. The cases, in order:
 
-        1. Results cannot be stored, or as many items are under way as may be: not now; a stored result wakes
+        1. Items were claimed with results: these, also at the end, where they are taken back.
+        2. Results cannot be stored, or as many items are under way as may be: not now; a stored result wakes
            this thread.
-        2. It has items and is not paused: its turn.
-        3. It is paused: wait until then, at most.
+        3. It is the turn of a job.
+        4. All jobs with items are paused: wait until then, at most.
         """
         with self._monitor:
-            while not self._halted:
-                soonest = math.inf
-                for job_id in [] if self._health.is_stuck else list(self._jobs):
-                    job = self._jobs[job_id] = self._jobs.pop(job_id)  # its next turn comes after the others'
-                    most = self._attended_limit if job.row.policy.attended else self._limit
-                    room = most - self._under_way
-                    if room <= 0:
-                        continue
-                    if job.withdrawn:
-                        continue
-                    if job.wanting and job.resumes_at <= self._clock.now():
-                        self._claiming = job
-                        return job, min(room, PORTION)
-                    if job.wanting:
-                        soonest = min(soonest, job.resumes_at)
-                if soonest < math.inf:
-                    self._monitor.wait(soonest - self._clock.now())
+            while True:
+                if self._claimed:
+                    job, items = self._claimed.popleft()
+                    return job, partial(tuple, items)
+                if self._halted:
+                    return None
+                now = self._clock.now()
+                turn = math.inf if self._health.is_stuck else self._turns.following(now)
+                if isinstance(turn, Turn):
+                    self._claiming = turn.job
+                    self._turns.begin(turn)
+                    return turn.job, partial(self._claim, turn)
+                if turn < math.inf:
+                    self._monitor.wait(turn - now)
                 elif self._idles_locked(_CLAIMS, self._monitor):
                     return None
-            return None
 
-    def _claim_some(self, job: RealtimeItems, room: int) -> None:
-        """Claim up to ``room`` items and submit them. The cases, in order:
+    def _claim(self, turn: Turn) -> Sequence[StoredItem]:
+        """Claim items of the job whose turn it is. The cases, in order:
 
         1. The job is cancelled, held or gone: nothing is claimed.
         2. The claim fails: nothing changed, and the caller tries again later.
-        3. Claimed items for which the budget has no room end, or wait, without a call.
-        4. The others are submitted, one by one.
         """
-        with self._monitor:
-            job.wanting = False  # before the claim: an offer that comes after it is a new one
-        row = self._store.jobs.get(job.lease.job_id)
-        if row is None or row.state is not JobState.ACTIVE or row.cancel_requested:
+        job, items, told = turn.job, list[StoredItem](), True
+        try:
             with self._monitor:
+                job.goes_on = True  # before its row is read: a recall may come meanwhile
+            row = self._store.jobs.get(job.lease.job_id)
+            if row is None or row.state is not JobState.ACTIVE or row.cancel_requested:
+                told = row is not None and row.cancel_requested
+                with self._monitor:
+                    job.goes_on = False
+            else:
+                if job.budget is None and row.policy.budget is not None:
+                    job.budget = JobBudget(self._runtime, job.lease, row)
+                items = self._store.items.claim_realtime(job.lease, turn.room)
+                job.failures = 0
+        finally:
+            with self._monitor:
+                self._turns.end(turn, items)
                 settled = not job.under_way
-            if row is not None and row.cancel_requested and settled:
-                self._done(job.lease.job_id)
-            return
-        if job.budget is None and row.policy.budget is not None:
-            job.budget = JobBudget(self._runtime, job.lease, row)
-        items = self._store.items.claim_realtime(job.lease, room)
-        with self._monitor:
-            job.failures = 0
-            job.wanting = job.wanting or len(items) == room
-            self._under_way += len(items)
-            job.under_way.update(dict.fromkeys(item.ix for item in items))
-            nothing = not job.under_way
-        if nothing:
+        if settled and told:
             self._done(job.lease.job_id)  # others of the job may have waited for that
+        return items
+
+    def _submit(self, job: RealtimeItems, items: Sequence[StoredItem]) -> None:
+        """Submit claimed items, one by one. Those for which the budget has no room end, or wait."""
         refused = {} if job.budget is None else self._reserve(job, job.budget, items)
         for item in items:
             if item.ix in refused:
@@ -338,23 +339,7 @@ class RealtimeRunner:
             job.short = bool(refused)
         if not refused:
             return {}
-        return dict.fromkeys(refused, self._short_of_budget(job.row, refused, others=others))
-
-    def _short_of_budget(self, row: JobRow, refused: Mapping[int, float], *, others: bool) -> Verdict:
-        """Return what becomes of items for which there is no room: they wait, or end where none will come.
-
-        Args:
-            refused: the items, with the most each can cost.
-            others: other items of the job are under way.
-        """
-        if others or self._store.shards.of_job(row.id, states=OPEN_SHARDS):
-            error = BudgetExceeded("what is left of the job's budget is held for requests under way")
-            return Verdict(
-                "unrun", Result("", error=error, cost=0.0), wait=LATER, note=f"waits: {error.message}"
-            )
-        fresh = self._store.jobs.get(row.id) or row
-        error = exceeded(fresh, len(refused), min(refused.values()))
-        return Verdict("failed", Result("", error=error, cost=0.0), asked=False)
+        return dict.fromkeys(refused, short_of_budget(self._runtime.store, job.row, refused, others=others))
 
     def _ask_one(self, job: RealtimeItems, item: StoredItem) -> None:
         def sink(result: Result) -> None:
@@ -379,7 +364,8 @@ class RealtimeRunner:
             return
         future: Future[Result] | None = None
         try:
-            future = self._ask(self._item(job, decode_request(item.payload, job.shared, id=user_id), sink))
+            request = decode_request(item.payload, job.shared, id=user_id)
+            future = self._ask(job.item(request, sink, self._runtime.provider_of(job.row)))
         except BaseException as error:  # the client is closed, the queue full, …: each has its verdict
             not_asked(error)
         with self._monitor:
@@ -391,34 +377,13 @@ class RealtimeRunner:
         if late and future is not None:
             self._drop(future)
 
-    def _item(self, job: RealtimeItems, request: Request, sink: Callable[[Result], None]) -> RealtimeItem:
-        """Return an item as it is asked; its request was checked and preprocessed when its job was stored.
-
-        Raises:
-            ConfigError: this process has lost the account of the job.
-        """
-        row = job.row
-        provider = self._runtime.provider_of(row)
-        if provider is None:
-            raise ConfigError(f"the account of job {row.id} is no longer at hand in this process")
-        if request.timeout is None and row.policy.attended:
-            request = evolve(request, timeout=self._request_timeout)
-        return RealtimeItem(
-            request,
-            provider,
-            model=row.model.partition(":")[2],
-            sink=sink,
-            own_budget=None if job.budget is None else job.budget.calls,
-            alone=row.policy.route is Route.INDIVIDUAL,
-            flex=row.policy.route is Route.FLEX,
-        )
-
     def _take_verdict(self, job: RealtimeItems, ix: int, verdict: Verdict) -> None:
         with self._monitor:
             self._verdicts.append((job, ix, verdict))
             if _RESULTS not in self._started:  # it ended in the very moment in which a job was dropped
                 self._start_locked()
-            self._inbox.notify()
+            if not self._gathering or self._has_gathered_locked():
+                self._inbox.notify()
             stuck = verdict.is_answer and self._health.is_stuck
         if stuck:  # here, because the threads of this class may be waiting for the store
             self._recall_all()
@@ -460,8 +425,8 @@ class RealtimeRunner:
                 self._all_stored()
 
     def _gather(self, tries: int) -> bool:
-        """Add verdicts to what is to be stored: while one group is stored, the next gathers. False at the
-        end."""
+        """Add verdicts to what is to be stored: while one group is stored, the next gathers, and for a while
+        after it. False at the end."""
         with self._inbox:
             if tries and not self._ended:
                 longest = LAST_PAUSE if self._ending else LONGEST_PAUSE
@@ -471,10 +436,19 @@ class RealtimeRunner:
                     return False
             if self._ended and tries:
                 return False
+            until = self._clock.now() + (0.0 if tries else self._pace.pause)
+            while not self._has_gathered_locked() and (left := until - self._clock.now()) > 0:
+                self._gathering = True
+                self._inbox.wait(left)
+            self._gathering = False
+            self._pace.gathered(len(self._verdicts), self._clock.now())
             while self._verdicts:
                 job, ix, verdict = self._verdicts.popleft()
                 self._unstored.setdefault(job, []).append((ix, verdict))
             return True
+
+    def _has_gathered_locked(self) -> bool:
+        return self._ending or len(self._verdicts) >= self._turns.enough()
 
     def _not_stored(self, job: RealtimeItems, error: BaseException, *, first: bool) -> None:
         """Ask nothing more while the store cannot be written, and tell it once."""
@@ -525,11 +499,17 @@ class RealtimeRunner:
         if wait:  # before they can be claimed again, and before a user can resume the job
             with self._monitor:
                 job.resumes_at = max(job.resumes_at, self._clock.now() + wait)
+        turn = self._turn_with(job, len(group)) if all(final) and not wait and note is None else None
+        claimed: Sequence[StoredItem] | None = None
+        began = self._clock.now()
         try:
+            at = self._runtime.wall()
             if job.budget is None:
-                stored = self._store.items.answer(job.lease, results, at=self._runtime.wall(), note=note)
+                claim = 0 if turn is None else turn.room
+                stored = self._store.items.answer(job.lease, results, at=at, note=note, claim=claim)
             else:
-                stored = job.budget.store(results, at=self._runtime.wall(), note=note)
+                stored = job.budget.store(results, at=at, note=note)
+            claimed = stored.claimed
         except LeaseLost:
             self._lost(job)
         else:
@@ -541,10 +521,14 @@ class RealtimeRunner:
                     job.row = self._runtime.tell_progress(job.row)
             except Exception as error:  # the results are stored, and must not be stored again
                 self._report(job.lease.job_id, error)
+        finally:
+            if turn is not None:
+                self._end_turn(turn, claimed)
         with self._monitor:
+            self._pace.stored(self._clock.now() - began)
             for result in results:
                 job.under_way.pop(result.ix, None)
-            self._under_way -= len(results)
+            self._turns.stored(job, len(results))
             del self._unstored[job]
             self._health.ends(None)
             if not all(final):
@@ -556,6 +540,37 @@ class RealtimeRunner:
             self._empty.notify_all()
         if settled:
             self._done(job.lease.job_id)
+
+    def _turn_with(self, job: RealtimeItems, ended: int) -> Turn | None:
+        """Return how many items of a job are claimed in the transaction that stores ``ended`` results of it;
+        ``None`` where another job's turn comes next, or the job's row has to be read first."""
+        with self._monitor:
+            if self._halted or self._health.is_stuck or not job.goes_on or job.budget is not None:
+                return None
+            turn = self._turns.following(self._clock.now(), ended=job, count=ended)
+            if not isinstance(turn, Turn) or turn.job is not job:
+                return None
+            self._turns.begin(turn)
+            return turn
+
+    def _end_turn(self, turn: Turn, items: Sequence[StoredItem] | None) -> None:
+        """Have items submitted that were claimed along with results, or take them back at the end.
+
+        Args:
+            items: ``None`` where the claim failed.
+        """
+        job = turn.job
+        with self._monitor:
+            self._turns.end(turn, items or ())
+            job.wanting = job.wanting or items is None
+            halted = self._halted
+            if items and not halted:
+                self._claimed.append((job, items))
+                self._monitor.notify()
+        if halted:
+            for item in items or ():
+                error = ClientClosed("the client was stopped before the request was sent")
+                self._take_verdict(job, item.ix, Verdict("unrun", Result("", error=error, cost=0.0)))
 
 
 def _as_ours(error: BaseException, request_id: str) -> SmartbatchError:

@@ -588,8 +588,10 @@ class StoredResults:
         final: items that have their result by it.
         doubled: items that had another result already, which stays.
         counts: what it counted, where that is still to be told.
+        claimed: items that were claimed along with it.
     """
 
     final: tuple[int, ...] = ()
     doubled: tuple[int, ...] = ()
     counts: tuple[StoredCounts, ...] = ()
+    claimed: tuple[StoredItem, ...] = ()

@@ -34,6 +34,7 @@ from smartbatch.events import (
 )
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
+from smartbatch.jobs.claim_turns import most_under_way
 from smartbatch.jobs.dependencies import JobDependencies
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, item_id, with_earlier_tries
@@ -313,13 +314,11 @@ class JobService:
             calibration=dependencies.calibration,
             outer_budget=dependencies.outer_budget,
         )
-        limit = 2 * config.parallelism
         realtime = RealtimeRunner(
             runtime,
             ask=dependencies.ask,
             drop=dependencies.drop,
-            limit=limit,
-            attended_limit=limit if config.batch_on_unknown == "hold" else config.queue_capacity,
+            limit_of=lambda row: most_under_way(row, self.serving.provider_of(row), config),
             request_timeout=config.request_timeout,
             done=self.notify,
         )
@@ -434,7 +433,7 @@ class JobService:
                 self._held.pop(event.job_id, None)
                 self._attended.discard(event.job_id)
         if isinstance(event, _NEWS):
-            self.notifier.notify()
+            self.notifier.notify(event.job_id, progress=isinstance(event, JobProgress))
         self._dependencies.tell(event)
 
     def tell_held(self, row: JobRow) -> None:

@@ -20,7 +20,7 @@ from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreEr
 from smartbatch.events import ClockStepped
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.realtime_runner import RealtimeRunner
-from smartbatch.jobs.records import JobLease, JobRow, LeaseLost
+from smartbatch.jobs.records import JobLease, JobRow, JobState, LeaseLost
 from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.steps.runner import StepResult
 from smartbatch.jobs.threads import OwnThreads, wait_while
@@ -71,7 +71,7 @@ class JobSupervisor:
     Args:
         serves: whether this process can do anything for a job.
         wanted: whether anybody here waits for an attended job that is owned; else it is given back.
-        changed: called, with no lock held, after every step.
+        changed: called with a job's id, with no lock held, after every step of it.
     """
 
     _runtime: JobRuntime
@@ -79,7 +79,7 @@ class JobSupervisor:
     _serves: Callable[[JobRow], bool] = field(kw_only=True)
     _wanted: Callable[[JobRow], bool] = field(default=lambda _: True, kw_only=True)
     realtime: RealtimeRunner = field(kw_only=True)
-    _changed: Callable[[], None] = field(kw_only=True)
+    _changed: Callable[[str], None] = field(kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._store, self._report = self._runtime.store, self._runtime.report
@@ -91,6 +91,7 @@ class JobSupervisor:
         self._ready: deque[OwnedJob] = deque()
         self._threads = OwnThreads(clock)
         self._workers = self._idle = self._busy = 0
+        self._named: dict[str, None] = {}
         self._claim_at = self._renew_at = -math.inf
         self._wall_offset = clock.wall() - clock.now()
         self._stepped = self._runtime.wall.ahead()
@@ -109,11 +110,13 @@ class JobSupervisor:
             self._spawn_locked(watch, "smartbatch-supervisor")
 
     def notify(self, job_id: str | None = None) -> None:
-        """Run a step of an own job at once; without an id, or for another job, search for jobs at once."""
+        """Run a step of an own job at once, or claim a job at once; without an id, search for jobs."""
         with self._monitor:
             owned = None if job_id is None else self._owned.get(job_id)
-            if owned is None:
+            if job_id is None:
                 self._claim_at = -math.inf
+            elif owned is None:
+                self._named[job_id] = None
             elif owned.running:
                 owned.notified = True
             else:
@@ -186,8 +189,9 @@ class JobSupervisor:
 
         1. It stops: None.
         2. Leases are to be renewed: that first, also while halted, since steps may still run.
-        3. It is time to search for jobs, and it is not halted: claim jobs.
-        4. Otherwise queue the jobs that are due, and wait for the earliest of the times above, of the next
+        3. Jobs were named, and it is not halted: claim these.
+        4. It is time to search for jobs, and it is not halted: claim jobs.
+        5. Otherwise queue the jobs that are due, and wait for the earliest of the times above, of the next
            due job, or a notification.
         """
         if self._stopping:
@@ -196,6 +200,9 @@ class JobSupervisor:
         task: Callable[[], None] | None = None
         if self._owned and now >= self._renew_at:
             self._renew_at, task = now + RENEW_EVERY, self._renew
+        elif self._named and not self._halted:
+            task = partial(self._claim_named, list(self._named))
+            self._named.clear()
         elif now >= self._claim_at and not self._halted:
             self._claim_at, task = now + CLAIM_EVERY, self._claim_jobs
         if task is not None:
@@ -241,21 +248,35 @@ class JobSupervisor:
             if lease not in kept:
                 self._drop(lease)
 
+    def _claim_named(self, job_ids: Iterable[str]) -> None:
+        """Claim jobs by their ids: of the others, which may be many, nothing is read."""
+        rows: list[JobRow] = []
+        for job_id in job_ids:
+            if self.owns(job_id):  # it was named while it was claimed
+                self.notify(job_id)
+            elif (row := self._store.jobs.get(job_id)) is not None and row.state is not JobState.DONE:
+                rows.append(row)
+        self._claim(rows)
+
     def _claim_jobs(self) -> None:
-        """Read the own jobs anew, and claim jobs that no living process owns.
+        """Read the own jobs anew, and claim jobs that no living process owns."""
+        self._refresh_owned()
+        self._claim(self._store.leases.claimable())
+
+    def _claim(self, rows: Iterable[JobRow]) -> None:
+        """Claim jobs, but for those that somebody alive owns.
 
         1. The wall clock leapt: nothing is claimed until the living had time to renew their leases.
         2. A job for which there is no provider here, or that another process was quicker to claim, is left.
         3. Steps have been halted: nothing more is claimed.
         4. Many were claimed: the rest after a renewal.
         """
-        self._refresh_owned()
         if self._wall_leapt():
             with self._monitor:
                 self._claim_at = self._clock.now() + 2 * RENEW_EVERY
             return
         claims = 0
-        for row in self._store.leases.claimable():
+        for row in rows:
             if self._halted:
                 return
             if not self._serves(row):
@@ -359,7 +380,7 @@ class JobSupervisor:
             self._drop(lease)
         else:
             self._schedule(owned, math.inf if result.next_at is None else result.next_at)
-        self._changed()
+        self._changed(lease.job_id)
 
     def _give_back(self, owned: OwnedJob) -> None:
         if self.realtime.withdraw(owned.lease.job_id):
@@ -396,7 +417,7 @@ class JobSupervisor:
                 del self._owned[lease.job_id]
         self.realtime.forget(lease.job_id)
         self._release(lease)
-        self._changed()
+        self._changed(lease.job_id)
 
     def _release(self, lease: JobLease) -> None:
         try:

@@ -5,11 +5,12 @@ A watcher settles futures and calls callbacks from what is stored, and from noth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from attrs import define
+from attrs import define, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.errors import JobNotFound, SmartbatchError, WrongProcess
@@ -22,6 +23,8 @@ from smartbatch.types import Result
 
 PAGE = 1000
 """Results read at a time."""
+REMEMBERED = 1_000
+"""Jobs whose changes are counted before all are forgotten."""
 
 
 def stored_job(store: SqlStore, job_id: str) -> JobRow:
@@ -36,31 +39,68 @@ def stored_job(store: SqlStore, job_id: str) -> JobRow:
     return row
 
 
-class ChangeNotifier:
-    """Wakes threads that wait for a change in the store. Safe from any thread.
-
-    Read :attr:`changes` before reading the store, and hand it to :meth:`wait_for_change` afterwards: a change
-    between the two ends the wait at once.
+@frozen
+class SeenChanges:
+    """What was told of a job up to a moment.
 
     Attributes:
-        changes: how often :meth:`notify` was called.
+        forgotten: how often jobs were forgotten.
+        changes, progress: how often it was told of the job; progress is ``None`` where it does not matter.
+    """
+
+    job_id: str
+    forgotten: int
+    changes: int
+    progress: int | None
+
+
+class ChangeNotifier:
+    """Wakes threads that wait for a change of a job in the store. Safe from any thread.
+
+    Ask for :meth:`seen` before reading the store, and hand it to :meth:`wait_for_change` afterwards: a change
+    between the two ends the wait at once.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._monitor = clock.monitor()
         self._clock = clock
-        self.changes = 0
+        self._changes: Counter[str] = Counter()
+        self._progress: Counter[str] = Counter()
+        self._forgotten = 0
 
-    def notify(self) -> None:
-        """Wake every waiting thread."""
+    def notify(self, job_id: str, *, progress: bool = False) -> None:
+        """Wake the threads that wait for a job; now and then all of them, to forget jobs.
+
+        Args:
+            progress: results of it were stored, and nothing else has changed.
+        """
         with self._monitor:
-            self.changes += 1
+            if len(self._changes) + len(self._progress) >= REMEMBERED:
+                self._changes.clear()
+                self._progress.clear()
+                self._forgotten += 1
+            (self._progress if progress else self._changes)[job_id] += 1
             self._monitor.notify_all()
 
-    def wait_for_change(self, seen: int, timeout: float) -> None:
-        """Wait until :attr:`changes` differs from ``seen``, or for ``timeout`` seconds."""
+    def seen(self, job_id: str, *, progress: bool = True) -> SeenChanges:
+        """Return what was told of a job by now, with its progress or without."""
         with self._monitor:
-            wait_while(lambda: self.changes == seen, self._monitor, self._clock, timeout)
+            return self._seen_locked(job_id, progress=progress)
+
+    def _seen_locked(self, job_id: str, *, progress: bool) -> SeenChanges:
+        told = self._progress[job_id] if progress else None
+        return SeenChanges(job_id, self._forgotten, self._changes[job_id], told)
+
+    def wait_for_change(self, seen: SeenChanges, timeout: float) -> None:
+        """Wait for a change after ``seen``, or for ``timeout`` seconds."""
+        with self._monitor:
+            progress = seen.progress is not None
+            wait_while(
+                lambda: self._seen_locked(seen.job_id, progress=progress) == seen,
+                self._monitor,
+                self._clock,
+                timeout,
+            )
 
 
 class WatchedService(Protocol):
@@ -143,20 +183,20 @@ class Watcher:
         with self._monitor:
             self._groups.append(group)
             self._start_locked()
-        self._service.notifier.notify()
+        self._service.notifier.notify(self._job_id)
 
     def listen(self, call: Callable[[JobStatus], object]) -> None:
         """Call ``call`` with the status, now and after each change, up to the end."""
         with self._monitor:
             self._callbacks.append(_Callback(call))
             self._start_locked()
-        self._service.notifier.notify()
+        self._service.notifier.notify(self._job_id)
 
     def end(self, error: SmartbatchError) -> None:
         """Settle futures with what is stored by now, fail the others with ``error``, and end the thread."""
         with self._monitor:
             self._ending = error
-        self._service.notifier.notify()
+        self._service.notifier.notify(self._job_id)
 
     def finish(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for the thread to end; return at once in a callback."""
@@ -187,7 +227,7 @@ class Watcher:
     def _watch(self) -> None:
         service, failed = self._service, False
         while True:
-            seen, ending = service.notifier.changes, self._ending
+            seen, ending = service.notifier.seen(self._job_id), self._ending
             try:
                 self.update()
                 failed = False

@@ -65,8 +65,7 @@ class Process:
             runtime,
             ask=self._ask,
             drop=lambda _: None,
-            limit=5,
-            attended_limit=5,
+            limit_of=lambda _: 5,
             done=lambda job_id: self.supervisor.notify(job_id),
         )
         self.supervisor = JobSupervisor(
@@ -104,7 +103,7 @@ class Process:
         item.sink(Result(item.request.id or "", text="answer"))
         return Future()
 
-    def _notify(self) -> None:
+    def _notify(self, _: str) -> None:
         with self.changed:
             self.changed.notify_all()
 

@@ -399,8 +399,7 @@ def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: s
         ),
         ask=ask,
         drop=lambda _: None,
-        limit=50,
-        attended_limit=50,
+        limit_of=lambda _: 50,
         done=lambda _: None,
     )
     runner.offer(lease)

@@ -79,7 +79,7 @@ class Scene:
             run_step=self._run_step,
             serves=lambda row: self.serves(row),
             realtime=self.realtime,
-            changed=lambda: None,
+            changed=lambda _: None,
         )
 
     def accept(self, name: str, *, scope: str = "scope-1") -> str:

@@ -71,15 +71,7 @@ class ItemTable:
     @leased
     def claim_realtime(self, tx: Transaction, job: int, limit: int) -> list[StoredItem]:
         """Turn ``REALTIME`` items to ``IN_FLIGHT`` and return them, in order: only then are they sent."""
-        rows = tx.rows(
-            """UPDATE item SET state = {in_flight} WHERE no IN (
-            SELECT no FROM item WHERE {waiting} AND state = {realtime} AND no >= ? AND no < ?
-            ORDER BY no LIMIT ?) RETURNING no""",
-            first_of(job),
-            first_of(job + 1),
-            limit,
-        )
-        return list(items_by_number(tx, (no for (no,) in rows)).values())
+        return _claim(tx, job, limit)
 
     @leased
     def answer(
@@ -91,6 +83,7 @@ class ItemTable:
         at: float,
         freed: float = 0.0,
         note: JobNote | None = None,
+        claim: int = 0,
     ) -> StoredResults:
         """Store what came of ``IN_FLIGHT`` items. What it counted is told by the caller, with no lock held,
         by :meth:`.LeaseTable.tell_counts`.
@@ -102,6 +95,7 @@ class ItemTable:
             freed: USD that were reserved for them and no longer are.
             note: what the job waits for, or that it waits no more. Were it written later, a held job's items
                 could be claimed again before.
+            claim: up to so many items are claimed along with it, as by :meth:`claim_realtime`.
 
         Raises:
             ValueError: the job has no such item.
@@ -118,7 +112,8 @@ class ItemTable:
         if note is not None:
             outcomes.note(tx, job, note)
         counts, tx.counted = tuple(tx.counted), []
-        return StoredResults(tuple(final), tuple(doubled), counts)
+        claimed = tuple(_claim(tx, job, claim)) if claim else ()
+        return StoredResults(tuple(final), tuple(doubled), counts, claimed)
 
     def drop_unsent(self, lease: JobLease, body: bytes, *, at: float) -> int:
         """End every ``OPEN`` and ``REALTIME`` item as cancelled with ``body``; return how many.
@@ -169,6 +164,18 @@ class ItemTable:
         found = self.db.rows(sizes, first, end)
         fit = fitting(size for _, size in found)
         return [result_row(row) for row in self.db.rows(whole, first, found[fit - 1][0] + 1)] if fit else []
+
+
+def _claim(tx: Transaction, job: int, limit: int) -> list[StoredItem]:
+    rows = tx.rows(
+        """UPDATE item SET state = {in_flight} WHERE no IN (
+        SELECT no FROM item WHERE {waiting} AND state = {realtime} AND no >= ? AND no < ?
+        ORDER BY no LIMIT ?) RETURNING no""",
+        first_of(job),
+        first_of(job + 1),
+        limit,
+    )
+    return list(items_by_number(tx, (no for (no,) in rows)).values())
 
 
 def _in_state(state: ItemState) -> str:

@@ -1,0 +1,144 @@
+"""Whose items are claimed next, and how many: turns of the jobs that run in real time in one process."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from attrs import define, field, frozen
+
+from smartbatch.config import BatchingConfig
+from smartbatch.jobs.realtime_items import TURN, RealtimeItems
+from smartbatch.jobs.records import JobRow, StoredItem
+from smartbatch.providers.base import Provider
+from smartbatch.types import Kind, Route
+
+SHARE_OF_STORING = 0.1
+"""The part of its time that the thread that stores results spends in the store: the faster that is, the
+sooner a result is stored."""
+LONGEST_GATHER = 0.05
+"""Seconds that a result waits at most for others to be stored with it."""
+MOST_AHEAD = 500
+"""Items that are claimed at most because results come fast."""
+
+
+@define(eq=False)
+class GatherPace:
+    """How long results gather before they are stored together. Not thread-safe.
+
+    Attributes:
+        pause: seconds.
+        meanwhile: how many come in that time, as of late.
+    """
+
+    pause: float = 0.0
+    meanwhile: int = 0
+    _gathered_at: float = -math.inf
+
+    def gathered(self, count: int, now: float) -> None:
+        """Note how many results are to be stored now."""
+        seconds, self._gathered_at = now - self._gathered_at, now
+        self.meanwhile = math.ceil(count * self.pause / seconds) if seconds > 0 else 0
+
+    def stored(self, seconds: float) -> None:
+        """Note how long storing results took."""
+        self.pause = min(LONGEST_GATHER, seconds / SHARE_OF_STORING)
+
+
+@frozen
+class Turn:
+    """A job, and how many of its items may be claimed."""
+
+    job: RealtimeItems
+    room: int
+
+
+@define(eq=False)
+class ClaimTurns:
+    """The jobs whose items run in real time. Not thread-safe: a lock of its user's guards it.
+
+    A job keeps its turn for :data:`TURN` items, so that results of few jobs are stored at a time; a new job
+    whose items all have room comes before it, but never two of them in a row.
+
+    Attributes:
+        jobs: by id, in the order of their turns.
+        under_way: items that are claimed and whose results are not stored yet, by the limit of their jobs:
+            the jobs of one limit share it.
+    """
+
+    _pace: GatherPace = field(factory=GatherPace)
+    jobs: dict[str, RealtimeItems] = field(factory=dict)
+    under_way: Counter[int] = field(factory=Counter)
+    _taken: Counter[int] = field(factory=Counter)
+    _overtaken: bool = False
+
+    def following(self, now: float, *, ended: RealtimeItems | None = None, count: int = 0) -> Turn | float:
+        """Return the next turn, or else until when jobs are paused, which may be for ever.
+
+        Args:
+            ended: a job, ``count`` of whose items free their room in the transaction that claims.
+        """
+        first: Turn | None = None
+        resumes_at = math.inf
+        for job in self.jobs.values():
+            room = self._most(job) - self.under_way[job.limit] - self._taken[job.limit]
+            room += count if ended is not None and ended.limit == job.limit else 0
+            if room <= 0 or not job.wanting or job.withdrawn:
+                continue
+            if job.resumes_at > now:
+                resumes_at = min(resumes_at, job.resumes_at)
+                continue
+            turn = Turn(job, min(room, job.turn))
+            if not self._overtaken and not job.begun and job.row.total <= room:
+                return turn
+            first = first or turn
+        return first or resumes_at
+
+    def enough(self) -> int:
+        """Return how many results are stored without waiting for more: nothing more is to come, or calls
+        would soon wait for the room."""
+        wanting = [self._most(job) // 2 for job in self.jobs.values() if job.wanting]
+        return min(*wanting, self.under_way.total()) if wanting else self.under_way.total()
+
+    def _most(self, job: RealtimeItems) -> int:
+        """Return the limit of a job; more where many results come in the time in which they gather."""
+        return max(job.limit, min(MOST_AHEAD, job.limit + 2 * self._pace.meanwhile))
+
+    def begin(self, turn: Turn) -> None:
+        """Keep the room of a turn while its items are claimed."""
+        turn.job.wanting = False  # before the claim: an offer that comes after it is a new one
+        self._taken[turn.job.limit] += turn.room
+
+    def end(self, turn: Turn, items: Sequence[StoredItem]) -> None:
+        """Note which items were claimed; where it has no more, or had enough, it is the others' turn."""
+        job = turn.job
+        self._taken -= Counter({job.limit: turn.room})
+        self.under_way[job.limit] += len(items)
+        job.under_way.update(dict.fromkeys(item.ix for item in items))
+        job.wanting = job.wanting or len(items) == turn.room
+        if items:
+            self._overtaken = not job.begun and next(iter(self.jobs.values()), job) is not job
+            job.begun = True
+        job.turn -= len(items)
+        if job.turn <= 0 or not job.wanting:
+            job.turn = TURN
+            if self.jobs.get(job.lease.job_id) is job:
+                self.jobs[job.lease.job_id] = self.jobs.pop(job.lease.job_id)
+
+    def stored(self, job: RealtimeItems, count: int) -> None:
+        """Note that results of items of a job were stored, or are another process's."""
+        self.under_way -= Counter({job.limit: count})
+
+
+def most_under_way(row: JobRow, provider: Provider | None, config: BatchingConfig) -> int:
+    """Return how many items of a job are claimed at most, and so are in doubt when this process dies: what
+    can be in flight, and as many that come next; of a list whose items share calls what the queue takes, as
+    they gather there."""
+    apart = row.policy.on_unknown == "hold" or row.policy.route in (Route.INDIVIDUAL, Route.FLEX)
+    if row.policy.attended and provider is not None and not apart:
+        able = provider.capabilities
+        together = able.max_texts if row.kind == Kind.EMBED.value else able.max_shared
+        if config.packing or together > 1:
+            return config.queue_capacity
+    return 2 * config.parallelism
