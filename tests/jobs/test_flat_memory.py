@@ -27,7 +27,7 @@ from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import JobSupervisor
-from smartbatch.jobs.watcher import ChangeNotifier, Watcher
+from smartbatch.jobs.watcher import REMEMBERED, ChangeNotifier, Watcher
 from smartbatch.types import Generation, Request, Result
 
 JOBS = 60
@@ -245,6 +245,22 @@ class WatchedJobs:
 
     def report(self, job_id: str | None, error: BaseException) -> None:
         raise error
+
+
+def test_who_waits_for_a_job_is_woken_by_what_happens_to_it() -> None:
+    """By its progress where that is looked at, never by other jobs; what was told is not kept for ever."""
+    notifier = ChangeNotifier(VirtualClock())
+    changes, progress = notifier.seen("a", progress=False), notifier.seen("a")
+    notifier.notify("b")
+    assert notifier.seen("a") == progress
+    notifier.notify("a", progress=True)
+    assert notifier.seen("a") != progress
+    assert notifier.seen("a", progress=False) == changes
+    notifier.notify("a")
+    assert notifier.seen("a", progress=False) != changes
+    for number in range(2 * REMEMBERED):
+        notifier.notify(f"job {number}")
+    assert len(notifier._changes) <= REMEMBERED
 
 
 def test_a_watcher_keeps_no_future_that_is_settled(process: Process) -> None:

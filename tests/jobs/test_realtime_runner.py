@@ -70,6 +70,59 @@ def test_an_item_is_marked_on_disk_before_it_is_asked(
     assert max(len(asking) for _, asking in seen) <= 6
 
 
+@pytest.mark.parametrize("how", ["list", pytest.param("requests", marks=pytest.mark.full)])
+def test_of_attended_work_no_more_is_marked_than_is_in_flight_or_comes_next(
+    how: str, client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    """What is marked is named as perhaps paid twice when the process is killed."""
+    marked: list[int] = []
+    looking = another_store(place, clock)
+
+    def reply(prompt: str) -> str:
+        jobs = looking.jobs.latest()
+        marked.append(sum(looking.items.count(job.id, ItemState.IN_FLIGHT) for job in jobs))
+        return prompt
+
+    client = client_of(Remote(clock, batches=False, reply=reply, latency=1.0), store=place, parallelism=2)
+    prompts = [f"p{n}" for n in range(12)]
+    if how == "list":
+        assert len(list(client.map(prompts, key="mine", strategy="individual"))) == 12
+    else:
+        assert all(future.result(LONG).ok for future in [client.submit(p, durable=True) for p in prompts])
+    assert len(marked) == 12
+    assert max(marked) <= 4
+
+
+def test_a_request_is_not_kept_waiting_by_a_list_that_was_there_before(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    """A job whose items all have room has its turn before one that takes all the room there is."""
+    remote = Remote(clock, latency=1.0)
+    client = client_of(remote, store=place, parallelism=2)
+    rows = client.map([f"p{n}" for n in range(40)], key="mine", strategy="individual")
+    next(rows)
+    assert client.submit("soon", durable=True).result(LONG).ok
+    assert remote.asked.index("soon") < 16
+    assert len(list(rows)) == 39
+
+
+def test_items_are_claimed_where_results_are_stored(
+    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One transaction does both, and the end of a job is told without one more."""
+    claims: list[int] = []
+    real = ItemTable.claim_realtime
+
+    def counted(self: ItemTable, lease: Any, limit: int) -> Any:
+        claims.append(limit)
+        return real(self, lease, limit)
+
+    monkeypatch.setattr(ItemTable, "claim_realtime", counted)
+    client = client_of(Remote(clock, batches=False, latency=1.0), store=place, parallelism=5)
+    assert submitted(client, 60).wait(LONG).completed == 60
+    assert sum(claims) < 25
+
+
 def test_nobody_hears_of_an_answer_before_it_is_stored(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:

@@ -20,6 +20,7 @@ from smartbatch.jobs.records import JobLease, JobRow, LeaseLost
 from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.steps.runner import StepResult
 from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.store.leases import LeaseTable
 from smartbatch.jobs.supervisor import CLAIM_EVERY, LEASE, WORKERS, JobSupervisor
 
 T = TypeVar("T")
@@ -409,6 +410,25 @@ def test_a_notification_during_a_step_is_not_lost(scene: Scene) -> None:
         scene.until(lambda: len(scene.steps) == 2)
     supervisor.stop(1.0)
     assert scene.steps[0][0] == scene.steps[1][0]
+
+
+def test_a_job_that_is_named_is_claimed_without_reading_the_others(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be very many of them."""
+    scene.accept("first")
+    supervisor = scene.supervisor()
+    supervisor.start()
+    scene.until(lambda: len(scene.steps) == 1)
+    with scene.clock.held():
+        monkeypatch.setattr(LeaseTable, "claimable", lambda _: pytest.fail("all jobs were read"))
+        scene.accept("a")
+        supervisor.notify(scene.accept("b"))
+        scene.until(lambda: len(scene.steps) == 2)
+    assert scene.steps[1][1] == f"job-{'b':0>16}"
+    monkeypatch.undo()
+    supervisor.stop(1.0)
+    assert scene.reports == []
 
 
 def test_what_another_process_asks_of_a_job_is_noticed(scene: Scene) -> None:
