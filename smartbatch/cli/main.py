@@ -25,7 +25,8 @@ _COMMANDS = {"run": "run", "plan": "plan_command", "jobs": "jobs_command", "emul
 _RUN_HELP = """\
 Ask a model every row of INPUT and write one JSON line a row.
 
-INPUT is .txt (a prompt a line), .jsonl or .csv, each may end in .gz; - is standard input.
+INPUT is .txt (a prompt a line), .jsonl, .json (an array of objects), .csv, .tsv or .parquet, each may end in
+.gz or .zst; - is standard input.
 The prompt of a row is --template with {field} placeholders, or the field --prompt-field; without both: the
 line of a text, the field "prompt", else "messages" (a chat), else the only text field.
 
@@ -73,7 +74,7 @@ _JOBS_EPILOG = (
 
 _INPUT = """
 --id-field F           the row's own id (default: "id", else the index)
---format txt|jsonl|csv  of INPUT, where its name does not say it
+--format txt|jsonl|json|csv|tsv|parquet  of INPUT, where its name does not say it
 --limit N              ask the first N rows only
 """
 _REQUESTS = {

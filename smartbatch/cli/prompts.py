@@ -13,8 +13,9 @@ from typing import Any, Final, TypeGuard
 
 from attrs import asdict, frozen
 
-from smartbatch.cli.inputs import BadRow, Row, Source
+from smartbatch.cli.inputs import Row, Source
 from smartbatch.cli.interrupts import RunInterrupted
+from smartbatch.cli.row_formats import BadRow
 from smartbatch.core.preparation import validation
 from smartbatch.errors import InputError, InvalidRequest
 from smartbatch.tables.template import BadField, TemplateError, field, fill, listed, parse_template
@@ -209,7 +210,7 @@ class InputRequests:
             except (BadField, InvalidRequest) as error:
                 count += 1
                 if len(bad) < _MAX_BAD_ROWS:
-                    bad.append(f"line {row.line}: {_message(error)}")
+                    bad.append(f"{self._source.unit} {row.line}: {_message(error)}")
         if bad:
             rest = f"\n  and {count - len(bad)} more" if count > len(bad) else ""
             rows = "1 row" if count == 1 else f"{count} rows"

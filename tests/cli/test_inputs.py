@@ -7,17 +7,25 @@ import gzip
 import io
 import json
 import os
+import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from levels import sampled
 
-from smartbatch.cli import inputs
-from smartbatch.cli.inputs import BadRow, Row, Source
+from smartbatch.cli import row_formats
+from smartbatch.cli.inputs import Row, Source
+from smartbatch.cli.row_formats import BadRow
 from smartbatch.errors import InputError
 
 
@@ -103,7 +111,7 @@ def test_csv_keeps_quoted_commas_and_newlines_and_forgets_the_byte_order_mark(tm
 @pytest.mark.parametrize(
     ("data", "printed"),
     [
-        (b"a,b\n1,2\n1,2,3\n", (3, "3 fields where the header names 2; quote fields that hold commas")),
+        (b"a,b\n1,2\n1,2,3\n", (3, "3 fields where the header names 2; quote fields that hold a separator")),
         (b"a,b\n1,\xff\n", (2, "field 'b' is not valid UTF-8; save the file as UTF-8")),
         (b"a,a\n1,2\n", (1, "the header names the column 'a' twice")),
         (b"a,\xff\n1,2\n", (1, "the header is not valid UTF-8; save the file as UTF-8")),
@@ -136,30 +144,216 @@ def test_any_csv_that_python_writes_reads_back(cells: list[list[str]]) -> None:
     """Whatever text is quoted by the book comes back as it was."""
     written = io.StringIO(newline="")
     csv.writer(written, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *cells])
-    rows = list(inputs.READERS["csv"](io.BytesIO(written.getvalue().encode())))
+    rows = list(row_formats.READERS["csv"](io.BytesIO(written.getvalue().encode())))
     assert [row[1] for row in rows if isinstance(row, tuple)] == [{"a": a, "b": b} for a, b in cells]
 
 
-@given(st.binary(max_size=300), st.sampled_from(sorted(inputs.READERS)))
+TEXTS = sorted(row_formats.READERS.keys() - {"parquet"})
+
+
+@given(st.binary(max_size=300), st.sampled_from(TEXTS))
 def test_no_bytes_make_a_reader_raise(data: bytes, format: str) -> None:
     """Rubbish is bad rows, never an exception."""
-    for row in inputs.READERS[format](io.BytesIO(data)):
+    for row in row_formats.READERS[format](io.BytesIO(data)):
         assert isinstance(row, tuple | BadRow)
 
 
-@pytest.mark.parametrize("name", ["in.txt.gz", "in.jsonl.gz", "in.csv.gz"])
-def test_gzip_of_each_format_is_read(tmp_path: Path, name: str) -> None:
-    """The name before .gz says the format."""
-    plain = {"txt": b"hello\n", "jsonl": b'{"prompt": "hello"}\n', "csv": b"prompt\nhello\n"}
-    assert fields(tmp_path / name, gzip.compress(plain[name.split(".")[1]])) == [{"prompt": "hello"}]
+HELLO: dict[str, Callable[[], bytes]] = {
+    "txt": lambda: b"hello\n",
+    "jsonl": lambda: b'{"prompt": "hello"}\n',
+    "json": lambda: b'[{"prompt": "hello"}]',
+    "csv": lambda: b"prompt\nhello\n",
+    "tsv": lambda: b"prompt\nhello\n",
+    "parquet": lambda: parquet([{"prompt": "hello"}]),
+}
+"""One row in each format."""
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": lambda data: data,
+    ".gz": gzip.compress,
+    ".zst": lambda data: zstandard.compress(data),
+}
 
 
-@pytest.mark.parametrize("data", [gzip.compress(b"hello\n" * 9999)[:-20], b"not gzip at all"])
-@pytest.mark.parametrize("name", ["in.txt.gz", "in.csv.gz"])
-def test_a_broken_gzip_file_is_refused_by_name(tmp_path: Path, data: bytes, name: str) -> None:
+def parquet(rows: list[dict[str, Any]], **options: Any) -> bytes:
+    """A file of Parquet with these rows."""
+    import pyarrow.parquet
+
+    written = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), written, **options)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("format", sampled(HELLO))
+def test_each_format_is_read_plain_and_compressed(tmp_path: Path, format: str, ending: str) -> None:
+    """The name says both."""
+    data = PACK[ending](HELLO[format]())
+    assert fields(tmp_path / f"in.{format}{ending}", data) == [{"prompt": "hello"}]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("format", ["txt", "jsonl", "parquet"])
+def test_a_stream_shows_its_format(monkeypatch: pytest.MonkeyPatch, format: str, ending: str) -> None:
+    data = PACK[ending](HELLO[format]())
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+    with Source("-") as source:
+        assert source.format == format
+        assert [row.fields for row in source.rows() if isinstance(row, Row)] == [{"prompt": "hello"}]
+
+
+# -- JSON arrays
+
+
+def test_an_array_is_read_row_by_row_with_its_lines(tmp_path: Path) -> None:
+    data = b'\xef\xbb\xbf [\n {"a": "x ] } \\" y"},\n\n{"a": [1, {"b": "\xc3\xa4"}]} ]\n'
+    assert read(tmp_path / "in.json", data) == [
+        Row(0, 2, {"a": 'x ] } " y'}),
+        Row(1, 4, {"a": [1, {"b": "ä"}]}),
+    ]
+    assert read(tmp_path / "in.json", b" [ ] ") == []
+
+
+@pytest.mark.parametrize(
+    ("data", "line", "printed"),
+    [
+        (b'{"a": 1}', 1, "not a JSON array"),
+        (b'[\n{"a": 1},\n{"a": ]', 3, "not valid JSON"),
+        (b'[{"a": 1},\n{"a": 2}', 2, "no end of the array"),
+        (b'[{"a": 1}\n{"a": 2}]', 2, "no comma"),
+        (b'[{"a": 1}] []', 1, "more after the end"),
+        (b'[{"a": 1}, "text"]', 1, "not a JSON object"),
+        (b'[{"a": NaN}]', 1, "NaN is not a JSON number"),
+        (b'[{"a": "\xff"}]', 1, "not valid UTF-8"),
+        (b'[{"a": ' + b"[" * 300 + b"]" * 300 + b"}]", 1, "nested deeper than 200"),
+        (b'[{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}]", 1, "nested deeper than 200"),
+        (b'[{"a": 1},]', 1, "not valid JSON"),
+        (b"", 1, "not a JSON array"),
+    ],
+)
+def test_a_broken_array_names_the_line(tmp_path: Path, data: bytes, line: int, printed: str) -> None:
+    at, message = bad(tmp_path / "in.json", data)
+    assert at == line
+    assert printed in message
+
+
+@given(
+    st.lists(st.dictionaries(st.text(max_size=3), st.integers() | st.text() | st.lists(st.none()))),
+    st.integers(1, 40),
+    st.sampled_from([None, 0, 2]),
+)
+def test_an_array_reads_back_whatever_the_blocks_are(
+    rows: list[dict[str, Any]], block: int, indent: int | None
+) -> None:
+    data = json.dumps(rows, indent=indent).encode()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(row_formats, "_BLOCK", block)
+        read = list(row_formats.READERS["json"](io.BytesIO(data)))
+    assert [row[1] for row in read if isinstance(row, tuple)] == rows
+
+
+# -- Parquet
+
+
+@pytest.mark.full
+def test_rows_of_parquet_are_as_json_has_them(tmp_path: Path) -> None:
+    row = {
+        "text": "ä",
+        "n": 2**40,
+        "x": 0.5,
+        "no": float("nan"),
+        "yes": True,
+        "none": None,
+        "at": datetime(2026, 1, 2, 3, 4),
+        "price": Decimal("1.50"),
+        "raw": b"\xff",
+        "chat": [{"role": "user", "content": "hi"}],
+    }
+    (read_back,) = fields(tmp_path / "in.parquet", parquet([row]))
+    assert json.loads(json.dumps(read_back, allow_nan=False)) == {
+        **row,
+        "no": None,
+        "at": "2026-01-02T03:04:00",
+        "price": "1.50",
+        "raw": "/w==",
+    }
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"prompt\nhello\n"])
+def test_what_is_no_parquet_is_a_bad_row(tmp_path: Path, data: bytes) -> None:
+    assert "not a whole Parquet file" in bad(tmp_path / "in.parquet", data)[1]
+
+
+@pytest.mark.full
+@given(st.data())
+def test_no_damage_to_parquet_makes_the_reader_raise(data: st.DataObject) -> None:
+    whole = bytearray(parquet([{"prompt": f"hello {n}", "n": n} for n in range(50)]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    for row in row_formats.READERS["parquet"](io.BytesIO(whole)):
+        assert isinstance(row, tuple | BadRow)
+
+
+def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "in.txt.zst").write_bytes(b"x")
+    with Source(str(tmp_path / "in.txt.zst")) as source, pytest.raises(InputError, match="'zstd'"):
+        list(source.rows())
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "in.parquet").write_bytes(b"x")
+    with Source(str(tmp_path / "in.parquet")) as source, pytest.raises(InputError, match="'arrow'"):
+        list(source.rows())
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+from smartbatch.cli.inputs import Row, Source
+with Source(sys.argv[1]) as source:
+    assert sum(isinstance(row, Row) for row in source.rows()) == int(sys.argv[2])
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of one program")
+@pytest.mark.parametrize("name", ["in.parquet", "in.json", "in.csv.zst"])
+def test_four_times_the_rows_take_no_more_memory(tmp_path: Path, name: str) -> None:
+    """In a process of its own. All rows of the Parquet file are in one group, as many writers have it."""
+    peaks = []
+    for count in (50_000, 200_000):
+        rows = [{"id": n, "text": f"text {n} " * 20} for n in range(count)]
+        if name == "in.parquet":
+            data = parquet(rows, row_group_size=count, compression="none", use_dictionary=False)
+        elif name == "in.json":
+            data = json.dumps(rows).encode()
+        else:
+            lines = "".join(f"{row['id']},{row['text']}\n" for row in rows)
+            data = zstandard.compress(b"id,text\n" + lines.encode())
+        (tmp_path / name).write_bytes(data)
+        line = [sys.executable, "-c", PEAK, str(tmp_path / name), str(count)]
+        ended = subprocess.run(line, capture_output=True, text=True, check=True)
+        peaks.append(int(ended.stdout))
+    assert peaks[1] < 1.15 * peaks[0], peaks
+
+
+@pytest.mark.parametrize(
+    ("data", "ending"),
+    [
+        (gzip.compress(b"hello\n" * 9999)[:-20], "gz"),
+        (b"not gzip at all", "gz"),
+        (zstandard.compress(b"hello\n" * 9999)[:-2], "zst"),
+        (zstandard.compress(b"hello\n") + zstandard.compress(b"hello\n" * 9999)[:-1], "zst"),
+        (b"not zstandard", "zst"),
+    ],
+)
+@pytest.mark.parametrize("format", ["txt", "csv"])
+def test_a_broken_archive_is_refused_by_name(tmp_path: Path, data: bytes, ending: str, format: str) -> None:
     """A truncated or false archive is not taken for a short input."""
-    (tmp_path / name).write_bytes(data)
-    with Source(str(tmp_path / name)) as source, pytest.raises(InputError, match="cannot be read to its end"):
+    path = tmp_path / f"in.{format}.{ending}"
+    path.write_bytes(data)
+    with Source(str(path)) as source, pytest.raises(InputError, match="cannot be read to its end"):
         list(source.rows())
 
 
@@ -209,7 +403,7 @@ def test_an_input_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: s
 
 def test_an_endless_line_is_one_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row beyond the limit is reported, and the next one is read."""
-    monkeypatch.setattr(inputs, "MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(row_formats, "MAX_ROW_BYTES", 1 << 20)
     long = b"x" * (3 << 20)
     rows = read(tmp_path / "in.txt", b"a\n" + long + b"\nb\n")
     assert [row.line for row in rows] == [1, 2, 3]

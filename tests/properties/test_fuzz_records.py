@@ -26,9 +26,10 @@ from properties.test_fuzz_parsers import Wire, check_error, check_usage, reply
 
 from smartbatch._clock import RealClock
 from smartbatch._settings import seconds_in, spec_of, usd
-from smartbatch.cli.inputs import READERS, BadRow, Row, Source
+from smartbatch.cli.inputs import Row, Source
 from smartbatch.cli.outputs import OutputFile, encode
 from smartbatch.cli.prompts import BadField, KeyedRow, Keys, PromptMaker, RowKeys, parse_template
+from smartbatch.cli.row_formats import READERS, BadRow
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, ErrorKind, InputError, ProviderError, StoreError
 from smartbatch.jobs.payload import (

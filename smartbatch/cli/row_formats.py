@@ -1,0 +1,382 @@
+"""The formats of an input: how rows are read out of text, JSON, CSV and Parquet, in constant memory.
+
+Text and JSON lines are cut in bytes, on the newline alone, so U+2028 and other exotic line ends inside a text
+never split a row. A row that cannot be read comes as a :class:`BadRow`, not as an exception, so that one pass
+can report many.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import math
+import re
+import string
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import IO, Any, Final, NoReturn, TypeAlias
+
+from attrs import frozen
+
+from smartbatch.cli.optional import missing
+from smartbatch.tables.answers import plain
+
+MAX_ROW_BYTES: Final = 64 * 2**20
+"""Longest row, bytes: above any request body the providers take, and small enough to hold in memory."""
+
+MAX_DEPTH: Final = 200
+"""Deepest nesting of a JSON row: the parser's own limit (near 1,000) depends on who calls it."""
+
+_BOM: Final = b"\xef\xbb\xbf"
+_SPACE: Final = re.compile("[ \t\r\n]*")
+_BLOCK: Final = 1 << 20
+"""Characters of a JSON array, or bytes of a column of Parquet, that are read at a time."""
+_PARQUET_ROWS: Final = 1000
+"""Rows of a Parquet file that are held at a time."""
+
+
+@frozen
+class BadRow:
+    """A row that cannot be used: its one-based line, and what is wrong, without the row's content."""
+
+    line: int
+    message: str
+
+
+ParsedRow: TypeAlias = "tuple[int, dict[str, Any]] | BadRow"
+"""What a reader yields: a line and its fields, or the error there."""
+
+Reader: TypeAlias = "Callable[[IO[bytes]], Iterator[ParsedRow]]"
+
+
+def lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
+    """Yield line numbers and lines without their ends; ``None`` for a line that is too long."""
+    number = 0
+    while line := file.readline(MAX_ROW_BYTES + 1):
+        number += 1
+        if number == 1:
+            line = line.removeprefix(_BOM)
+        if len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
+            while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
+                pass
+            yield number, None
+        else:
+            yield number, line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _line_rows(parse: Callable[[int, str], ParsedRow | None], file: IO[bytes]) -> Iterator[ParsedRow]:
+    """Yield what ``parse`` makes of each line; ``None`` is a blank line."""
+    for number, line in lines(file):
+        if line is None:
+            yield BadRow(number, f"the row is longer than {MAX_ROW_BYTES >> 20} MiB")
+            continue
+        try:
+            row = parse(number, line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            at = error.start + 1
+            yield BadRow(number, f"not valid UTF-8 (byte {at} of the line); save the file as UTF-8")
+        else:
+            if row is not None:
+                yield row
+
+
+def _text_row(number: int, text: str) -> ParsedRow | None:
+    return (number, {"prompt": text}) if text and not text.isspace() else None
+
+
+def _json_row(number: int, text: str) -> ParsedRow | None:
+    if not text.strip(string.whitespace):
+        return None
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        return BadRow(number, f"not valid JSON: {error.msg} (character {error.colno})")
+    except RecursionError:
+        return BadRow(number, f"nested deeper than {MAX_DEPTH} levels")
+    except ValueError as error:
+        return BadRow(number, f"not valid JSON: {error}")
+    return _object_row(number, value, text)
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    level: list[Any] = [value]
+    for _ in range(limit):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _whole(text: str) -> int:
+    if len(text) > 4000:  # Python refuses to convert beyond 4,300 digits, to and fro
+        raise ValueError("a number is too long")
+    return int(text)
+
+
+_DECODER: Final = json.JSONDecoder(parse_float=_finite, parse_int=_whole, parse_constant=_no_constant)
+
+
+def _csv_rows(delimiter: str, file: IO[bytes]) -> Iterator[ParsedRow]:
+    # An invalid byte decodes to a lone surrogate, which valid UTF-8 cannot hold: it is found per row, and the
+    # rest of the file stays readable.
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    before = csv.field_size_limit(MAX_ROW_BYTES)
+    try:
+        yield from _csv_records(text, delimiter)
+    finally:
+        csv.field_size_limit(before)
+        text.detach()
+
+
+def _csv_records(text: io.TextIOWrapper, delimiter: str) -> Iterator[ParsedRow]:
+    reader = csv.reader(_bounded(text), strict=True, delimiter=delimiter)
+    begins = 1
+    header: list[str] = []
+    while True:
+        try:
+            cells = next(reader, None)
+        except (csv.Error, ValueError) as error:
+            yield BadRow(begins, f"not valid CSV: {error} (up to line {reader.line_num}); check its quotes")
+            return
+        if cells is None:
+            return
+        if not cells:
+            pass
+        elif not header:
+            header = cells
+            if message := _header_error(header):
+                yield BadRow(begins, message)
+                return
+        else:
+            yield _csv_row(begins, header, cells)
+        begins = reader.line_num + 1
+
+
+def _bounded(text: io.TextIOWrapper) -> Iterator[str]:
+    while line := text.readline(MAX_ROW_BYTES):
+        if len(line) == MAX_ROW_BYTES and line[-1] not in "\r\n":
+            raise ValueError(f"a line is longer than {MAX_ROW_BYTES >> 20} MiB")
+        yield line
+
+
+def _header_error(header: list[str]) -> str | None:
+    if any(not _clean(name) for name in header):
+        return "the header is not valid UTF-8; save the file as UTF-8"
+    twice = [name for name in header if header.count(name) > 1]
+    return f"the header names the column {twice[0]!r} twice" if twice else None
+
+
+def _csv_row(number: int, header: list[str], cells: list[str]) -> ParsedRow:
+    if len(cells) != len(header):
+        return BadRow(
+            number,
+            f"{len(cells)} fields where the header names {len(header)}; quote fields that hold a separator",
+        )
+    fields = dict(zip(header, cells, strict=True))
+    for name, value in fields.items():
+        if not _clean(value):
+            return BadRow(number, f"field {name!r} is not valid UTF-8; save the file as UTF-8")
+    return number, fields
+
+
+def _clean(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# -- JSON arrays ---------------------------------------------------------------------------------------------
+
+
+def _json_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    try:
+        yield from _array_rows(_JsonText(text))
+    finally:
+        text.detach()
+
+
+class _JsonText:
+    """The text of a JSON array, of which a value and the block after it are held.
+
+    Attributes:
+        line: one-based, of the next character.
+    """
+
+    def __init__(self, file: io.TextIOWrapper) -> None:
+        self._file = file
+        self._held = ""
+        self._place = 0
+        self.line = 1
+
+    def next(self) -> str:
+        """Skip white space and return the character after it, which stays; empty at the end."""
+        while True:
+            space = _SPACE.match(self._held, self._place)
+            self._advance(self._place if space is None else space.end())
+            if self._place < len(self._held):
+                return self._held[self._place]
+            if not self._read(_BLOCK):
+                return ""
+
+    def skip(self) -> None:
+        """Pass over the next character."""
+        self._advance(self._place + 1)
+
+    def value(self) -> tuple[Any, str]:
+        """Return the next value and its text.
+
+        Raises:
+            ValueError: it is not valid JSON, or too long.
+            RecursionError: it is nested too deeply.
+        """
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._held, self._place)
+            except json.JSONDecodeError:  # perhaps only cut off
+                held = len(self._held) - self._place
+                if held > MAX_ROW_BYTES:
+                    raise ValueError(f"the row is longer than {MAX_ROW_BYTES >> 20} MiB") from None
+                if not self._read(max(held, _BLOCK)):
+                    raise
+            else:
+                text = self._held[self._place : end]
+                self._advance(end)
+                return value, text
+
+    def _advance(self, place: int) -> None:
+        self.line += self._held.count("\n", self._place, place)
+        self._place = place
+
+    def _read(self, size: int) -> bool:
+        more = self._file.read(size)
+        self._held, self._place = self._held[self._place :] + more, 0
+        return bool(more)
+
+
+def _array_rows(text: _JsonText) -> Iterator[ParsedRow]:
+    """Yield the objects of an array; what is no valid JSON ends it."""
+    if text.next() != "[":
+        yield BadRow(text.line, "not a JSON array of objects; one object a line is --format jsonl")
+        return
+    text.skip()
+    between = text.next() != "]"
+    while between:
+        text.next()
+        line = text.line
+        try:
+            value, written = text.value()
+        except json.JSONDecodeError as error:
+            yield BadRow(line, f"not valid JSON: {error.msg}, in the row that begins here")
+            return
+        except RecursionError:
+            yield BadRow(line, f"nested deeper than {MAX_DEPTH} levels")
+            return
+        except ValueError as error:
+            yield BadRow(line, f"not valid JSON: {error}")
+            return
+        yield _object_row(line, value, written)
+        after = text.next()
+        if after not in (",", "]"):
+            yield BadRow(text.line, "not valid JSON: no comma after a row, and no end of the array")
+            return
+        if between := after == ",":
+            text.skip()
+    text.skip()
+    if text.next():
+        yield BadRow(text.line, "not valid JSON: there is more after the end of the array")
+
+
+def _object_row(line: int, value: Any, written: str) -> ParsedRow:
+    if not _clean(written):
+        return BadRow(line, "not valid UTF-8; save the file as UTF-8")
+    if not isinstance(value, dict):
+        return BadRow(line, 'not a JSON object; each row must look like {"prompt": "…"}')
+    # A deep value has at least as many brackets as levels: few rows need the walk.
+    if written.count("[") + written.count("{") > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
+        return BadRow(line, f"nested deeper than {MAX_DEPTH} levels")
+    return line, value
+
+
+# -- Parquet -------------------------------------------------------------------------------------------------
+
+
+def _parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
+    """Yield the rows of a file of Parquet, numbered from 1; of a damaged one the rest is left out."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise missing("pyarrow", "arrow", "reading Parquet") from error
+    number = 0
+    try:
+        # A column is read in blocks: a file may well be one group of a million rows.
+        source = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BLOCK)
+        names: list[str] = source.schema_arrow.names
+        if message := _header_error(names):
+            yield BadRow(1, message)
+            return
+        for batch in source.iter_batches(_PARQUET_ROWS, use_threads=False):
+            columns = [_parquet_column(pyarrow.types, column) for column in batch.columns]
+            for row in zip(*columns, strict=True):
+                number += 1
+                yield number, dict(zip(names, row, strict=True))
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # damage comes as any of them
+        yield BadRow(number + 1, f"not a whole Parquet file: {str(error).splitlines()[0]}")
+
+
+def _parquet_column(kinds: Any, column: Any) -> list[Any]:
+    """Return the values of a column as JSON has them."""
+    values: list[Any] = column.to_pylist()
+    if kinds.is_string(column.type) or kinds.is_large_string(column.type) or kinds.is_integer(column.type):
+        return values
+    return [_as_json(value) for value in values]
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value as JSON has it: no number that is none, bytes as text or in base 64, moments as text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _as_json(item) for name, item in value.items()}
+    return plain(value)
+
+
+READERS: Final[dict[str, Reader]] = {
+    "txt": partial(_line_rows, _text_row),
+    "jsonl": partial(_line_rows, _json_row),
+    "json": _json_rows,
+    "csv": partial(_csv_rows, ","),
+    "tsv": partial(_csv_rows, "\t"),
+    "parquet": _parquet_rows,
+}
+"""The reader of each format, by its name on the command line and the ending of a file."""
