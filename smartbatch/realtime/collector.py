@@ -234,9 +234,11 @@ class Collector:
             whole = head.own_budget is None or short is self._gates.budget
             whose = "the budget" if whole else "this list's budget"
             left = dollars(short.left or 0.0)
+            away = short.lease is not None and short.lease.lost
+            why = "The place where it is shared cannot be used" if away else "Raise it or lower max_tokens"
             error = BudgetExceeded(
                 f"the request could cost up to {dollars(head.reserve)}, and {left} are left "
-                f"of {whose}; nothing was sent. Raise the budget or lower max_tokens",
+                f"of {whose}; nothing was sent. {why}",
             )
             self._router.fail_locked(head, error, effects)
             return True

@@ -287,6 +287,7 @@ class Realtime:
 
         Raises:
             ClientClosed: it was stopped; see :meth:`allow_start`.
+            RuntimeError: the system allows no further thread.
         """
         with self._opening:
             engine = self.engine
@@ -296,13 +297,18 @@ class Realtime:
             for provider in list(self._providers.values()):
                 provider.open(self._config.parallelism)
             share = self._shared_budget()
-            with self._starting:
-                self._check_not_stopped()
-                engine = self.engine = RealtimeEngine(
-                    self._setup, self.budget, self._lock, self.admission.cache
-                )
-            if share is not None:
+            if share is not None:  # before anything can wait for money
                 share.leases.join(share)
+            try:
+                with self._starting:
+                    self._check_not_stopped()
+                    engine = self.engine = RealtimeEngine(
+                        self._setup, self.budget, self._lock, self.admission.cache
+                    )
+            except BaseException:
+                if share is not None:
+                    share.leases.leave(share)
+                raise
         something_started()
         self._setup.tell(ClientStarted(at=self._clock.now(), workers=self._config.parallelism))
         return engine

@@ -18,6 +18,7 @@ from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.core.limits.suspension import FlexHealth
 from smartbatch.events import Event
+from smartbatch.observe import logs
 from smartbatch.realtime.shared.limit_leases import SharedLeases
 
 
@@ -133,8 +134,13 @@ class SharedQuota:
             joined: _QuotaShare | None = None
             if sharing is not None and self.quota.lease is None:
                 joined = self._share = _QuotaShare(self, sharing)
-        if joined is not None:
+        if joined is None:
+            return
+        try:
             joined.leases.join(joined)
+        except RuntimeError as error:  # no thread can be had: each process for itself
+            joined.end()
+            logs.warn("shared_limits_off", error=str(error))
 
     def detach(self, owner: object, now: float) -> None:
         """Forget ``owner``; its limits no longer count, what it used still does. No lock may be held."""

@@ -160,7 +160,7 @@ class BudgetLease:
         if not grant.wait:
             self._lacking_since = -math.inf
         elif grant.members == 1 or now - self._lacking_since >= _PATIENCE:
-            self._hopeless = lacking
+            self._hopeless, self._lacking_since = lacking, -math.inf
         else:
             self._again_at = now + _IDLE
         self._held_then = self._held()

@@ -375,7 +375,12 @@ def _lease(
     for member in record.members.values():
         first = member.urgent > ask.urgent or (member.urgent == ask.urgent and member.since < since)
         if member.since > 0.0 and now - member.seen <= WAITING and first:
-            ahead = [some + least for some, least in zip(ahead, member.least, strict=True)]
+            for d, least in enumerate(member.least):
+                # money does not come by waiting, so what is there for others is not kept for more than it
+                if not ask.money:
+                    ahead[d] += min(least, record.caps[d])
+                elif least <= record.levels[d]:
+                    ahead[d] += least
     wait = max(0.0, record.cool_until - now)
     for d in range(DIMENSIONS):
         if record.caps[d] > 0.0:

@@ -126,7 +126,14 @@ if wants then
     each(function(member)
         local first = member.urgent > ask.urgent or (member.urgent == ask.urgent and member.since < since)
         if member.since > 0 and now - member.seen <= WAITING and first then
-            for d = 1, 4 do ahead[d] = ahead[d] + member.least[d] end
+            for d = 1, 4 do
+                local least = member.least[d]
+                if ask.money ~= 1 then
+                    ahead[d] = ahead[d] + math.min(least, record.caps[d])
+                elseif least <= record.levels[d] then
+                    ahead[d] = ahead[d] + least
+                end
+            end
         end
     end)
     wait = math.max(0, record.cool_until - now)

@@ -110,7 +110,13 @@ BEGIN
             AND now_at - seen <= waiting
             AND (urgent > ask.urgent OR (urgent = ask.urgent AND since < since_at))
         LOOP
-            FOR d IN 1..4 LOOP ahead[d] := ahead[d] + other.least[d]; END LOOP;
+            FOR d IN 1..4 LOOP
+                IF ask.money = 0 THEN
+                    ahead[d] := ahead[d] + least(other.least[d], r.caps[d]);
+                ELSIF other.least[d] <= r.levels[d] THEN
+                    ahead[d] := ahead[d] + other.least[d];
+                END IF;
+            END LOOP;
         END LOOP;
         wait := greatest(0, r.cool_until - now_at);
         FOR d IN 1..4 LOOP

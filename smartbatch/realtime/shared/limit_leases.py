@@ -22,7 +22,7 @@ from smartbatch.observe.families import OPERATION_SECONDS, OPERATIONS, key_of
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import EVERY, text_of
 from smartbatch.realtime.shared.addresses import full_address, open_back_end
-from smartbatch.realtime.shared.back_end import BackEnd, BackEndAway, hidden
+from smartbatch.realtime.shared.back_end import BackEnd, BackEndAway, Incompatible, hidden
 from smartbatch.realtime.shared.publication import Look, Publication
 
 _T = TypeVar("_T")
@@ -30,8 +30,9 @@ _T = TypeVar("_T")
 LEAVE = 0.5
 """Seconds that a client which ends waits until what it leased is given back."""
 
-_RETRY, _RETRY_MOST = 0.5, 5.0
-"""Seconds until a back end that was away is tried again: at first, and at most."""
+_RETRY, _RETRY_MOST, _RETRY_INCOMPATIBLE = 0.5, 5.0, 60.0
+"""Seconds until a back end that was away is tried again, at first and at most, and one that others use in
+another version: they may be renewed."""
 
 
 class Share(Protocol):
@@ -127,7 +128,11 @@ class SharedLeases:
         return self._back_end.place
 
     def join(self, share: Share) -> None:
-        """Share something with other processes from now on."""
+        """Share something with other processes from now on.
+
+        Raises:
+            RuntimeError: no thread can be had for it, so it is not shared.
+        """
         with self._monitor:
             self._joined[id(share)] = _Joined(share)
             self._begin_locked()
@@ -136,7 +141,10 @@ class SharedLeases:
         """Publish how a client stands, every few seconds from now on; see :class:`Publication`."""
         self._publication.add(metrics, look)
         with self._monitor:
-            self._begin_locked()
+            try:
+                self._begin_locked()
+            except RuntimeError as error:  # no thread can be had: nobody but those that look is concerned
+                logs.warn("shared_limits_not_published", place=self.place, reason=str(error))
 
     def tell_end_of(self, metrics: BatchMetrics) -> None:
         """Publish no more of a client than what it counted; waits for that for half a second at most."""
@@ -157,14 +165,11 @@ class SharedLeases:
         self._clock.spawned()
         try:
             thread.start()
-        except RuntimeError as error:  # no thread can be had: each process for itself
+        except RuntimeError:
             self._clock.unspawned()
-            for joined in self._joined.values():
-                joined.share.end()
             self._joined.clear()
-            logs.warn("shared_limits_off", error=str(error))
-        else:
-            self._thread = thread
+            raise
+        self._thread = thread
 
     def leave(self, share: Share) -> None:
         """Give back what was leased, and share it no more; waits for that for half a second at most."""
@@ -284,8 +289,8 @@ class SharedLeases:
         self._is_away = True
         share, now = joined.share, self._clock.now()
         joined.again_at, joined.retry = now + joined.retry, min(2.0 * joined.retry, _RETRY_MOST)
-        if not isinstance(error, BackEndAway):
-            joined.again_at = math.inf  # others use it in another way: it stays so
+        if isinstance(error, Incompatible):
+            joined.again_at = now + _RETRY_INCOMPATIBLE
         processes = share.lose(now)
         if processes is not None:
             joined.lost_at = now

@@ -93,6 +93,51 @@ def test_an_exchange_that_comes_after_a_later_one_changes_nothing() -> None:
     assert one.budget.left == 0.4
 
 
+def test_a_cost_that_nobody_can_lease_keeps_no_smaller_one_waiting() -> None:
+    """It waits for what others may give back; what is there goes to who needs less."""
+    record, one, large, small = SharedRecord(), *(spender(name) for name in ("one", "large", "small"))
+    one.lease.lack(0.5)
+    exchanged(record, one, 0.0, "made")
+    one.budget.reserve(0.5)
+    large.lease.lack(0.6)
+    exchanged(record, large, 1.0, "made")
+    small.lease.lack(0.1)
+    exchanged(record, small, 1.1, "made")
+    assert small.budget.left == pytest.approx(0.1)
+
+
+def test_money_that_comes_back_goes_to_who_waited_for_it() -> None:
+    record, one, large, small = SharedRecord(), *(spender(name) for name in ("one", "large", "small"))
+    one.lease.lack(0.5)
+    exchanged(record, one, 0.0, "made")
+    call = one.budget.reserve(0.5)
+    large.lease.lack(0.6)
+    exchanged(record, large, 1.0, "made")
+    one.budget.release(call)
+    exchanged(record, one, 1.1, "made", leaving=True)
+    small.lease.lack(0.5)
+    exchanged(record, small, 1.2, "made")
+    assert small.budget.left == 0.0
+    large.lease.lack(0.6)
+    exchanged(record, large, 1.5, "made")
+    assert large.budget.left == pytest.approx(0.6)
+
+
+def test_each_cost_waits_for_five_seconds_before_it_is_hopeless() -> None:
+    """Also one that is lacking right after another one was found hopeless."""
+    record, one, other = SharedRecord(), spender("one"), spender("other")
+    one.lease.lack(0.9)
+    exchanged(record, one, 0.0, "made")
+    one.budget.reserve(0.9)
+    for now in (1.0, 6.0):
+        other.lease.lack(0.5)
+        exchanged(record, other, now, "made")
+    assert other.lease.is_hopeless(0.5)
+    other.lease.lack(0.3)
+    exchanged(record, other, 6.5, "made")
+    assert not other.lease.is_hopeless(0.3)
+
+
 @pytest.mark.parametrize("seed", sampled(range(200), keep=20))
 def test_failures_neither_make_money_nor_eat_it(seed: int) -> None:
     """Calls, exchanges with every fate, silences and deaths, in any order."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import queue
+import threading
 from collections.abc import Mapping
 
-from smartbatch._clock import RealClock
+import pytest
+
+from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, SharedRecord, exchange
+from smartbatch.errors import SmartbatchError, StoreError
 from smartbatch.events import Event
-from smartbatch.realtime.shared.back_end import BackEnd, Published
+from smartbatch.realtime.shared.back_end import BackEnd, Incompatible, Published
 from smartbatch.realtime.shared.limit_leases import SharedLeases
 
 
@@ -108,3 +112,65 @@ def test_an_answer_that_cannot_be_read_is_a_back_end_that_is_away() -> None:
     back_end.leases.leave(share)
     assert share.lost.get(timeout=5.0)
     assert back_end.closed.get(timeout=5.0)
+
+
+class Refusing(Slow):
+    """A back end that refuses to be used at first."""
+
+    def __init__(self, share: Once, error: SmartbatchError, clock: VirtualClock) -> None:
+        super().__init__(share)
+        self.leases, self.clock, self.error = SharedLeases(self, clock), clock, error
+        self.prepared_at: list[float] = []
+
+    def prepare(self) -> bytes:
+        self.prepared_at.append(self.clock.now())
+        if len(self.prepared_at) == 1:
+            raise self.error
+        return b"salt"
+
+
+class Waiting(Once):
+    """A share that is due until an exchange was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adopted: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def due(self, now: float) -> float:
+        return -math.inf if self.adopted.empty() else math.inf
+
+    @property
+    def waits(self) -> bool:
+        return self.adopted.empty()
+
+    def adopt(self, grant: LeaseGrant, now: float) -> None:
+        self.adopted.put(True)
+
+
+@pytest.mark.parametrize(
+    ("error", "after"), [(StoreError("no disk"), 0.5), (Incompatible("another version"), 60.0)]
+)
+def test_a_back_end_that_refuses_is_tried_again(error: SmartbatchError, after: float) -> None:
+    """One of another version once a minute: those that use it may be renewed."""
+    clock, share = VirtualClock(), Waiting()
+    back_end = Refusing(share, error, clock)
+    back_end.leases.join(share)
+    clock.sleep(100.0)
+    back_end.leases.leave(share)
+    assert not share.adopted.empty()
+    assert back_end.prepared_at == [0.0, after]
+
+
+def test_a_share_says_that_no_thread_can_be_had_and_may_join_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    share = Once()
+    back_end = Slow(share)
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="new thread"):
+            back_end.leases.join(share)
+    back_end.leases.join(share)
+    assert back_end.asked.get(timeout=10.0) == 0
+    back_end.leases.leave(share)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,22 @@ def test_a_budget_whose_place_cannot_be_read_starts_no_client(
     for _ in range(2):
         with pytest.raises(ConfigError, match="the address cannot be read"):
             client.submit("one")
+
+
+def test_a_budget_that_no_thread_can_lease_starts_no_client_and_is_there_later(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The submit says so; none waits for money that nobody leases."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "smartbatch-limits":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    client = spender(clock, client_of, address, 1.0)
+    with monkeypatch.context() as exhausted:
+        exhausted.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="new thread"):
+            client.submit("one")
+    assert client.submit("one").result(30.0).ok

@@ -1,0 +1,105 @@
+"""A Redis server whose answers are lost on the way: an exchange is made once, whatever its client saw."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from functools import partial
+from uuid import uuid4
+
+import pytest
+from realtime.shared.servers import RedisServer, redis_server
+
+from smartbatch.core.limits.shared_record import LeaseAsk
+from smartbatch.realtime.shared.back_end import BackEndAway, hidden
+from smartbatch.realtime.shared.redis_back_end import RedisBackEnd
+
+__all__ = ["redis_server"]  # fixtures
+
+
+class Proxy:
+    """Passes connections on to the server; while ``loses`` is set, answers go no further, and the connection
+    is closed instead."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.loses = False
+        self.lost = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"redis://127.0.0.1:{self._listener.getsockname()[1]}/{os.getpid() % 16}"
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as server:
+            server.connect(str(self._server.socket))
+            threading.Thread(target=self._pass_on, args=(client, server), daemon=True).start()
+            while answer := server.recv(65536):
+                if self.loses:
+                    self.lost += 1
+                    client.shutdown(socket.SHUT_RDWR)
+                    return
+                client.sendall(answer)
+
+    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+        try:
+            while asked := client.recv(65536):
+                server.sendall(asked)
+            server.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            """The other side has closed it."""
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    made = Proxy(redis_server)
+    yield made
+    made.close()
+
+
+LIMIT, QUARTER = [100.0, 0.0, 0.0, 0.0], [25.0, 0.0, 0.0, 0.0]
+
+
+def test_an_exchange_whose_answer_is_lost_is_not_repeated(proxy: Proxy) -> None:
+    """The package would repeat it by itself: the server would lease twice, and nobody would know."""
+    back_end = RedisBackEnd(proxy.address)
+    key = hidden(back_end.prepare(), str(uuid4()))
+    asks = partial(LeaseAsk, "one", caps=LIMIT)
+    assert back_end.exchange(key, asks(least=QUARTER, wanted=QUARTER)).left[0] == 75.0
+    proxy.loses = True
+    with pytest.raises(BackEndAway, match="cannot be used"):
+        back_end.exchange(key, asks(kept=QUARTER, least=QUARTER, wanted=QUARTER))
+    proxy.loses = False
+    assert proxy.lost == 1
+    assert back_end.exchange(key, asks(kept=QUARTER)).left[0] == 50.0
+    back_end.close()
+
+
+def test_money_of_an_exchange_whose_answer_is_lost_is_not_lost(proxy: Proxy) -> None:
+    """The next exchange tells what the client got and gave; the server sees what it did not get."""
+    back_end = RedisBackEnd(proxy.address)
+    key = hidden(back_end.prepare(), str(uuid4()))
+    asks = partial(LeaseAsk, "one", caps=LIMIT, money=1)
+    assert back_end.exchange(key, asks(number=1, least=QUARTER, wanted=QUARTER)).left[0] == 75.0
+    proxy.loses = True
+    with pytest.raises(BackEndAway, match="cannot be used"):
+        back_end.exchange(key, asks(number=2, drawn=25.0, given=25.0, least=QUARTER, wanted=QUARTER))
+    proxy.loses = False
+    assert back_end.exchange(key, asks(number=3, drawn=25.0, given=25.0)).left[0] == 100.0
+    back_end.close()
