@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.core.walks import cuts, limits, prepared, routes
+from tests.core.walks import cuts, limits, prepared, routes, shared
 from tests.core.walks.record import Record
 
 RECORDED = Path(__file__).with_name("recorded.txt")
-WALKS = {**limits.WALKS, **routes.WALKS, **cuts.WALKS, **prepared.WALKS}
+WALKS = {**limits.WALKS, **routes.WALKS, **cuts.WALKS, **prepared.WALKS, **shared.WALKS}
 """By name: a walk, and how often it is taken, each time with other random numbers."""
 
 

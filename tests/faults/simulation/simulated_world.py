@@ -18,6 +18,7 @@ from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import JobRow, JobState, NewItem
 from smartbatch.types import Generation, Request
+from tests.core.walks.record import plain
 from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.crash_points import Crash, CrashPoints
 from tests.faults.simulation.disk import Disk
@@ -335,7 +336,7 @@ class World:
         if isinstance(event, ShardChanged):
             self.points.record(f"{event.shard_id} {event.before} {event.after} {event.reason}")
         else:
-            self.points.record(type(event).__name__)
+            self.points.record(f"{type(event).__name__} {plain(event)}")
 
     def _describe(self) -> str:
         assert self.job is not None

@@ -14,9 +14,10 @@ import pytest
 from attrs import asdict
 from realtime.shared.servers import KINDS, address_of, postgres_address, redis_server, timed
 
-from smartbatch.core.limits.shared_record import NO_BOUND, LeaseAsk, SharedRecord, exchange
+from smartbatch.core.limits.shared_record import LeaseAsk, SharedRecord, exchange
 from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import BackEnd, BackEndAway, hidden
+from tests.core.walks.shared import drawn
 from tests.levels import sampled
 
 __all__ = ["postgres_address", "redis_server"]  # fixtures
@@ -43,40 +44,6 @@ def back_end(
     made.prepare()
     yield made
     made.close()
-
-
-def drawn(rng: random.Random, generations: list[int], money: int, number: int) -> LeaseAsk:
-    """What a process may ask, likely or not; of a budget where ``money`` is 1, by that exchange."""
-    limited = rng.choice([(1,), (1, 1), (1, 0, 1, 1), (0,)])
-    pattern = [*limited, 0, 0, 0, 0][:4]
-    caps = [float(on and rng.choice([100, 594.0, 10.0])) for on in pattern]
-    costs = [1.0, 350.0, 200.0, 150.0]
-    lacks = rng.random() < 0.5
-    return LeaseAsk(
-        member=rng.choice("abcd"),
-        generation=rng.choice(generations),
-        caps=caps,
-        rates=[cap / 60.0 for cap in caps],
-        at_most=[rng.choice([NO_BOUND, rng.uniform(-5, 700)]) for _ in pattern],
-        at_least=[rng.choice([0.0, rng.uniform(0, 700)]) for _ in pattern],
-        then=[rng.uniform(-10, 300) for _ in pattern],
-        kept=[rng.choice([0.0, rng.uniform(0, 5)]) for _ in pattern],
-        returned=[rng.choice([0.0, rng.uniform(-3, 5)]) for _ in pattern],
-        least=costs if lacks else [0.0] * 4,
-        wanted=[cost * rng.choice([1, 3, 20]) for cost in costs] if rng.random() < 0.9 else [0.0] * 4,
-        slots=rng.choice([0.0, 1.0, 12.0]),
-        urgent=int(rng.random() < 0.2),
-        accepted=rng.uniform(0, 20),
-        cooled=rng.choice([0.0, 0.0, 0.0, rng.uniform(0, 3)]),
-        spaced=rng.choice([0.0, 0.0, -1.0, rng.uniform(0.5, 20)]),
-        lowered=int(rng.random() < 0.1),
-        outage=rng.choice([0, 0, 0, 0, 1, -1]),
-        leaving=int(rng.random() < 0.05),
-        money=money,
-        number=number,
-        drawn=rng.uniform(0, 50),
-        given=rng.uniform(0, 50),
-    )
 
 
 @pytest.mark.parametrize("seed", sampled(range(3)))

@@ -1,0 +1,245 @@
+"""Walks through limits and budgets that processes share: the record, leases, and what failures say."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from functools import partial
+
+from smartbatch.core.limits.budget_lease import BudgetLease
+from smartbatch.core.limits.failures import (
+    caused_by_one,
+    is_for_all,
+    is_network,
+    is_page,
+    is_unavailable,
+    is_unhealthy,
+    retry_kind,
+)
+from smartbatch.core.limits.lease import Amounts, LimitLease, QuotaFacts
+from smartbatch.core.limits.shared_record import NO_BOUND, LeaseAsk, SharedRecord, exchange
+from smartbatch.errors import ErrorKind, ProviderError
+from tests.core.walks.record import Record
+
+EPOCH = 95_000_000.0
+PASSES = (0.0, 0.0, 0.03125, 0.25, 0.5, 1.0, 2.0, 2.125, 8.0, 8.125, 15.0, 15.125)
+NOTHING: Amounts = (0.0, 0.0, 0.0, 0.0)
+
+
+def drawn(rng: random.Random, generations: list[int], money: int, number: int) -> LeaseAsk:
+    """What a process may ask, likely or not; of a budget where ``money`` is 1, by that exchange."""
+    limited = rng.choice([(1,), (1, 1), (1, 0, 1, 1), (0,)])
+    pattern = [*limited, 0, 0, 0, 0][:4]
+    caps = [float(on and rng.choice([100, 594.0, 10.0])) for on in pattern]
+    costs = [1.0, 350.0, 200.0, 150.0]
+    lacks = rng.random() < 0.5
+    return LeaseAsk(
+        member=rng.choice("abcd"),
+        generation=rng.choice(generations),
+        caps=caps,
+        rates=[cap / 60.0 for cap in caps],
+        at_most=[rng.choice([NO_BOUND, rng.uniform(-5, 700)]) for _ in pattern],
+        at_least=[rng.choice([0.0, rng.uniform(0, 700)]) for _ in pattern],
+        then=[rng.uniform(-10, 300) for _ in pattern],
+        kept=[rng.choice([0.0, rng.uniform(0, 5)]) for _ in pattern],
+        returned=[rng.choice([0.0, rng.uniform(-3, 5)]) for _ in pattern],
+        least=costs if lacks else [0.0] * 4,
+        wanted=[cost * rng.choice([1, 3, 20]) for cost in costs] if rng.random() < 0.9 else [0.0] * 4,
+        slots=rng.choice([0.0, 1.0, 12.0]),
+        urgent=int(rng.random() < 0.2),
+        accepted=rng.uniform(0, 20),
+        cooled=rng.choice([0.0, 0.0, 0.0, rng.uniform(0, 3)]),
+        spaced=rng.choice([0.0, 0.0, -1.0, rng.uniform(0.5, 20)]),
+        lowered=int(rng.random() < 0.1),
+        outage=rng.choice([0, 0, 0, 0, 1, -1]),
+        leaving=int(rng.random() < 0.05),
+        money=money,
+        number=number,
+        drawn=rng.uniform(0, 50),
+        given=rng.uniform(0, 50),
+    )
+
+
+def _whole(rng: random.Random, generation: int) -> LeaseAsk:
+    """What a process asks of a limit of requests alone: numbers without fractions, so that some are equal."""
+    wants = float(rng.choice((0, 1, 1, 2, 10, 40)))
+    return LeaseAsk(
+        member=rng.choice("abc"),
+        generation=generation,
+        caps=[rng.choice((0.0, 8.0, 8.0, 8.0, 64.0)), 0.0, 0.0, 0.0],
+        rates=[rng.choice((0.0, 1.0, 1.0)), 0.0, 0.0, 0.0],
+        kept=[float(rng.choice((0, 0, 1, 4))), 0.0, 0.0, 0.0],
+        returned=[float(rng.choice((0, 0, 0, 1, -1))), 0.0, 0.0, 0.0],
+        least=[min(wants, float(rng.choice((0, 1, 2, 9)))), 0.0, 0.0, 0.0],
+        wanted=[wants, 0.0, 0.0, 0.0],
+        slots=rng.choice((0.0, 0.0, 1.0, 4.0)),
+        urgent=int(rng.random() < 0.3),
+        accepted=rng.choice((0.0, 2.0)),
+        cooled=rng.choice((0.0,) * 9 + (0.5,)),
+        spaced=rng.choice((0.0, 0.0, 0.0, -1.0, 4.0, 8.0)),
+        lowered=int(rng.random() < 0.1),
+        outage=rng.choice((0, 0, 0, 0, 0, 1, -1)),
+        leaving=int(rng.random() < 0.03),
+    )
+
+
+def exchanges(rng: random.Random, record: Record) -> None:
+    """Processes ask, wait, return and are gone; time passes, stands and is set back."""
+    money, kind = int(rng.random() < 0.25), rng.random()
+    shared, now = SharedRecord(), EPOCH
+    for _ in range(150):
+        now += -rng.choice((1.0, 2.0, 2.125, 60.0)) if rng.random() < 0.03 else rng.choice(PASSES)
+        generation = shared.generation - (rng.random() < 0.2)
+        ask = drawn(rng, [generation], money) if kind < 0.5 else _whole(rng, generation)
+        record.note("granted", exchange(shared, ask, now))
+        record.note("record", shared.levels, shared.granted, shared.at - EPOCH, shared.next_slot - now)
+        record.note("members", {name: (one.held, one.since - now) for name, one in shared.members.items()})
+
+
+def _each(limits: Amounts, number: Callable[[float], float]) -> Amounts:
+    first, second, third, fourth = map(number, limits)
+    return first, second, third, fourth
+
+
+def _facts(
+    rng: random.Random, now: float, limits: Amounts, cooled: float, accepted: int, *, spaced: bool
+) -> QuotaFacts:
+    return QuotaFacts(
+        caps=limits,
+        rates=_each(limits, lambda limit: limit / 64.0),
+        at_most=_each(limits, lambda limit: rng.choice((NO_BOUND, NO_BOUND, 0.5 * limit))),
+        remaining=_each(limits, lambda limit: rng.choice((0.0, 0.9 * limit))),
+        admitted=now - rng.choice((0.0, 0.5, 4.0)),
+        accepted=accepted,
+        cool_until=cooled,
+        spaced=rng.choice((0.0, 0.0, 2.0, 8.0)) if spaced else 0.0,
+    )
+
+
+def leases(rng: random.Random, record: Record) -> None:
+    """Processes lease what their calls need, with news, outages, cooldowns, and a back end that goes away."""
+    shared, now, woken = SharedRecord(), 0.0, list[int]()
+    count = rng.choice((1, 2, 3))
+    lost = rng.choice(("share", "stop", "local"))
+    ones = [LimitLease(f"process {n}", partial(woken.append, n), lost) for n in range(count)]
+    limits: Amounts = rng.choice(
+        ((64.0, 0.0, 0.0, 0.0), (640.0, 6400.0, 0.0, 0.0), (6400.0, 0.0, 640.0, 64.0))
+    )
+    told, away, accepted, cooled = rng.random() < 0.7, False, [0] * count, [-1.0] * count
+    spacing = rng.random() < 0.4
+    for _ in range(250):
+        now += rng.choice((0.0, 0.0, 0.015625, 0.0625, 0.125, 0.5, rng.choice((0.25, 1.0, 5.0, 5.125))))
+        away = not away if rng.random() < 0.02 else away
+        told = told or rng.random() < 0.02
+        n = rng.randrange(count)
+        one = ones[n]
+        one.urgent = rng.random() < 0.2
+        _, *more = _each(limits, lambda limit: rng.choice((0.0, 4.0, 0.125 * limit)))
+        costs: Amounts = (1.0, more[0], more[1], more[2])
+        at = one.look(now, costs)
+        record.note("look", at - now, len(woken))
+        if at <= now and rng.random() < 0.8:
+            one.take(now, costs)
+            if rng.random() < 0.7:
+                one.settle(now, _each(costs, lambda cost: rng.choice((0.0, -8.0, 0.5 * cost))))
+                one.ended(answered=rng.random() < 0.9)
+                accepted[n] += 1
+        event = rng.random()
+        if event < 0.03:
+            one.tell_outage(begins=rng.random() < 0.5)
+        elif event < 0.05:
+            one.tell()
+        elif event < 0.08:
+            cooled[n] = now + rng.choice((0.0, 0.5, 3.0))
+        record.note("state", one.is_used, one.is_limited, one.holds, one.members, one.others_rate)
+        record.note("due", one.due(now) - now)
+        if one.due(now) > now and rng.random() < 0.9:
+            continue
+        facts = _facts(rng, now, limits if told else NOTHING, cooled[n], accepted[n], spaced=spacing)
+        ask = one.ask(now, facts, leaving=rng.random() < 0.01)
+        record.note("ask", ask)
+        later = now + rng.choice((0.0, 0.0, 0.03125))
+        if away:
+            record.note("lost", one.lose(later), one.due(later) - later)
+        else:
+            one.adopt(exchange(shared, ask, EPOCH + now), later)
+            record.note("adopted", one.due(later) - later, one.look(later, costs) - later)
+            record.note("cooldown", one.cooldown(later, rng.choice((0.0, later + 0.5))))
+            record.note("spacing", one.spacing(rng.choice((0.0, facts.spaced, 4.0))))
+        record.note("outage", one.outage, one.outages, one.lost, one.joined)
+        now = later
+
+
+def budget_leases(rng: random.Random, record: Record) -> None:
+    """Clients spend a budget together, lack money, give it back, and lose the back end for a while."""
+    shared, now, away, woken = SharedRecord(), 0.0, False, list[int]()
+    held, reserved = [0.0] * 3, [0.0] * 3
+
+    def widen(n: int, usd: float) -> None:
+        held[n] += usd
+
+    ones = [
+        BudgetLease(
+            4.0,
+            f"client {n}",
+            partial(woken.append, n),
+            held=partial(held.__getitem__, n),
+            reserved=partial(reserved.__getitem__, n),
+            widen=partial(widen, n),
+        )
+        for n in range(rng.choice((1, 3)))
+    ]
+    for _ in range(150):
+        now += rng.choice((0.0, 0.0625, 0.125, 0.25, 0.5, 0.5, 1.0, rng.choice((5.0, 30.0))))
+        away = not away if rng.random() < 0.03 else away
+        n = rng.randrange(len(ones))
+        one, cost = ones[n], rng.choice((0.0, 0.03125, 0.125, 0.5, 3.0))
+        if held[n] - reserved[n] < cost or not cost:
+            record.note("hopeless", one.is_hopeless(cost))
+            if rng.random() < 0.7:
+                one.lack(cost)
+        elif rng.random() < 0.5:
+            reserved[n] += cost
+        else:
+            held[n] -= cost
+        if reserved[n] and rng.random() < 0.3:
+            held[n], reserved[n] = held[n] - 0.5 * reserved[n], 0.0
+        record.note("due", one.waits(), one.due(now) - now, len(woken))
+        if one.due(now) > now and rng.random() < 0.9:
+            continue
+        ask = one.ask(now, leaving=rng.random() < 0.02)
+        record.note("ask", ask)
+        if away:
+            record.note("lost", one.lose(now))
+        else:
+            one.adopt(exchange(shared, ask, EPOCH + now), now + rng.choice((0.0, 0.0625)))
+        record.note(
+            "state", one.lost, held[n], one.due(now) - now, [one.is_hopeless(x) for x in (0.0, 0.5, 9.0)]
+        )
+
+
+def failures(rng: random.Random, record: Record) -> None:
+    """Each kind of error, status and code that tells something."""
+    statuses, codes = (
+        (None, 400, 404, 410, 429, 500, 502, 503, 504, 529),
+        (None, "html", "model_not_found", "x"),
+    )
+    for kind, status, code in itertools.product(ErrorKind, statuses, codes):
+        error = ProviderError("no", kind=kind, status=status, code=code)
+        record.note("error", is_network(error), is_page(error), is_for_all(error), retry_kind(error))
+        record.note("healthy", is_unhealthy(error), caused_by_one([error] * 2) is error)
+        for answered, passed in itertools.product((False, True), repeat=2):
+            record.note("away", is_unavailable(error, answered=answered, passed=passed))
+        another = ProviderError("no", kind=kind)
+        for outcomes in ([error], [error, another], [error, "text"], ["text", error], ["text", "text"]):
+            record.note("one", caused_by_one(outcomes) is None)
+        record.note("of many", caused_by_one([error] * rng.randrange(1, 4)) is None)
+
+
+WALKS = {
+    "exchanges": (exchanges, 40),
+    "leases": (leases, 48),
+    "budget leases": (budget_leases, 24),
+    "failures": (failures, 1),
+}
