@@ -17,7 +17,7 @@ from tests.faults.simulation.scenario import FLAVOURS, HOUR, Plan
 from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.simulated_world import Outcome
 
-__all__ = ["POLICIES", "SEEDS", "lines_of", "recorded", "with_policy"]
+__all__ = ["ODD", "POLICIES", "SEEDS", "lines_of", "odd", "recorded", "with_policy"]
 
 RECORDED = Path(__file__).with_name("recorded.txt")
 SEEDS = range(8)
@@ -29,6 +29,34 @@ POLICIES: dict[str, dict[str, Any]] = {
     "late": {"deadline": SimClock.START + 60.0, "fallback": "individual"},
 }
 """What a job asks for besides what its seed draws."""
+LINES = ("malformed_lines", "doubled_lines", "swapped_answers", "status_zero", "item_error", "item_invalid")
+LINES += ("no_usage", "foreign_lines", "missing_lines")
+ENDS = ("no_money_lines", "results_unavailable", "cut_download", "odd_status", "cancel_completes", "stuck")
+ODD: dict[str, dict[str, Any]] = {
+    **{name: {"faults": ((name,),), "items": 4} for name in (*LINES, *ENDS)},
+    "swapped of many": {"faults": (("swapped_answers",),), "items": 30},
+    "shuffled, undated": {"faults": (("lost_create", "shuffled"),), "odd": ("undated",), "turnaround": 900.0},
+    "late, undated": {"faults": (("late_create",),), "odd": ("undated",)},
+    "vanishing": {"odd": ("vanishing",), "turnaround": 900.0},
+    "vanished": {"odd": ("vanished",), "turnaround": 900.0, "cancel_at": 2 * HOUR},
+    "vanished at last": {"odd": ("vanished", "short"), "turnaround": 900.0},
+    "short": {"faults": (("results_unavailable",),), "odd": ("short",), "turnaround": 900.0},
+    "empty": {"odd": ("short", "empty")},
+    "cut": {"odd": ("short", "cut")},
+    "cancelled": {"cancel_at": 90.0, "turnaround": 1800.0},
+    "cancelled at once": {"cancel_at": 1.0},
+    "cancelled late": {"cancel_at": 130.0, "faults": (("expire_part", "shuffled"),)},
+}
+"""Further faults, and what a provider does against its word, which breaks some invariants."""
+
+
+def odd(name: str) -> list[Plan]:
+    """Return plans of jobs at a provider that is odd, of each flavour."""
+    falls_back = (("fallback", "individual"), ("timeout", 3000.0), ("retention", 0.0))
+    return [
+        Plan(seed=seed, flavour=flavour, quiet=True, policy=falls_back if seed % 2 else (), **ODD[name])
+        for seed, flavour in enumerate(FLAVOURS, 700)
+    ]
 
 
 def with_policy(name: str) -> Iterator[Plan]:
@@ -48,7 +76,7 @@ def lines_of(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def _words(outcome: Outcome) -> Iterator[str]:
-    yield f"{outcome.plan.line()}: {outcome.problem or outcome.trace} {outcome.stored}"
+    yield f"{outcome.plan.line()}: {outcome.trace} {outcome.stored} {outcome.problem or ''}"
     yield f"{outcome.seconds:.0f} s, paid twice {outcome.double},"
     for what, counts in (("creates", outcome.creates), ("incidents", outcome.incidents)):
         yield f"{what} {dict(sorted(counts.items()))}"
@@ -62,4 +90,5 @@ if __name__ == "__main__":
     plans = [plan for flavour in FLAVOURS for plan in seeded(SEEDS, flavour)]
     plans += [plan_of(case, flavour, 0) for case in CASES for flavour in FLAVOURS]
     plans += [plan for name in POLICIES for plan in with_policy(name)]
+    plans += [plan for name in ODD for plan in odd(name)]
     RECORDED.write_text("".join(f"{line}\n" for line in lines_of(map(simulate, plans))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch.jobs.records import JobPolicy
 
@@ -73,6 +73,10 @@ class Plan:
             lines meet the first line.
         policy: choices of the job in place of random ones.
         turnaround: median seconds of a batch, in place of a random one.
+        items: requests of the job, in place of a random number; they go in one batch.
+        cancel_at: when the job is cancelled, in place of a random moment or never.
+        odd: what the provider does against its own word, by name: see :class:`~tests.faults.simulation.\
+            simulated_remote.SimApi`.
     """
 
     seed: int
@@ -84,6 +88,9 @@ class Plan:
     faults: tuple[tuple[str, ...], ...] = ()
     policy: tuple[tuple[str, object], ...] = ()
     turnaround: float | None = None
+    items: int | None = None
+    cancel_at: float | None = None
+    odd: tuple[str, ...] = ()
 
     def line(self) -> str:
         """What to print to find this run again."""
@@ -92,7 +99,10 @@ class Plan:
         more += " quiet" if self.quiet else ""
         more += "".join(f" faults={'+'.join(names) or '-'}" for names in self.faults)
         more += "".join(f" {name}={value}" for name, value in self.policy)
-        more += "" if self.turnaround is None else f" turnaround={self.turnaround:g}"
+        for name in ("turnaround", "items", "cancel_at"):
+            value = getattr(self, name)
+            more += "" if value is None else f" {name}={value:g}"
+        more += "".join(f" {name}" for name in self.odd)
         return f"seed={self.seed} flavour={self.flavour} crash={crash}{more}"
 
 
@@ -117,6 +127,7 @@ class Scenario:
         calls: chance that a call fails.
         freezes: chance at each point that the process stands still.
         foreign: chance at each page of the list that somebody else has created a batch.
+        odd: the plan's.
     """
 
     items: int
@@ -139,6 +150,7 @@ class Scenario:
     calls: float
     freezes: float
     foreign: float
+    odd: tuple[str, ...]
 
 
 def scenario(plan: Plan) -> Scenario:
@@ -161,7 +173,7 @@ def scenario(plan: Plan) -> Scenario:
     crowd = rng.random() < 0.15 and flavour.api == "openai" and not plan.quiet
     alone = plan.quiet or rng.random() < 0.65
     cancels = rng.random() < (0.0 if plan.quiet else 0.1)
-    return Scenario(
+    drawn = Scenario(
         items=rng.choice((2, 3, 3, 4) if plan.quiet else (1, 2, 3, 5, 5, 6, 8, 12)),
         max_requests=2 if plan.quiet else rng.choice((2, 3, 3, 5, 12)),
         policy=JobPolicy(**policy),
@@ -182,4 +194,8 @@ def scenario(plan: Plan) -> Scenario:
         calls=0.02 * wild,
         freezes=0.0 if alone else 0.02,
         foreign=0.3 if flavour.shared else 0.0,
+        odd=plan.odd,
     )
+    if plan.items is not None:
+        drawn = evolve(drawn, items=plan.items, max_requests=plan.items)
+    return drawn if plan.cancel_at is None else evolve(drawn, cancel_at=plan.cancel_at)

@@ -29,7 +29,7 @@ from smartbatch.types import Answer, Kind, Request, Usage
 from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.crash_points import Crash, CrashPoints
 from tests.faults.simulation.faults import FaultPlan
-from tests.faults.simulation.scenario import Flavour, Scenario
+from tests.faults.simulation.scenario import HOUR, MINUTE, Flavour, Scenario
 
 __all__ = ["Network", "SimApi", "digest_of", "tokens_of"]
 
@@ -126,7 +126,16 @@ def _entry(custom_id: str, prompt: str) -> records.Entry:
 
 
 class SimApi(BatchApi):
-    """The provider, as one process with one key reaches it. Every call is a crash point and may fail."""
+    """The provider, as one process with one key reaches it. Every call is a crash point and may fail.
+
+    What it does against its own word, where a plan says so:
+
+    - ``vanishing``: a batch is not there from five minutes after its creation, for 20 minutes; ``vanished``:
+      for ever.
+    - ``short``: results are kept for 25 minutes; ``empty``: there are none.
+    - ``cut``: each download ends in the middle of a line.
+    - ``undated``: nothing says when it was created.
+    """
 
     name = "sim"
 
@@ -142,7 +151,11 @@ class SimApi(BatchApi):
             named_files=self._flavour.named_files,
             labels=self._flavour.labels,
             fence=self._flavour.files,
+            retention=25 * MINUTE if self._is("short") else 29 * 24 * HOUR,
         )
+
+    def _is(self, odd: str) -> bool:
+        return odd in self._network.what.odd
 
     # -- input -----------------------------------------------------------------------------------------------
 
@@ -224,7 +237,11 @@ class SimApi(BatchApi):
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
         self._look("get")
         found = self._network.backend.batch(self._flavour.api, self._key, batch_id, self._now())
-        return None if found is None else self._seen(found)
+        return None if found is None or self._is_hidden(found) else self._seen(found)
+
+    def _is_hidden(self, batch: records.BatchSnapshot) -> bool:
+        age = self._now() - batch.created_at
+        return age > 5 * MINUTE and (self._is("vanished") or (self._is("vanishing") and age < 25 * MINUTE))
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
         self._look("page")
@@ -235,13 +252,13 @@ class SimApi(BatchApi):
         begin = 0 if after is None else ids.index(after) + 1
         shown = found[begin : begin + self._network.what.page]
         more = begin + len(shown) < len(found)
-        return BatchPage(
-            tuple(map(self._seen, shown)), shown[-1].id if more else None, self._unix(self._now())
-        )
+        server_time = None if self._is("undated") else self._unix(self._now())
+        return BatchPage(tuple(map(self._seen, shown)), shown[-1].id if more else None, server_time)
 
     def cancel(self, batch_id: str, timeout: float) -> None:
         self._change("cancel")
-        if self._network.backend.cancel(self._flavour.api, self._key, batch_id, self._now()) is None:
+        found = self._network.backend.cancel(self._flavour.api, self._key, batch_id, self._now())
+        if found is None or self._is_hidden(found):
             raise ProviderError("no such batch", kind=ErrorKind.CLIENT_ERROR, status=404)
         self._answer("cancel")
 
@@ -267,6 +284,9 @@ class SimApi(BatchApi):
         body = came.body if isinstance(came.body, bytes) else b"".join(came.body)
         middle = len(body) // 2
         yield body[:middle]
+        if self._is("cut"):
+            yield body[middle:-3]
+            return
         self._network.points.reach("download.part")
         if self._die() < self._network.what.calls:
             raise _failed("the download was cut")
@@ -327,7 +347,7 @@ class SimApi(BatchApi):
             id=batch.id,
             state=state,
             word=batch.unknown_status or batch.state,
-            created_at=self._unix(batch.created_at),
+            created_at=None if self._is("undated") else self._unix(batch.created_at),
             mark=batch.label.get("sb") if self._flavour.shows_mark else None,
             file_id=batch.file_id,
             total=batch.counts.total,
@@ -340,7 +360,7 @@ class SimApi(BatchApi):
         )
 
     def _outputs(self, batch: records.BatchSnapshot) -> tuple[str, ...]:
-        if not batch.ended or batch.state == "failed":
+        if not batch.ended or batch.state == "failed" or self._is("empty"):
             return ()
         if self._flavour.api == "anthropic":
             return ("all",)

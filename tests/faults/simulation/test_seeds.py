@@ -11,7 +11,7 @@ import pytest
 from levels import sampled
 
 from tests.faults.simulation.plans import CASES, Totals, plan_of, seeded
-from tests.faults.simulation.recorded import POLICIES, SEEDS, lines_of, recorded, with_policy
+from tests.faults.simulation.recorded import ODD, POLICIES, SEEDS, lines_of, odd, recorded, with_policy
 from tests.faults.simulation.scenario import FLAVOURS, Plan
 from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.simulated_world import Outcome
@@ -44,6 +44,13 @@ def test_jobs_that_ask_for_more_go_as_they_went(policy: str) -> None:
     outcomes = [simulate(plan) for plan in with_policy(policy)]
     assert Totals.of(outcomes).problems == []
     assert set(lines_of(outcomes)) <= set(recorded())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ODD)
+def test_jobs_at_an_odd_provider_go_as_they_went(name: str) -> None:
+    """It breaks its word, so that not all is well; what is told of it, and when, is recorded."""
+    assert set(lines_of(map(simulate, odd(name)))) <= set(recorded())
 
 
 @pytest.mark.full
