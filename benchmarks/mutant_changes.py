@@ -135,6 +135,8 @@ def _children(node: ast.AST) -> Iterable[ast.AST]:
             without = [*node.decorator_list, *node.bases]
         case ast.arg() | ast.AnnAssign():
             without = [node.annotation]
+        case ast.Call(func=ast.Name("zip")):  # whether it is strict only says what is certain anyhow
+            without = [*node.keywords]
     return (child for child in ast.iter_child_nodes(node) if child not in without)
 
 

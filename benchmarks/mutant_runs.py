@@ -53,7 +53,7 @@ LINE = (
     "--strict-markers",
     *("-n", "0"),
     *("-p", "no:cacheprovider"),
-    *("-m", "not full and not soak"),
+    *("-m", "not soak"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # plug-ins are imported before the fork
 )
 
@@ -96,7 +96,7 @@ def copied(tree: Path, into: Path) -> Path:
 
 
 def pytest_line(*more: str) -> list[str]:
-    """Return the arguments of pytest for the default tests, without the project's own."""
+    """Return the arguments of pytest for all tests but the soak programmes, without the project's own."""
     return ["-o", "addopts=", *LINE, *more]
 
 

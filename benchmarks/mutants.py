@@ -3,9 +3,9 @@
     python -m benchmarks.mutants 7
     python -m benchmarks.mutants 7 --results /tmp/7.jsonl --calls /tmp/calls   # resumes
 
-Each mistake is made in a copy of the tree. The default tests that call the function run, those of its own
-room first, until one fails. Before that all of them run once, to learn which functions each calls: that is
-kept with ``--calls``.
+Each mistake is made in a copy of the tree. The tests of the library that call the function run, those of its
+own room first, until one fails. Before that all of them run once, to learn which functions each calls: that
+is kept with ``--calls``. Of the tests marked ``full`` those run that decide about the rooms.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ ROOMS = {
 TESTED_BY = {"core": "tests/core/", "store": "tests/jobs/", "steps": "tests/jobs/", "outputs": "tests/cli/"}
 RECORDED = ("tests/core/walks/", "tests/faults/simulation/test_seeds.py")
 """Tests of whole rooms, which see most."""
-LEFT_OUT = ("tests/docs", "tests/typing", "tests/test_structure.py")
-"""Tests of texts and types: they see each change of a line, whatever it does."""
+JUDGES = ("core", "jobs", "cli", "faults", "properties", "http", "routing", "realtime")
+"""Folders of the tests that judge: those of the rooms, and of what stands on them."""
 COUNT = 300
 TARGET = 0.92
 AT_MOST = 120.0
@@ -113,7 +113,7 @@ def calls_of_tests(folder: Path, tree: Path) -> list[TestCalls]:
         folder.mkdir(parents=True)
         (tree / "sitecustomize.py").write_text(mutant_calls.SITE)
         more = ["--maxfail", "0", "-n", str(PARALLEL), "--dist", "loadfile", "-p", "benchmarks.mutant_calls"]
-        more += [f"--ignore={each}" for each in LEFT_OUT]
+        more += [f"tests/{each}" for each in JUDGES]
         line = [sys.executable, "-m", "pytest", *pytest_line(*more)]
         environ = os.environ | {"PYTHONPATH": str(tree), mutant_calls.INTO: str(folder)}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)

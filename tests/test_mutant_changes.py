@@ -51,6 +51,7 @@ def test_code_allows_mistakes(code: str, mistakes: set[str]) -> None:
         "x = 'this or that'",
         "@frozen(kw_only=True)\nclass A: ...",
         "from a import b",
+        "x = zip(a, b, strict=True)",
     ],
 )
 def test_what_no_test_can_see_is_left_out(code: str) -> None:

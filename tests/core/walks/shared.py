@@ -67,7 +67,7 @@ def _whole(rng: random.Random, generation: int) -> LeaseAsk:
     return LeaseAsk(
         member=rng.choice("abc"),
         generation=generation,
-        caps=[rng.choice((0.0, 8.0, 8.0, 8.0, 64.0)), 0.0, 0.0, 0.0],
+        caps=[rng.choice((0.0, 1.0, 8.0, 8.0, 64.0)), 0.0, 0.0, 0.0],
         rates=[rng.choice((0.0, 1.0, 1.0)), 0.0, 0.0, 0.0],
         kept=[float(rng.choice((0, 0, 1, 4))), 0.0, 0.0, 0.0],
         returned=[float(rng.choice((0, 0, 0, 1, -1))), 0.0, 0.0, 0.0],
@@ -88,6 +88,7 @@ def exchanges(rng: random.Random, record: Record) -> None:
     """Processes ask, wait, return and are gone; time passes, stands and is set back."""
     money, kind = int(rng.random() < 0.25), rng.random()
     shared, now = SharedRecord(), EPOCH
+    record.note("by default", LeaseAsk("a"), shared)
     for _ in range(150):
         now += -rng.choice((1.0, 2.0, 2.125, 60.0)) if rng.random() < 0.03 else rng.choice(PASSES)
         generation = shared.generation - (rng.random() < 0.2)
@@ -130,7 +131,7 @@ def leases(rng: random.Random, record: Record) -> None:
     spacing = rng.random() < 0.4
     for _ in range(250):
         now += rng.choice((0.0, 0.0, 0.015625, 0.0625, 0.125, 0.5, rng.choice((0.25, 1.0, 5.0, 5.125))))
-        away = not away if rng.random() < 0.02 else away
+        away = not away if rng.random() < 0.04 else away
         told = told or rng.random() < 0.02
         n = rng.randrange(count)
         one = ones[n]

@@ -16,13 +16,15 @@ from tests.core.walks.record import Record
 RECORDED = Path(__file__).with_name("recorded.txt")
 WALKS = {**limits.WALKS, **routes.WALKS, **cuts.WALKS, **prepared.WALKS, **shared.WALKS}
 """By name: a walk, and how often it is taken, each time with other random numbers."""
+FEW = {"exchanges": 6, "leases": 6, "budget leases": 8}
+"""How often the default tests take some."""
 
 
-def walked(name: str) -> list[str]:
-    """Take a walk as often as it is recorded; return a line for each."""
-    walk, times = WALKS[name]
+def walked(name: str, times: int | None = None) -> list[str]:
+    """Take a walk some times, or as often as it is recorded; return a line for each."""
+    walk, most = WALKS[name]
     lines = []
-    for seed in range(times):
+    for seed in range(times or most):
         record = Record()
         walk(random.Random(f"{name} {seed}"), record)
         lines.append(f"{name} {seed}: {record.line()}")
