@@ -10,6 +10,8 @@ from typing import Any
 
 import attrs
 
+from smartbatch.core.limits.shared_record import LateExchange
+
 
 class Record:
     """Takes down what is decided; numbers count with five digits."""
@@ -31,7 +33,7 @@ class Record:
         """Do something, and take down what it returns or which error it raises."""
         try:
             found = act(*given, **named)
-        except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        except (ValueError, RuntimeError, KeyError, TypeError, LateExchange) as error:
             self.note(what, type(error).__name__, str(error))
             return None
         self.note(what, found)

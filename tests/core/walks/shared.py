@@ -61,7 +61,7 @@ def drawn(rng: random.Random, generations: list[int], money: int, number: int) -
     )
 
 
-def _whole(rng: random.Random, generation: int) -> LeaseAsk:
+def _whole(rng: random.Random, generation: int, number: int) -> LeaseAsk:
     """What a process asks of a limit of requests alone: numbers without fractions, so that some are equal."""
     wants = float(rng.choice((0, 1, 1, 2, 10, 40)))
     return LeaseAsk(
@@ -81,6 +81,7 @@ def _whole(rng: random.Random, generation: int) -> LeaseAsk:
         lowered=int(rng.random() < 0.1),
         outage=rng.choice((0, 0, 0, 0, 0, 1, -1)),
         leaving=int(rng.random() < 0.03),
+        number=number,
     )
 
 
@@ -89,12 +90,14 @@ def exchanges(rng: random.Random, record: Record) -> None:
     money, kind = int(rng.random() < 0.25), rng.random()
     shared, now = SharedRecord(), EPOCH
     record.note("by default", LeaseAsk("a"), shared)
-    for _ in range(150):
+    for step in range(150):
         now += -rng.choice((1.0, 2.0, 2.125, 60.0)) if rng.random() < 0.03 else rng.choice(PASSES)
         generation = shared.generation - (rng.random() < 0.2)
-        ask = drawn(rng, [generation], money) if kind < 0.5 else _whole(rng, generation)
-        record.note("granted", exchange(shared, ask, now))
+        number = step - rng.choice((0, 0, 0, 0, 2, 5))
+        ask = drawn(rng, [generation], money, number) if kind < 0.5 else _whole(rng, generation, number)
+        record.tried("granted", exchange, shared, ask, now)
         record.note("record", shared.levels, shared.granted, shared.at - EPOCH, shared.next_slot - now)
+        record.note("accounts", shared.accounts)
         record.note("members", {name: (one.held, one.since - now) for name, one in shared.members.items()})
 
 
@@ -211,10 +214,12 @@ def budget_leases(rng: random.Random, record: Record) -> None:
             continue
         ask = one.ask(now, leaving=rng.random() < 0.02)
         record.note("ask", ask)
-        if away:
+        grant = record.tried("granted", exchange, shared, ask, EPOCH + now) if rng.random() > 0.05 else None
+        if away or grant is None or rng.random() < 0.05:  # made, and its answer is lost
             record.note("lost", one.lose(now))
         else:
-            one.adopt(exchange(shared, ask, EPOCH + now), now + rng.choice((0.0, 0.0625)))
+            one.adopt(grant, now + rng.choice((0.0, 0.0625)))
+        record.note("accounts", shared.accounts, one.unleased)
         record.note(
             "state", one.lost, held[n], one.due(now) - now, [one.is_hopeless(x) for x in (0.0, 0.5, 9.0)]
         )
