@@ -256,10 +256,17 @@ class ReportedBucket:
                     size = max(full, 1.0)
         if size != self._capacity or rate != self._rate or self._claimed_share < 1.0:
             self._capacity, self._rate = size, rate
-            more = _RECLAIM * (1.0 + ((now - self._gave_way_at) / _RECLAIM_SCALE) ** 2)
-            self._claimed_share = min(1.0, self._claimed_share + more * min(now - self._reported_at, 1.0))
+            if self._claimed_share < 1.0:
+                self._reclaim(now)
             self._shape(now)
-        self._reported_at = now
+        self._reported_at = max(self._reported_at, now)
+
+    def _reclaim(self, now: float) -> None:
+        """Claim some more again, the faster the longer no refusal asked for less."""
+        more = _RECLAIM * (1.0 + ((now - self._gave_way_at) / _RECLAIM_SCALE) ** 2)
+        # Threads report in any order: one that looked at the clock before another did takes nothing back.
+        passed = min(max(0.0, now - self._reported_at), 1.0)
+        self._claimed_share = min(1.0, self._claimed_share + more * passed)
 
     def _shape(self, now: float) -> None:
         self.bucket.reshape(

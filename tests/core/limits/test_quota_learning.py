@@ -76,6 +76,15 @@ def test_older_news_does_not_overrule_newer() -> None:
     assert may_go(quota, 9.0) < 15
 
 
+def test_answers_whose_threads_looked_at_the_clock_in_another_order_stop_nothing() -> None:
+    """The second call's thread looked later and reports first, and the server's bucket is a small one."""
+    quota = Quota()
+    first, second = quota.take(0.0, 0.0), quota.take(0.0, 0.0)
+    answered(quota, first, 0.1001, requests(6000, 149, 0.01))
+    answered(quota, second, 0.1, requests(6000, 130, 0.2))
+    assert quota.look(0.2, 0.0) == 0.2
+
+
 def test_a_limit_that_changes_is_followed() -> None:
     """Down and up, as tiers and gateways change it."""
     quota = Quota()
