@@ -148,7 +148,7 @@ def bill(store: SqlStore, job_id: str) -> JobBill:
         return JobBill(0.0, True, None)
     if row.state is not JobState.DONE:
         return JobBill(row.cost, False, None)
-    ended = not store.shards.of_job(job_id, states=OPEN_SHARDS)
+    ended = not has_batches(store, job_id)
     row = store.jobs.get(job_id) or row
     reserved = max(0.0, row.reserved)
     return JobBill(row.cost + (reserved if ended else 0.0), ended, reserved)
@@ -169,6 +169,11 @@ def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
     )
 
 
+def has_batches(store: SqlStore, job_id: str) -> bool:
+    """Whether batches of a job may still cost less than was reserved for them."""
+    return bool(store.shards.of_job(job_id, states=OPEN_SHARDS))
+
+
 def short_of_budget(store: SqlStore, row: JobRow, refused: Mapping[int, float], *, others: bool) -> Verdict:
     """Return what becomes of items for which there is no room: they wait, or end where none will come.
 
@@ -176,7 +181,7 @@ def short_of_budget(store: SqlStore, row: JobRow, refused: Mapping[int, float], 
         refused: the items, with the most each can cost.
         others: other items of the job are under way.
     """
-    if others or store.shards.of_job(row.id, states=OPEN_SHARDS):
+    if others or has_batches(store, row.id):
         error = BudgetExceeded("what is left of the job's budget is held for requests under way")
         return Verdict("unrun", Result("", error=error, cost=0.0), wait=LATER, note=f"waits: {error.message}")
     fresh = store.jobs.get(row.id) or row
@@ -234,7 +239,7 @@ def lost_cost(step: StepContext, shard: ShardRow, ixs: Sequence[int]) -> float:
 
 def _under_way(store: SqlStore, row: JobRow) -> bool:
     """Whether anything of a job may still cost less than was reserved for it."""
-    if store.shards.of_job(row.id, states=OPEN_SHARDS):
+    if has_batches(store, row.id):
         return True
     states = (ItemState.REALTIME, ItemState.IN_FLIGHT)
     return any(store.items.in_state(row.id, state=state, limit=1) for state in states)

@@ -27,7 +27,7 @@ from smartbatch.errors import (
 from smartbatch.events import StoreAvailable, StoreUnavailable
 from smartbatch.jobs.claim_turns import ClaimTurns, GatherPace, Turn
 from smartbatch.jobs.dependencies import RealtimeItem
-from smartbatch.jobs.job_budget import JobBudget, short_of_budget
+from smartbatch.jobs.job_budget import JobBudget, has_batches, short_of_budget
 from smartbatch.jobs.payload import (
     decode_params,
     decode_request,
@@ -104,11 +104,20 @@ class RealtimeRunner:
     # -- for the supervisor ----------------------------------------------------------------------------------
 
     def offer(self, lease: JobLease) -> None:
-        """Run the items of a job that are due in real time; may be called again while there are any."""
+        """Run the items of a job that are due in real time; may be called again while there are any.
+
+        Those that wait for money that batches hold go on once no batch is open.
+        """
+        with self._monitor:
+            known = self._jobs.get(lease.job_id)
+            short = known is not None and known.short
+        freed = short and not has_batches(self._store, lease.job_id)
         with self._monitor:
             known = self._jobs.get(lease.job_id)
             if known is not None and known.lease == lease:
                 known.wanting, known.withdrawn = True, False
+                if freed:
+                    known.short, known.resumes_at = False, -math.inf
                 self._monitor.notify()
                 return
         row = self._store.jobs.get(lease.job_id)

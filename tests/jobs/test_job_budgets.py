@@ -19,9 +19,10 @@ from smartbatch import Price, Result
 from smartbatch.client import BatchingClient
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import BudgetExceeded, ConfigError
+from smartbatch.events import JobFinished, ShardChanged
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.store import open_store
-from smartbatch.types import Request
+from smartbatch.types import Request, Route
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, world
 from tests.levels import sampled
 
@@ -109,6 +110,20 @@ def test_requests_asked_alone_keep_to_the_budget_of_their_job(tmp_path: Path) ->
         assert not w.creates
         assert row_of(client, job.id).reserved == pytest.approx(0.0, abs=TINY)
         assert client.spent == pytest.approx(paid(w))
+
+
+def test_what_waits_for_money_that_batches_hold_goes_when_the_last_of_them_ends(tmp_path: Path) -> None:
+    """The first requests of a hybrid job, at once and not at their next try a minute later."""
+    with market("gemini", tmp_path, batch_turnaround=10.0) as w:
+        client = buyer(w, max_tokens=100)
+        plan = client.forecast(texts(40), strategy="hybrid", budget=0.42)
+        results = w.results(client.submit_run(texts(40), plan))
+        assert [result.route for result in results[: plan.first]] == [Route.INDIVIDUAL] * plan.first
+        assert answered(results) == 40
+        changes = [event for event in w.events if isinstance(event, ShardChanged)]
+        (finished,) = [event.at for event in w.events if isinstance(event, JobFinished)]
+        assert changes[-1].after == "settled"
+        assert finished - changes[-1].at < 5
 
 
 def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
