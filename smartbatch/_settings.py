@@ -14,6 +14,7 @@ from typing import Any, overload
 
 from attrs import Attribute, Converter, field, frozen
 
+from smartbatch._display import without_middle
 from smartbatch.errors import ConfigError, did_you_mean, scrub
 from smartbatch.prices import Price
 from smartbatch.types import Duration
@@ -219,8 +220,8 @@ def _checked(value: Any, attribute: Attribute[Any]) -> Any:
 
 
 def _without_password(value: object) -> str:
-    """Return the ``repr`` of a setting; of an address without the password in it."""
-    return _PASSWORD.sub("[hidden]", repr(value))
+    """Return the ``repr`` of a setting, shortened; of an address without the password in it."""
+    return without_middle(_PASSWORD.sub("[hidden]", repr(value)))
 
 
 _PASSWORD = re.compile(r"(?<=://)\S*(?=@)|(?<=password=)('[^']*'|[^&\s'\"]+)", re.I)

@@ -7,6 +7,7 @@ from typing import Any, Generic
 
 from attrs import asdict, evolve
 
+from smartbatch._display import Mark, paragraph, picture, table
 from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.core.routing.offers import AnswerLengths, Cost, expected_usd
 from smartbatch.errors import ConfigError
@@ -89,6 +90,17 @@ class Plan(Generic[T]):
         cost = "price unknown" if self.cost is None else f"about {self.cost:.6f} USD"
         return f"<Plan {self.requests:,} requests, {self.route.value}, {self.p50:.0f} s, {cost}>"
 
+    def _repr_html_(self) -> str:
+        decision = self.decision
+        head, *rows = _rows(decision)
+        chosen = next(at for at, option in enumerate(decision.options) if option is decision.chosen)
+        return (
+            "".join(map(paragraph, _asked(decision)))
+            + table(head, ([cell.strip("> ") for cell in row] for row in rows), chosen)
+            + picture([_mark(option, option is decision.chosen) for option in self.options if option.cost])
+            + "".join(map(paragraph, _chosen(decision)))
+        )
+
     def explain(self) -> str:
         """Return the plan in words and figures that can be checked by hand."""
         return explain(self.decision)
@@ -166,10 +178,7 @@ def explain(decision: Decision) -> str:
     counts as. The last column says why a route was ruled out or not open. Seconds and USD are printed with as
     many digits as the comparison used.
     """
-    rows = [_HEAD, *(_row(option, option is decision.chosen) for option in decision.options)]
-    rows += [(f"  {route.value}", *[""] * (len(_HEAD) - 2), why) for route, why in decision.closed]
-    if decision.constraints.deadline is None:
-        rows = [(*row[: _OF_DEADLINE.start], *row[_OF_DEADLINE.stop :]) for row in rows]
+    rows = _rows(decision)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     lines = [*_asked(decision), "", *(line.rstrip() for line in table), "", *_chosen(decision)]
@@ -209,6 +218,21 @@ def _lengths(answers: AnswerLengths) -> str:
     if answers.unlimited:
         return f"no max_tokens and none seen yet: {answers.tokens:,.0f} tokens each are assumed"
     return f"none seen yet: {answers.tokens:,.0f} tokens each are assumed, or max_tokens where that is less"
+
+
+def _rows(decision: Decision) -> list[tuple[str, ...]]:
+    """Return the table of the options, its head first."""
+    rows = [_HEAD, *(_row(option, option is decision.chosen) for option in decision.options)]
+    rows += [(f"  {route.value}", *[""] * (len(_HEAD) - 2), why) for route, why in decision.closed]
+    if decision.constraints.deadline is None:
+        rows = [(*row[: _OF_DEADLINE.start], *row[_OF_DEADLINE.stop :]) for row in rows]
+    return rows
+
+
+def _mark(option: Option, chosen: bool) -> Mark:
+    cost = option.cost
+    assert cost is not None
+    return Mark(option.route.value, option.p50, option.p95, cost.low, cost.expected, cost.high, chosen)
 
 
 def _row(option: Option, chosen: bool) -> tuple[str, ...]:

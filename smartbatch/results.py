@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from smartbatch._display import paragraph, short, table
 from smartbatch.errors import AllRequestsFailed
 from smartbatch.tables.answers import answer_columns, as_rows, with_answers
 from smartbatch.tables.columns import to_arrow, to_pandas, to_polars
@@ -146,6 +148,17 @@ class ResultList(list[Result[T]]):
         """Return the columns of :meth:`as_dicts` as a table of Arrow."""
         return to_arrow(answer_columns(self))
 
+    def __repr__(self) -> str:
+        return f"<ResultList {_summary(self)}>"
+
+    def _repr_html_(self) -> str:
+        """Return the sums and the first and last results, for a notebook."""
+        places: list[int | None] = list(range(len(self)))
+        if len(self) > 2 * SHOWN + 1:
+            places = [*places[:SHOWN], None, *places[-SHOWN:]]
+        rows = [("…",) * len(_HEAD) if at is None else (str(at), *_row(self[at])) for at in places]
+        return paragraph(_summary(self)) + table(_HEAD, rows)
+
     def raise_if_all_failed(self) -> None:
         """Raise ``AllRequestsFailed`` when there are requests and not one was answered."""
         if self and not self.succeeded:
@@ -170,3 +183,35 @@ def of_prompts(results: ResultList[T], prompts: object) -> ResultList[T]:
     """Note the table that the prompts of a list came from, if they did, and return the list."""
     results.table = table_of(prompts)
     return results
+
+
+SHOWN = 5
+"""Results at each end of a list that a notebook shows."""
+_HEAD = ("", "answer", "route", "tokens", "USD", "error")
+
+
+def _summary(results: ResultList[T]) -> str:
+    routes = Counter("not sent" if each.route is None else each.route.value for each in results)
+    ways = ", ".join(f"{route} {number:,}" for route, number in routes.most_common())
+    known = len(results) - len([each for each in results if each.cost is None])
+    cost = "cost unknown" if not known else f"{results.cost:.6f} USD"
+    least = "at least " if 0 < known < len(results) else ""
+    failed = f", {results.failed:,} failed" if results.failed else ""
+    took = f"; {results.wall:,.1f} s" if results.wall else ""
+    words = f"{len(results):,} results: {results.succeeded:,} succeeded{failed}; {least}{cost}"
+    return words + (f"; {ways}" if ways else "") + took
+
+
+def _row(result: Result[T]) -> tuple[str, ...]:
+    answer = result.text
+    if answer is None and result.embedding is not None:
+        answer = f"a vector of {len(result.embedding):,}"
+    elif answer is None:
+        answer = "" if result.parsed is None else short(result.parsed)
+    return (
+        answer,
+        "" if result.route is None else result.route.value,
+        f"{result.usage.total_tokens:,}",
+        "unknown" if result.cost is None else f"{result.cost:.6f}",
+        "" if result.error is None else f"{type(result.error).__name__}: {result.error}",
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAli
 
 from attrs import evolve, field, frozen
 
+from smartbatch._display import brief, short
 from smartbatch.errors import SmartbatchError, did_you_mean
 
 if TYPE_CHECKING:  # defaults of type variables are no part of Python 3.11; type checkers know them
@@ -153,7 +154,7 @@ class Message:
     """
 
     role: str
-    content: str | tuple[Mapping[str, Any], ...]
+    content: str | tuple[Mapping[str, Any], ...] = field(repr=short)
 
 
 Prompt: TypeAlias = "str | Sequence[Message | Mapping[str, Any]] | Request"
@@ -246,15 +247,15 @@ class Generation:
         extra: further fields of the request body, passed through untouched.
     """
 
-    system: str | None = None
+    system: str | None = field(default=None, repr=short)
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    stop: tuple[str, ...] | None = None
+    stop: tuple[str, ...] | None = field(default=None, repr=short)
     seed: int | None = None
-    response_format: Mapping[str, Any] | None = None
-    schema: Mapping[str, Any] | None = field(default=None, converter=_schema)
-    extra: Mapping[str, Any] | None = None
+    response_format: Mapping[str, Any] | None = field(default=None, repr=short)
+    schema: Mapping[str, Any] | None = field(default=None, converter=_schema, repr=short)
+    extra: Mapping[str, Any] | None = field(default=None, repr=short)
 
 
 def _priority(value: Priority | str | int) -> Priority:
@@ -298,18 +299,18 @@ class Request:
             for besides.
     """
 
-    prompt: str | tuple[Message, ...] = ""
+    prompt: str | tuple[Message, ...] = field(default="", repr=short)
     params: Generation = Generation()
     priority: Priority = field(default=Priority.NORMAL, converter=_priority)
     max_wait: float | None = None
     timeout: float | None = None
-    id: str | None = None
-    context: Any = None
-    purpose: str | None = None
-    isolation_key: str | None = None
+    id: str | None = field(default=None, repr=brief)
+    context: Any = field(default=None, repr=brief)
+    purpose: str | None = field(default=None, repr=brief)
+    isolation_key: str | None = field(default=None, repr=brief)
     embedding: Embedding | None = None
     deduplicate: bool = True
-    call: Callable[[Request, Attempt], Any] | None = None
+    call: Callable[[Request, Attempt], Any] | None = field(default=None, repr=brief)
 
 
 class Attempt(int):
@@ -374,16 +375,16 @@ class Answer:
         kept: whether it was kept from an earlier call, see the setting ``cache``.
     """
 
-    text: str | None = None
+    text: str | None = field(default=None, repr=short)
     usage: Usage | None = None
     finish_reason: str = "stop"
     model: str | None = None
     provider_request_id: str | None = None
-    value: Any = None
+    value: Any = field(default=None, repr=short)
     cost: float | None = None
     limits: LimitReport | None = None
-    embedding: Vector | None = None
-    dropped: tuple[tuple[str, str], ...] = ()
+    embedding: Vector | None = field(default=None, repr=short)
+    dropped: tuple[tuple[str, str], ...] = field(default=(), repr=short)
     tier: str | None = None
     kept: bool = False
 
@@ -417,10 +418,10 @@ class Result(Generic[T_co]):
             job (then ``cost`` is 0).
     """
 
-    request_id: str
-    text: str | None = None
-    parsed: T_co | None = None
-    embedding: Vector | None = None
+    request_id: str = field(repr=short)
+    text: str | None = field(default=None, repr=short)
+    parsed: T_co | None = field(default=None, repr=short)
+    embedding: Vector | None = field(default=None, repr=short)
     usage: Usage = NO_USAGE
     cost: float | None = None
     latency: float = 0.0
@@ -431,9 +432,9 @@ class Result(Generic[T_co]):
     finish_reason: str | None = None
     model: str | None = None
     provider_request_id: str | None = None
-    error: SmartbatchError | None = None
-    context: Any = None
-    dropped: tuple[tuple[str, str], ...] = ()
+    error: SmartbatchError | None = field(default=None, repr=short)
+    context: Any = field(default=None, repr=short)
+    dropped: tuple[tuple[str, str], ...] = field(default=(), repr=short)
     deduplicated: bool = False
 
     @property

@@ -26,7 +26,9 @@ from tests.syntax import (
 NOUNS = frozenset({"errors", "types", "events", "results", "interrupted"})
 """What travels everywhere: it imports nothing above itself."""
 
-FOR_ALL = frozenset({"_clock", "_files", "_fork", "_postgres", "_settings", "_sqlite", "_version"})
+FOR_ALL = frozenset(
+    {"_clock", "_display", "_files", "_fork", "_postgres", "_settings", "_sqlite", "_version"}
+)
 """Files at the root that every room may import."""
 
 BELOW_CLIENT = NOUNS | {
@@ -45,6 +47,7 @@ BELOW_CLIENT = NOUNS | {
 ALLOWED: dict[str, frozenset[str]] = {
     # for all
     "_clock": frozenset(),  # time and waiting
+    "_display": frozenset(),  # reprs and HTML
     "_files": frozenset({"errors"}),  # files for this user only
     "_fork": frozenset(),  # forks and the interpreter's end
     "_postgres": frozenset({"errors"}),  # addresses of PostgreSQL servers

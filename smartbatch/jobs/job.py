@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from smartbatch._display import paragraph, short
 from smartbatch._settings import seconds_of
 from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.interrupted import Interrupted
@@ -29,6 +30,8 @@ STATUS_TIMEOUT = 30.0
 """Seconds that the store has to say how a job stands: it is locked by others for ten at most."""
 LAST_CALLBACKS = 1.0
 """Seconds in which callbacks hear of a job's end before waiting for it returns."""
+SHOWN_WITHIN = 2.0
+"""Seconds that the store has to say how a job stands that a notebook shows."""
 SHOWN_EVERY = 1.0
 """Seconds between two looks at a job that somebody watches."""
 LAST_LOOK = 0.75
@@ -99,8 +102,15 @@ class Job:
         self.attended = row.policy.attended
 
     def __repr__(self) -> str:
-        named = "" if self.key is None else f" {self.key!r}"
+        named = "" if self.key is None else f" {short(self.key)}"
         return f"<Job {self.id}{named} {self.model} {self.total:,} requests>"
+
+    def _repr_html_(self) -> str:
+        """Return how it stands, for a notebook; what it is, where the store does not say that soon."""
+        try:
+            return self.status(SHOWN_WITHIN)._repr_html_()
+        except SmartbatchError as error:
+            return paragraph(repr(self)) + paragraph(str(error))
 
     # -- looking ---------------------------------------------------------------------------------------------
 

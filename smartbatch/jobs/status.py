@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from attrs import evolve, field, frozen
 
+from smartbatch._display import bar, counted, facts, short
 from smartbatch.core.forecast.turnaround import RunningBatch, remaining
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Times
@@ -29,6 +31,8 @@ READING = 2.0
 """Seconds to read results of batches that have ended."""
 _TINY = 1e-9
 """USD by which sums of floats may differ."""
+SHOWN = 10
+"""Batches under way that a notebook shows."""
 SOON = 1.0
 """Least seconds while anything is left."""
 
@@ -87,7 +91,7 @@ class JobStatus:
     """
 
     id: str
-    key: str | None
+    key: str | None = field(repr=short)
     model: str
     state: str
     total: int
@@ -102,9 +106,9 @@ class JobStatus:
     realtime_cost: float
     unpriced: int
     wasted: float = 0.0
-    shards: tuple[ShardStatus, ...] = ()
+    shards: tuple[ShardStatus, ...] = field(default=(), repr=partial(counted, "batches"))
     incidents: tuple[IncidentRow, ...] = field(default=(), repr=False)
-    note: str | None = None
+    note: str | None = field(default=None, repr=short)
     created_at: float = 0.0
     cancelling: bool = False
 
@@ -127,6 +131,15 @@ class JobStatus:
     def saved(self) -> float:
         """USD that the job cost less than the tokens of its results in real time; below 0 for more."""
         return self.realtime_cost - self.cost - self.wasted
+
+    def _repr_html_(self) -> str:
+        rows = list(_rows(self))
+        batches = [row for row in rows if row[0].startswith("batch ")]
+        hidden = [] if len(batches) <= SHOWN else batches[SHOWN:]
+        shown = [row for row in rows if row not in hidden]
+        if hidden:
+            shown.append(("further batches", f"{len(hidden):,}"))
+        return bar(self.finished, self.total) + facts(shown)
 
     def __str__(self) -> str:
         rows = list(_rows(self))

@@ -123,6 +123,9 @@ class BatchMetrics:
         self._clear()
         on_fork(self)
 
+    def _repr_html_(self) -> str:
+        return self.snapshot()._repr_html_()
+
     def _clear(self) -> None:
         self._totals = _Totals()
         self._open_calls = 0

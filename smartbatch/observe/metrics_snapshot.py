@@ -11,8 +11,9 @@ import json
 from functools import partial
 from typing import Any, TypeVar
 
-from attrs import asdict, define, field, fields, frozen
+from attrs import asdict, define, field, fields, frozen, has
 
+from smartbatch._display import table
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.types import Usage
 
@@ -134,7 +135,7 @@ class EventCounts:
 
 
 @_documented
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class MetricsSnapshot(EventCounts):
     """All figures of a client at one moment; they belong together.
 
@@ -179,6 +180,16 @@ class MetricsSnapshot(EventCounts):
         """All retries, counted or not."""
         return self.retries_counted + self.retries_uncounted
 
+    def __repr__(self) -> str:
+        states = ("waiting", "in_flight", "succeeded", "failed", "cancelled")
+        counts = ", ".join(f"{getattr(self, state):,} {state.replace('_', ' ')}" for state in states)
+        return f"<MetricsSnapshot {self.submitted:,} submitted: {counts}; {self.cost:.6f} USD>"
+
+    def _repr_html_(self) -> str:
+        rows = [(one.name, getattr(self, one.name), one.metadata["help"]) for one in fields(type(self))]
+        told = [(name, _words(value), help) for name, value, help in rows if value]
+        return table(("figure", "value", "what it is"), [row for row in told if row[1]])
+
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as plain dicts, numbers and strings; ``total`` and ``retries`` included."""
         plain: dict[str, Any] = asdict(self, filter=lambda attribute, _: attribute.name != "octaves")
@@ -191,3 +202,17 @@ class MetricsSnapshot(EventCounts):
             indent: spaces a level; one line when ``None``.
         """
         return json.dumps(self.as_dict(), indent=indent)
+
+
+def _words(figure: Any) -> str:
+    """Return a figure for a table; empty where there is nothing to tell."""
+    if isinstance(figure, TimeStats):
+        return f"mean {figure.mean:.3g} s, 95 of 100 in {figure.p95:.3g} s" if figure.count else ""
+    if isinstance(figure, dict):
+        return ", ".join(f"{name}: {_words(value)}" for name, value in figure.items() if value)
+    if has(type(figure)):
+        plain = asdict(figure)
+        return ", ".join(
+            f"{name.replace('_', ' ')} {_words(value)}" for name, value in plain.items() if value
+        )
+    return f"{figure:,.6g}" if isinstance(figure, float) else f"{figure:,}"

@@ -1,0 +1,170 @@
+"""What a notebook and a shell show of values: HTML of a few rows, reprs that fit a screen."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from attrs import evolve
+
+from smartbatch._display import Mark, picture
+from smartbatch.client import BatchingClient
+from smartbatch.config import BatchingConfig
+from smartbatch.errors import ProviderError
+from smartbatch.jobs.job import StoredResult
+from smartbatch.prices import Price
+from smartbatch.results import ResultList
+from smartbatch.types import Answer, Generation, Message, Request, Result, Route
+
+BIG = "x" * 100_000
+SCRIPT = "<script>alert('&')</script>"
+
+
+def answered(number: int, text: str = "") -> Result:
+    return Result(f"r{number}", text=text or f"answer {number}", cost=0.5, route=Route.INDIVIDUAL)
+
+
+def parsed(html: str) -> ElementTree.Element:
+    """What a browser would make of it; HTML that is not well-formed raises."""
+    return ElementTree.fromstring(f"<div>{html}</div>")
+
+
+def words(html: str) -> str:
+    return " ".join(" ".join(parsed(html).itertext()).split())
+
+
+def rows(html: str) -> list[list[str]]:
+    return [["".join(cell.itertext()) for cell in row] for row in parsed(html).iter("tr")]
+
+
+def test_a_list_shows_its_sums_and_its_first_and_last_results() -> None:
+    results = ResultList([answered(number) for number in range(1000)])
+    results[999] = Result("r999", error=ProviderError("it broke"), route=Route.BATCH)
+    html = results._repr_html_()
+    assert "1,000 results: 999 succeeded, 1 failed; at least 499.500000 USD" in words(html)
+    assert "individual 999, batch 1" in words(html)
+    assert [row[0] for row in rows(html)[1:]] == [*"01234", "…", *map(str, range(995, 1000))]
+    assert rows(html)[1][1:3] == ["answer 0", "individual"]
+    assert rows(html)[-1][-1] == "ProviderError: it broke"
+
+
+def test_a_short_list_is_shown_as_a_whole() -> None:
+    results = ResultList([answered(number) for number in range(11)])
+    assert [row[0] for row in rows(results._repr_html_())[1:]] == list(map(str, range(11)))
+
+
+def test_what_an_answer_holds_is_text_and_is_cut() -> None:
+    """No answer can bring a script into a notebook, nor fill it."""
+    html = ResultList([answered(0, SCRIPT), answered(1, BIG)])._repr_html_()
+    assert "<script" not in html
+    assert rows(html)[1][1] == SCRIPT
+    assert len(html) < 2_000
+
+
+def test_an_answer_that_is_no_text_is_told_by_its_kind() -> None:
+    vector, found = Result("v", embedding=array("f", [0.5] * 768)), Result("p", parsed={"city": "Rome"})
+    assert [row[1] for row in rows(ResultList([vector, found])._repr_html_())[1:]] == [
+        "a vector of 768",
+        "{'city': 'Rome'}",
+    ]
+
+
+def test_a_plan_shows_its_table_and_time_against_cost() -> None:
+    """With the route that was chosen in bold and filled."""
+    options = {"api_key": "sk-secret", "base_url": "http://127.0.0.1:9/v1"}
+    with BatchingClient("openai:gpt-5-mini", provider_options=options) as client:
+        plan = client.plan([f"Summarise {n}" for n in range(500)], deadline="20h", prefer="cost")
+    html = plan._repr_html_()
+    drawn = parsed(html)
+    svg = "{http://www.w3.org/2000/svg}"
+    routes = [option.route.value for option in plan.options]
+    assert {row[0].split(" (")[0] for row in rows(html)[1:]} >= set(routes)
+    assert next(bold.text for bold in drawn.iter("b")) == plan.route.value
+    assert set(routes) <= {text.text for text in drawn.iter(f"{svg}text")}
+    fills = {circle.get("fill") for circle in drawn.iter(f"{svg}circle")}
+    assert fills == {"currentColor", "none"}
+    assert plan.reason in words(html)
+    assert "sk-secret" not in html
+
+
+def test_a_plan_without_prices_has_no_picture() -> None:
+    with BatchingClient("sim:demo") as client:
+        assert "<svg" not in client.plan(["a"])._repr_html_()
+
+
+def test_names_in_a_picture_do_not_cover_each_other() -> None:
+    marks = [Mark(name, 60.0, 600.0, 1.0, 1.0, 1.0, name == "batch") for name in ("batch", "hybrid", "flex")]
+    texts = [
+        text for text in ElementTree.fromstring(picture(marks)).iter() if text.text in ("batch", "hybrid")
+    ]
+    first, second = (float(text.get("y", "")) for text in texts)
+    assert abs(first - second) >= 11
+
+
+def test_a_job_and_its_status_show_how_it_stands(tmp_path: Path) -> None:
+    """A job that is no longer in the store shows what it was, and why nothing more."""
+    model = "sim:demo?latency=0&batch_seconds=0"
+    with BatchingClient(model, store=str(tmp_path / "jobs.db"), batch_poll_interval=0.01) as client:
+        job = client.submit_batch(["a", "b"], key=f"labels {SCRIPT}")
+        status = job.wait()
+        for html in (job._repr_html_(), status._repr_html_()):
+            assert parsed(html).find("progress") is not None
+            assert "2 in all: 2 submitted, 2 completed, 0 failed" in words(html)
+            assert "<script" not in html
+        job.forget()
+        assert repr(job) in words(job._repr_html_())
+        shard = status.shards[0]
+        many = evolve(
+            status, state="active", shards=tuple(evolve(shard, no=n, state="ready") for n in range(500))
+        )
+        assert "further batches 490" in words(many._repr_html_())
+        assert len(repr(many)) < 2_000
+
+
+def test_metrics_show_the_figures_that_are_not_zero_and_what_they_mean() -> None:
+    with BatchingClient("sim:demo?latency=0") as client:
+        client.submit("a").result()
+        found = {row[0]: row for row in rows(client.metrics._repr_html_())}
+    assert found["submitted"] == ["submitted", "1", "Requests taken, joined ones included."]
+    assert "mean" in found["response_time"][1]
+    assert "failed" not in found
+
+
+VALUES: dict[str, Callable[[], Any]] = {
+    "results": lambda: ResultList([answered(number, BIG) for number in range(100)]),
+    "result": lambda: Result(
+        BIG,
+        text=BIG,
+        parsed={"a": [BIG] * 10, "b": {str(number): number for number in range(1000)}},
+        embedding=array("f", [0.1] * 3072),
+        context=[BIG] * 5,
+        error=ProviderError(BIG),
+        dropped=((BIG, BIG),) * 10,
+    ),
+    "request": lambda: Request(
+        (Message("user", BIG),) * 20,
+        params=Generation(
+            BIG, stop=(BIG,) * 4, schema={BIG: BIG}, response_format={BIG: BIG}, extra={BIG: BIG}
+        ),
+        context=BIG,
+        id=BIG,
+        purpose=BIG,
+        isolation_key=BIG,
+    ),
+    "message": lambda: Message("user", ({"type": "text", "text": BIG},) * 50),
+    "answer": lambda: Answer(
+        BIG, value=[BIG] * 9, embedding=array("f", [0.1] * 3072), dropped=((BIG, BIG),) * 9
+    ),
+    "stored result": lambda: StoredResult(0, 1, VALUES["result"]()),
+    "settings": lambda: BatchingConfig(prices={f"model {n}": Price(1, 2) for n in range(500)}),
+    "metrics": lambda: BatchingClient("sim:demo").metrics.snapshot(),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_repr_fits_a_screen(name: str) -> None:
+    assert len(repr(VALUES[name]())) < 2_000
