@@ -59,6 +59,11 @@ class Disk:
             rows = repr(self.connection.execute(f"SELECT * FROM {table}").fetchall())
             self.stored.update(rows.replace(_HERE, "").encode())
 
+    def files(self) -> list[str]:
+        """Return the names of files on their way to the provider or from it."""
+        there = os.listdir(self.spool) if os.path.isdir(self.spool) else ()
+        return sorted(name for name in there if name != "owners")
+
 
 @cache
 def _empty(folder: str) -> bytes:

@@ -43,6 +43,16 @@ ODD: dict[str, dict[str, Any]] = {
     "short": {"faults": (("results_unavailable",),), "odd": ("short",), "turnaround": 900.0},
     "empty": {"odd": ("short", "empty")},
     "cut": {"odd": ("short", "cut")},
+    **{name: {"odd": (name,), "items": 5} for name in ("locked", "large", "repeating", "narrow")},
+    "poor": {"items": 6, "policy": (("budget", 4e-3),)},
+    "poor, expired": {"items": 6, "policy": (("budget", 0.02),), "faults": (("expire_part", "shuffled"),)},
+    "orphans": {"faults": (("late_create",), ("lost_create",)), "policy": (("settle", 30.0),)},
+    "orphans that vanish": {
+        "faults": (("late_create", "get_lag"),) * 2,
+        "policy": (("settle", 30.0),),
+        "odd": ("vanishing",),
+        "turnaround": 1800.0,
+    },
     "cancelled": {"cancel_at": 90.0, "turnaround": 1800.0},
     "cancelled at once": {"cancel_at": 1.0},
     "cancelled late": {"cancel_at": 130.0, "faults": (("expire_part", "shuffled"),)},
@@ -52,9 +62,16 @@ ODD: dict[str, dict[str, Any]] = {
 
 def odd(name: str) -> list[Plan]:
     """Return plans of jobs at a provider that is odd, of each flavour."""
+    given = ODD[name]
+    policy = given.get("policy", ())
     falls_back = (("fallback", "individual"), ("timeout", 3000.0), ("retention", 0.0))
     return [
-        Plan(seed=seed, flavour=flavour, quiet=True, policy=falls_back if seed % 2 else (), **ODD[name])
+        Plan(
+            seed=seed,
+            flavour=flavour,
+            quiet=True,
+            **{**given, "policy": policy + (falls_back if seed % 2 else ())},
+        )
         for seed, flavour in enumerate(FLAVOURS, 700)
     ]
 

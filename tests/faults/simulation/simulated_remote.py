@@ -135,6 +135,9 @@ class SimApi(BatchApi):
     - ``short``: results are kept for 25 minutes; ``empty``: there are none.
     - ``cut``: each download ends in the middle of a line.
     - ``undated``: nothing says when it was created.
+    - ``locked``: no create is taken for 20 minutes; ``large``: none of more than one request; ``repeating``:
+      the first two are refused, with a prompt in the text.
+    - ``narrow``: a batch has few bytes.
     """
 
     name = "sim"
@@ -146,7 +149,7 @@ class SimApi(BatchApi):
         self.scope = f"sim {key}"
         self.abilities = BatchAbilities(
             max_requests=1000,
-            max_bytes=1_000_000,
+            max_bytes=150 if self._is("narrow") else 1_000_000,
             files=self._flavour.files,
             named_files=self._flavour.named_files,
             labels=self._flavour.labels,
@@ -232,7 +235,17 @@ class SimApi(BatchApi):
             assert creation.lines is not None
             data = creation.lines.read_bytes()
         lines = [json.loads(line) for line in data.split(b"\n") if line]
+        self._refuse(lines)
         return self._network.arrive(lines, self._key, label={"sb": creation.mark}, file_id=creation.file_id)
+
+    def _refuse(self, lines: Sequence[dict[str, str]]) -> None:
+        if self._is("locked") and self._now() < 20 * MINUTE:
+            raise ProviderError("no such key", kind=ErrorKind.AUTH_ERROR, status=401)
+        if self._is("large") and len(lines) > 1:
+            raise ProviderError("too large", kind=ErrorKind.CLIENT_ERROR, status=413)
+        if self._is("repeating") and self._network.calls["create"] < 3:
+            text = f"what is {lines[0]['prompt']}?"
+            raise ProviderError(text, kind=ErrorKind.CLIENT_ERROR, status=400)
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
         self._look("get")

@@ -183,6 +183,7 @@ class World:
         except Crash:
             self._replace(process)
         self._running = None
+        self.points.record(" ".join(self.disk.files()))
         if process.resumed:  # its supervisor finds out what it lost meanwhile
             process.resumed = False
             process.renew()
