@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import smartbatch
 from smartbatch import BatchingClient, SmartbatchError
+from smartbatch.observe.prometheus import PrometheusReporter
 
 client = BatchingClient("openai:m", parallelism=16, request_timeout=20, exit_grace=5, deduplicate=False)
 
@@ -17,7 +19,12 @@ if "BUSY_BEFORE_THE_FORK" in os.environ:
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
-    """Answer with the process and the model's answer to the query, or an error in words."""
+    """Answer with the process and the model's answer to the query, or an error in words; or with the figures
+    of all processes.
+    """
+    if environ["PATH_INFO"] == "/metrics":
+        start_response("200 OK", [("Content-Type", "text/plain; version=0.0.4"), ("Connection", "close")])
+        return [PrometheusReporter(smartbatch.participants).text()]
     prompt = environ["QUERY_STRING"]
     try:
         status, text = "200 OK", client.submit_urgent(prompt).result().text

@@ -132,6 +132,15 @@ class Running:
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(self.ask, [f"{name}{n}" for n in range(count)]))
 
+    def scrape(self) -> dict[str, float]:
+        """Return the figures of ``/metrics``, by name and labels; one of the workers answers."""
+        with urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=GUARD) as answer:
+            lines = answer.read().decode().splitlines()
+        return {
+            name: float(value)
+            for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
+        }
+
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
 
