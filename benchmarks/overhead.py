@@ -15,9 +15,12 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 from urllib.request import urlopen
 
 import urllib3
@@ -28,6 +31,8 @@ from smartbatch import BatchingClient, Request
 from smartbatch.providers.openai.provider import OpenAIProvider
 
 KEY = "benchmark"
+LIMIT = 10**6
+"""Requests a minute: more than are sent, so that the limit is counted and holds nothing up."""
 
 
 def prompts(count: int, mark: str) -> list[str]:
@@ -51,10 +56,10 @@ def raw(base_url: str, texts: list[str], in_flight: int) -> list[str]:
     return answers
 
 
-def ours(base_url: str, texts: list[str], in_flight: int) -> list[str]:
+def ours(base_url: str, texts: list[str], in_flight: int, **settings: Any) -> list[str]:
     """The same through the client."""
     provider = OpenAIProvider(KEY, base_url)
-    with BatchingClient("gpt-5-mini", provider=provider, parallelism=in_flight) as client:
+    with BatchingClient("gpt-5-mini", provider=provider, parallelism=in_flight, **settings) as client:
         return [str(text) for text in client.generate(texts).texts]
 
 
@@ -91,6 +96,23 @@ def cpu_and_wall(targets: Targets, rounds: int, count: int, in_flight: int, late
     print(f"  CPU ours / raw      {cpu:.2f}   ({targets.at_most(cpu, 1.6)})")
     print(f"  wall raw / ideal    {statistics.median(raw_walls):.2f}")
     print(f"  wall ours / ideal   {wall:.2f}   ({targets.at_most(wall, 1.5)})")
+
+
+def shared_limits(targets: Targets, rounds: int, count: int, in_flight: int, latency: float) -> None:
+    """The same requests within a limit that processes share, and within one that is the client's own."""
+    ratios, alone = [], partial(ours, max_rpm=LIMIT, shared="off")
+    with emulator("--latency", str(latency)) as base_url, tempfile.TemporaryDirectory() as folder:
+        together = partial(ours, max_rpm=LIMIT, shared=f"sqlite:///{folder}/limits.db")
+        for send in (alone, together):
+            send(base_url, prompts(200, "warm"), in_flight)
+        for number in range(rounds):
+            without = measure(alone, base_url, prompts(count, f"alone {number}"), in_flight)
+            within = measure(together, base_url, prompts(count, f"together {number}"), in_flight)
+            ratios.append((within[0] / without[0], within[1] / without[1]))
+    cpu, wall = (statistics.median(each) for each in zip(*ratios, strict=True))
+    print(f"{count:,} requests, {in_flight} in flight, within a limit, {rounds} rounds")
+    print(f"  CPU shared / own    {cpu:.2f}   ({targets.at_most(cpu, 1.1)})")
+    print(f"  wall shared / own   {wall:.2f}   ({targets.at_most(wall, 1.1)})")
 
 
 def against_zero_cost(targets: Targets, rounds: int, count: int, in_flight: int) -> None:
@@ -178,6 +200,7 @@ def main() -> None:
         return
     targets = Targets()
     cpu_and_wall(targets, options.rounds, 2000, 64, 0.05)
+    shared_limits(targets, options.rounds, 2000, 64, 0.05)
     against_zero_cost(targets, max(1, options.rounds // 2), 400, 32)
     on_the_wire(targets, 500)
     memory(targets, 2_000, 20_000)
