@@ -100,7 +100,7 @@ FOLDERS: dict[str, frozenset[str]] = {
     "tables": frozenset(),
     "emulator": frozenset({"openai", "anthropic", "gemini", "batches", "http"}),
     "cli": frozenset(),
-    "integrations": frozenset(),
+    "integrations": frozenset({"django", "django/management", "django/management/commands"}),
 }
 """The folders of the library, and the folders in each."""
 

@@ -24,7 +24,8 @@ from smartbatch.errors import ConfigError, RequestTimeout, SmartbatchError
 from smartbatch.events import Observer
 from smartbatch.realtime.call.layers import Middleware
 from smartbatch.realtime.setup import PostProcess
-from smartbatch.types import Generation
+from smartbatch.shortcuts import StoredJobs
+from smartbatch.types import Generation, RunCallback
 
 MARGIN: Final = 1.0
 """Seconds before the end of a time limit at which requests are given up, so that their caller can say why."""
@@ -55,6 +56,7 @@ class ClientHooks(TypedDict, total=False):
     middleware: Sequence[Middleware]
     observers: Sequence[Observer]
     classifiers: Sequence[Classifier]
+    run_callback: RunCallback
 
 
 # -- time limits ---------------------------------------------------------------------------------------------
@@ -195,10 +197,14 @@ class HostClient:
     Args:
         settings: as checked.
         hooks: further arguments of the client.
+
+    Attributes:
+        jobs: those of the store; looking at them needs no key.
     """
 
     def __init__(self, settings: HostSettings, hooks: ClientHooks | None = None) -> None:
         self.settings = settings
+        self.jobs = StoredJobs(settings.config)
         self._hooks: ClientHooks = hooks or {}
         self._clients = PerProcess(self._make)
 

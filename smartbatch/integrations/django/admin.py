@@ -1,0 +1,92 @@
+"""Jobs in the admin: a list, and a page for each, to look at. Nothing of prompts and answers is shown.
+
+The model stands for the store, so that the admin knows a name and a permission; it has no table.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db import models
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+
+from smartbatch.cli.clients import missing_store
+from smartbatch.errors import JobNotFound, SmartbatchError
+from smartbatch.integrations.django.host import host
+from smartbatch.jobs.status import span
+
+_SHOWN = 200
+"""Jobs of the list, the newest."""
+
+
+class StoredJob(models.Model):
+    """A job of the store."""
+
+    id = models.CharField(primary_key=True, max_length=40)
+
+    class Meta:
+        app_label = "smartbatch"
+        managed = False
+        default_permissions = ("view",)
+        verbose_name = "job"
+
+
+@admin.register(StoredJob)
+class StoredJobAdmin(admin.ModelAdmin):
+    """The pages, for whoever may view jobs."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:  # noqa: ARG002
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:  # noqa: ARG002
+        return False
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the list and the page of a job only."""
+        view = self.admin_site.admin_view
+        return [
+            path("", view(self.changelist_view), name="smartbatch_storedjob_changelist"),
+            path("<path:object_id>/change/", view(self.change_view), name="smartbatch_storedjob_change"),
+        ]
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:  # noqa: ARG002
+        """Show the newest jobs of the store, where there is one."""
+        jobs, problem, stored = [], "", host().jobs
+        try:
+            if missing_store(stored.config.store) is None:
+                jobs = stored.statuses(limit=_SHOWN)
+        except SmartbatchError as error:
+            problem = error.message
+        now = time.time()
+        rows = [(job, span(max(0.0, now - job.created_at))) for job in jobs]
+        return self._page(request, "jobs", {"rows": rows, "problem": problem, "shown": _SHOWN})
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",  # noqa: ARG002
+        extra_context: Any = None,  # noqa: ARG002
+    ) -> HttpResponse:
+        """Show how a job stands, with its batches and incidents."""
+        try:
+            if missing_store(host().jobs.config.store) is not None:
+                raise JobNotFound("there is no store")
+            status = host().jobs.job(object_id).status()
+        except JobNotFound as error:
+            raise Http404(error.message) from None
+        return self._page(request, "job", {"status": status})
+
+    def _page(self, request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        shared = {**self.admin_site.each_context(request), "opts": self.opts, "title": "Jobs"}
+        return TemplateResponse(request, f"smartbatch/admin_{name}.html", {**shared, **context})

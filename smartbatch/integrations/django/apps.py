@@ -1,0 +1,25 @@
+"""The application as Django finds it. Nothing starts here: this also runs before forks, and in commands."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.core import checks
+from django.core.signals import request_finished, request_started, setting_changed
+
+from smartbatch.integrations.django import host, system_checks
+
+
+class SmartbatchConfig(AppConfig):
+    """The application ``smartbatch``."""
+
+    name = "smartbatch.integrations.django"
+    label = "smartbatch"
+    verbose_name = "LLM requests"
+
+    def ready(self) -> None:
+        """Register checks and receivers of signals."""
+        checks.register(system_checks.check_settings, system_checks.TAG)
+        checks.register(system_checks.check_server, system_checks.TAG, checks.Tags.database)
+        request_started.connect(host.request_begins)
+        request_finished.connect(host.request_ends)
+        setting_changed.connect(host.setting_changes)

@@ -1,0 +1,113 @@
+"""What ``manage.py check`` says of ``settings.SMARTBATCH``. Nothing is asked of a provider.
+
+- E001: the setting is missing or wrong.
+- E002: the client cannot be made, such as for a missing key.
+- E003: the store cannot be used.
+- W001: jobs are in a file of this machine, and the project's database is on another one.
+- W002: a limit is told twice, in the settings and by a variable of the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from django.core.checks import CheckMessage, Error
+from django.core.checks import Warning as CheckWarning
+
+from smartbatch.cli.clients import missing_store
+from smartbatch.config import PREFIX, BatchingConfig
+from smartbatch.errors import SmartbatchError
+from smartbatch.integrations.django.database_alias import remote_hosts
+from smartbatch.integrations.django.host import PLACE, host
+from smartbatch.integrations.hosting import HostClient
+from smartbatch.jobs.store import resolved_place
+from smartbatch.shortcuts import StoredJobs
+
+TAG: Final = "smartbatch"
+"""Of the checks: ``manage.py check --tag smartbatch``."""
+
+
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """Check what needs no server."""
+    try:
+        found = host()
+    except SmartbatchError as error:
+        hint = "The documentation has the keys: how-to/django."
+        return [Error(error.message, hint=hint, id="smartbatch.E001")]
+    return [*_unusable_client(found), *_unusable_file(found.settings.config), *_warnings(found)]
+
+
+def check_server(*, databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """Check a store on a server, where checks may use databases."""
+    try:
+        config = host().settings.config
+    except SmartbatchError:
+        return []  # E001
+    if not databases or not _is_server(config):
+        return []
+    return list(_opened(config))
+
+
+def _unusable_client(found: HostClient) -> Iterator[CheckMessage]:
+    try:
+        found.get()
+    except SmartbatchError as error:
+        hint = "Set the key in the environment of every process; tests can do with the model sim:demo."
+        yield Error(error.message, hint=hint, id="smartbatch.E002")
+
+
+def _unusable_file(config: BatchingConfig) -> Iterator[CheckMessage]:
+    """Look at a store that is a file; one that is not there yet is not made."""
+    if _is_server(config):
+        return
+    if missing_store(config.store) is None:
+        yield from _opened(config)
+        return
+    folder = os.path.dirname(resolved_place(config.store))
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):
+        yield _error(f"the store {config.store} cannot be made: {folder} is no folder")
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        yield _error(f"the store {config.store} cannot be made: the folder {folder} is not writable")
+
+
+def _opened(config: BatchingConfig) -> Iterator[CheckMessage]:
+    stored = StoredJobs(config)
+    try:
+        stored.jobs(limit=1)
+    except SmartbatchError as error:
+        yield _error(error.message)
+    finally:
+        stored.close(0)
+
+
+def _error(text: str) -> CheckMessage:
+    hint = f"Name a file that all processes can write, or a PostgreSQL server, as 'store' in {PLACE}."
+    return Error(text, hint=hint, id="smartbatch.E003")
+
+
+def _warnings(found: HostClient) -> Iterator[CheckMessage]:
+    config, table = found.settings.config, found.settings.table
+    hosts = remote_hosts()
+    if hosts and not _is_server(config):
+        yield CheckWarning(
+            f"jobs are kept in a file of this machine, and a database is on {hosts[0]}: other machines would "
+            "not find them",
+            hint=f"Name a PostgreSQL server as 'store' in {PLACE}, or silence this where one machine runs.",
+            id="smartbatch.W001",
+        )
+    alone = BatchingConfig.load(table, environ={})
+    for name in table:
+        if getattr(alone, name) != getattr(config, name):
+            yield CheckWarning(
+                f"{name} is told twice: in {PLACE}, and by the variable {PREFIX}{name.upper()}, which wins",
+                hint="Leave one of them out.",
+                id="smartbatch.W002",
+            )
+
+
+def _is_server(config: BatchingConfig) -> bool:
+    return "postgres" in (config.store or "").partition("://")[0]
