@@ -24,11 +24,11 @@ def form():
 
 @app.post("/jobs")
 def start():
-    """Store all lines as a job; whichever process shows its progress, this one carries it on."""
+    """Store all lines as a job, which outlives this process; few of them go in real time."""
     texts = [line.strip() for line in request.form["texts"].splitlines() if line.strip()]
     if not texts:
         return render_template("form.html", error="Write at least one line."), 400
-    job = current_smartbatch.submit_batch([f"Summarise: {text}" for text in texts])
+    job = current_smartbatch.submit_batch([f"Summarise: {text}" for text in texts], strategy="threshold")
     return redirect(url_for("show", job_id=job.id), 303)
 
 

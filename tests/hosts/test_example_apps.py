@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 from browser import browser
 from run_script import GUARD, PACKAGE
-from web_servers import GRACE, WORKERS, Provider, Running, WebServer, provider, run_server
+from web_servers import GRACE, WORKERS, Provider, Running, WebServer, provider, run_server, runs_on
 
 from smartbatch.testing import answer_for
 
@@ -33,7 +36,8 @@ def gunicorn(application: str, folder: str) -> WebServer:
 
 
 FLASK = gunicorn("app:app", "flask_app")
-APPS = [FLASK]
+DJANGO = gunicorn("summaries.wsgi", "django_app")
+APPS = [FLASK, DJANGO]
 ANY_APP = pytest.mark.parametrize("app", APPS, ids=[app.name for app in APPS])
 
 
@@ -42,7 +46,10 @@ def run_app(app: WebServer, folder: Path, service: Provider) -> Iterator[Running
     """Run an example with the emulator behind it,."""
     settings = {
         "FLASK_SMARTBATCH_MODEL": MODEL,
-        "SMARTBATCH_STORE": str(folder / "jobs.db"),
+        "FLASK_SMARTBATCH_STORE": str(folder / "flask.smartbatch.db"),
+        "MODEL": MODEL,
+        "PYTHONUNBUFFERED": "1",  # the server says where it listens
+        "DATABASE": str(folder / "django.sqlite3"),
         "SMARTBATCH_BATCH_POLL_INTERVAL": "0.1s",
         "SMARTBATCH_EXIT_GRACE": "5s",
     }
@@ -67,36 +74,33 @@ def health(running: Running) -> dict[str, Any]:
 
 
 @ANY_APP
-def test_a_form_starts_a_job_and_its_page_shows_the_results(
+def test_a_form_starts_jobs_and_their_pages_show_the_results(
     app: WebServer, quick: Provider, tmp_path: Path
 ) -> None:
-    """Whichever worker is asked for the progress, the page follows the job to its end."""
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    with run_app(app, tmp_path, quick) as running, browser(tmp_path) as page:
-        page.get(f"http://127.0.0.1:{running.port}/")
-        page.find_element(By.NAME, "texts").send_keys("one\n<b>two</b>\n\nthree")
-        page.find_element(By.TAG_NAME, "button").click()
-        WebDriverWait(page, GUARD).until(lambda _: page.find_elements(By.ID, "results"))
-        assert "/jobs/job-" in page.current_url
-        cells = [cell.text for cell in page.find_elements(By.CSS_SELECTOR, "#results td:last-child")]
-        assert cells == [answer_for(f"Summarise: {text}", "m") for text in ("one", "<b>two</b>", "three")]
-        assert "3 of 3 done" in page.find_element(By.CSS_SELECTOR, "[role=status]").text
-
-
-@ANY_APP
-def test_an_empty_form_starts_nothing(app: WebServer, quick: Provider, tmp_path: Path) -> None:
+    """Three lines in real time, and a dozen by batch; an empty form starts nothing. Whichever worker is asked
+    for the progress, the page follows the job to its end."""
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
     with run_app(app, tmp_path, quick) as running, browser(tmp_path) as page:
         wait = WebDriverWait(page, GUARD)
-        page.get(f"http://127.0.0.1:{running.port}/")
-        page.find_element(By.TAG_NAME, "button").click()
+
+        def start(texts: list[str]) -> None:
+            page.get(f"http://127.0.0.1:{running.port}/")
+            page.find_element(By.NAME, "texts").send_keys("\n".join(texts))
+            page.find_element(By.TAG_NAME, "button").click()
+
+        start([""])
         (alert,) = wait.until(lambda _: page.find_elements(By.CSS_SELECTOR, "[role=alert]"))
         assert alert.text == "Write at least one line."
-        assert not (tmp_path / "jobs.db").exists()
+        assert not list(tmp_path.glob("*.smartbatch.db"))
+        for texts in (["one", "<b>two</b>", "three"], [f"line {n}" for n in range(12)]):
+            start(texts)
+            wait.until(lambda _: page.find_elements(By.ID, "results"))
+            cells = [cell.text for cell in page.find_elements(By.CSS_SELECTOR, "#results td:last-child")]
+            assert cells == [answer_for(f"Summarise: {text}", "m") for text in texts]
+            assert f"{len(texts)} of {len(texts)} done" in page.find_element(By.TAG_NAME, "body").text
+        assert len(list(tmp_path.glob("*.smartbatch.db"))) == 1
 
 
 @ANY_APP
@@ -126,3 +130,46 @@ def test_a_stop_answers_what_is_in_flight(app: WebServer, tmp_path: Path) -> Non
         assert running.ends_within(GUARD), running.log.read_text()
         assert [answer.result() for answer in answers] == [answer_for(text, "m") for text in asked]
         assert slow.received() == len(asked)
+
+
+def test_the_reloader_of_runserver_starts_one_client(quick: Provider, tmp_path: Path) -> None:
+    """The process that watches the files has none; the one that it replaces gives its place to the next."""
+    shutil.copytree(EXAMPLES / "django_app", tmp_path / "project")
+    command = ("python", str(tmp_path / "project/manage.py"), "runserver", "127.0.0.1:PORT")
+    with run_app(WebServer("runserver", command), tmp_path, quick) as running:
+        processes = set()
+        for text in ("before", "after"):
+            told = until_it_answers(running, processes)
+            assert posted(running, "/ask", text) == answer_for(text, "m")
+            assert who_has_the_store(running) == [told["process"]]
+            processes.add(told["process"])
+            (tmp_path / "project/summaries/views.py").touch()
+        assert running.process.pid not in processes
+        assert len(list(Path(f"/proc/{running.process.pid}/task").iterdir())) == 1
+
+
+def who_has_the_store(running: Running) -> list[int]:
+    """Return the processes of the server that have opened the store."""
+    parent = running.process.pid
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [process for process in (parent, *map(int, children)) if has_the_store(process)]
+
+
+def has_the_store(process: int) -> bool:
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(file).endswith(".smartbatch.db"):
+                return True
+    return False
+
+
+def until_it_answers(running: Running, but: set[int]) -> dict[str, Any]:
+    """Return how the client is, once a process other than those answers."""
+    until = time.monotonic() + GUARD
+    while True:
+        with contextlib.suppress(OSError):
+            told = health(running)
+            if told["process"] not in but:
+                return told
+        assert runs_on(running.process), running.log.read_text()
+        assert time.monotonic() < until, running.log.read_text()

@@ -237,7 +237,10 @@ def run_server(server: WebServer, environ: dict[str, str], folder: Path, *option
         process.wait()
 
 
-_ANNOUNCED = ("Listening at: http://127.0.0.1:", "bound to TCP address 127.0.0.1:")
+_ANNOUNCED = (
+    *("Listening at: http://127.0.0.1:", "bound to TCP address 127.0.0.1:"),
+    "development server at http://127.0.0.1:",
+)
 
 
 def _port_of(process: subprocess.Popen[bytes], log: Path) -> int:
@@ -248,5 +251,5 @@ def _port_of(process: subprocess.Popen[bytes], log: Path) -> int:
             for announced in _ANNOUNCED:
                 _, found, rest = line.partition(announced)
                 if found:
-                    return int(rest.split()[0].rstrip(")"))
+                    return int(rest.split()[0].rstrip(")/"))
     raise AssertionError(f"the server did not start:\n{log.read_text()}")

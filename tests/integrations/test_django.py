@@ -12,15 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import django
+import psycopg
 import pytest
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import PermissionDenied
 from django.core.management import call_command
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import include, path
+from jobs.stores import postgres_address
 
 from smartbatch import Answer, ConfigError, Request, RequestTimeout, Result
 from smartbatch.integrations.django import closing_connections, get_client
@@ -50,6 +52,8 @@ from django.contrib import admin  # noqa: E402 - applications have to be there
 from django.contrib.admin.sites import site  # noqa: E402
 
 from smartbatch.integrations.django.admin import StoredJob  # noqa: E402
+
+__all__ = ["postgres_address"]  # a fixture
 
 acts: list[Callable[[], object]] = []
 
@@ -275,6 +279,25 @@ def test_jobs_are_kept_on_the_projects_postgresql() -> None:
     assert "b&c" not in address.place
 
 
+@pytest.mark.full
+def test_jobs_on_the_projects_postgresql_have_connections_of_their_own(postgres_address: str) -> None:
+    """A transaction of the project that is rolled back leaves them alone."""
+    there = psycopg.conninfo.conninfo_to_dict(postgres_address)
+    given = {"NAME": there["dbname"], "USER": there["user"], "HOST": there["host"], "OPTIONS": {}}
+    given |= {"PORT": there.get("port", ""), "PASSWORD": there.get("password", "")}
+    with database("pg", ENGINE="django.db.backends.postgresql", **given):
+        settings_here = {"model": "sim:demo", "database": "pg"}
+        with override_settings(SMARTBATCH=settings_here), get_client() as client:
+            with transaction.atomic(using="pg"):
+                job = client.submit_batch(["a"], strategy="individual")
+                transaction.set_rollback(True, using="pg")
+            assert job.wait().completed == 1
+            assert checks.run_checks(tags=[TAG, checks.Tags.database], databases=["pg"]) == []
+            with connections["pg"].cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM pg_namespace WHERE nspname = 'smartbatch'")
+                assert cursor.fetchone() == (1,)
+
+
 def test_a_database_that_is_not_there_is_refused(project: Project) -> None:
     with override_settings(SMARTBATCH={"model": "sim:demo", "database": "other"}):
         assert found() == [("smartbatch.E001", "settings.SMARTBATCH: DATABASES has no 'other'")]
@@ -381,9 +404,15 @@ def page(url: str, name: str, *may: str, **arguments: str) -> str:
 LIST = "/admin/smartbatch/storedjob/"
 
 
+def test_the_admin_shows_that_there_are_no_jobs_yet(project: Project, tmp_path: Path) -> None:
+    """And makes no store to look into."""
+    assert "No jobs yet" in page(LIST, "changelist_view", "smartbatch.view_storedjob")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.full
 def test_the_admin_shows_jobs_and_a_page_for_each(project: Project) -> None:
     """No prompt and no answer."""
-    assert "No jobs yet" in page(LIST, "changelist_view", "smartbatch.view_storedjob")
     job = get_client().submit_batch(["a secret question"], key="<nightly>", strategy="individual")
     job.wait()
     listed = page(LIST, "changelist_view", "smartbatch.view_storedjob")
