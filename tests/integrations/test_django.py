@@ -22,6 +22,7 @@ from django.db import connection, connections, transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.test import Client, RequestFactory, override_settings
 from django.urls import include, path
+from docs.pages import ROOT, Page
 from jobs.stores import postgres_address
 
 from smartbatch import Answer, ConfigError, Request, RequestTimeout, Result
@@ -347,6 +348,25 @@ def test_other_threads_keep_their_connections(monkeypatch: pytest.MonkeyPatch) -
     thread.start()
     thread.join()
     assert closed == [1, 2, 1]
+
+
+# -- the documentation ---------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_the_page_run(project: Project) -> None:
+    """Its setting is one, and its views answer, here with the embedded provider."""
+    page = Page("docs/how-to/django.md", (ROOT / "docs/how-to/django.md").read_text())
+    namespace: dict[str, Any] = {}
+    for block in page.blocks():
+        exec(block.text, namespace)
+    assert "smartbatch.integrations.django" in namespace["INSTALLED_APPS"]
+    project(**namespace["SMARTBATCH"] | {"model": "sim:demo"})
+    requests = RequestFactory()
+    answered = namespace["summary"](requests.post("/", "a text", content_type="text/plain"))
+    assert (answered.status_code, answered.content != b"") == (200, True)
+    started = namespace["start"](requests.post("/", {"texts": "one\ntwo"}))
+    assert get_client().job(json.loads(started.content)["id"]).total == 2
+    assert namespace["classify"].__name__ == "classify"
 
 
 # -- commands ------------------------------------------------------------------------------------------------
