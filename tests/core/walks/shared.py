@@ -246,6 +246,6 @@ def failures(rng: random.Random, record: Record) -> None:
 WALKS = {
     "exchanges": (exchanges, 40),
     "leases": (leases, 48),
-    "leases of budgets": (budget_leases, 24),
+    "shared budgets": (budget_leases, 24),
     "failures": (failures, 1),
 }

@@ -16,7 +16,7 @@ from tests.core.walks.record import Record
 RECORDED = Path(__file__).with_name("recorded.txt")
 WALKS = {**limits.WALKS, **routes.WALKS, **cuts.WALKS, **prepared.WALKS, **shared.WALKS}
 """By name: a walk, and how often it is taken, each time with other random numbers."""
-FEW = {"exchanges": 6, "leases": 6, "leases of budgets": 8}
+FEW = {"exchanges": 6, "leases": 6, "shared budgets": 8}
 """How often the default tests take some."""
 
 
