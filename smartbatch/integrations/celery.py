@@ -69,7 +69,7 @@ class CeleryTasks:
             RequestTimeout: no answer came before the time limit.
             SmartbatchError: what the request failed with.
         """
-        return self.client.submit(prompt, **within(self.time_left(), params)).result()
+        return self.client.submit(prompt, **within(self.time_left(), prompt, params)).result()
 
     def generate(
         self, prompts: Iterable[Prompt], *, key: str | None = None, **params: Any

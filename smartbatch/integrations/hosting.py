@@ -25,7 +25,7 @@ from smartbatch.events import Observer
 from smartbatch.realtime.call.layers import Middleware
 from smartbatch.realtime.setup import PostProcess
 from smartbatch.shortcuts import StoredJobs
-from smartbatch.types import Generation, RunCallback
+from smartbatch.types import Generation, Request, RunCallback
 
 MARGIN: Final = 1.0
 """Seconds before the end of a time limit at which requests are given up, so that their caller can say why."""
@@ -90,9 +90,14 @@ class TimeLimit:
         return left
 
 
-def within(left: float | None, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keywords of a request with a ``timeout`` of at most ``left`` seconds; ``None`` sets none."""
-    given = seconds_of("timeout", params.get("timeout"))
+def within(left: float | None, prompt: object, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a call with a ``timeout`` of at most ``left`` seconds; ``None`` sets none.
+
+    Args:
+        prompt: what is asked; a request's own time-out stays, if it is shorter.
+    """
+    own = prompt.timeout if isinstance(prompt, Request) else None
+    given = seconds_of("timeout", params.get("timeout", own))
     seconds = min((each for each in (left, given) if each is not None), default=None)
     return {**params} if seconds is None else {**params, "timeout": seconds}
 
@@ -111,9 +116,11 @@ class _LimitedClient:
         found = getattr(self._client, name)
         return partial(self._call, found) if name in _WAITED_FOR else found
 
-    def _call(self, method: Callable[..., Any], *args: Any, **params: Any) -> Any:
-        own = _OWN_TIME & params.keys()
-        return method(*args, **(params if own else within(self._limit.left(), params)))
+    def _call(self, method: Callable[..., Any], *asked: Any, **params: Any) -> Any:
+        if not _OWN_TIME & params.keys():
+            prompt = asked[0] if asked else params.get("prompt")
+            params = within(self._limit.left(), prompt, params)
+        return method(*asked, **params)
 
 
 # -- settings ------------------------------------------------------------------------------------------------

@@ -369,6 +369,20 @@ def test_the_parts_of_the_page_run(project: Project) -> None:
     assert namespace["classify"].__name__ == "classify"
 
 
+class Counting:
+    """A middleware that says by its class that answers may be shared."""
+
+    shareable = True
+
+    def __call__(self, request: Any, call: Callable[..., Any]) -> Any:
+        return call(request)
+
+
+def test_a_middleware_that_is_shareable_stays_so(project: Project) -> None:
+    assert getattr(closing_connections(Counting()), "shareable", False) is True
+    assert not hasattr(closing_connections(len), "shareable")
+
+
 # -- commands ------------------------------------------------------------------------------------------------
 
 

@@ -137,6 +137,7 @@ def timeouts_in_a_view(app_of: AppOf, act: Callable[[], object], **settings: Any
 LIMITED: dict[str, Callable[[], object]] = {
     "one": lambda: current_smartbatch.submit("a").result(),
     "urgent": lambda: current_smartbatch.submit_urgent("a", timeout="2h").result(),
+    "a request that has a longer one": lambda: current_smartbatch.submit(Request("a", timeout=900)).result(),
     "a list": lambda: current_smartbatch.generate(["a"]),
 }
 
@@ -153,6 +154,10 @@ def test_what_is_left_of_a_web_request_is_the_time_of_what_it_waits_for(
 
 FREE: dict[str, tuple[Callable[[], object], float | None]] = {
     "a time-out of its own that is shorter": (lambda: current_smartbatch.submit("a", timeout=5).result(), 5),
+    "a request that has a shorter one": (
+        lambda: current_smartbatch.submit(prompt=Request("a", timeout=5)).result(),
+        5,
+    ),
     "work for later": (lambda: current_smartbatch.submit_background("a").result(), None),
     "a list with a deadline": (lambda: current_smartbatch.generate(["a"], deadline="1h"), None),
 }

@@ -60,6 +60,8 @@ def closing_connections(fn: Callable[_P, _R]) -> Callable[_P, _R]:
         finally:
             close_old_connections()
 
+    if getattr(fn, "shareable", False) is True:  # a middleware says so, also by its class
+        vars(closing)["shareable"] = True
     return closing
 
 
