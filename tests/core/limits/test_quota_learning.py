@@ -81,7 +81,7 @@ def test_answers_whose_threads_looked_at_the_clock_in_another_order_stop_nothing
     quota = Quota()
     first, second = quota.take(0.0, 0.0), quota.take(0.0, 0.0)
     answered(quota, first, 0.1001, requests(6000, 149, 0.01))
-    answered(quota, second, 0.1, requests(6000, 130, 0.2))
+    answered(quota, second, 0.1, requests(6000, 130, 0.18))
     assert quota.look(0.2, 0.0) == 0.2
 
 
