@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from levels import sampled
 
@@ -9,7 +11,7 @@ from tests.core.walks.walking import FEW, RECORDED, WALKS, walked
 
 
 def recorded(name: str) -> list[str]:
-    return [line for line in RECORDED.read_text().splitlines() if line.startswith(f"{name} ")]
+    return [line for line in RECORDED.read_text().splitlines() if re.match(rf"{name} \d", line)]
 
 
 @pytest.mark.parametrize("name", sampled(WALKS, keep=9))
