@@ -21,6 +21,8 @@ AFTER_CANCEL = 1.0
 """Seconds from a cancel to the next poll; later pauses are as long as the cancel has taken so far."""
 REFUSALS = 2
 """Batches that are refused at validation before their items fail: a refusal costs nothing."""
+_LOOKS = 4
+"""Polls within the time after which a new batch is visible."""
 
 
 def poll(step: StepContext, shard: ShardRow) -> ShardRow:
@@ -122,15 +124,18 @@ def _vanished(step: StepContext, shard: ShardRow) -> ShardRow:
     """The provider does not know the batch. The cases, in order:
 
     1. It no longer keeps batches of that age: go on as with an ended one.
-    2. The batch is new, and may not be visible yet: poll again.
+    2. The batch is new, and may not be visible yet: poll again. How old it is tells the time of the create,
+       unless the process stood still until the answer; so it is looked for a few times before its first poll.
     3. An incident, once; and where the job is cancelled, the items end, as nothing more will come.
     4. Otherwise poll rarely. Nothing is sent again, since the requests may have been paid.
     """
     if collect.no_longer_kept(step, shard):
         return step.advance(shard, ShardState.ENDED, "the provider no longer keeps it", ended_at=step.wall)
     age = step.wall - (shard.submitted_at or step.wall)
-    if age < max(step.limits.visibility, step.limits.poll_interval):
-        return step.reschedule(shard, min(step.limits.poll_interval, step.limits.visibility / 4))
+    never_seen = shard.remote.state is None and shard.tries < _LOOKS
+    if age < max(step.limits.visibility, step.limits.poll_interval) or never_seen:
+        pause = min(step.limits.poll_interval, step.limits.visibility / _LOOKS)
+        return step.reschedule(shard, pause, tries=shard.tries + 1)
     step.incident(
         "batch_vanished",
         f"the provider no longer knows batch {shard.batch_id}; its requests are not sent again, as they may "
