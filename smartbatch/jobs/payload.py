@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
 
-from attrs import astuple, evolve, fields_dict, frozen
+from attrs import evolve, fields_dict, frozen
 
 from smartbatch import errors
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot
@@ -128,8 +128,11 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
     return _checked(form, row)
 
 
-def decode_request(data: bytes, shared: Shared, *, id: str | None) -> Request:
+def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: float | None = None) -> Request:
     """Return the request :func:`encode_request` was given, with ``id``; of its own it has what it had then.
+
+    Args:
+        timeout: seconds for a request that has none of its own.
 
     Raises:
         StoreError: ``data`` is damaged, or of a newer version.
@@ -156,7 +159,7 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None) -> Request:
             id=id,
             context=form.get("context"),
             max_wait=form.get("max_wait"),
-            timeout=form.get("timeout"),
+            timeout=form.get("timeout", timeout),
             purpose=form.get("purpose"),
             isolation_key=form.get("isolation_key"),
             embedding=_embedding(form["embedding"]) if "embedding" in form else shared.embedding,
@@ -199,8 +202,8 @@ def encode_result(result: Result) -> bytes:
     scrubbed once more.
     """
     form: dict[str, Any] = {"v": VERSION}
-    for name, (write, _) in _RESULT.items():
-        value, default = getattr(result, name), getattr(_DEFAULT, name)
+    for name, write, default in _WRITTEN:
+        value = getattr(result, name)
         if value is not None and (default is None or value != default):
             form[name] = write(value)
     return _write(form)
@@ -354,7 +357,7 @@ def _read(data: bytes, make: Callable[[dict[str, Any]], _T]) -> _T:
 
 def _usage_form(usage: Usage) -> list[Any]:
     """Return the arguments that make ``usage`` again, but for the last ones that have their default."""
-    told = list(astuple(usage, recurse=False))
+    told = list(_USAGE(usage))
     while told and not told[-1] and len(told) > 4:
         told.pop()
     return told
@@ -422,3 +425,5 @@ _RESULT: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "parsed": _PLAIN,
 }
 """What is kept of a result, in this order, and how each is written and read; for errors see _error_of."""
+_WRITTEN = [(name, write, getattr(_DEFAULT, name)) for name, (write, _) in _RESULT.items()]
+_USAGE = attrgetter(*fields_dict(Usage))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from attrs import define, evolve, field
+from attrs import define, field
 
 from smartbatch.errors import BudgetExceeded, ConfigError, RequestCancelled
 from smartbatch.jobs.dependencies import RealtimeItem
@@ -27,7 +27,7 @@ class RealtimeItems:
 
     Attributes:
         limit: most items under way, of it and of the other jobs with the same limit.
-        timeout: seconds for items of an attended job that have none of their own.
+        timeout: seconds for items that have none of their own.
         under_way: items that are claimed and whose results are not stored yet, by position.
         wanting: there may be more to claim.
         turn: how many are claimed before it is another job's turn.
@@ -76,8 +76,6 @@ class RealtimeItems:
         row = self.row
         if provider is None:
             raise ConfigError(f"the account of job {row.id} is no longer at hand in this process")
-        if request.timeout is None and row.policy.attended:
-            request = evolve(request, timeout=self.timeout)
         return RealtimeItem(
             request,
             provider,

@@ -19,6 +19,7 @@ from attrs import define, evolve, field
 
 from smartbatch._clock import Monitor
 from smartbatch.core.limits.backoff import backoff
+from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.errors import (
     ClientClosed,
     RequestCancelled,
@@ -123,7 +124,10 @@ class RealtimeRunner:
         row = self._store.jobs.get(lease.job_id)
         if row is None:
             return
-        job = RealtimeItems(lease, row, decode_params(row.params), self._limit_of(row), self._request_timeout)
+        shared = decode_params(row.params)
+        remember(shared.params)
+        timeout = self._request_timeout if row.policy.attended else None
+        job = RealtimeItems(lease, row, shared, self._limit_of(row), timeout)
         with self._monitor:
             if self._halted:
                 return
@@ -373,7 +377,7 @@ class RealtimeRunner:
             return
         future: Future[Result] | None = None
         try:
-            request = decode_request(item.payload, job.shared, id=user_id)
+            request = decode_request(item.payload, job.shared, id=user_id, timeout=job.timeout)
             future = self._ask(job.item(request, sink, self._runtime.provider_of(job.row)))
         except BaseException as error:  # the client is closed, the queue full, …: each has its verdict
             not_asked(error)
