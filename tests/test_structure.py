@@ -79,9 +79,10 @@ ALLOWED: dict[str, frozenset[str]] = {
     "client": BELOW_CLIENT | {"running"},
     "shortcuts": BELOW_CLIENT | {"client", "running"},
     # on top
-    "cli": BELOW_CLIENT | {"client", "shortcuts", "emulator"},
+    "cluster": BELOW_CLIENT | {"client"},
+    "cli": BELOW_CLIENT | {"client", "shortcuts", "emulator", "cluster"},
     "dashboard": BELOW_CLIENT | {"client", "shortcuts"},
-    "integrations": BELOW_CLIENT | {"client", "shortcuts", "cli"},  # frameworks have commands as well
+    "integrations": BELOW_CLIENT | {"client", "shortcuts", "cluster", "cli"},  # frameworks have commands
     "__main__": frozenset({"cli"}),
     # next to it: servers and helpers for tests, which only the command line needs
     "emulator": NOUNS | {"providers"},

@@ -1,31 +1,21 @@
-"""Dask: one list for all workers of a cluster, through a store that they share.
-
-What goes to a worker is the id of a unit: some rows of the list, stored as a job. Prompts and answers stand
-in the store only, and a unit's lease decides which worker asks its rows.
-"""
+"""Dask: one list for all workers of a cluster, through a store that they share."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json
-import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, Self, TypeAlias, final
+from typing import Any
 
 import distributed
-from attrs import asdict, define, evolve, has
-from distributed.diagnostics.plugin import WorkerPlugin
+from attrs import define, field, frozen
 
 from smartbatch._clock import RealClock
 from smartbatch.client import BatchingClient
+from smartbatch.cluster import UNIT, Cluster, Options, Unit, changed, digest, one_budget, shared_config
 from smartbatch.config import BatchingConfig
-from smartbatch.errors import ClientClosed, ConfigError, JobNotFound, RequestCancelled
+from smartbatch.errors import JobNotFound, RequestCancelled
 from smartbatch.integrations.dask_collections import Template, collection
-from smartbatch.jobs.job import Job
 from smartbatch.plan import Plan
 from smartbatch.results import ResultList, ended
 from smartbatch.routing.list_progress import OnProgress, ProgressCounter
@@ -33,15 +23,8 @@ from smartbatch.types import ConstraintParams, Prompt, Result, Route
 
 __all__ = ["map"]
 
-UNIT = 100
-"""Rows of a unit. It is the same in every call, so that a call with the same key finds its units."""
 AHEAD = 4
 """Units that are stored and sent ahead, for each thread of the workers."""
-TIMES = 3
-"""How often a unit is sent whose worker died or was closed; Dask by itself sends it to three others."""
-GRACE = 5.0
-"""Seconds for calls under way when a worker closes."""
-_Options: TypeAlias = Mapping[str, Any]
 
 
 def map(
@@ -53,7 +36,7 @@ def map(
     shared: str | None = None,
     key: str | None = None,
     template: Template | None = None,
-    provider_options: _Options | None = None,
+    provider_options: Options | None = None,
     on_progress: OnProgress | None = None,
     **settings: Any,
 ) -> Any:
@@ -89,155 +72,81 @@ def map(
         InvalidRequest: names the row.
         AllRequestsFailed: when not one request was answered.
         distributed.KilledWorker: several workers died of a unit.
+        ConnectionError: the scheduler is lost; the same call with another one goes on.
     """
     began = RealClock.now()
-    config, own = _split(settings, store, shared)
-    with _Cluster(scheduler) as cluster:
+    call = _ListCall.of(model, settings, store, shared, provider_options)
+    with Cluster(scheduler) as cluster:
         given = collection(prompts, template, cluster.compute)
-        rows = given.prompts
-        key = key or _key_of(rows, model, provider_options, own)
-        if config.budget is not None and config.budget_scope == "client":
-            config = _with(config, budget_scope=f"shared:{key}")
-        constraints = {name: own.pop(name) for name in ConstraintParams.__optional_keys__ if name in own}
-        told = None if on_progress is None else ProgressCounter(on_progress, len(rows), RealClock.now)
+        told = (
+            None if on_progress is None else ProgressCounter(on_progress, len(given.prompts), RealClock.now)
+        )
         results: ResultList[Any] = ResultList()
-        cluster.add_clients(model, config, provider_options)
-        at_once = _with(config, parallelism=min(1024, config.parallelism * cluster.processes))
-        with BatchingClient(model, at_once, provider_options=provider_options, **own) as client:
-            for result in _ListRun(cluster, client, key, constraints).results(rows):
-                if told is not None:
-                    told(result)
-                if config.on_error == "raise" and result.error is not None:
-                    raise result.error
-                results.append(result)
+        for result in call.results(given.prompts, key, cluster):
+            if told is not None:
+                told(result)
+            if call.config.on_error == "raise" and result.error is not None:
+                raise result.error
+            results.append(result)
     return given.rebuilt(ended(results, RealClock.now() - began))
 
 
-# -- the side of the workers ---------------------------------------------------------------------------------
-
-
-@final
-class _WorkerClient(WorkerPlugin):  # type: ignore[misc]
-    """The client of a worker process, made by its first unit and stopped when the worker closes."""
-
-    idempotent = True
-
-    def __init__(self, model: str, config: BatchingConfig, options: _Options | None) -> None:
-        self._made = model, config, options
-        known = {name: value for name, value in (options or {}).items() if name != "api_key"}
-        self.name = f"smartbatch-{_digest([model, config, known])}"
-        self._client: BatchingClient | None = None
-
-    def setup(self, worker: distributed.Worker) -> None:  # noqa: ARG002 (its name is Dask's)
-        """Begin with no client: this must not block the worker's loop."""
-        self._lock = threading.Lock()
-
-    async def teardown(self, worker: distributed.Worker) -> None:  # noqa: ARG002 (its name is Dask's)
-        """Give jobs back, once calls under way have ended."""
-        with self._lock:
-            client = self._client
-        if client is not None:
-            await asyncio.to_thread(client.stop, GRACE)
-
-    def client(self) -> BatchingClient:
-        """Return the client of this process."""
-        model, config, options = self._made
-        with self._lock:
-            if self._client is None:
-                self._client = BatchingClient(model, config, provider_options=options)
-            return self._client
-
-
-def _carry_on(plugin: str, key: str) -> int:
-    """Carry a unit on in this worker until it has ended; return how many rows it has.
-
-    Where another worker has its lease, wait for its end, or for the end of that lease.
-    """
-    job = distributed.get_worker().plugins[plugin].client().job(key)
-    if not job.has_account() and not job.is_done():
-        raise ConfigError(
-            f"the worker {distributed.get_worker().name} has another account for {job.model} than the "
-            "caller: set the same key in the environment of every worker"
-        )
-    return int(job.wait().total)
-
-
-# -- the side of the caller ----------------------------------------------------------------------------------
-
-
-class _Cluster:
-    """The workers of a cluster.
-
-    Args:
-        scheduler: as of :func:`map`; a client that is made here is closed here.
-    """
-
-    def __init__(self, scheduler: distributed.Client | str | None) -> None:
-        self._own = isinstance(scheduler, str)
-        self._dask: Any = scheduler or distributed.default_client()
-        if self._own:
-            self._dask = distributed.Client(scheduler, set_as_default=False)
-        self._plugin = ""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._own:
-            self._dask.close()
-
-    @property
-    def processes(self) -> int:
-        """Workers, at least one: others may come."""
-        return max(1, len(self._dask.nthreads()))
-
-    @property
-    def threads(self) -> int:
-        """Units that the workers carry on at a time."""
-        threads: int = sum(self._dask.nthreads().values())
-        return max(1, threads)
-
-    def compute(self, parts: Sequence[Any]) -> Sequence[Any]:
-        """Bring partitions of a collection here."""
-        computed: Sequence[Any] = self._dask.gather(self._dask.compute(list(parts)))
-        return computed
-
-    def add_clients(self, model: str, config: BatchingConfig, options: _Options | None) -> None:
-        """Have each worker make a client when it needs one; so do workers that come later."""
-        plugin = _WorkerClient(model, config, options)
-        self._dask.register_plugin(plugin)
-        self._plugin = plugin.name
-
-    def send(self, job_id: str) -> distributed.Future:
-        """Have some worker carry a unit on."""
-        return self._dask.submit(_carry_on, self._plugin, job_id, pure=False, retries=0)
-
-
-@define
-class _Unit:
-    """Rows of the list.
+@frozen
+class _ListCall:
+    """How a list is asked.
 
     Attributes:
-        job: the rows, as they are stored.
-        future: of the worker's task; ``None`` where the unit had ended before.
-        sent: how often it was sent.
+        config: of each worker's client.
+        params: parameters of all generations.
+        constraints: of the list.
     """
 
-    rows: Sequence[Prompt]
-    job: Job
-    future: distributed.Future | None = None
-    sent: int = 0
+    model: str
+    config: BatchingConfig
+    params: Options
+    constraints: Options
+    options: Options | None
+
+    @classmethod
+    def of(
+        cls, model: str, given: Options, store: str | None, shared: str | None, options: Options | None
+    ) -> _ListCall:
+        """Tell settings from what is of this list only.
+
+        Raises:
+            ConfigError: there is no store, or a setting is out of its range.
+        """
+        known = {setting.name for setting in BatchingConfig().describe()}
+        settings: dict[str, Any] = {name: value for name, value in given.items() if name in known}
+        config = shared_config(BatchingConfig.load(**settings), store, shared)
+        own = {name: value for name, value in given.items() if name not in known}
+        constraints = {name: own.pop(name) for name in ConstraintParams.__optional_keys__ if name in own}
+        return cls(model, config, own, constraints, options)
+
+    def results(self, rows: Sequence[Prompt], key: str | None, cluster: Cluster) -> Iterator[Result[Any]]:
+        """Yield all results in order."""
+        key = key or self._key_of(rows)
+        config = one_budget(self.config, key)
+        cluster.add_clients(self.model, config, self.options)
+        at_once = changed(config, parallelism=min(1024, config.parallelism * cluster.processes))
+        with BatchingClient(self.model, at_once, provider_options=self.options, **self.params) as client:
+            yield from _ListRun(cluster, client, key, self.constraints).results(rows)
+
+    def _key_of(self, rows: Sequence[Prompt]) -> str:
+        """Return a key for a list: the same for the same prompts, model and parameters."""
+        known = {name: value for name, value in (self.options or {}).items() if name != "api_key"}
+        return f"dask-{digest([self.model, known, self.params, rows])}"
 
 
+@define(eq=False)
 class _ListRun:
     """One list on its way."""
 
-    def __init__(self, cluster: _Cluster, client: BatchingClient, key: str, constraints: _Options) -> None:
-        self._cluster = cluster
-        self._client = client
-        self._key = key
-        self._constraints = constraints
-        self._units: list[_Unit] = []
+    _cluster: Cluster
+    _client: BatchingClient
+    _key: str
+    _constraints: Options
+    _units: deque[tuple[Unit, Sequence[Prompt]]] = field(factory=deque)
 
     def results(self, rows: Sequence[Prompt]) -> Iterator[Result[Any]]:
         """Yield all results in order. Left early, what has not been sent is cancelled in the store.
@@ -259,7 +168,7 @@ class _ListRun:
         try:
             yield from self._in_real_time(rows, plan)
         except BaseException:
-            for unit in self._units:
+            for unit, _ in self._units:
                 unit.job.cancel()
             raise
 
@@ -272,40 +181,23 @@ class _ListRun:
         waiting = self._units
         waiting.extend(islice(begun, AHEAD * self._cluster.threads))
         while waiting:
-            yield from self._end(waiting[0], plan)
-            del waiting[0]
+            yield from self._end(*waiting[0], plan)
+            waiting.popleft()
             waiting.extend(islice(begun, 1))
 
-    def _begin(self, rows: Sequence[Prompt], key: str, plan: Plan) -> _Unit:
+    def _begin(self, rows: Sequence[Prompt], key: str, plan: Plan) -> tuple[Unit, Sequence[Prompt]]:
         """Store rows as a unit, or find them, and have a worker carry it on."""
-        unit = _Unit(rows, self._client.submit_run(rows, plan, key=key, carry_on=False))
-        if not unit.job.is_done():
-            self._send(unit)
-        return unit
+        return self._cluster.begin(self._client.submit_run(rows, plan, key=key, carry_on=False)), rows
 
-    def _send(self, unit: _Unit) -> None:
-        unit.future = self._cluster.send(unit.job.id)
-        unit.sent += 1
-
-    def _end(self, unit: _Unit, plan: Plan) -> list[Result[Any]]:
+    def _end(self, unit: Unit, rows: Sequence[Prompt], plan: Plan) -> list[Result[Any]]:
         """Wait for the end of a unit and return its results. Rows that a call of earlier cancelled are asked
         as a unit of their own."""
-        while unit.future is not None:
-            try:
-                unit.future.result()
-                break
-            except (distributed.KilledWorker, distributed.CancelledError, ClientClosed) as error:
-                if unit.job.is_done():
-                    break
-                if unit.sent == TIMES:
-                    error.add_note("nothing is lost: the same call again goes on")
-                    raise
-                self._send(unit)
+        self._cluster.wait(unit)
         results = list(unit.job.results(wait=False))
         again = [at for at, result in enumerate(results) if isinstance(result.error, RequestCancelled)]
         if again:
-            rest = self._begin([unit.rows[at] for at in again], f"{unit.job.key}+", plan)
-            for at, result in zip(again, self._end(rest, plan), strict=True):
+            rest = self._begin([rows[at] for at in again], f"{unit.job.key}+", plan)
+            for at, result in zip(again, self._end(*rest, plan), strict=True):
                 results[at] = result
         return results
 
@@ -318,52 +210,3 @@ class _ListRun:
         except JobNotFound:
             return False
         return True
-
-
-# -- what was given ------------------------------------------------------------------------------------------
-
-
-def _split(given: _Options, store: str | None, shared: str | None) -> tuple[BatchingConfig, dict[str, Any]]:
-    """Return the settings of each client, and what is of this list only.
-
-    Raises:
-        ConfigError: there is no store, or a setting is out of its range.
-    """
-    known = {setting.name for setting in BatchingConfig().describe()}
-    settings: dict[str, Any] = {name: value for name, value in given.items() if name in known}
-    config = BatchingConfig.load(**settings)
-    place = store or config.store
-    if place is None:
-        raise ConfigError("store is none, and workers need one that all reach: set store='postgresql://…'")
-    remote = place.startswith(("postgresql://", "postgres://"))
-    if not remote:
-        place = os.path.abspath(os.path.expanduser(place))
-    if shared is None:
-        shared = place if remote and config.shared == "auto" else config.shared
-    own = {name: value for name, value in given.items() if name not in known}
-    return _with(config, store=place, shared=shared), own
-
-
-def _with(config: BatchingConfig, **changes: Any) -> BatchingConfig:
-    return evolve(config, **changes)
-
-
-def _key_of(rows: Sequence[Prompt], model: str, options: _Options | None, params: _Options) -> str:
-    """Return a key for a list: the same for the same prompts, model and parameters."""
-    known = {name: value for name, value in (options or {}).items() if name != "api_key"}
-    plain = {name: value for name, value in params.items() if name not in ConstraintParams.__optional_keys__}
-    return f"dask-{_digest([model, known, plain, rows])}"
-
-
-def _digest(value: Any) -> str:
-    """Return a short digest of values as they are written."""
-    written = json.JSONEncoder(default=_plain, sort_keys=True).iterencode(value)
-    digest = hashlib.blake2b(digest_size=16)
-    for piece in written:
-        digest.update(piece.encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    plain = partial(asdict, recurse=False)
-    return plain(value) if has(type(value)) else repr(value)
