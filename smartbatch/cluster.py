@@ -161,7 +161,7 @@ class Cluster:
         unit.future = self._dask.submit(_carry_on, self._plugin, unit.job.id, pure=False, retries=0)
         unit.sent += 1
 
-    def wait(self, unit: Unit, stopped: Callable[[], bool] = lambda: False) -> bool:
+    def await_end(self, unit: Unit, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Wait until a unit has ended; False where ``stopped`` became true before. The cases, in order:
 
         1. Its worker has carried it on to its end, or another process has.

@@ -192,7 +192,7 @@ class _ListRun:
     def _end(self, unit: Unit, rows: Sequence[Prompt], plan: Plan) -> list[Result[Any]]:
         """Wait for the end of a unit and return its results. Rows that a call of earlier cancelled are asked
         as a unit of their own."""
-        self._cluster.wait(unit)
+        self._cluster.await_end(unit)
         results = list(unit.job.results(wait=False))
         again = [at for at, result in enumerate(results) if isinstance(result.error, RequestCancelled)]
         if again:
