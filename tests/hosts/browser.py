@@ -23,12 +23,11 @@ FLAGS = (
 )
 
 
-def installed(name: str) -> str:
+def installed(*names: str) -> str:
     """Return the path of a program; without it the test is skipped by name, or fails where all must run."""
-    found = shutil.which(name)
-    if found is not None:
+    for found in filter(None, map(shutil.which, names)):
         return found
-    missing = f"{name} is not installed: apt-get install chromium chromium-driver"
+    missing = f"{names[0]} is not installed: apt-get install chromium chromium-driver"
     if os.environ.get("CI"):
         pytest.fail(missing)
     pytest.skip(missing)
@@ -37,7 +36,7 @@ def installed(name: str) -> str:
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Any]:
     """Run Chromium until the block ends, with a profile of its own in ``folder``."""
-    chromium, driver = installed("chromium"), installed("chromedriver")
+    chromium, driver = installed("chromium", "chromium-browser", "google-chrome"), installed("chromedriver")
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()

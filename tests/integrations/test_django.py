@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import sqlite3
@@ -20,7 +21,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.http import Http404, HttpRequest, HttpResponse
-from django.test import Client, RequestFactory, override_settings
+from django.test import AsyncClient, Client, RequestFactory, override_settings
 from django.urls import include, path
 from docs.pages import ROOT, Page
 from jobs.stores import postgres_address
@@ -65,8 +66,14 @@ def view(request: HttpRequest) -> HttpResponse:
     return HttpResponse("done")
 
 
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    """Ask a question."""
+    return HttpResponse((await asyncio.wrap_future(get_client().submit("a"))).text)
+
+
 urlpatterns = [
     path("", view),
+    path("asynchronous", asynchronous),
     path("smartbatch/", include("smartbatch.integrations.django.urls")),
     path("admin/", admin.site.urls),
 ]
@@ -172,6 +179,24 @@ def test_what_is_left_of_a_web_request_is_the_time_of_what_it_waits_for(project:
     project(preprocess=[lambda request: outside.append(request.timeout) or Answer("fine")], web_timeout=200)
     get_client().submit("a").result()
     assert outside == [None]
+
+
+def test_under_asgi_a_middleware_tells_of_the_time(project: Project) -> None:
+    """In asynchronous views and in others."""
+    seen: list[float | None] = []
+    project(preprocess=[lambda request: seen.append(request.timeout) or Answer("fine")], web_timeout=200)
+    acts[:] = [lambda: get_client().submit("a").result()]
+    middleware = ["smartbatch.integrations.django.time_limits.time_limits"]
+
+    async def ask() -> list[bytes]:
+        client = AsyncClient()
+        return [(await client.get(url)).content for url in ("/", "/asynchronous")]
+
+    with override_settings(MIDDLEWARE=middleware):
+        assert asyncio.run(ask()) == [b"done", b"fine"]
+        assert Client().get("/").content == b"done"
+    assert len(seen) == 3
+    assert all(timeout is not None and 0 < timeout < 199 for timeout in seen)
 
 
 def test_a_web_request_whose_time_is_over_asks_nothing(project: Project) -> None:
