@@ -148,14 +148,18 @@ class SqliteBackEnd(BackEnd):
         self._whole(kept, lasting=False)
 
     def published(self) -> Published:
-        def read(connection: sqlite3.Connection) -> Published:
-            now = self._now()
-            rows = connection.execute("SELECT seen, record FROM participants ORDER BY seen DESC").fetchall()
-            sums = dict(connection.execute("SELECT name, value FROM sums").fetchall())
-            heard = [(now - seen, record) for seen, record in rows if -CLOCK_STEP <= now - seen <= KEPT]
-            return Published(heard, sums)
-
-        return self._whole(read, lasting=False)
+        try:
+            with self._connections.reading():
+                connection = self._connections.reader()
+                rows = connection.execute(
+                    "SELECT seen, record FROM participants ORDER BY seen DESC"
+                ).fetchall()
+                sums = dict(connection.execute("SELECT name, value FROM sums").fetchall())
+        except sqlite3.Error as error:
+            raise self._away(error) from None
+        now = self._now()
+        heard = [(now - seen, record) for seen, record in rows if -CLOCK_STEP <= now - seen <= KEPT]
+        return Published(heard, sums)
 
     def _whole(self, act: Callable[[sqlite3.Connection], _T], *, lasting: bool) -> _T:
         """Do ``act`` as one transaction; a ``lasting`` one survives a loss of power."""

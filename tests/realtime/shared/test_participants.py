@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from observe.sample_events import submitted
 from realtime.scenes import Scripted
 from realtime.shared.servers import KINDS, address_of, postgres_address, redis_server
 
 import smartbatch
-from smartbatch import BatchingClient, Participant, Participants
-from smartbatch._clock import VirtualClock
+from smartbatch import BatchingClient, Participant, Participants, RealtimeStatus
+from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
+from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import participant_of
 from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import BackEnd
+from smartbatch.realtime.shared.publication import Publication
 
 __all__ = ["postgres_address", "redis_server"]  # fixtures
 
@@ -73,6 +77,35 @@ def test_the_sums_keep_what_a_process_told_whose_record_is_gone(
     assert risen(back_end, before) == {"rows": 8.0}
     back_end.publish("gone", told(rows=9), {"rows": 7.0})
     assert risen(back_end, before) == {"rows": 10.0}
+
+
+def test_the_records_of_before_a_machine_was_started_again_are_gone(address: str) -> None:
+    """Its clock begins anew, so they seem to be of the future; the sums stay."""
+    now = [90_000.0]
+    made = open_back_end(address, lambda: now[0])
+    made.prepare()
+    made.publish("before", told(calls=3), {})
+    now[0] = 20.0
+    assert made.published().records == []
+    made.publish("after", told(calls=1), {})
+    assert [text for _, text in made.published().records] == [told(calls=1)]
+    assert made.published().sums == {"calls": 4.0}
+    made.close()
+
+
+def test_a_client_that_nobody_holds_leaves_its_counts() -> None:
+    """It is told of no longer; whoever comes next in its process adds to them."""
+    publication = Publication("one", VirtualClock())
+    metrics = BatchMetrics()
+    publication.add(metrics, lambda hide: RealtimeStatus(waiting=1))
+    metrics(submitted())
+    first = publication.record({}, str)
+    assert (first.realtime.waiting, first.ended) == (1, False)
+    del metrics
+    assert publication.due() < math.inf
+    last = publication.record({}, str)
+    assert (last.sums, last.realtime, last.ended) == (first.sums, RealtimeStatus(), True)
+    assert publication.due() == math.inf
 
 
 def looked(address: str, clock: VirtualClock) -> tuple[list[Participant], dict[str, float]]:
@@ -181,6 +214,15 @@ def test_any_process_can_ask_what_all_told(asked: Participants, tmp_path: Path) 
     assert asked.sums["requests_ended:succeeded"] == 2
     assert asked.sums["shared_operations:publish"] == one.sums["shared_operations:publish"] >= 1
     assert (one.library, one.ended, asked.living, asked.lost) == (smartbatch.__version__, True, (), ())
+
+
+def test_a_record_of_a_later_version_is_counted_and_not_read(address: str) -> None:
+    made = open_back_end(address, RealClock.now)
+    made.prepare()
+    made.publish("later", json.dumps({"version": 99, "sums": {"calls": 2.0}, "of": "another form"}), {})
+    made.close()
+    found = smartbatch.participants(address)
+    assert (found.processes, found.unreadable, found.sums) == ((), 1, {"calls": 2.0})
 
 
 def test_no_prompt_is_told(asked: Participants, tmp_path: Path) -> None:
