@@ -35,6 +35,9 @@ _CHECK_EVERY = 1.5
 """Seconds after which calls go in spite of a suspect limit: one, then two, four, … until one is refused, or
 the limit is contradicted. One refusal confirms that a limit is enforced, and ends the check."""
 
+_EVEN = 2.0
+"""Seconds' worth of requests below which a bucket is no burst."""
+
 _REPEATED = 10.0
 """Seconds between two explained refusals within which they count as repeated."""
 
@@ -199,6 +202,12 @@ class HeaderLimits:
         """The reported limit of requests, a second."""
         bucket = self._buckets.get(_REQUESTS)
         return None if bucket is None else bucket.limit / _MINUTE
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the provider's bucket of requests holds less than two seconds' worth."""
+        known = self._buckets.get(_REQUESTS)
+        return known is not None and known.bucket.capacity < _EVEN * known.bucket.rate
 
     def per_minute(self) -> dict[str, float]:
         """Return the reported limits a minute, by name: ``requests``, ``tokens``, ``input``, ``output``."""
@@ -378,6 +387,21 @@ def _amounts(values: list[float]) -> Amounts:
 def costs_of(tokens: float, output: float) -> Amounts:
     """Return what a call needs of each dimension."""
     return 1.0, tokens, tokens - output, output
+
+
+def surplus_of(call: Reservation, tokens: float, output: float | None) -> Amounts:
+    """Return what a call that used ``tokens`` did not need of what it leased, by dimension.
+
+    A server that charges more than was expected gives nothing back: what it charged was leased.
+    """
+    if output is None:
+        output = tokens * call.output / call.tokens if call.tokens else 0.0
+    expected, used = costs_of(call.tokens, call.output), costs_of(tokens, output)
+    over = [
+        0.0 if leased > most else leased - cost
+        for leased, most, cost in zip(call.leased, expected, used, strict=True)
+    ]
+    return 0.0, over[1], over[2], over[3]
 
 
 def _cost(dimension: int, tokens: float, output: float) -> float:

@@ -31,9 +31,10 @@ from smartbatch.core.limits.backoff import RandomSource, backoff, jittered_minim
 from smartbatch.core.limits.bucket import Bucket, limit_bucket, spaced_capacity
 from smartbatch.core.limits.call_window import CallWindow
 from smartbatch.core.limits.concurrency_cap import ConcurrencyCap
-from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, costs_of
-from smartbatch.core.limits.lease import Amounts, LimitLease, QuotaFacts
+from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, surplus_of
+from smartbatch.core.limits.lease import LimitLease, QuotaFacts
 from smartbatch.core.limits.refusal_evidence import RefusalEvidence
+from smartbatch.core.limits.shared_record import NO_BOUND
 from smartbatch.types import LimitReport
 
 _UNEVEN = 2
@@ -58,6 +59,7 @@ careful near the limit, quick when the limit is far."""
 _LOWERED, _LOWERED_SOON = 0.92, 0.85
 """A measured rate is lowered to these shares by a refusal: after some seconds without one, and sooner."""
 
+_MINUTE = 60.0
 _SLOWEST = 1.0
 _SEARCH = 1.03
 _UNLIMITED = 2000.0
@@ -269,6 +271,7 @@ class Quota:
         self._header_limits.learn(report, reservation, self._traffic, now, alone=self._is_alone)
         if self.lease is not None and known != self.reported_limits:
             self.lease.tell()
+            self._space_all(now)
         if self._window.is_proving and (report.requests_remaining is not None or self._configured is None):
             self._window.open()  # the report says how much of the burst is left
 
@@ -310,6 +313,7 @@ class Quota:
         self._traffic.refused_at = now
         self._header_limits.confirm()
         explained = self._header_limits.explain(report, reservation, self._traffic, now, alone=self._is_alone)
+        self._space_all(now)
         no_cap = False
         if not explained:
             capped = self._cap.limit < math.inf
@@ -391,9 +395,17 @@ class Quota:
         return self.lease is None or self.lease.members == 1
 
     def facts(self, now: float) -> QuotaFacts:
-        """Return what is known here of the limits, for other processes that share them."""
+        """Return what is known here of the limits, for other processes that share them.
+
+        Where calls are spaced, the rate alone bounds the requests: what a small bucket holds comes and goes
+        between two exchanges.
+        """
         limits = self._header_limits.known(now)
         caps, rates = list(limits.caps), list(limits.rates)
+        at_most, remaining = limits.at_most, limits.remaining
+        if self._spacing is not None:
+            caps[0] = max(caps[0], _MINUTE * rates[0])
+            at_most, remaining = (NO_BOUND, *at_most[1:4]), (0.0, *remaining[1:4])
         for d, bucket in enumerate((self._requests, self._tokens)):
             if bucket is not None:
                 caps[d] = min(caps[d] or math.inf, bucket.capacity)
@@ -401,8 +413,8 @@ class Quota:
         return QuotaFacts(
             caps=(caps[0], caps[1], caps[2], caps[3]),
             rates=(rates[0], rates[1], rates[2], rates[3]),
-            at_most=limits.at_most,
-            remaining=limits.remaining,
+            at_most=at_most,
+            remaining=remaining,
             admitted=limits.admitted if limits.admitted < math.inf else -math.inf,
             accepted=self._traffic.accepted,
             cool_until=self._cool_until,
@@ -456,7 +468,7 @@ class Quota:
         if self._tokens is not None:
             self._tokens.settle(now, reservation.tokens - actual)
         if self.lease is not None:
-            self.lease.settle(now, _surplus(reservation, actual, output))
+            self.lease.settle(now, surplus_of(reservation, actual, output))
         if self._header_limits:
             self._header_limits.settle(now, reservation, actual, output)
 
@@ -520,12 +532,8 @@ class Quota:
         """
         self._evidence.clear()
         self._window.proven(self._evidence.peak)
-        known = self._known
-        if self._spacing is None and known is not None:
-            self._base = known
-            self._space(known * _SPACED_SHARE, now)
-            self._burst_at = now + self._burst_wait
-            self._burst_wait *= 2.0
+        if self._spacing is None and self._known is not None:
+            self._space_known(now)
         elif self._accepted and now - self._baseline <= _BASELINE:
             measured = self._accepted / max(now - self._baseline, _COOLDOWN / 2)
             if self.lease is not None:
@@ -538,6 +546,19 @@ class Quota:
                 self._searching = True
         if self._accepted:
             self._baseline, self._accepted = now, 0
+
+    def _space_all(self, now: float) -> None:
+        """Space the calls of all processes that share a limit without bursts: each would keep to the
+        provider's small bucket, and all together would not."""
+        if self._spacing is None and not self._is_alone and self._header_limits.is_even:
+            self._space_known(now)
+
+    def _space_known(self, now: float) -> None:
+        """No bursts are honoured: space the calls at the known rate, and try a burst again later."""
+        self._base = self._known or self._base
+        self._space(self._base * _SPACED_SHARE, now)
+        self._burst_at = now + self._burst_wait
+        self._burst_wait *= 2.0
 
     def _space(self, rate: float, now: float) -> None:
         """Space the calls at ``rate`` a second; then there is no window."""
@@ -575,18 +596,3 @@ class Quota:
             return
         if faster != spacing.rate:
             spacing.reshape(now, spaced_capacity(faster), faster)
-
-
-def _surplus(call: Reservation, tokens: float, output: float | None) -> Amounts:
-    """Return what a call that used ``tokens`` did not need of what it leased, by dimension.
-
-    A server that charges more than was expected gives nothing back: what it charged was leased.
-    """
-    if output is None:
-        output = tokens * call.output / call.tokens if call.tokens else 0.0
-    expected, used = costs_of(call.tokens, call.output), costs_of(tokens, output)
-    over = [
-        0.0 if leased > most else leased - cost
-        for leased, most, cost in zip(call.leased, expected, used, strict=True)
-    ]
-    return 0.0, over[1], over[2], over[3]

@@ -88,6 +88,24 @@ class Meter:
         return sum(cost for at, cost in self.spent if begin < at <= end) / (self.limit / 60 * (end - begin))
 
 
+@define
+class SecondMeter(Meter):
+    """Fixed windows of a second of the server's clock, with a sixtieth of the limit each."""
+
+    window: int = -1
+
+    def left(self, now: float) -> float:
+        if math.floor(now) != self.window:
+            self.window, self.level = math.floor(now), self.limit / 60
+        return self.level
+
+    def wait(self, now: float, cost: float) -> float:
+        return 0.0 if self.left(now) >= cost else self.window + 1 - now
+
+    def reset(self, now: float) -> float:
+        return self.window + 1 - now if self.left(now) < self.limit / 60 else 0.0
+
+
 class Server:
     """Enforces limits.
 

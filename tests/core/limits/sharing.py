@@ -50,6 +50,7 @@ class Sharing:
             lease.adopt(one._grant, now)
             one.quota.follow(now)
             one._grant, one._arrives = None, math.inf
+            return math.nextafter(now, math.inf)  # its clients look at once
         if one._grant is not None:
             return one._arrives
         due = lease.due(now)

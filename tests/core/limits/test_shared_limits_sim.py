@@ -11,7 +11,7 @@ import random
 
 import pytest
 from core.limits.limit_server import constant, lognormal
-from core.limits.metered_server import Client, Server, fill
+from core.limits.metered_server import Client, SecondMeter, Server, fill
 from core.limits.sharing import EPOCH, Process, Sharing
 
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
@@ -132,16 +132,16 @@ def test_what_a_process_leased_that_is_gone_comes_back(event: str) -> None:
 
 def test_a_cooldown_of_one_process_is_a_cooldown_of_all() -> None:
     """Refused without a limit that explains it, three times in a row: the others pause as well, once."""
-    run = Run(Server("gemini", {"requests": 600_000}), 2).fill(5.0)
+    run = Run(Server("gemini", {"requests": 600_000}), 2)
+    for hundredth in range(501):
+        run.sharing(hundredth / 100)
     first, other = run.quotas
     for _ in range(3):
         first.refused(first.take(5.0, 1.0), 5.0, 4.0, random.Random(1))
     pause = first.look(5.0, 1.0)
     assert pause > 8.0
-    run.sharing(5.1)
-    run.sharing(5.11)
-    run.sharing(6.5)
-    run.sharing(6.51)
+    for hundredth in range(501, 652):
+        run.sharing(hundredth / 100)
     assert other.look(6.51, 1.0) == pytest.approx(pause, abs=0.2)
     assert run.sharing.record.generation == 1
 
@@ -152,6 +152,20 @@ def test_a_rate_that_one_process_proves_is_spaced_by_all() -> None:
     run = Run(server, 4, told=600).fill(120.0)
     assert run.used(20.0, 120.0) >= 0.95
     assert run.refused <= 0.02
+
+
+@pytest.mark.parametrize("style", sampled(["openai", "gemini"]))
+def test_a_limit_that_is_counted_each_second_is_spaced_by_all(style: str) -> None:
+    """Ten in each second, told or learned from the first answers: 98 % of it, and no more refused than the
+    first calls of all, which nobody could know about."""
+    server = Server(style, {"requests": 600})
+    server.meters = {"requests": SecondMeter(600)}
+    run = Run(server, 4, told=600).fill(95.0)
+    assert run.used(20.0, 95.0) >= 0.98
+    late = [at for client in run.clients for at in client.counts.refusals if at > 5.0]
+    assert len(late) <= 1
+    if style == "openai":
+        assert run.refused <= 0.005
 
 
 @pytest.mark.parametrize("on_lost", sampled(["share", "stop", "local"], keep=1))
