@@ -133,14 +133,14 @@ def test_what_a_process_leased_that_is_gone_comes_back(event: str) -> None:
 def test_a_cooldown_of_one_process_is_a_cooldown_of_all() -> None:
     """Refused without a limit that explains it, three times in a row: the others pause as well, once."""
     run = Run(Server("gemini", {"requests": 600_000}), 2)
-    for hundredth in range(501):
+    for hundredth in range(401):
         run.sharing(hundredth / 100)
     first, other = run.quotas
     for _ in range(3):
-        first.refused(first.take(5.0, 1.0), 5.0, 4.0, random.Random(1))
-    pause = first.look(5.0, 1.0)
-    assert pause > 8.0
-    for hundredth in range(501, 652):
+        first.refused(first.take(4.0, 1.0), 4.0, 4.0, random.Random(1))
+    pause = first.look(4.0, 1.0)
+    assert pause > 7.0
+    for hundredth in range(401, 652):  # an idle process is heard every five seconds
         run.sharing(hundredth / 100)
     assert other.look(6.51, 1.0) == pytest.approx(pause, abs=0.2)
     assert run.sharing.record.generation == 1
