@@ -21,6 +21,9 @@ PREFIX = "SMARTBATCH_"
 RESERVED = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
 """Variables of tests and of the simulated provider; a key of this class that starts so is still read."""
 
+OF_APPLICATIONS = ("SMARTBATCH_MODEL", "SMARTBATCH_WEB_TIMEOUT")
+"""Variables that applications of web frameworks read, and nothing else."""
+
 LARGE_QUEUE = 10_000
 DAY = 86_400
 
@@ -423,7 +426,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if key := variables.get(variable):
             if text.strip():
                 values[key] = _spec(key, key).parse(f"{key} ({variable})", text)
-        elif not variable.startswith(RESERVED):
+        elif variable not in OF_APPLICATIONS and not variable.startswith(RESERVED):
             raise ConfigError(f"unknown variable {variable}{_nearest(variable, variables, PREFIX)}")
     return values
 

@@ -14,7 +14,7 @@ app = Flask(__name__)
 app.config.update(SMARTBATCH_MODEL="sim:demo", SMARTBATCH_STORE="jobs.db", SMARTBATCH_WEB_TIMEOUT="25s")
 app.config.from_prefixed_env()
 Smartbatch(app)
-app.register_blueprint(blueprint, url_prefix="/smartbatch")
+app.register_blueprint(blueprint)
 
 
 @app.get("/")

@@ -69,9 +69,9 @@ current_smartbatch = cast("BatchingClient", LocalProxy(_current))
 """The client of the application that runs, in this process. Within a web request that has a time limit, what
 is waited for gets what is left of it."""
 
-blueprint = Blueprint(_NAME, __name__)
-"""Pages for those who run the application: ``/health``. Registered where they are wanted, by
-``app.register_blueprint(blueprint, url_prefix="/smartbatch")``."""
+blueprint = Blueprint(_NAME, __name__, url_prefix=f"/{_NAME}")
+"""Pages for those who run the application: ``/smartbatch/health``. ``app.register_blueprint(blueprint)`` adds
+them where they are wanted; its ``url_prefix`` names another place."""
 
 
 @blueprint.get("/health")

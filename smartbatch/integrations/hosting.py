@@ -17,7 +17,7 @@ from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_of
 from smartbatch.cli.main import main
 from smartbatch.client import BatchingClient
-from smartbatch.config import BatchingConfig, check_names
+from smartbatch.config import OF_APPLICATIONS, PREFIX, BatchingConfig, check_names
 from smartbatch.core.limits.classifiers import Classifier
 from smartbatch.core.preparation.preparer import Preprocess
 from smartbatch.errors import ConfigError, RequestTimeout, SmartbatchError
@@ -157,6 +157,7 @@ class HostSettings:
         """
         try:
             check_names(given, KNOWN)
+            given = {**given, **_variables()}
             table = {name: value for name, value in given.items() if name in fields_dict(BatchingConfig)}
             return cls(
                 place=place,
@@ -176,6 +177,12 @@ class HostSettings:
             return self
         setting: dict[str, Any] = {"store": store}
         return evolve(self, table={**self.table, **setting}, config=evolve(self.config, **setting))
+
+
+def _variables() -> dict[str, str]:
+    """Return what the environment says that is no setting of a client."""
+    found = {name: os.environ.get(name, "").strip() for name in OF_APPLICATIONS}
+    return {name.removeprefix(PREFIX).lower(): text for name, text in found.items() if text}
 
 
 @frozen

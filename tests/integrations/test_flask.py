@@ -28,7 +28,7 @@ def app_of(tmp_path: Path) -> Iterator[AppOf]:
         given = {"model": "sim:demo", "store": str(tmp_path / "jobs.db"), **settings}
         app.config.update({f"SMARTBATCH_{name.upper()}": value for name, value in given.items()})
         Smartbatch(app, preprocess=hooks)
-        app.register_blueprint(blueprint, url_prefix="/smartbatch")
+        app.register_blueprint(blueprint)
         made.append(app)
         return app
 
@@ -48,8 +48,10 @@ def test_settings_of_the_application_are_those_of_the_client(app_of: AppOf) -> N
 
 def test_the_environment_wins_over_the_application(app_of: AppOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMARTBATCH_PARALLELISM", "3")
+    monkeypatch.setenv("SMARTBATCH_MODEL", "sim:other")
     with app_of(parallelism=7).app_context():
         assert current_smartbatch.config.parallelism == 3
+        assert current_smartbatch.model == "other"
 
 
 def test_two_applications_have_two_clients(app_of: AppOf) -> None:
