@@ -52,20 +52,21 @@ def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
     return BatchingClient(
         args.model,
         config=config_of(args),
-        provider_options={**options, **_provider_options(args.provider_option)},
+        provider_options={**options, **options_of(args)},
         observers=[print_event] if args.verbose else [],
         **{name: getattr(args, name) for name in _PARAMETERS},
     )
 
 
-def _provider_options(pairs: list[str]) -> dict[str, Any]:
-    """Read ``K=V`` pairs; a value that is JSON, such as ``true`` or ``30``, is that, anything else a text.
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the provider, from ``K=V`` pairs; a value that is JSON, such as ``true`` or
+    ``30``, is that, anything else a text.
 
     Raises:
         ConfigError: for a pair without ``=``.
     """
     options: dict[str, Any] = {}
-    for pair in pairs:
+    for pair in args.provider_option:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise ConfigError(f"--provider-option {key!r:.40} needs the form K=V, such as api=responses")

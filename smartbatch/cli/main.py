@@ -113,6 +113,8 @@ _RUN_OUTPUT = """
 -o --output OUT.jsonl  where the results go, as .jsonl or .ndjson; resumes when there
 --store PLACE          where rows are kept until they are answered: a file, or postgresql://… (default: your
                        own)
+--dask ADDRESS         the scheduler of a Dask cluster whose workers ask the rows, such as tcp://host:8786;
+                       with -o, and a --store that all reach
 --quiet                no progress and no summary, errors only
 -v --verbose           a line for every failed row, retry and limit
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from smartbatch._clock import RealClock
 from smartbatch.cli.clients import client_of, params_of
@@ -23,11 +24,14 @@ from smartbatch.cli.prompts import InputRequests, KeyedRow, PromptMaker
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.cli.run_job import JobRun, RowResult
 from smartbatch.cli.summary import RunSummary, failure_line
-from smartbatch.errors import InputError
+from smartbatch.errors import ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import escape
 from smartbatch.types import Result
+
+if TYPE_CHECKING:
+    from smartbatch.cluster import Cluster
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,6 +49,7 @@ class _Run:
 
     def __init__(self, args: argparse.Namespace, stack: ExitStack) -> None:
         self._args = args
+        self._stack = stack
         self._clock = RealClock()
         self._began = self._clock.now()
         self._summary = RunSummary()
@@ -75,7 +80,10 @@ class _Run:
         job_run: JobRun | None = None
         caught, ended = 0, self._clock.now()
         if self._before.answered < len(keys):
-            job_run = JobRun(self._client, self._input, self._chooser, self._args, answered, self._clock)
+            cluster = None if self._args.dask is None else self._stack.enter_context(self._cluster())
+            job_run = JobRun(
+                self._client, self._input, self._chooser, self._args, answered, self._clock, cluster
+            )
             caught = job_run.go(self._write)
             ended = self._clock.now()
         if self._out is not None:
@@ -95,6 +103,18 @@ class _Run:
         if caught:
             return 128 + caught
         return 1 if self._summary.failed or unanswered or self._changed is not None else 0
+
+    def _cluster(self) -> Cluster:
+        """Return the cluster of ``--dask``.
+
+        Raises:
+            ConfigError: the extra is missing, or nobody answers there.
+        """
+        try:
+            from smartbatch.cli.cluster_units import cluster_of
+        except ImportError:
+            raise ConfigError("--dask needs the extra dask: pip install 'smartbatch-llm[dask]'") from None
+        return cluster_of(self._args)
 
     def _finish(self, out: OutputFile, *, asked: bool) -> None:
         """Put the output in order, and make sure that it is on the disk before the store forgets anything."""

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 
@@ -30,9 +31,14 @@ from smartbatch.cli.prompts import InputRequests, KeyedRow, format_key
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, StoreError
+from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Mode, Progress
 from smartbatch.types import Request, Result, Route, evolve
+
+if TYPE_CHECKING:
+    from smartbatch.cli.cluster_units import ClusterUnits
+    from smartbatch.cluster import Cluster
 
 
 @frozen
@@ -59,6 +65,7 @@ class JobRun:
     Args:
         args: of the command.
         answered: whether the output has the answer of the row at an index.
+        cluster: whose workers ask rows in real time, rather than this process.
     """
 
     _client: BatchingClient
@@ -67,6 +74,8 @@ class JobRun:
     _args: argparse.Namespace
     _answered: Callable[[int], bool]
     _clock: Clock
+    _cluster: Cluster | None = None
+    _units: ClusterUnits | None = field(default=None, init=False)
     _identity: RunIdentity = field(init=False)
     _jobs: list[RunJob] = field(factory=list, init=False)
     _live: list[RunJob] = field(factory=list, init=False)
@@ -128,7 +137,7 @@ class JobRun:
         for one in self._jobs:
             if one.realtime:
                 try:
-                    if one.job.status().done:
+                    if one.job.is_done():
                         one.job.forget()
                 except StoreError as error:  # the output has every answer: no reason to fail
                     self._say(f"job {one.job.id} stays in the store: {error.message}")
@@ -138,20 +147,26 @@ class JobRun:
         for one in self._jobs:
             if not one.ended:  # what it can still spend is part of this run's budget, before new rows get any
                 self._client.adopt_job(one.job.id)
-        new = self._submit(self._jobs)
-        if new is not None:
-            self._jobs.append(new)
+        if self._cluster is not None:
+            from smartbatch.cli.cluster_units import ClusterUnits
+
+            key = self._identity.key(self._identity.rows)
+            self._units = ClusterUnits.of(self._cluster, self._args, key, self._stopped)
+        self._jobs += self._submit(self._jobs)
         self._live = [one for one in self._jobs if not one.ended]
+        for one in self._live:
+            if self._units is not None and one.realtime:
+                self._units.begin(one.job)
         with self._progress() as progress:
             followed = self._followed = FollowedJobs(
-                [one.job for one in self._live],
+                [one.job for one in self._live if self._units is None or not one.realtime],
                 progress.advance_to if self._in_real_time() else progress.show,
                 self._clock,
                 stopped=self._stopped,
                 ending=lambda: self._client.stop(GRACE),
             )
             followed.refresh()
-            write(self._rows(), progress)
+            write(self._rows(progress), progress)
             followed.refresh()
         followed.report_held("; then run the same line again")
 
@@ -170,8 +185,9 @@ class JobRun:
 
     # -- submitting ------------------------------------------------------------------------------------------
 
-    def _submit(self, jobs: Sequence[RunJob]) -> RunJob | None:
-        """Store the rows as a job that are neither answered nor under way, if there are any."""
+    def _submit(self, jobs: Sequence[RunJob]) -> list[RunJob]:
+        """Store the rows as a job that are neither answered nor under way, if there are any; for a cluster as
+        several."""
         needed = self._identity.needed(jobs, self._answered)
         for one in jobs:
             found = "had ended before; its answers are taken from the store"
@@ -179,21 +195,26 @@ class JobRun:
                 found = f"goes on; {one.stored:,} of {one.job.total:,} rows have their results"
             self._say(f"job {one.job.id}: {found}")
         if not any(needed):
-            return None
+            return []
         plan = self._chooser.choose(needed, self._stopped)
         realtime = plan.route not in (Route.BATCH, Route.HYBRID)
-        job = self._client.submit_run(
-            self._requests(needed),
-            plan,
-            key=self._identity.free_key({one.job.key for one in jobs}, realtime=realtime),
-            metadata=self._identity.labels(realtime=realtime),
-        )
+        rows = self._requests(needed)
+        key = self._identity.free_key({one.job.key for one in jobs}, realtime=realtime)
+        metadata = self._identity.labels(realtime=realtime)
+        if realtime and self._units is not None:
+            units = self._units.submit(self._client, rows, plan, key, metadata)
+            self._say(f"{sum(needed):,} rows are stored; the cluster is sent {len(units):,} units of them")
+            return [self._new(job, realtime=True) for job in units]
+        job = self._client.submit_run(rows, plan, key=key, metadata=metadata)
         if not realtime:
             first = f"the first {plan.first:,} are asked at once, the others " if plan.first else ""
             self._say(
                 f"job {job.id}: {job.total:,} rows are stored; {first or 'they '}go by batch; should this "
                 "command end, the same line again takes them up"
             )
+        return [self._new(job, realtime=realtime)]
+
+    def _new(self, job: Job, *, realtime: bool) -> RunJob:
         return RunJob(job, self._identity.rows, realtime=realtime, ended=False, is_new=True)
 
     def _requests(self, needed: bytearray) -> Iterator[Request]:
@@ -203,7 +224,7 @@ class JobRun:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def _rows(self) -> Iterator[tuple[KeyedRow, RowResult]]:
+    def _rows(self, progress: Progress) -> Iterator[tuple[KeyedRow, RowResult]]:
         """Yield the rows whose results are to be written, each with its result.
 
         1. An output in a file, with a job in real time: results in real time come as they are stored, so that
@@ -214,7 +235,14 @@ class JobRun:
             yield from self._to_write(self._results_of_all(), ordered=True)
             return
         for one in sorted(self._jobs, key=lambda one: (not one.ended, not one.realtime)):
-            yield from self._to_write(self._results_of(one), ordered=not self._comes_as_stored(one))
+            units = self._units if self._comes_as_stored(one) else None
+            results = self._results_of(one) if units is None else self._from_cluster(units, one, progress)
+            yield from self._to_write(results, ordered=not self._comes_as_stored(one))
+
+    def _from_cluster(self, units: ClusterUnits, one: RunJob, progress: Progress) -> Iterator[RowResult]:
+        for result in units.results(one.job):
+            progress.advance(result)
+            yield RowResult(self._identity.index_of(result), result, earlier=False)
 
     def _comes_as_stored(self, one: RunJob) -> bool:
         return one.realtime and not one.ended and self._args.output is not None
@@ -260,6 +288,9 @@ class JobRun:
         """Begin no further call, and print what becomes of the rest; on the thread of the signals."""
         self._client.stop_jobs()
         if self._args.quiet:
+            return
+        if self._units is not None:
+            note("interrupted: what was not asked is cancelled; the same line again asks it")
             return
         if any(one.realtime for one in self._live):
             note(f"interrupted: calls under way get {GRACE:.0f} s to end; once more ends at once")

@@ -6,12 +6,13 @@ The calls are those that docs/how-to/dask.md shows.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import pytest
 from jobs.stores import postgres_address
 
 from smartbatch import BatchingClient, ConfigError, InvalidRequest, ListProgress, ResultList
+from smartbatch._clock import RealClock
+from smartbatch.cli.main import main
 from smartbatch.testing import Emulator, answer_for, emulator
 
 __all__ = ["postgres_address"]  # a fixture
@@ -27,6 +30,7 @@ distributed = pytest.importorskip("distributed", reason="distributed is not inst
 dask = pytest.importorskip("smartbatch.integrations.dask")
 
 MODEL = "openai:gpt-5-mini"
+PATIENCE = 120.0
 
 
 @pytest.fixture
@@ -72,6 +76,14 @@ def test_a_list_is_answered_in_order_by_all_workers_and_the_same_call_pays_nothi
         assert server.ledger.received == 250
     clients = scheduler.run(lambda dask_worker: [str(n) for n in dask_worker.plugins if "smartbatch" in n])
     assert [len(names) for names in clients.values()] == [2, 2]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for another process."""
+    ended = RealClock.now() + PATIENCE
+    while not condition():
+        assert RealClock.now() < ended
+        RealClock().sleep(0.02)
 
 
 def kill_one(scheduler: Any) -> None:
@@ -121,6 +133,66 @@ def test_an_interrupted_call_ends_on_the_workers_and_the_same_call_goes_on(
         for _ in range(2):
             assert ask(server, prompts, scheduler, store).texts == expected(prompts)
         assert server.ledger.received == 600
+
+
+def run_line(server: Emulator, scheduler: Any, folder: Path) -> list[str]:
+    """The command line of a run over the cluster."""
+    return [
+        *("run", str(folder / "questions.txt"), "--model", MODEL, "-o", str(folder / "answers.jsonl")),
+        *("--store", str(folder / "jobs.db"), "--dask", scheduler.scheduler.address, "--quiet"),
+        *("--provider-option", f"base_url={server.base_url}", "--provider-option", "api_key=any"),
+        *("--strategy", "individual"),
+    ]
+
+
+@pytest.mark.full
+def test_the_command_line_has_a_file_asked_by_the_workers(scheduler: Any, tmp_path: Path) -> None:
+    """The same line again asks nothing, but for rows that were added; the store keeps nothing of the run."""
+    questions = tmp_path / "questions.txt"
+    rows = [f"question {n}" for n in range(250)]
+    with emulator(latency=0.01) as server:
+        for asked in (240, 240, 250):
+            questions.write_text("\n".join(rows[:asked]))
+            assert main(run_line(server, scheduler, tmp_path)) == 0
+            assert server.ledger.received == asked
+    answers = [json.loads(line)["text"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert answers == expected(rows)
+    clients = scheduler.run(lambda dask_worker: sum("smartbatch" in str(n) for n in dask_worker.plugins))
+    assert all(clients.values())
+    with BatchingClient("sim:demo", store=str(tmp_path / "jobs.db")) as client:
+        assert client.jobs() == []
+
+
+@pytest.mark.full
+def test_a_run_over_the_cluster_that_is_interrupted_goes_on(scheduler: Any, tmp_path: Path) -> None:
+    """What was not asked is cancelled, and asked by the same line again; nothing is paid twice."""
+    rows = [f"question {n}" for n in range(400)]
+    (tmp_path / "questions.txt").write_text("\n".join(rows))
+    output = tmp_path / "answers.jsonl"
+    with emulator(latency=0.1) as server:
+        line = [*run_line(server, scheduler, tmp_path), "--parallelism", "4"]
+        with subprocess.Popen([sys.executable, "-m", "smartbatch", *line], stderr=subprocess.PIPE) as process:
+            until(lambda: output.exists() and output.stat().st_size > 0)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE) == 130
+        codes = [main(line), main(line)]  # the first goes on with what was still ending
+        assert codes[-1] == 0
+        assert server.ledger.received == 400
+    assert sorted(json.loads(each)["text"] for each in output.read_text().splitlines()) == sorted(
+        expected(rows)
+    )
+
+
+@pytest.mark.full
+def test_a_run_over_a_cluster_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "questions.txt").write_text("a")
+    line = ["run", str(tmp_path / "questions.txt"), "--model", "sim:demo", "--dask", "tcp://127.0.0.1:1"]
+    assert main(line) == 2
+    assert "give -o as well" in capsys.readouterr().err
+    assert main([*line, "-o", str(tmp_path / "answers.jsonl")]) == 2
+    assert "workers need one that all reach" in capsys.readouterr().err
 
 
 @contextlib.contextmanager
