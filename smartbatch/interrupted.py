@@ -68,7 +68,7 @@ def front_door(error: KeyboardInterrupt, results: ResultList | None = None) -> I
         all_of_them = results
         found = Interrupted("interrupted; every result had come: .results has them", lambda: all_of_them)
     elif found is None:
-        found = Interrupted("interrupted before anything was asked")
+        found = Interrupted("interrupted before a result was waited for")
     found.__context__ = None
     return found.with_traceback(None)
 

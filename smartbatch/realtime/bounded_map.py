@@ -119,7 +119,7 @@ class BoundedMap(Iterator[Result]):
         return {**came, **self._unread, **self._handed}
 
     def __del__(self) -> None:
-        if self._under_way:
+        if getattr(self, "_under_way", None):  # Ctrl-C may come before there is anything
             self._abandon(list(self._under_way.values()))
 
     def _next(self) -> Result:

@@ -18,6 +18,7 @@ from smartbatch._fork import notice_fork
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.retry import RetryCount
 from smartbatch.errors import SmartbatchError, ValidationFailed, WrongProcess
+from smartbatch.interrupted import Interrupted
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.text_stream import ChunkBox
@@ -100,15 +101,16 @@ class ResultFuture(Future[Result[T]]):
             SmartbatchError: what the request failed with.
             TimeoutError: it is not over after ``timeout`` seconds.
             CancelledError: it was cancelled.
+            Interrupted: Ctrl-C.
         """
         on_interrupt = self._on_interrupt  # it may end while it is interrupted
         try:
             return super().result(timeout)
         except KeyboardInterrupt:
             on_interrupt()
-            raise
         finally:
             del self  # an error raised here has this frame in its traceback, and the future has the error
+        raise _interrupted()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as :meth:`result` does and return the error, or ``None`` for an answered request."""
@@ -117,7 +119,7 @@ class ResultFuture(Future[Result[T]]):
             return super().exception(timeout)
         except KeyboardInterrupt:
             on_interrupt()
-            raise
+        raise _interrupted()
 
     def cancel(self) -> bool:
         """Cancel the request if its call has not started; returns whether it is cancelled."""
@@ -166,6 +168,10 @@ class ResultFuture(Future[Result[T]]):
         vars(self)["_done_callbacks"] = []
         if not self.done():
             self.set_exception(error)
+
+
+def _interrupted() -> Interrupted:
+    return Interrupted("interrupted; calls in flight go on, and futures that are done have their results")
 
 
 @define(eq=False, repr=False)

@@ -18,6 +18,7 @@ from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.constraints import Constraints, seconds_until
 from smartbatch.events import JobFinished
+from smartbatch.interrupted import front_door
 from smartbatch.jobs.acceptance import checked_key
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_submission import JobOptions, JobSubmission
@@ -110,8 +111,15 @@ class ListRouter:
         A sequence is checked as a whole at once, and so is an iterable whose route needs all of it. Any other
         iterable is read lazily and goes in real time. The ``client`` is kept alive as long as the results.
         """
-        given_prompts = prompts
-        prompts, params = _prompts(prompts, params)
+        try:
+            return self._opened(prompts, params, client, reader)
+        except KeyboardInterrupt as error:
+            raise front_door(error) from None
+
+    def _opened(
+        self, given_prompts: Prompts, params: Mapping[str, Any], client: object, reader: ReaderOptions
+    ) -> ListResults:
+        prompts, params = _prompts(given_prompts, params)
         plain, given = _split(params)
         total = len(prompts) if isinstance(prompts, Sized) else None
         options, display = self._options(total, reader)
