@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from browser import browser
+from browser import browser, installed
 from run_script import GUARD, PACKAGE
 from web_servers import GRACE, WORKERS, Provider, Running, WebServer, provider, run_server, runs_on
 
@@ -27,17 +29,17 @@ EXAMPLES = PACKAGE.parent / "examples"
 MODEL = "openai:m"
 
 
-def gunicorn(application: str, folder: str) -> WebServer:
+def gunicorn(application: str, folder: str, kind: str, *more: str) -> WebServer:
     """Return two workers that are forked after the import, where a process answers several at once."""
     options = ("--bind", "127.0.0.1:0", "--workers", str(WORKERS), "--graceful-timeout", str(GRACE))
-    threads = ("--worker-class", "gthread", "--threads", "8", "--preload", "--no-control-socket")
-    command = ("gunicorn", application, "--chdir", str(EXAMPLES / folder), *options, *threads)
-    return WebServer(f"{folder} under gunicorn", command, at_once=8, forks_after_import=True)
+    forks = ("--preload", "--no-control-socket", "--worker-class", kind, *more)
+    command = ("gunicorn", application, "--chdir", str(EXAMPLES / folder), *options, *forks)
+    return WebServer(f"{folder} under gunicorn -k {kind}", command, at_once=8, forks_after_import=True)
 
 
-FLASK = gunicorn("app:app", "flask_app")
-DJANGO = gunicorn("summaries.wsgi", "django_app")
-APPS = [FLASK, DJANGO]
+FLASK = gunicorn("app:app", "flask_app", "gthread", "--threads", "8")
+DJANGO = gunicorn("summaries.wsgi", "django_app", "gthread", "--threads", "8")
+APPS = [FLASK, DJANGO, gunicorn("app:app", "flask_app", "gevent")]
 ANY_APP = pytest.mark.parametrize("app", APPS, ids=[app.name for app in APPS])
 
 
@@ -130,6 +132,61 @@ def test_a_stop_answers_what_is_in_flight(app: WebServer, tmp_path: Path) -> Non
         assert running.ends_within(GUARD), running.log.read_text()
         assert [answer.result() for answer in answers] == [answer_for(text, "m") for text in asked]
         assert slow.received() == len(asked)
+
+
+def test_the_admin_lists_jobs_and_shows_one(quick: Provider, tmp_path: Path) -> None:
+    """For somebody who logs in; there is nothing to add, and nothing to change."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    with run_app(DJANGO, tmp_path, quick) as running, browser(tmp_path) as page:
+        wait = WebDriverWait(page, GUARD)
+        for command in (
+            ["migrate"],
+            ["createsuperuser", "--noinput", "--username=me", "--email=me@example.com"],
+        ):
+            manage(tmp_path, *command)
+        page.get(f"http://127.0.0.1:{running.port}/")
+        page.find_element(By.NAME, "texts").send_keys("one\ntwo")
+        page.find_element(By.TAG_NAME, "button").click()
+        wait.until(lambda _: page.find_elements(By.ID, "results"))
+        job = page.current_url.rpartition("/")[2]
+        page.get(f"http://127.0.0.1:{running.port}/admin/")
+        page.find_element(By.NAME, "username").send_keys("me")
+        page.find_element(By.NAME, "password").send_keys("secret")
+        page.find_element(By.CSS_SELECTOR, "[type=submit]").click()
+        (jobs,) = wait.until(lambda _: page.find_elements(By.LINK_TEXT, "Jobs"))
+        assert not page.find_elements(By.CSS_SELECTOR, ".model-storedjob .addlink")
+        jobs.click()
+        (link,) = wait.until(lambda _: page.find_elements(By.LINK_TEXT, job))
+        assert "2 of 2" in page.find_element(By.ID, "result_list").text
+        link.click()
+        (shown,) = wait.until(lambda _: page.find_elements(By.TAG_NAME, "pre"))
+        assert "2 completed" in shown.text
+        assert not page.find_elements(By.CSS_SELECTOR, "#content [type=submit]")
+
+
+def manage(folder: Path, *arguments: str) -> None:
+    """Run a command of the example, on the database of its server."""
+    environ = {
+        **os.environ,
+        "DATABASE": str(folder / "django.sqlite3"),
+        "DJANGO_SUPERUSER_PASSWORD": "secret",
+    }
+    environ["PYTHONPATH"] = os.pathsep.join((str(PACKAGE.parent), *sys.path))
+    command = [sys.executable, str(EXAMPLES / "django_app" / "manage.py"), *arguments]
+    subprocess.run(command, env=environ, cwd=folder, check=True, capture_output=True, timeout=2 * GUARD)
+
+
+def test_without_a_browser_tests_say_so_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all have to run, that is a failure."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="chromium is not installed"):
+        installed("chromium")
+    monkeypatch.setenv("CI", "1")
+    with pytest.raises(pytest.fail.Exception, match="chromium is not installed"):
+        installed("chromium")
 
 
 def test_the_reloader_of_runserver_starts_one_client(quick: Provider, tmp_path: Path) -> None:
