@@ -48,8 +48,9 @@ ROOMS = {
 TESTED_BY = {"core": "tests/core/", "store": "tests/jobs/", "steps": "tests/jobs/", "outputs": "tests/cli/"}
 RECORDED = ("tests/core/walks/", "tests/faults/simulation/test_seeds.py")
 """Tests of whole rooms, which see most."""
-JUDGES = ("core", "jobs", "cli", "faults", "properties", "http", "routing", "realtime")
-"""Folders of the tests that judge: those of the rooms, and of what stands on them."""
+LEFT_OUT = ("docs", "typing", "test_structure.py", "hosts", "emulator", "test_benchmarks.py", "test_ci.py")
+"""Tests of texts and types, which see each change of a line, whatever it does, and of what is no part of the
+rooms and takes long."""
 COUNT = 300
 TARGET = 0.92
 AT_MOST = 120.0
@@ -113,7 +114,7 @@ def calls_of_tests(folder: Path, tree: Path) -> list[TestCalls]:
         folder.mkdir(parents=True)
         (tree / "sitecustomize.py").write_text(mutant_calls.SITE)
         more = ["--maxfail", "0", "-n", str(PARALLEL), "--dist", "loadfile", "-p", "benchmarks.mutant_calls"]
-        more += [f"tests/{each}" for each in JUDGES]
+        more += [f"--ignore=tests/{each}" for each in LEFT_OUT]
         line = [sys.executable, "-m", "pytest", *pytest_line(*more)]
         environ = os.environ | {"PYTHONPATH": str(tree), mutant_calls.INTO: str(folder)}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
