@@ -1,4 +1,4 @@
-"""No decision of the core changes unnoticed: the same random steps lead where they led before."""
+"""No decision of the core or the output file changes unnoticed: random steps lead where they led before."""
 
 from __future__ import annotations
 

@@ -10,13 +10,20 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.core.walks import cuts, limits, prepared, routes, shared
+from tests.core.walks import cuts, limits, outputs, prepared, routes, shared
 from tests.core.walks.record import Record
 
 RECORDED = Path(__file__).with_name("recorded.txt")
-WALKS = {**limits.WALKS, **routes.WALKS, **cuts.WALKS, **prepared.WALKS, **shared.WALKS}
+WALKS = {
+    **limits.WALKS,
+    **routes.WALKS,
+    **cuts.WALKS,
+    **prepared.WALKS,
+    **shared.WALKS,
+    **outputs.WALKS,
+}
 """By name: a walk, and how often it is taken, each time with other random numbers."""
-FEW = {"exchanges": 6, "leases": 6, "shared budgets": 8}
+FEW = {"exchanges": 6, "leases": 6, "shared budgets": 8, "outputs": 8}
 """How often the default tests take some."""
 
 
