@@ -21,7 +21,7 @@ FULL = (
     "tests/core/walks/",
     "tests/jobs/",
     "tests/faults/simulation/test_seeds.py::test_jobs",
-    "tests/faults/test_faults_",
+    "tests/faults/test_",
     "tests/properties/test_store_machine.py",
     "tests/cli/test_output",
 )
