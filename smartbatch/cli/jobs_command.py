@@ -6,8 +6,9 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import IO, Any, Final
 
@@ -19,6 +20,7 @@ from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.jobs_of_run import jobs_of_output
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import check_output_name, discard_standard_output, encode_result, replaced
+from smartbatch.cli.result_tables import table_format, write_table
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
@@ -259,7 +261,10 @@ def _write_results(job: Job, output: str | None) -> None:
     check()
     try:
         with replaced(output, "writing", check=check) as file:
-            _write_lines(job, file)
+            if (format := table_format(output)) is None:
+                _write_lines(job, file)
+            else:
+                _write_table(job, format, file)
     except OSError as error:
         raise InputError(f"{output}: cannot be written: {error.strerror or error}") from error
 
@@ -276,6 +281,18 @@ def _write_lines(job: Job, file: IO[Any]) -> None:
             last = stored.index
             file.write(encode_result(stored.index, stored.result, job.model))
     file.flush()
+
+
+def _write_table(job: Job, format: str, file: IO[bytes]) -> None:
+    """Write the results as a table; their lines are kept in a temporary file, as they are read twice."""
+    with tempfile.TemporaryFile(prefix="smartbatch-") as lines:
+        _write_lines(job, lines)
+
+        def read() -> Iterator[dict[str, Any]]:
+            lines.seek(0)
+            return map(json.loads, lines)
+
+        write_table(format, read, file)
 
 
 # -- text and JSON -------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ _COMMANDS = {"run": "run", "plan": "plan_command", "jobs": "jobs_command", "emul
 """The file of each subcommand; it is imported when the subcommand is called."""
 
 _RUN_HELP = """\
-Ask a model every row of INPUT and write one JSON line a row.
+Ask a model every row of INPUT and write one JSON line, or one row of a table, for each.
 
 INPUT is .txt (a prompt a line), .jsonl, .json (an array of objects), .csv, .tsv or .parquet, each may end in
 .gz or .zst; - is standard input.
@@ -110,7 +110,7 @@ _REQUESTS = {
 """,
 }
 _RUN_OUTPUT = """
--o --output OUT.jsonl  where the results go, as .jsonl or .ndjson; resumes when there
+-o --output OUT.jsonl  where the results go, as .jsonl, .csv or .parquet; resumes when there
 --store PLACE          where rows are kept until they are answered: a file, or postgresql://… (default: your
                        own)
 --dask ADDRESS         the scheduler of a Dask cluster whose workers ask the rows, such as tcp://host:8786;
@@ -126,7 +126,7 @@ _PLAN_OUTPUT = """
 _JOBS_OPTIONS = """
 --store PLACE          where jobs are kept: a file, or postgresql://… (default: your own)
 --json                 JSON lines instead of text for people
--o --output FILE       results: a new file for them
+-o --output FILE       results: a new file for them, as .jsonl, .csv or .parquet
 --wait                 results: wait for those that are still to come
 --batch-poll-interval D  time between looks at a batch, such as 2min
 --config FILE          TOML or YAML file of settings; options win over it

@@ -21,13 +21,14 @@ import stat
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Final
 
 from attrs import asdict, define
 
 from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys, format_key
+from smartbatch.cli.result_tables import FORMATS, check_format
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
 from smartbatch.tables.answers import error_kind
@@ -35,8 +36,8 @@ from smartbatch.types import Result
 
 HEAD: Final = b'{"index": '
 """How every line begins."""
-_SUFFIXES: Final = (".jsonl", ".ndjson")
-"""Endings of the one format results are written in."""
+_SUFFIXES: Final = (".jsonl", ".ndjson", *FORMATS)
+"""Endings of the formats that results are written in."""
 _KEY_DIGITS: Final = 2 * HALF // 4
 """Hexadecimal digits of a row's key."""
 _BLOCK: Final = 1 << 20
@@ -49,15 +50,16 @@ def check_output_name(path: str) -> None:
     """Refuse a name that promises a format which is not written; one without an ending promises nothing.
 
     Raises:
-        InputError: names the endings that are known.
+        InputError: names the endings that are known, or the library that is missing.
     """
     suffix = os.path.splitext(path)[1]
     if suffix and suffix.lower() not in _SUFFIXES:
-        known = " or ".join(_SUFFIXES)
+        *others, last = _SUFFIXES
         raise InputError(
-            f"{escape(path)}: results are JSON lines, which {escape(suffix)} does not say: "
-            f"name it {known} (-o)"
+            f"{escape(path)}: results are not written as {escape(suffix)}: name it {', '.join(others)} or "
+            f"{last} (-o)"
         )
+    check_format(path)
 
 
 class OutputLost(InputError):
@@ -83,14 +85,15 @@ class OutputFile:
     Args:
         path: where the results go; made when missing. A symbolic link is followed.
         look_only: the file exists and is left as it is: not locked, not repaired, never written to.
+        shown: its name in messages, where that is another one.
 
     Raises:
         InputError: the file or its folder cannot be written, is not a regular file, or another run holds it.
     """
 
-    def __init__(self, path: str, *, look_only: bool = False) -> None:
+    def __init__(self, path: str, *, look_only: bool = False, shown: str | None = None) -> None:
         self.path = path
-        self._shown = escape(path)
+        self.shown = escape(shown or path)
         self._look_only = look_only
         self._real = os.path.realpath(path)
         self._existed = os.path.lexists(self._real)
@@ -122,6 +125,23 @@ class OutputFile:
             os.close(self._fd)
             self._fd = -1
 
+    def remove(self) -> None:
+        """Delete the file while it is still locked, and release the lock."""
+        with self._writing, suppress(OSError):
+            if self._fd >= 0 and os.path.samestat(os.fstat(self._fd), os.lstat(self._real)):
+                os.unlink(self._real)
+        self.close()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the file has no line."""
+        return os.fstat(self._fd).st_size == 0
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the file, decoded."""
+        with self._reader() as file:
+            yield from map(json.loads, file)
+
     def is_answered(self, index: int) -> bool:
         """Whether the file has the answer of the row at an index."""
         return bool(self._answered[index >> 3] & 1 << (index & 7))
@@ -142,7 +162,7 @@ class OutputFile:
             if os.fstat(self._fd).st_size > self._end and not self._look_only:
                 os.ftruncate(self._fd, self._end)
         except OSError as error:
-            raise InputError(f"{self._shown}: cannot be read: {error.strerror or error}") from error
+            raise InputError(f"{self.shown}: cannot be read: {error.strerror or error}") from error
         return found
 
     def append(self, row: KeyedRow, line: bytes, *, answered: bool) -> None:
@@ -172,27 +192,47 @@ class OutputFile:
         """
         if self._in_order:
             return
+        with self._reader() as source:
+            self.rewrite(self._in_their_order(source), "ordering")
+
+    def finish(self, *, asked: bool) -> None:
+        """Put the output in order; where something was asked, make sure that it is on the disk as written.
+
+        Raises:
+            OutputChanged, OutputLost: as :meth:`put_in_order`, :meth:`sync` and :meth:`check`.
+        """
+        self.put_in_order()
+        if asked:
+            self.sync()
+            self.check()
+
+    def _in_their_order(self, source: IO[bytes]) -> Iterator[bytes]:
+        for offset in self._offsets:
+            if offset >= 0:
+                source.seek(offset)
+                yield source.readline()
+
+    def rewrite(self, lines: Iterable[bytes], purpose: str) -> None:
+        """Put a file of other lines in the place of this one; raises as :meth:`put_in_order`.
+
+        Args:
+            purpose: the ending of the temporary file's name.
+        """
         copy, digest, size = -1, hashlib.blake2b(), 0
         try:
-            with (
-                self._reader() as source,
-                replaced(self._real, "ordering", mode=0o600, check=self.check) as target,
-            ):
+            with replaced(self._real, purpose, mode=0o600, check=self.check) as target:
                 # Locked before it has the name, so that no other run takes it before this one is over.
                 fcntl.flock(target.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(self._fd).st_mode))
                 copy = os.dup(target.fileno())
-                for offset in self._offsets:
-                    if offset >= 0:
-                        source.seek(offset)
-                        line = source.readline()
-                        target.write(line)
-                        digest.update(line)
-                        size += len(line)
+                for line in lines:
+                    target.write(line)
+                    digest.update(line)
+                    size += len(line)
             self._fd, copy = copy, self._fd
         except OSError as error:
             raise OutputLost(
-                f"{self._shown}: cannot be put in order: {error.strerror or error}; every answered row is in "
+                f"{self.shown}: cannot be put in order: {error.strerror or error}; every answered row is in "
                 "it, in the order of completion. Free some space and run the same line again"
             ) from error
         finally:
@@ -210,7 +250,7 @@ class OutputFile:
             os.fsync(self._fd)
             _sync_folder(self._real)
         except OSError as error:
-            raise OutputLost(f"{self._shown}: cannot be written: {error.strerror or error}") from error
+            raise OutputLost(f"{self.shown}: cannot be written: {error.strerror or error}") from error
 
     def check(self) -> None:
         """Compare the file under the output's name with what was written, byte for byte.
@@ -226,7 +266,7 @@ class OutputFile:
                 found.update(block)
                 offset += len(block)
         except OSError as error:
-            raise OutputLost(f"{self._shown}: cannot be read: {error.strerror or error}") from error
+            raise OutputLost(f"{self.shown}: cannot be read: {error.strerror or error}") from error
         if found.digest() != self._digest.digest():
             self._changed = self._change("no longer holds what was written")
             raise self._changed
@@ -242,7 +282,7 @@ class OutputFile:
         except FileNotFoundError:
             what = "is gone: it was deleted or moved away"
         except OSError as error:
-            raise OutputLost(f"{self._shown}: cannot be written: {error.strerror or error}") from error
+            raise OutputLost(f"{self.shown}: cannot be written: {error.strerror or error}") from error
         else:
             if not os.path.samestat(here, there):
                 what = "is another file now: it was rotated, or an editor saved it"
@@ -257,7 +297,7 @@ class OutputFile:
 
     def _change(self, what: str) -> OutputChanged:
         return OutputChanged(
-            f"{self._shown} {what}, while this run wrote to it; it is left as it is, and the store keeps "
+            f"{self.shown} {what}, while this run wrote to it; it is left as it is, and the store keeps "
             "every answer of this run: the same line again writes those that the file lacks, and pays none "
             "twice"
         )
@@ -271,16 +311,17 @@ class OutputFile:
                 fd = os.open(self._real, flags, 0o666)
                 try:
                     self._check_and_lock(fd)
-                    # A run that ended in between may have swapped the file under its name.
-                    if self._look_only or os.path.samestat(os.fstat(fd), os.stat(self._real)):
-                        return fd
+                    # A run that ended in between may have swapped the file under its name, or removed it.
+                    with suppress(FileNotFoundError):
+                        if self._look_only or os.path.samestat(os.fstat(fd), os.stat(self._real)):
+                            return fd
                 except BaseException:
                     os.close(fd)
                     raise
                 os.close(fd)
         except OSError as error:
             verb = "read" if self._look_only else "written"
-            raise InputError(f"{self._shown}: cannot be {verb}: {error.strerror or error}") from error
+            raise InputError(f"{self.shown}: cannot be {verb}: {error.strerror or error}") from error
 
     def _reader(self) -> IO[bytes]:
         """Read the locked file itself, whatever has become of its name."""
@@ -291,16 +332,16 @@ class OutputFile:
     def _check_and_lock(self, fd: int) -> None:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             instead = "" if self._look_only else "; leave -o away to write to standard output"
-            raise InputError(f"{self._shown}: is not a regular file{instead}")
+            raise InputError(f"{self.shown}: is not a regular file{instead}")
         if self._look_only:
             return
         if not os.access(os.path.dirname(self._real), os.W_OK):
-            raise InputError(f"{self._shown}: its folder cannot be written, which putting it in order needs")
+            raise InputError(f"{self.shown}: its folder cannot be written, which putting it in order needs")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
-                f"{self._shown}: another run is writing to it; wait for its end or choose another -o"
+                f"{self.shown}: another run is writing to it; wait for its end or choose another -o"
             ) from None
 
     def _scan(self, file: IO[bytes], keys: RowKeys, found: Recovered) -> None:
@@ -341,7 +382,7 @@ class OutputFile:
                     return None
                 reason = "is not valid JSON"
         raise InputError(
-            f"{self._shown}: line {number} {reason}; choose another -o, or mend or remove the file"
+            f"{self.shown}: line {number} {reason}; choose another -o, or mend or remove the file"
         )
 
     def _check(self, number: int, content: dict[str, Any], keys: RowKeys) -> bool:
@@ -350,20 +391,20 @@ class OutputFile:
         way_out = "choose another -o, or remove the file to start afresh"
         if index >= len(keys):
             raise InputError(
-                f"{self._shown} belongs to another input: its line {number} answers row {index + 1}, but the "
+                f"{self.shown} belongs to another input: its line {number} answers row {index + 1}, but the "
                 f"input has {len(keys)} rows (is --limit smaller than before?); {way_out}"
             )
         if content["error"] is not None:
             return False
         if key >> HALF != keys[index] >> HALF:
             raise InputError(
-                f"{self._shown} belongs to another model, system text or parameters: its line {number} (row "
+                f"{self.shown} belongs to another model, system text or parameters: its line {number} (row "
                 f"{index + 1}) was answered by {str(content.get('model'))[:100]!r} under other settings; "
                 f"{way_out}"
             )
         if key != keys[index]:
             raise InputError(
-                f"{self._shown} belongs to another input: its line {number} answers another prompt than row "
+                f"{self.shown} belongs to another input: its line {number} answers another prompt than row "
                 f"{index + 1} of this input and template asks; {way_out}"
             )
         return True
@@ -392,7 +433,7 @@ class OutputFile:
                     os.ftruncate(self._fd, self._end)
             full = "; free some space and run the same line again" if error.errno == errno.ENOSPC else ""
             raise OutputLost(
-                f"{self._shown}: cannot be written: {error.strerror or error}; what was written is kept{full}"
+                f"{self.shown}: cannot be written: {error.strerror or error}; what was written is kept{full}"
             ) from error
 
 
@@ -505,7 +546,7 @@ def _readable(row: KeyedRow, line: dict[str, Any], answered: bool) -> str:
 def encode(row: KeyedRow, result: Result, model: str) -> bytes:
     """Return the output line of ``result``, ASCII only, so that no reader can cut it in the wrong place."""
     head = {"index": row.index, "id": row.id, "input": row.fields}
-    return _to_line({**head, **_outcome(result, model), "key": format_key(row.key)})
+    return to_line({**head, **_outcome(result, model), "key": format_key(row.key)})
 
 
 def encode_result(index: int, result: Result, model: str) -> bytes:
@@ -515,7 +556,7 @@ def encode_result(index: int, result: Result, model: str) -> bytes:
         line["embedding"] = list(result.embedding)
     if result.context is not None:
         line["context"] = result.context
-    return _to_line(line)
+    return to_line(line)
 
 
 def _outcome(result: Result, model: str) -> dict[str, Any]:
@@ -534,7 +575,8 @@ def _outcome(result: Result, model: str) -> dict[str, Any]:
     return line
 
 
-def _to_line(line: dict[str, Any]) -> bytes:
+def to_line(line: dict[str, Any]) -> bytes:
+    """Return a line, ASCII only."""
     try:
         return json.dumps(line, allow_nan=False).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError):

@@ -13,9 +13,10 @@ from smartbatch.cli.clients import client_of, missing_store, params_of
 from smartbatch.cli.inputs import Source
 from smartbatch.cli.jobs_of_run import RunIdentity
 from smartbatch.cli.messages import say
-from smartbatch.cli.outputs import OutputFile, check_output_name
+from smartbatch.cli.outputs import check_output_name
 from smartbatch.cli.prompts import InputRequests, PromptMaker
 from smartbatch.cli.route_chooser import RouteChooser
+from smartbatch.cli.table_output import look_at_output
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError
 from smartbatch.plan import Plan
@@ -42,10 +43,10 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> Plan:
         check_output_name(args.output)
     identity = RunIdentity(args.output, args.model, keys)
     jobs = identity.look_up(client)
-    if args.output is None or not os.path.exists(args.output):
+    out = None if args.output is None else look_at_output(args.output, stack)
+    if out is None:
         needed = identity.needed(jobs, lambda _: False)
     else:
-        out = stack.enter_context(OutputFile(args.output, look_only=True))
         out.recover(keys)
         needed = identity.needed(jobs, out.is_answered)
     for one in jobs:

@@ -24,6 +24,7 @@ from smartbatch.cli.prompts import InputRequests, KeyedRow, PromptMaker
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.cli.run_job import JobRun, RowResult
 from smartbatch.cli.summary import RunSummary, failure_line
+from smartbatch.cli.table_output import TableOutput, open_output
 from smartbatch.errors import ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
@@ -61,12 +62,13 @@ class _Run:
         self._client = client_of(args)
         self._actual = self._client.actual_cost()
         source = stack.enter_context(Source(args.input, args.format))
-        self._out: OutputFile | None = None
+        self._out: OutputFile | TableOutput | None = None
         if args.output is not None:
             if source.same_file(args.output):
                 raise InputError(f"{escape(args.output)}: is the input itself; choose another -o")
             check_output_name(args.output)
-            self._out = stack.enter_context(OutputFile(args.output))
+            self._out = open_output(args.output)
+            stack.enter_context(self._out)
         stack.callback(self._client.stop, timeout=0)
         self._input = InputRequests(source, maker, model=args.model, params=params_of(args), limit=args.limit)
         self._chooser = RouteChooser(self._client, self._input, args, self._clock)
@@ -116,19 +118,16 @@ class _Run:
             raise ConfigError("--dask needs the extra dask: pip install 'smartbatch-llm[dask]'") from None
         return cluster_of(self._args)
 
-    def _finish(self, out: OutputFile, *, asked: bool) -> None:
-        """Put the output in order, and make sure that it is on the disk before the store forgets anything."""
+    def _finish(self, out: OutputFile | TableOutput, *, asked: bool) -> None:
+        """Finish the output, so that it is on the disk before the store forgets anything."""
         try:
-            out.put_in_order()
-            if asked:
-                out.sync()
-                out.check()
+            out.finish(asked=asked)
         except OutputChanged as error:
             self._changed = error
 
     def _write(self, rows: Iterator[tuple[KeyedRow, RowResult]], progress: Progress) -> None:
         """Write rows as their results come. A line that is lost with this process is written by the next."""
-        sink: OutputFile | StandardOutput = self._out or StandardOutput()
+        sink: OutputFile | TableOutput | StandardOutput = self._out or StandardOutput()
         try:
             for row, outcome in rows:
                 with progress.aside():
@@ -142,12 +141,12 @@ class _Run:
                 if not outcome.result.ok and self._args.verbose:
                     note(failure_line(row, outcome.result))
         except BrokenPipeError:  # the reader ended, as `| head` does: no error
-            if isinstance(sink, OutputFile):
+            if not isinstance(sink, StandardOutput):
                 raise
             self._reader_left = True
             discard_standard_output()
 
-    def _append(self, sink: OutputFile | StandardOutput, row: KeyedRow, result: Result) -> None:
+    def _append(self, sink: OutputFile | TableOutput | StandardOutput, row: KeyedRow, result: Result) -> None:
         """Write a row, unless the output was changed: the run goes on, as the store has the answers too."""
         try:
             sink.append(row, encode(row, result, self._args.model), answered=result.ok)

@@ -1,0 +1,132 @@
+"""The output of a run as a table, CSV or Parquet.
+
+Neither can be written a row at a time and survive a kill. So while a run lasts its output is a file of JSON
+lines next to the table, and the table is made of it at the end, as a whole, and takes its name. The lines go
+when the table is there. A later run takes the lines out of the table again; one after a kill finds them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered, replaced, to_line
+from smartbatch.cli.prompts import KeyedRow, RowKeys
+from smartbatch.cli.result_tables import read_table, table_format, write_table
+from smartbatch.errors import InputError
+from smartbatch.observe.text import escape
+
+PARTIAL = ".partial.jsonl"
+"""What the name of the lines has behind the name of their table."""
+
+
+class TableOutput:
+    """An output that is a table; used as an :class:`OutputFile`, whose methods it has.
+
+    Args:
+        path: a name for which :func:`table_format` knows the format. A symbolic link is followed.
+
+    Raises:
+        InputError: the file or its folder cannot be written, is not a regular file, or another run holds it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._real = os.path.realpath(path)
+        if os.path.exists(self._real) and not stat.S_ISREG(os.stat(self._real).st_mode):
+            raise InputError(
+                f"{escape(path)}: is not a regular file; leave -o away to write to standard output"
+            )
+        self._lines = OutputFile(self._real + PARTIAL, shown=path)
+        self._unsaved = not self._lines.is_empty
+        """Whether the lines have more than the table."""
+
+    def __enter__(self) -> TableOutput:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the lock. Lines that the table has as well are removed, others stay for the next run."""
+        if self._unsaved:
+            self._lines.close()
+        else:
+            self._lines.remove()
+
+    def is_answered(self, index: int) -> bool:
+        """Whether the output has the answer of the row at an index."""
+        return self._lines.is_answered(index)
+
+    def recover(self, keys: RowKeys) -> Recovered:
+        """Read what an earlier run left: the lines of one that was killed, else the table.
+
+        Raises:
+            InputError: the output belongs to another input or model, or is not an output of a run.
+        """
+        partial = escape(self.path + PARTIAL)
+        if not self._lines.is_empty:
+            self._lines.shown = partial
+        elif os.path.exists(self._real):
+            self._lines.rewrite(_lines_of_table(self.path), "reading")
+        found = self._lines.recover(keys)
+        self._lines.shown = partial
+        return found
+
+    def append(self, row: KeyedRow, line: bytes, *, answered: bool) -> None:
+        """As :meth:`OutputFile.append`."""
+        self._unsaved = True
+        self._lines.append(row, line, answered=answered)
+
+    def finish(self, *, asked: bool) -> None:
+        """Make the table of the lines, in the order of the input, and have it on the disk.
+
+        Raises:
+            OutputChanged, OutputLost: as :meth:`OutputFile.finish`; the lines stay.
+        """
+        self._lines.finish(asked=asked)
+        if not self._unsaved:
+            return
+        try:
+            with replaced(self._real, "writing") as target:
+                with suppress(FileNotFoundError):
+                    os.fchmod(target.fileno(), stat.S_IMODE(os.stat(self._real).st_mode))
+                write_table(table_format(self.path) or "", self._lines.lines, target)
+        except OSError as error:
+            raise OutputLost(
+                f"{escape(self.path)}: cannot be written: {error.strerror or error}; every answered row is "
+                f"in {self._lines.shown}. Free some space and run the same line again"
+            ) from error
+        self._unsaved = False
+
+
+def open_output(path: str) -> OutputFile | TableOutput:
+    """Open the output of a run, for a name that :func:`check_output_name` has let pass."""
+    return OutputFile(path) if table_format(path) is None else TableOutput(path)
+
+
+def look_at_output(path: str, stack: ExitStack) -> OutputFile | None:
+    """Open what is there of an output, to be read only; ``None`` where nothing is.
+
+    Args:
+        stack: closes it, and removes what was made to read it.
+    """
+    if table_format(path) is not None and os.path.exists(lines := os.path.realpath(path) + PARTIAL):
+        return stack.enter_context(OutputFile(lines, look_only=True, shown=path))
+    if not os.path.exists(path):
+        return None
+    if table_format(path) is not None:
+        copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="smartbatch-"))  # noqa: SIM115
+        copy.writelines(_lines_of_table(path))
+        copy.flush()
+        return stack.enter_context(OutputFile(copy.name, look_only=True, shown=path))
+    return stack.enter_context(OutputFile(path, look_only=True))
+
+
+def _lines_of_table(path: str) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size:
+                yield from map(to_line, read_table(table_format(path) or "", file, escape(path)))
+    except OSError as error:
+        raise InputError(f"{escape(path)}: cannot be read: {error.strerror or error}") from error
