@@ -15,7 +15,7 @@ from smartbatch._fork import PerProcess, on_exit, on_fork, reentered, run_after_
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.preparer import RequestPreparer
-from smartbatch.errors import SmartbatchError, WrongProcess
+from smartbatch.errors import ConfigError, SmartbatchError, WrongProcess
 from smartbatch.events import (
     BatchEnded,
     BreakerChanged,
@@ -23,6 +23,7 @@ from smartbatch.events import (
     ClientStarted,
     CooldownStarted,
     ForecastMoved,
+    JobAccepted,
     JobFinished,
     JobProgress,
     JobResultsStored,
@@ -183,6 +184,7 @@ class RunningState:
         shown = (CooldownStarted, LongWait, RetryScheduled, BreakerChanged)
         bus.subscribe(self.routing.displays, *shown)
         bus.subscribe(self._started, ClientStarted)
+        bus.subscribe(self._accepted, JobAccepted)
 
     @property
     def spent(self) -> float:
@@ -286,6 +288,11 @@ class RunningState:
             self.history.refresh()
         except SmartbatchError as error:  # requests in real time do not need it
             logs.job_error(None, error)
+
+    def _accepted(self, _: JobAccepted) -> None:
+        """Be seen where processes share limits, also when nothing is asked in real time."""
+        with suppress(ConfigError):  # jobs do not need it
+            self.realtime.tell_of()
 
 
 def forget(states: PerProcess[RunningState]) -> None:

@@ -13,7 +13,6 @@ from functools import partial
 
 from attrs import evolve
 
-from smartbatch._clock import RealClock
 from smartbatch._fork import run_after_collection
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
@@ -31,7 +30,7 @@ from smartbatch.realtime.live_status import status_of
 from smartbatch.realtime.queue import RequestCounts, RequestQueue
 from smartbatch.realtime.router import ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.shared.limit_leases import SharedLeases, shared_leases
+from smartbatch.realtime.shared.limit_leases import leases_of
 from smartbatch.realtime.shared_quota import Sharing
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
@@ -50,9 +49,6 @@ class RealtimeEngine:
         budget: the client's money, which outlives a stop.
         lock: guards the budget, and is that of the monitor.
         cache: answers kept from run to run; ``None`` where there is none.
-
-    Attributes:
-        told_at: where it tells how it stands; ``None`` while it shares no limit.
     """
 
     def __init__(
@@ -70,7 +66,6 @@ class RealtimeEngine:
             lock=lock,
         )
         self.gates = Gates(budget, setup.rng)
-        self.told_at: SharedLeases | None = None
         self.callbacks = CallbackThread(clock, setup.report, setup.hooks.run_callback)
         self.router = ResponseRouter(setup, self.queue, self.gates, None if cache is None else cache.put)
         self.collector = Collector(setup, self.queue, self.gates, self.router, self._fallback_lane)
@@ -153,32 +148,25 @@ class RealtimeEngine:
         config = self._setup.config
         self.queue.add_lane(lane)
         now = self._clock.now()
-        sharing = self._sharing(lane)
         lane.quota.attach(
             self.queue,
             config.max_rpm,
             config.max_tpm,
             now=now,
             wake=self._wake,
-            sharing=sharing,
+            sharing=self._sharing(lane),
         )
-        if sharing is not None and self._setup.metrics is not None:
-            self.told_at = sharing.leases
-            self.told_at.tell_of(self._setup.metrics, partial(_look, weakref.ref(self)))
         if self.queue.closed is not None:  # stopped meanwhile: its limits must not outlive it
             lane.quota.detach(self.queue, self._clock.now())
 
     def _sharing(self, lane: Lane) -> Sharing | None:
-        """Return how the limits of a lane are shared with other processes; ``None`` for not at all.
-
-        By itself that is only where there is an account at a provider, and time is real.
-        """
+        """Return how the limits of a lane are shared with other processes; ``None`` for not at all."""
         config = self._setup.config
-        alone = not lane.provider.capabilities.priced or not isinstance(self._clock, RealClock)
-        if config.shared == "off" or (config.shared == "auto" and alone):
+        leases = leases_of(config.shared, self._clock, has_account=lane.provider.capabilities.priced)
+        if leases is None:
             return None
         return Sharing(
-            shared_leases(config.shared, self._clock),
+            leases,
             lane.provider.scope,
             lane.model,
             config.shared_lost,
@@ -320,11 +308,6 @@ def _tell_later(engine: weakref.ref[RealtimeEngine], event: Event) -> None:
     found = engine()
     if found is not None:
         found.tell_later(event)
-
-
-def _look(engine: weakref.ref[RealtimeEngine], hide: Callable[[str], str]) -> RealtimeStatus | None:
-    found = engine()
-    return None if found is None else found.status(hide)
 
 
 def _cancellation(waiter: Waiter) -> SmartbatchError:

@@ -7,8 +7,10 @@ queue and the gates of one run belong to its :class:`~smartbatch.realtime.engine
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from attrs import evolve
@@ -20,6 +22,7 @@ from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ClientClosed, InvalidRequest, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import ClientStarted, ClientStopped, Event, RequestSubmitted
+from smartbatch.observe.participants import RealtimeStatus
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission
@@ -30,7 +33,7 @@ from smartbatch.realtime.engine import LAST_CALLBACKS, RealtimeEngine
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared.budget_share import BudgetShare
-from smartbatch.realtime.shared.limit_leases import SharedLeases, shared_leases
+from smartbatch.realtime.shared.limit_leases import SharedLeases, leases_of, shared_leases
 from smartbatch.realtime.submission import CallOptions, Submission
 from smartbatch.realtime.text_stream import ChunkBox, TextStream
 from smartbatch.realtime.ticket import ResultFuture
@@ -66,6 +69,15 @@ def stored_stream(clock: Clock, future: Future[Result], cancel: Callable[[], Non
     box.drop = drop
     future.add_done_callback(ended)
     return TextStream(box)
+
+
+def _status(realtime: weakref.ref[Realtime], hide: Callable[[str], str]) -> RealtimeStatus | None:
+    """Return how the requests of a client stand, if it still exists: what tells of it must not hold it."""
+    found = realtime()
+    if found is None:
+        return None
+    engine = found.engine
+    return RealtimeStatus() if engine is None else engine.status(hide)
 
 
 def _error_of(future: Future[Result]) -> SmartbatchError:
@@ -108,7 +120,7 @@ class Realtime:
         self._starting = threading.Lock()
         self.engine: RealtimeEngine | None = None
         self._stopping: RealtimeEngine | None = None
-        self._told_at: SharedLeases | None = None  # where a stopped engine told how it stands
+        self._told_at: SharedLeases | None = None  # where others can see how it stands
         self.is_stopped = False
 
     # -- requests --------------------------------------------------------------------------------------------
@@ -296,7 +308,7 @@ class Realtime:
             self._check_not_stopped()
             for provider in list(self._providers.values()):
                 provider.open(self._config.parallelism)
-            share = self._shared_budget()
+            share, leases = self._shared_budget(), self._leases()
             if share is not None:  # before anything can wait for money
                 share.leases.join(share)
             try:
@@ -309,6 +321,7 @@ class Realtime:
                 if share is not None:
                     share.leases.leave(share)
                 raise
+            self._tell_at(leases)
         something_started()
         self._setup.tell(ClientStarted(at=self._clock.now(), workers=self._config.parallelism))
         return engine
@@ -370,7 +383,6 @@ class Realtime:
             if self._stopping is engine:
                 self._stopping = None
             engine.detach()
-            self._told_at = engine.told_at or self._told_at
             with self._opening:  # else one that starts now would join before this leaves
                 if self._budget_share is not None and self.engine is None:
                     self._budget_share.leases.leave(self._budget_share)
@@ -380,12 +392,30 @@ class Realtime:
                 timeout = max(0.0, began + timeout + LAST_CALLBACKS - self._clock.now())
             engine.callbacks.drain(timeout)
 
+    def tell_of(self) -> None:
+        """Have those that look at the processes which share limits see this client, too.
+
+        Raises:
+            ConfigError: the address of the place where they share cannot be read.
+        """
+        self._tell_at(self._leases())
+
+    def _leases(self) -> SharedLeases | None:
+        """Return what leases for the client; ``None`` where it shares nothing. Errors as :meth:`tell_of`."""
+        has_account = any(provider.capabilities.priced for provider in self._providers.values())
+        return leases_of(self._config.shared, self._clock, has_account=has_account)
+
+    def _tell_at(self, leases: SharedLeases | None) -> None:
+        if leases is not None and self._setup.metrics is not None:
+            self._told_at = leases
+            leases.tell_of(self._setup.metrics, partial(_status, weakref.ref(self)))
+
     def tell_end(self) -> None:
-        """Tell those that look at the processes which share limits what the client counted, a last time."""
+        """Have them see what the client counted, a last time."""
         metrics = self._setup.metrics
         with self._opening:  # else it could be the end of one that starts now
-            leases, self._told_at = self._told_at, None
-            if leases is not None and metrics is not None and self.engine is None:
+            if self._told_at is not None and metrics is not None and self.engine is None:
+                leases, self._told_at = self._told_at, None
                 leases.tell_end_of(metrics)
 
     def close_providers(self) -> None:

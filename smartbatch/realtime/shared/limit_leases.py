@@ -333,3 +333,15 @@ def shared_leases(address: str, clock: Clock) -> SharedLeases:
     key = (identity(), address, 0 if isinstance(clock, RealClock) else id(clock))
     found = _leases.get(key)
     return found or _leases.setdefault(key, SharedLeases(open_back_end(address, clock.now), clock))
+
+
+def leases_of(address: str, clock: Clock, *, has_account: bool) -> SharedLeases | None:
+    """Return what leases for a client with the setting ``shared``; ``None`` where it shares nothing.
+
+    By itself, with ``auto``, that is only where there is an account at a provider, and time is real.
+
+    Raises:
+        ConfigError: as :func:`shared_leases`.
+    """
+    alone = not has_account or not isinstance(clock, RealClock)
+    return None if address == "off" or (address == "auto" and alone) else shared_leases(address, clock)

@@ -200,6 +200,15 @@ def test_a_place_that_is_away_is_told_everything_later(
     assert sums["requests_ended:succeeded"] == 5
 
 
+def test_a_process_that_only_has_jobs_is_seen(address: str, tmp_path: Path) -> None:
+    settings = {"shared": address, "store": str(tmp_path / "jobs.db"), "batch_poll_interval": 0.05}
+    client = BatchingClient("sim:small?latency=0&batch_seconds=0.05", **settings)
+    client.submit_batch(["one", "two", "three"]).wait()
+    client.stop()
+    found = smartbatch.participants(address)
+    assert (found.sums["jobs_finished"], found.sums["requests_ended:succeeded"]) == (1, 3)
+
+
 @pytest.fixture
 def asked(address: str) -> Participants:
     """What a real client of this process told."""
