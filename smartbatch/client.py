@@ -348,7 +348,10 @@ class BatchingClient:
         Raises:
             InvalidRequest, ConfigError: as :meth:`map`.
         """
-        return self._running.routing.plan(prompts, params, self)
+        try:
+            return self._running.routing.plan(prompts, params, self)
+        except KeyboardInterrupt as error:
+            raise front_door(error) from None
 
     def forecast(
         self,
@@ -428,8 +431,11 @@ class BatchingClient:
             StoreError: the store cannot be used.
             ClientClosed: the client was stopped.
         """
-        row = self._running.routing.submit_batch(requests, params, JobOptions(key, metadata, batch_fallback))
-        return self._handle(row)
+        options = JobOptions(key, metadata, batch_fallback)
+        try:
+            return self._handle(self._running.routing.submit_batch(requests, params, options))
+        except KeyboardInterrupt as error:
+            raise front_door(error) from None
 
     def submit_run(
         self,

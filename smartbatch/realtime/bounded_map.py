@@ -118,6 +118,10 @@ class BoundedMap(Iterator[Result]):
         came = {at: result for at, result in ended.items() if result is not None}
         return {**came, **self._unread, **self._handed}
 
+    def came(self) -> int:
+        """Return how many results came, taken ones included."""
+        return self._yielded - len(self._handed) + len(self.unread())
+
     def __del__(self) -> None:
         if getattr(self, "_under_way", None):  # Ctrl-C may come before there is anything
             self._abandon(list(self._under_way.values()))

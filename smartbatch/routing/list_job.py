@@ -19,6 +19,9 @@ from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.types import Answer, Kind, Request, Result, Route, Usage
 
+COUNTED_WITHIN = 1.0
+"""Seconds that the store has to say how many results of an interrupted list it has."""
+
 
 @frozen
 class CheckedList:
@@ -246,6 +249,15 @@ class JobResults(Iterator[Result]):
             elif (leader := copied.get(at)) in stored:
                 found[at] = self._copy(at, stored[leader])
         return found
+
+    def came(self) -> int:
+        """Return how many of its requests have their results, as far as the store says it soon."""
+        if self._job is None:
+            return len(self._rows.requests)
+        try:
+            return len(self._rows.known) + self._job.status(COUNTED_WITHIN).finished
+        except SmartbatchError:
+            return sum(self._read)
 
     def __del__(self) -> None:
         """As :meth:`close`; on another thread, as this one may hold any lock."""

@@ -71,6 +71,10 @@ class RoutedResults(Iterator[Result]):
         """Return, after :meth:`close`, the results that came and were not taken, by position."""
         return {} if self._results is None else self._results.unread()
 
+    def came(self) -> int:
+        """Return how many results came, taken ones included."""
+        return 0 if self._results is None else self._results.came()
+
     def close(self) -> None:
         """Cancel what has not started and read no further."""
         self._ended = True
@@ -144,12 +148,11 @@ class ListResults(Iterator[Result]):
             whole = ResultList(found.get(at) or _unanswered(request) for at, request in enumerate(asked))
             return of_prompts(whole, self.prompts)
 
-        came = len(unread().keys() | set(range(len(before))))
         of = f" of {len(requests):,}" if requests else ""
-        more = "" if read is not None else " that the loop was not given"
+        those = "them" if read is not None else "those that the loop was not given"
         told = Interrupted(
-            f"interrupted; {came:,}{of} results had come{more}: .results of this exception has them "
-            f"(sys.last_value, where nobody caught it). {self._facts.again}",
+            f"interrupted; {self._results.came():,}{of} results had come: .results of this exception has "
+            f"{those} (sys.last_value, where nobody caught it). {self._facts.again}",
             results,
         )
         for note in getattr(error, "__notes__", ()):

@@ -132,10 +132,12 @@ class ListRouter:
             facts = ListFacts((), self._again(None), display, given_prompts)
             return ListResults(client, self._realtime.map(requests, options), facts)
         asked = self._checked(prompts, plain, given)
-        facts = ListFacts(asked.requests, self._again(asked.key), display, given_prompts)
         if asked.key is not None and self._keyed.earlier(asked.key) is not None:
+            facts = ListFacts(asked.requests, self._again(asked.key), display, given_prompts)
             return ListResults(client, self._keyed.results(asked, None, options), facts)
-        return ListResults(client, self._take(asked, self._considered(asked), options), facts)
+        decision = self._considered(asked)
+        facts = ListFacts(asked.requests, self._again(asked.key, decision), display, given_prompts)
+        return ListResults(client, self._take(asked, decision, options), facts)
 
     def collected(
         self,
@@ -167,13 +169,17 @@ class ListRouter:
         )
         return options, display
 
-    def _again(self, key: str | None) -> str:
-        """Say what asking a list again asks and pays."""
+    def _again(self, key: str | None, decision: Decision | None = None) -> str:
+        """Say what asking a list again asks and pays. Answers of a batch are in the cache once they were
+        read."""
         if key is not None:
             return f"The same call with key={key!r} goes on, and pays only what is missing"
-        if self._config.cache is not None:
+        if self._config.cache is not None and not (decision is not None and _by_job(decision)):
             return "Their answers are in the cache: the same call again pays only what is missing"
-        return 'The same call again pays all of them once more; with key="..." or cache="..." what is missing'
+        return (
+            "The same call again pays all of them once more; "
+            'with key="..." or cache="..." it would pay only what is missing'
+        )
 
     def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> TextStream:
         """Return the answer of one request as a stream.
@@ -397,8 +403,7 @@ class ListRouter:
 
     def _take(self, asked: CheckedList, decision: Decision, options: ListOptions) -> RoutedResults:
         """Return the results by the route that was chosen."""
-        by_batch = decision.chosen.route in (Route.BATCH, Route.HYBRID)
-        way = self._by_job if by_batch else self._in_real_time
+        way = self._by_job if _by_job(decision) else self._in_real_time
         take = partial(way if asked.key is None else self._keyed.results, asked, decision, options)
         return RoutedResults(self._advisor, self._clock, asked, decision, take)
 
@@ -414,7 +419,7 @@ class ListRouter:
         budget = self._constraints({"budget": decision.constraints.budget}).budget
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
         options, display = self._options(len(asked.requests), ReaderOptions("result", progress=progress))
-        facts = ListFacts(asked.requests, self._again(asked.key), display, prompts)
+        facts = ListFacts(asked.requests, self._again(asked.key, decision), display, prompts)
         began = self._clock.now()
         return self._collect(ListResults(client, self._take(asked, decision, options), facts), began)
 
@@ -487,6 +492,11 @@ def _prompts(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Prom
     """
     others, of_table = split_constraints(params, TableParams.__optional_keys__)
     return prompt_list(prompts, **of_table), others
+
+
+def _by_job(decision: Decision) -> bool:
+    """Whether a list is stored as a job for its route."""
+    return decision.chosen.route in (Route.BATCH, Route.HYBRID)
 
 
 def _may_wait(request: Request) -> bool:

@@ -148,7 +148,8 @@ def test_an_interrupt_that_nobody_catches_ends_the_script(place: str) -> None:
     assert ended.code == -signal.SIGINT
 
 
-@pytest.mark.parametrize("call", sampled(COLLECTING, keep=1, first=2))
+@pytest.mark.full
+@pytest.mark.parametrize("call", COLLECTING)
 def test_an_interrupted_list_has_what_was_answered_and_says_how_to_go_on(call: str) -> None:
     """Each in its place, those in flight included; raised once, from the user's line and the call."""
     ended = run_script(
@@ -181,6 +182,7 @@ except smartbatch.Interrupted as error:
     assert trace.endswith(" 1")
 
 
+@pytest.mark.full
 def test_a_loop_that_is_interrupted_finds_what_it_was_not_given() -> None:
     """The first answer is late, so the others came without being read."""
     ended = run_script(
