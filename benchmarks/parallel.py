@@ -25,7 +25,7 @@ PARALLELISM: Final = 4
 SECONDS: Final = 0.4
 """Of a call, as a short answer of a small model takes."""
 LOST: Final = 0.01
-"""The share that may be lost of the ideal."""
+"""The share that may be lost of the ideal; 3.536 times as fast is what is left then."""
 IDEAL: Final = ITEMS / math.ceil(ITEMS / PARALLELISM)
 
 
