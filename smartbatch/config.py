@@ -158,7 +158,7 @@ class BatchingConfig:
     batch_poll_interval: float = seconds(30.0, "Time between two polls of a batch.", 0.01, 3600)
     batch_timeout: float = seconds(
         3600.0,
-        "How long waiting for a job lasts by default, and when a job that may falls back to real time.",
+        "How long submit_and_wait waits by default, and when a job that may falls back to real time.",
         0.1,
         30 * DAY,
     )

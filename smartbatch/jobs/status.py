@@ -49,7 +49,7 @@ class ShardStatus:
         done: requests the provider says it has done; ``None`` where it does not tell.
         age: seconds since it was sent; ``None`` before.
         word: the provider's own word for its state.
-        cost: USD, once it is settled and where prices are known.
+        cost: USD, where prices are known; of the last batch of a job a moment after the job is done.
         note: what it waits for.
     """
 
