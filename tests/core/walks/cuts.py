@@ -11,7 +11,7 @@ from attrs import frozen
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.core.batching.packing import BatchCompiler, PackRoom, random_word, split, split_usage
 from smartbatch.core.batching.sharding import cut
-from smartbatch.core.batching.window import BatchAccumulator, Waiting, Window
+from smartbatch.core.batching.window import BatchAccumulator, GatherWindow, Waiting, Window
 from smartbatch.core.preparation.patterns import LinearPattern
 from smartbatch.core.preparation.structured import read_answer, recover_json
 from smartbatch.core.preparation.tokens import estimate, estimate_request
@@ -82,6 +82,9 @@ def windows(rng: random.Random, record: Record) -> None:
             latency=rng.choice((0.0, 0.004, 0.05, 2.0)),
         )
         record.note("ready", BatchAccumulator(window).ready(now, waiting) - now)
+        gather = GatherWindow(rng.choice((3, 10)), *rng.choice(((), (1.0, 5.0))))
+        leave_by = now + rng.choice((-1.0, 2.0, 500.0))
+        record.note("closes", gather.closes(waiting.count, waiting.opened, waiting.newest, leave_by) - now)
 
 
 WORDS = ("red", "größer", "語", "😀", "a longer word", "x" * 30)

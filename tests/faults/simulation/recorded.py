@@ -41,6 +41,8 @@ ODD: dict[str, dict[str, Any]] = {
     "vanished": {"odd": ("vanished",), "turnaround": 900.0, "cancel_at": 2 * HOUR},
     "vanished at last": {"odd": ("vanished", "short"), "turnaround": 900.0},
     "short": {"faults": (("results_unavailable",),), "odd": ("short",), "turnaround": 900.0},
+    "withheld": {"odd": ("short", "withheld")},
+    "expiring": {"faults": (("expire_all",), ("expire_part",)) * 3, "items": 3},
     "empty": {"odd": ("short", "empty")},
     "cut": {"odd": ("short", "cut")},
     **{name: {"odd": (name,), "items": 5} for name in ("locked", "large", "repeating", "narrow")},

@@ -133,6 +133,7 @@ class SimApi(BatchApi):
     - ``vanishing``: a batch is not there from five minutes after its creation, for 20 minutes; ``vanished``:
       for ever.
     - ``short``: results are kept for 25 minutes; ``empty``: there are none.
+    - ``withheld``: results are not given for 25 minutes, and then no longer.
     - ``cut``: each download ends in the middle of a line.
     - ``undated``: nothing says when it was created.
     - ``locked``: no create is taken for 20 minutes; ``large``: none of more than one request; ``repeating``:
@@ -287,6 +288,9 @@ class SimApi(BatchApi):
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
         self._look("download")
+        if self._is("withheld"):
+            late = self._unix(self._now()) - (batch.created_at or 0.0) > 25 * MINUTE
+            raise _refused(records.BatchBackendError("gone" if late else "unavailable", "no results"))
         backend, api = self._network.backend, self._flavour.api
         try:
             came = backend.fetch(
