@@ -186,7 +186,7 @@ def read_table(format: str, file: IO[bytes], shown: str) -> Iterator[Line]:
         shown: the name of the file, for errors.
 
     Raises:
-        InputError: it was not written by a run, or is damaged.
+        InputError: it was not written by a run, which writes at least one row, or is damaged.
     """
     known: tuple[str, ...] = ()
     begin = 0
@@ -197,6 +197,8 @@ def read_table(format: str, file: IO[bytes], shown: str) -> Iterator[Line]:
         if known != (known := tuple(fields)):
             begin = _first_answer(known, shown)
         yield _line(fields, begin, number, shown)
+    if not known:
+        raise _foreign(shown)
 
 
 def _first_answer(names: tuple[str, ...], shown: str) -> int:
@@ -207,7 +209,11 @@ def _first_answer(names: tuple[str, ...], shown: str) -> int:
         for place in range(after - len(_FIRST), -1, -1):
             if bases[place : place + len(_FIRST)] == list(_FIRST):
                 return place
-    raise InputError(f"{shown}: was not written by smartbatch run; choose another -o, or remove the file")
+    raise _foreign(shown)
+
+
+def _foreign(shown: str) -> InputError:
+    return InputError(f"{shown}: was not written by smartbatch run; choose another -o, or remove the file")
 
 
 def _base(name: str) -> str:

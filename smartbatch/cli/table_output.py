@@ -111,16 +111,17 @@ def look_at_output(path: str, stack: ExitStack) -> OutputFile | None:
     Args:
         stack: closes it, and removes what was made to read it.
     """
-    if table_format(path) is not None and os.path.exists(lines := os.path.realpath(path) + PARTIAL):
-        return stack.enter_context(OutputFile(lines, look_only=True, shown=path))
+    if table_format(path) is None:
+        return stack.enter_context(OutputFile(path, look_only=True)) if os.path.exists(path) else None
+    lines = os.path.realpath(path) + PARTIAL
+    if os.path.exists(lines) and os.path.getsize(lines):
+        return stack.enter_context(OutputFile(lines, look_only=True, shown=path + PARTIAL))
     if not os.path.exists(path):
         return None
-    if table_format(path) is not None:
-        copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="smartbatch-"))  # noqa: SIM115
-        copy.writelines(_lines_of_table(path))
-        copy.flush()
-        return stack.enter_context(OutputFile(copy.name, look_only=True, shown=path))
-    return stack.enter_context(OutputFile(path, look_only=True))
+    copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="smartbatch-"))  # noqa: SIM115
+    copy.writelines(_lines_of_table(path))
+    copy.flush()
+    return stack.enter_context(OutputFile(copy.name, look_only=True, shown=path))
 
 
 def _lines_of_table(path: str) -> Iterator[bytes]:

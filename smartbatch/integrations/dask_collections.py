@@ -5,7 +5,7 @@ Bags and dataframes are recognised by their classes' modules; nothing is importe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -66,20 +66,7 @@ def _prompts(rows: Iterable[Any], template: Template | None) -> list[Prompt]:
         return list(rows)
     if callable(template):
         return [template(row) for row in rows]
-    return [_filled(template, number, row) for number, row in enumerate(rows)]
-
-
-def _filled(template: str, number: int, row: Any) -> str:
-    if not isinstance(row, Mapping):
-        raise InvalidRequest(
-            f"row {number} is no mapping, so the template finds no fields in it", field="template"
-        )
-    try:
-        return template.format_map(row)
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
-        raise InvalidRequest(
-            f"row {number}: the template cannot be filled: {error!r}", field="template"
-        ) from error
+    return list(prompt_list(list(rows), template=template))
 
 
 def _of_frames(frames: Sequence[Any], template: Template | None) -> list[Prompt]:
