@@ -39,6 +39,7 @@ with BatchingClient(
     print("ready", flush=True)
     sys.stdin.readline()
     results = client.generate(f"{name} {number}" for number in range(int(count)))
+    sys.stdin.readline()  # it stays until its end is waited for
 print(results.failed)
 """
 
