@@ -28,7 +28,7 @@ from smartbatch._clock import RealClock
 from smartbatch._settings import seconds_in, spec_of, usd
 from smartbatch.cli.inputs import Row, Source
 from smartbatch.cli.outputs import OutputFile, encode
-from smartbatch.cli.prompts import BadField, KeyedRow, Keys, PromptMaker, RowKeys, parse_template
+from smartbatch.cli.prompts import KeyedRow, Keys, PromptMaker, RowKeys
 from smartbatch.cli.row_formats import READERS, BadRow
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, ErrorKind, InputError, ProviderError, StoreError
@@ -51,6 +51,7 @@ from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.providers.registry import create
 from smartbatch.realtime.call.soundness import flaw
+from smartbatch.tables.template import BadField, TemplateError, parse_template
 from smartbatch.types import Answer, Generation, Kind, Request, Result, Route, Usage
 from tests.levels import sampled
 
@@ -380,7 +381,7 @@ def templates(rng: random.Random) -> bool:
     text = words(rng)
     try:
         parts = parse_template(text)
-    except InputError:
+    except TemplateError:
         return False
     assert any(name for _, name in parts)
     try:
