@@ -10,7 +10,7 @@ from functools import partial
 
 from attrs import asdict, field, frozen
 
-from smartbatch._clock import Clock
+from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork, reentered, run_after_collection
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget_reservations import JobReservations
@@ -50,6 +50,7 @@ from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import RealtimeSetup, UserHooks
+from smartbatch.realtime.shared.enqueued_tokens import EnqueuedTokens
 from smartbatch.realtime.submission import CallOptions
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.advisor import Advisor
@@ -436,7 +437,17 @@ def _dependencies(
         calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
         outer_budget=budget.next_to,
         tell_dropped=tell_dropped,
+        exchange_enqueued=_enqueued(settings),
     )
+
+
+def _enqueued(settings: ClientSettings) -> EnqueuedTokens | None:
+    """Return what shares the quotas of enqueued tokens; as the limits of requests are shared."""
+    config, clock = settings.config, settings.clock
+    by_itself = settings.model.provider.capabilities.priced and isinstance(clock, RealClock)
+    if config.shared == "off" or (config.shared == "auto" and not by_itself):
+        return None
+    return EnqueuedTokens(config.shared, clock)
 
 
 def callback_raised(error: BaseException) -> None:

@@ -13,7 +13,7 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.events import Event
 from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.steps.context import unlearned
+from smartbatch.jobs.steps.context import EnqueuedExchange, unlearned
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request, Result, RunCallback, call_now
 
@@ -53,6 +53,9 @@ class JobDependencies:
         new_future: makes a future whose callbacks run where they hold up nobody.
         tell: takes events; never raises.
         tell_dropped: takes the name of a parameter that was left out of a request, and why.
+        exchange_enqueued: makes an exchange with the quota of enqueued tokens that processes share, of a
+            provider's scope and a model; ``None`` where nothing is shared. It returns ``None`` while the
+            back end is away.
         report: told what went wrong: the job's id, where it is about one, and the error.
         speed: says how fast requests of a job are answered in real time.
         calibration: says what was learned of the tokens of a job's model.
@@ -73,3 +76,4 @@ class JobDependencies:
     run_callback: RunCallback = call_now
     outer_budget: Callable[[JobRow], Budget | None] = lambda _: None
     tell_dropped: Callable[[str, str], None] = lambda _name, _reason: None
+    exchange_enqueued: EnqueuedExchange | None = None

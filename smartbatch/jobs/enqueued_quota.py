@@ -7,6 +7,10 @@ A shard that is too large by itself would be refused for ever. It is too large w
 below its tokens. It may be when it is refused several times although no other batch of ours is enqueued:
 Gemini names no limit, and our count of tokens may be below the provider's. Then shards become smaller, and
 grow again with every batch that passes.
+
+Processes with other stores use the same quota. Each store tells what it has enqueued, before a create and at
+each poll, and a create waits where all of them together leave no room for it (``shared`` in the settings). It
+is checked before the create alone, which the provider may still refuse: other programs use the quota, too.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import math
 from attrs import asdict, frozen
 
 from smartbatch.core.limits.backoff import backoff
+from smartbatch.core.limits.shared_record import LeaseAsk, first
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps.context import StepContext
@@ -24,6 +29,8 @@ from smartbatch.providers.batch_api import enqueued_limit
 ALONE = 3
 """Refusals in a row, with no other batch of ours enqueued, after which shards become smaller: fewer may be
 caused by other users of the account."""
+
+_STORE = "enqueued:store"
 
 QUOTA_CODES = frozenset({"token_limit_exceeded", "enqueued_token_limit_exceeded"})
 """Codes of refusals because too many tokens are enqueued, of OpenAI and Azure. Gemini says RESOURCE_EXHAUSTED
@@ -50,11 +57,44 @@ def known_limit(step: StepContext, named: float = math.inf) -> float:
 
 def room_for(step: StepContext, shard: ShardRow) -> float:
     """Return 0 when the shard may be created now, else the seconds after which to check again."""
-    ours = _ours(step, shard)
-    if ours and sum(ours) + shard.tokens > known_limit(step):
+    ours = sum(_ours(step, shard))
+    if ours and ours + shard.tokens > known_limit(step):
         return step.limits.poll_interval
     # a wall clock that was set back must not turn minutes into hours
-    return min(max(0.0, _known(step).until - step.wall), step.limits.longest_pause)
+    pause = min(max(0.0, _known(step).until - step.wall), step.limits.longest_pause)
+    return pause or (0.0 if _exchanged(step, ours, shard.tokens) else step.limits.poll_interval)
+
+
+def tell(step: StepContext, shard: ShardRow, *, ended: bool) -> None:
+    """Tell the processes with other stores what is enqueued now; a shard whose batch has ended is not."""
+    if step.runtime.exchange_enqueued is not None:
+        _exchanged(step, sum(_ours(step, shard)) + (0 if ended else shard.tokens), 0)
+
+
+def _exchanged(step: StepContext, enqueued: int, more: int) -> bool:
+    """Tell the processes with other stores what this one has enqueued, and return whether they leave room for
+    ``more`` tokens. A limit that any of them knows holds for all."""
+    if step.runtime.exchange_enqueued is None:
+        return True
+    limit = known_limit(step)
+    asked = LeaseAsk(
+        member=_store_name(step),
+        caps=first(limit if math.isfinite(limit) else 0.0),
+        kept=first(enqueued),
+        least=first(more),
+        wanted=first(more),
+        lasting=1,
+    )
+    grant = step.runtime.exchange_enqueued(step.job.scope, step.job.model, asked)
+    return grant is None or not grant.wait
+
+
+def _store_name(step: StepContext) -> str:
+    """Return a name of the store that no other has, on any machine."""
+    facts = step.store.facts
+    if facts.recall(_STORE) is None:
+        facts.remember(_STORE, f"{step.runtime.rng.getrandbits(128):032x}")
+    return str(facts.recall(_STORE))
 
 
 def refused(step: StepContext, shard: ShardRow, error: ProviderError | None, reason: str | None) -> bool:

@@ -313,6 +313,7 @@ class JobService:
             speed=dependencies.speed,
             calibration=dependencies.calibration,
             outer_budget=dependencies.outer_budget,
+            exchange_enqueued=dependencies.exchange_enqueued,
         )
         realtime = RealtimeRunner(
             runtime,

@@ -130,3 +130,40 @@ def test_batches_grow_again_when_they_pass(
     made = len(api.made)
     client.submit_batch([f"p{n}" for n in range(40)]).wait(LONG)
     assert len(api.made) == made + 1
+
+
+def enqueued(api: Api) -> int:
+    """Return how many requests batches hold that have not ended."""
+    return sum(len(batch.lines) for batch in api.made.values() if not api.shown(batch).state.ended)
+
+
+@pytest.mark.full
+def test_processes_with_different_stores_share_the_quota_of_enqueued_tokens(
+    client_of: ClientOf,
+    clock: VirtualClock,
+    remote: Remote,
+    api: Api,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Room for one of their batches, which one of them was told: no create is refused, all are answered."""
+    create, most = api.create, []
+
+    def noted(creation: Creation, timeout: float) -> RemoteBatch:
+        made = create(creation, timeout)
+        most.append(enqueued(api))
+        return made
+
+    monkeypatch.setattr(api, "create", noted)
+    shared = f"sqlite:///{tmp_path / 'limits.db'}"
+    told = [{"batch_enqueued_tokens": 300}, {}, {}]
+    clients = [
+        client_of(remote, store=str(tmp_path / f"{number}.db"), shared=shared, seed_of_rng=number, **settings)
+        for number, settings in enumerate(told)
+    ]
+    jobs = []
+    for client in clients:
+        jobs.append(client.submit_batch([f"p{n}" for n in range(20)]))
+        clock.sleep(5.0)  # the first of them tells the others of the limit
+    assert [job.wait(LONG).completed for job in jobs] == [20, 20, 20]
+    assert most == [20, 20, 20]

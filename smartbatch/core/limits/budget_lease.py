@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from smartbatch.core.limits.shared_record import DIMENSIONS, LeaseAsk, LeaseGrant
+from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, first
 
 _OFTEN, _RENEW, _IDLE, _HEARTBEAT = 0.1, 1.0, 0.5, 5.0
 """Seconds between two exchanges at least, of a client that spends, after which unused money goes back, and of
@@ -131,10 +131,10 @@ class BudgetLease:
         self._number += 1
         return LeaseAsk(
             member=self._member,
-            caps=_first(self._limit),
-            kept=_first(kept),
-            least=_first(least),
-            wanted=_first(wanted),
+            caps=first(self._limit),
+            kept=first(kept),
+            least=first(least),
+            wanted=first(wanted),
             money=1,
             number=self._number,
             drawn=self._drawn / _NANO,
@@ -175,7 +175,3 @@ class BudgetLease:
         if now - self._lost_at >= _CLOSED:
             self._hopeless = 0.0
         return begins
-
-
-def _first(amount: float) -> list[float]:
-    return [amount, *[0.0] * (DIMENSIONS - 1)]

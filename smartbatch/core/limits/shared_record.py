@@ -22,6 +22,9 @@ NO_BOUND = 1e15
 GONE = 15.0
 """Seconds without a word after which a process is taken to be dead, and what it leased goes back."""
 
+LASTING = 3600.0
+"""The same for what a store has enqueued at the provider: the batches of a process that died go on."""
+
 WAITING = 2.0
 """Seconds for which a process that found too little comes before those that ask later; it asks again sooner.
 """
@@ -56,6 +59,11 @@ _SLACK, _MONEY_SLACK = 1e-3, 1e-10
 time it was given."""
 
 
+def first(amount: float) -> list[float]:
+    """Return an amount of the first dimension, and nothing of the others."""
+    return [amount, *[0.0] * (DIMENSIONS - 1)]
+
+
 def _none() -> list[float]:
     return [0.0] * DIMENSIONS
 
@@ -87,6 +95,8 @@ class LeaseAsk:
         lowered: 1 where that rate was proven or lowered since the last exchange, else 0.
         outage: 1 where its breaker opened since the last exchange, -1 where it closed, else 0.
         money: 1 for a budget, else 0: what a dead process leased does not come back, and nothing refills.
+        lasting: 1 for a quota that does not refill and is held for long, as that of enqueued tokens, else 0:
+            there is as much left as nobody holds, and what is no longer told as kept is there again.
         number: of the exchange, counted by the process; of a budget.
         drawn, given: USD that it got of a budget and gave back, since its start. Totals, and not what is new:
             of an exchange whose answer was lost nobody knows whether it was made.
@@ -113,6 +123,7 @@ class LeaseAsk:
     lowered: int = 0
     outage: int = 0
     money: int = 0
+    lasting: int = 0
     number: int = 0
     drawn: float = 0.0
     given: float = 0.0
@@ -242,7 +253,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     now = max(now, record.at)
     elapsed, record.at = now - record.at, now
     mine = record.members.pop(ask.member, None)
-    back = _forget_gone(record, now)
+    back = _forget_gone(record, now, LASTING if ask.lasting else GONE)
     if elapsed > QUIET and (mine is not None or record.members):
         elapsed = 0.0
     for d in range(DIMENSIONS):
@@ -287,10 +298,10 @@ def _set_back(record: SharedRecord, seconds: float) -> None:
         account.seen -= seconds
 
 
-def _forget_gone(record: SharedRecord, now: float) -> list[float]:
+def _forget_gone(record: SharedRecord, now: float, after: float) -> list[float]:
     back = _none()
     for name, member in list(record.members.items()):
-        if now - member.seen > GONE:
+        if now - member.seen > after:
             del record.members[name]
             back = [some + held for some, held in zip(back, member.held, strict=True)]
     for name, account in list(record.accounts.items()):
@@ -313,6 +324,7 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     2. The first limit known: the bucket is full.
     3. Another limit of money: what was spent stays spent.
     4. Another limit of a rate: what is left stays, up to the new limit.
+    5. Nothing refills: what nobody holds is left.
 
     The provider's bucket does not grow beyond its limit while what was leased is unused, so this one does not
     either.
@@ -328,6 +340,9 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     record.caps[d] = cap
     record.rates[d] = min((rate for _, rate in told), default=record.rates[d])
     held = ask.kept[d] + sum(member.held[d] for member in record.members.values())
+    if ask.lasting:
+        record.levels[d] = cap - held
+        return
     full = max(cap - held, min(record.levels[d], cap))
     record.levels[d] = min(full, record.levels[d] + more)
 

@@ -15,6 +15,7 @@ from smartbatch._clock import Clock, SteadyWall
 from smartbatch._files import sync_folder
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
@@ -48,6 +49,10 @@ REREAD_GROWTH = 4
 """How much longer each pause is before results are read again: few large downloads, and the first soon."""
 MINUTE = 60.0
 HOUR = 3600.0
+
+
+EnqueuedExchange = Callable[[str, str, LeaseAsk], LeaseGrant | None]
+"""Makes an exchange with what processes share of a provider's scope and a model."""
 
 
 def unlearned(row: JobRow) -> Calibration:  # noqa: ARG001
@@ -105,7 +110,7 @@ class JobRuntime:
         rng: for nonces and backoff.
         wall: Unix seconds by which the jobs of a client wait and are late: that the clock of the machine is
             set must not move them.
-        tell, report, speed, calibration, outer_budget: as in
+        tell, report, speed, calibration, outer_budget, exchange_enqueued: as in
             :class:`~smartbatch.jobs.dependencies.JobDependencies`.
     """
 
@@ -121,6 +126,7 @@ class JobRuntime:
     speed: Callable[[JobRow], Speed] = assumed_speed
     calibration: Callable[[JobRow], Calibration] = unlearned
     outer_budget: Callable[[JobRow], Budget | None] = lambda _: None
+    exchange_enqueued: EnqueuedExchange | None = None
 
     def tell_progress(self, before: JobRow, *, running: int = 0) -> JobRow:
         """Tell the progress of a job after results were stored, and its end after the last one.

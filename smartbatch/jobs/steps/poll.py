@@ -41,6 +41,7 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
         batch = step.api.get(shard.batch_id, step.limits.call_timeout)
     if batch is None:
         return _vanished(step, shard)
+    enqueued_quota.tell(step, shard, ended=batch.state.ended)
     remote = _progress(duplicates.search_once(step, shard, batch), batch)
     if batch.state.ended:
         return _ended(step, shard, batch, remote)

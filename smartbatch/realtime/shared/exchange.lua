@@ -2,7 +2,7 @@
 -- same order. KEYS[1]: the record. ARGV[1]: what is asked, as JSON. Returns what is granted, as JSON.
 local GONE, WAITING, SLICES, ADVANCE, MONEY_SLICES = 15, 2, 4, 1, 2
 local SLOT_SECONDS, CLOCK_STEP, QUIET, SLOTS_AHEAD, SLACK, NO_BOUND = 0.5, 2, 8, 1, 0.001, 1e15
-local KEPT, REMEMBERED, SETTLED = 86400000, 604800, 60
+local KEPT, REMEMBERED, SETTLED, LASTING = 86400000, 604800, 60, 3600
 
 local time = redis.call('TIME')
 -- numbers are stored with 14 digits: seconds since 2023 keep their microseconds
@@ -51,7 +51,7 @@ members[ask.member] = nil
 
 local back = {0, 0, 0, 0}
 each(function(member, name)
-    if now - member.seen > GONE then
+    if now - member.seen > (ask.lasting == 1 and LASTING or GONE) then
         for d = 1, 4 do back[d] = back[d] + member.held[d] end
         members[name] = nil
     end
@@ -81,6 +81,7 @@ for d = 1, 4 do
     record.caps[d], record.rates[d] = cap, rate
     local full = math.max(cap - ask.kept[d] - held_by_others(d), math.min(record.levels[d], cap))
     record.levels[d] = math.min(full, record.levels[d] + more)
+    if ask.lasting == 1 then record.levels[d] = cap - ask.kept[d] - held_by_others(d) end
     if cap > 0 then
         local given = mine and ask.returned[d] or math.min(ask.returned[d], 0)
         if d == 1 and account then given = account.drawn - ask.drawn + ask.given - account.given end

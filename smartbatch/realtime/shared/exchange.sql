@@ -7,6 +7,7 @@ DECLARE
     advance CONSTANT float8 := 1; money_slices CONSTANT float8 := 2; slot_seconds CONSTANT float8 := 0.5;
     clock_step CONSTANT float8 := 2; quiet CONSTANT float8 := 8; slots_ahead CONSTANT float8 := 1;
     slack CONSTANT float8 := 0.001; remembered CONSTANT float8 := 604800; settled CONSTANT float8 := 60;
+    lasting CONSTANT float8 := 3600;
     no_bound CONSTANT float8 := 1e15; none CONSTANT float8[] := '{{0,0,0,0}}';
     r {schema}.shared_limits%ROWTYPE;
     ask {schema}.shared_ask;
@@ -41,7 +42,8 @@ BEGIN
     DELETE FROM {schema}.shared_members WHERE key = record_key AND member = ask.member RETURNING * INTO mine;
     known := FOUND;
     FOR other IN DELETE FROM {schema}.shared_members
-        WHERE key = record_key AND now_at - seen > gone RETURNING *
+        WHERE key = record_key AND now_at - seen > (CASE WHEN ask.lasting = 1 THEN lasting ELSE gone END)
+        RETURNING *
     LOOP
         FOR d IN 1..4 LOOP back[d] := back[d] + other.held[d]; END LOOP;
     END LOOP;
@@ -70,6 +72,7 @@ BEGIN
         r.rates[d] := told_rate;
         level := greatest(told_cap - ask.kept[d] - held_sum[d], least(r.levels[d], told_cap));
         r.levels[d] := least(level, r.levels[d] + amount);
+        IF ask.lasting = 1 THEN r.levels[d] := told_cap - ask.kept[d] - held_sum[d]; END IF;
         IF told_cap > 0 THEN
             amount := CASE WHEN known THEN ask.returned[d] ELSE least(ask.returned[d], 0) END;
             IF d = 1 AND has_account THEN

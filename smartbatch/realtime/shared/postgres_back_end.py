@@ -55,7 +55,7 @@ DO $$ BEGIN
         member text, version int, generation int, caps float8[], rates float8[], at_most float8[],
         at_least float8[], "then" float8[], kept float8[], returned float8[], least float8[], wanted float8[],
         slots float8, urgent int, accepted float8, cooled float8, spaced float8, lowered int, outage int,
-        money int, number bigint, drawn float8,
+        money int, lasting int, number bigint, drawn float8,
         given float8, leaving int);
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 """

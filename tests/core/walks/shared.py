@@ -27,7 +27,9 @@ PASSES = (0.0, 0.0, 0.03125, 0.25, 0.5, 1.0, 2.0, 2.125, 8.0, 8.125, 15.0, 15.12
 NOTHING: Amounts = (0.0, 0.0, 0.0, 0.0)
 
 
-def drawn(rng: random.Random, generations: list[int], money: int, number: int) -> LeaseAsk:
+def drawn(
+    rng: random.Random, generations: list[int], money: int, number: int, *, lasting: int = 0
+) -> LeaseAsk:
     """What a process may ask, likely or not; of a budget where ``money`` is 1, by that exchange."""
     limited = rng.choice([(1,), (1, 1), (1, 0, 1, 1), (0,)])
     pattern = [*limited, 0, 0, 0, 0][:4]
@@ -55,6 +57,7 @@ def drawn(rng: random.Random, generations: list[int], money: int, number: int) -
         outage=rng.choice([0, 0, 0, 0, 1, -1]),
         leaving=int(rng.random() < 0.05),
         money=money,
+        lasting=lasting,
         number=number,
         drawn=rng.uniform(0, 50),
         given=rng.uniform(0, 50),
