@@ -179,3 +179,4 @@ print(sent.wait(60), job.status().finished)
         )
         assert found.printed() == ["labels 3"]
         assert "3 in all" in book.run("job").html
+        assert "3/3" in book.run("answers = list(job.results())").stream("stderr")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -17,6 +19,7 @@ from inside import inside
 from jobs.remote import Remote
 
 import smartbatch
+from smartbatch import shortcuts
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import (
@@ -671,6 +674,12 @@ def test_the_jobs_of_a_store_are_found_without_a_client(
         assert [job.id for job in smartbatch.jobs(store=store)] == [second.id, first.id]
         assert [job.key for job in smartbatch.jobs(store=store, limit=1)] == ["second"]
         assert [job.key for job in smartbatch.jobs(store=store, unfinished=True)] == ["second"]
+
+
+def test_the_call_that_finds_jobs_is_also_the_package_of_its_name() -> None:
+    """Both have the name, so that neither import hides the other."""
+    assert signature(smartbatch.jobs) == signature(shortcuts.jobs)
+    assert importlib.import_module("smartbatch.jobs.job").Job is smartbatch.jobs.job.Job
 
 
 def test_a_job_that_is_nowhere_is_not_found(client: BatchingClient, store: str) -> None:
