@@ -19,7 +19,7 @@ from inside import inside
 from jobs.remote import Remote
 
 import smartbatch
-from smartbatch import shortcuts
+from smartbatch import Interrupted, shortcuts
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import (
@@ -37,9 +37,11 @@ from smartbatch.errors import (
 )
 from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress, RouteScored
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.watcher import ChangeNotifier
 from smartbatch.providers.batch_api import RemoteBatch
 from smartbatch.routing import lists
 from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Route, evolve
+from tests.levels import sampled
 
 ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
@@ -646,6 +648,36 @@ def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(tmp_path: Path) -> No
     assert "smartbatch.interrupted.Interrupted: interrupted; job job-" in ended.err
     assert "smartbatch.job('job-" in ended.err
     assert smartbatch.job("k", store=environ["SMARTBATCH_STORE"]).status().total == 30
+
+
+WAITS: dict[str, Callable[[BatchingClient, Job], Any]] = {
+    "wait": lambda client, job: job.wait(),
+    "results": lambda client, job: list(job.results()),
+    "submit_and_wait": lambda client, job: client.submit_and_wait([f"p{n}" for n in range(12)], key="k"),
+}
+
+
+@pytest.mark.parametrize("wait", sampled(WAITS))
+def test_an_interrupted_wait_for_a_job_has_what_is_stored_and_the_job_goes_on(
+    wait: str, client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks anew each time, so it has everything once the job has ended."""
+    waited = ChangeNotifier.wait_for_change
+
+    def interrupted(notifier: ChangeNotifier, seen: int, timeout: float) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        waited(notifier, seen, timeout)
+
+    with clock.held():
+        job = client.submit_batch([f"p{n}" for n in range(12)], key="k")
+        with monkeypatch.context() as patched:
+            patched.setattr(ChangeNotifier, "wait_for_change", interrupted)
+            with pytest.raises(Interrupted, match=job.id) as caught:
+                WAITS[wait](client, job)
+        assert caught.value.results == []
+    job.wait(LONG)
+    assert caught.value.results.texts == [f"by batch: p{n}" for n in range(12)]
 
 
 def test_decisions_of_jobs_that_never_end_here_do_not_pile_up(

@@ -144,6 +144,23 @@ def test_a_job_is_shown_by_its_status(stream: io.StringIO, clock: ManualClock) -
     ]
 
 
+def test_a_list_whose_job_is_waited_for_says_how_the_job_stands(
+    stream: io.StringIO, clock: ManualClock
+) -> None:
+    """Next to the results that were read, of which there are none before the batch has ended."""
+    progress = Progress(12, "lines", stream, clock)
+    assert not progress.is_due
+    clock.time = 10.0
+    assert progress.is_due
+    progress.waits_for(Status(running=4, remaining=90.0))
+    clock.time = 20.0
+    progress.waits_for(Status(note="waits for money\x07"))
+    assert stream.getvalue().splitlines() == [
+        "0% 0/12 (10 submitted, 4 done at the provider, about 1:30 min left)",
+        r"0% 0/12 (waits for money\x07)",
+    ]
+
+
 def test_a_list_kept_by_jobs_is_shown_as_if_its_results_came_one_by_one(
     stream: io.StringIO, clock: ManualClock
 ) -> None:
