@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ import distributed
 from attrs import frozen
 
 from benchmarks.server import emulator
+from benchmarks.starts import ready, release
 from benchmarks.targets import Targets
 from smartbatch import BatchingClient
 from smartbatch._clock import RealClock
@@ -63,23 +63,9 @@ def bare(base_url: str, name: str, processes: int, rows: int) -> float:
     """Return the rows a second of bare processes."""
     share = rows // processes
     command = [sys.executable, "-m", "benchmarks.cluster", "--case", name, "--work", base_url]
-    started = [
-        subprocess.Popen(
-            [*command, str(number * share), str(share)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(processes)
-    ]
-    for process in started:
-        assert process.stdout is not None
-        process.stdout.readline()
+    started = ready([[*command, str(number * share), str(share)] for number in range(processes)])
     began = RealClock.now()
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
+    release(started)
     answered = sum(int(process.communicate()[0]) for process in started)
     assert answered == share * processes
     return answered / (RealClock.now() - began)

@@ -30,6 +30,7 @@ from attrs import field, frozen
 
 from benchmarks.limits import provider_of, summary
 from benchmarks.server import emulator
+from benchmarks.starts import ready, release
 from smartbatch import BatchingClient, participants
 from smartbatch._clock import RealClock
 from smartbatch.observe.participants import EVERY, text_of
@@ -100,14 +101,10 @@ def work(base_url: str, case: Case, count: int, address: str, name: str) -> dict
     return {"lost": results.failed, "wall": results.wall}
 
 
-def start(base_url: str, case: str, count: int, address: str, name: str) -> subprocess.Popen[str]:
-    """Start a process that waits for a line on its standard input."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.shared", "--work", base_url, case, str(count), address, name],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def command(base_url: str, case: str, count: int, address: str, name: str) -> list[str]:
+    """Return the command of a process that waits for a line on its standard input."""
+    words = [base_url, case, str(count), address, name]
+    return [sys.executable, "-m", "benchmarks.shared", "--work", *words]
 
 
 def together(case: str, processes: int, address: str) -> tuple[float, int, int, int, Operations]:
@@ -115,18 +112,12 @@ def together(case: str, processes: int, address: str) -> tuple[float, int, int, 
     chosen = CASES[case]
     clock = RealClock()
     with emulator("--latency", "0.05", "--latency-sigma", "0.3", *chosen.server) as base_url:
-        begun = [
-            start(base_url, case, chosen.requests // processes, address, f"{case} {number}")
-            for number in range(processes)
-        ]
-        for one in begun:
-            assert one.stdout is not None
-            one.stdout.readline()
+        share = chosen.requests // processes
+        begun = ready(
+            [command(base_url, case, share, address, f"{case} {number}") for number in range(processes)]
+        )
         began = clock.now()
-        for one in begun:
-            assert one.stdin is not None
-            one.stdin.write("go\n")
-            one.stdin.flush()
+        release(begun)
         if chosen.event and processes > 1:
             clock.sleep(5.0)
             disturb(begun[0], chosen.event, clock)
