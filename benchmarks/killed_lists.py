@@ -4,8 +4,8 @@
 
 Each process asks all lists of a round by their keys; a list is asked by the one that has its lease. A process
 that is killed with SIGKILL, at any moment from its start on, is started again. A round ends when the
-processes have all results. Nothing may be lost, no answer may be another row's, and each row that was asked twice has
-to be one that an incident names.
+processes have all results. Nothing may be lost, no answer may be another row's, and each row that was asked
+twice has to be one that an incident names.
 """
 
 from __future__ import annotations

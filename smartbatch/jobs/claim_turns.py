@@ -19,6 +19,8 @@ SHARE_OF_STORING = 0.1
 sooner a result is stored."""
 LONGEST_GATHER = 0.05
 """Seconds that a result waits at most for others to be stored with it."""
+MEASURED = 0.5
+"""Seconds over which it is counted how many results come."""
 MOST_AHEAD = 500
 """Items that are claimed at most because results come fast."""
 
@@ -34,12 +36,16 @@ class GatherPace:
 
     pause: float = 0.0
     meanwhile: int = 0
-    _gathered_at: float = -math.inf
+    _since: float = -math.inf
+    _count: int = 0
 
     def gathered(self, count: int, now: float) -> None:
-        """Note how many results are to be stored now."""
-        seconds, self._gathered_at = now - self._gathered_at, now
-        self.meanwhile = math.ceil(count * self.pause / seconds) if seconds > 0 else 0
+        """Note how many results are to be stored now. They come in bursts: their rate is that of a while."""
+        self._count += count
+        seconds = now - self._since
+        if seconds >= MEASURED:
+            self.meanwhile = math.ceil(self._count * self.pause / seconds)
+            self._since, self._count = now, 0
 
     def stored(self, seconds: float) -> None:
         """Note how long storing results took."""
@@ -102,8 +108,9 @@ class ClaimTurns:
         return min(*wanting, self.under_way.total()) if wanting else self.under_way.total()
 
     def _most(self, job: RealtimeItems) -> int:
-        """Return the limit of a job; more where many results come in the time in which they gather."""
-        return max(job.limit, min(MOST_AHEAD, job.limit + 2 * self._pace.meanwhile))
+        """Return the limit of a job; more where many results come in the time in which they gather: half of
+        the limit is for calls in flight."""
+        return max(job.limit, min(MOST_AHEAD, job.limit // 2 + 2 * self._pace.meanwhile))
 
     def begin(self, turn: Turn) -> None:
         """Keep the room of a turn while its items are claimed."""
