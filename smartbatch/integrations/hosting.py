@@ -42,10 +42,12 @@ _OF_COMMANDS: Final = ("system", "max_tokens", "temperature", "seed")
 """Generation parameters that commands take."""
 _WAITED_FOR: Final = frozenset(
     {"submit", "submit_urgent", "submit_embedding", "stream", "map", "as_completed", "generate", "embed"}
+    | {"submit_and_wait"}
 )
 """Methods of a client whose answers somebody waits for."""
 _OWN_TIME: Final = frozenset({"deadline", "durable", "key", "strategy"})
-"""Keywords of calls that outlive their caller, or say themselves how long they may take."""
+"""Keywords of calls that outlive their caller, or say themselves how long they may take; but whoever waits
+for a job does so within the limit, and the job goes on."""
 
 
 class ClientHooks(TypedDict, total=False):
@@ -114,10 +116,11 @@ class _LimitedClient:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
-        return partial(self._call, found) if name in _WAITED_FOR else found
+        own = frozenset() if name == "submit_and_wait" else _OWN_TIME
+        return partial(self._call, found, own) if name in _WAITED_FOR else found
 
-    def _call(self, method: Callable[..., Any], *asked: Any, **params: Any) -> Any:
-        if not _OWN_TIME & params.keys():
+    def _call(self, method: Callable[..., Any], own: frozenset[str], *asked: Any, **params: Any) -> Any:
+        if not own & params.keys():
             prompt = asked[0] if asked else params.get("prompt")
             params = within(self._limit.left(), prompt, params)
         return method(*asked, **params)

@@ -172,6 +172,19 @@ def test_what_says_its_own_time_keeps_it(
     assert timeouts_in_a_view(app_of, act, web_timeout="200s") == [expected]
 
 
+def test_whoever_waits_for_a_job_does_so_within_the_limit(app_of: AppOf) -> None:
+    """The job goes on."""
+    app = app_of(model="sim:demo?batch_seconds=600", web_timeout="1.05s")
+
+    @app.get("/")
+    def view() -> str:
+        with pytest.raises(TimeoutError):
+            current_smartbatch.submit_and_wait(["a"], strategy="batch")
+        return "done"
+
+    assert app.test_client().get("/").text == "done"
+
+
 def test_without_a_limit_requests_have_none(app_of: AppOf) -> None:
     assert timeouts_in_a_view(app_of, LIMITED["one"]) == [None]
 
