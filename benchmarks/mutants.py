@@ -46,8 +46,13 @@ ROOMS = {
     "outputs": "smartbatch/cli/outputs.py",
 }
 TESTED_BY = {"core": "tests/core/", "store": "tests/jobs/", "steps": "tests/jobs/", "outputs": "tests/cli/"}
-RECORDED = ("tests/core/walks/", "tests/faults/simulation/test_seeds.py")
-"""Tests of whole rooms, which see most."""
+SEE_MOST = {
+    "core": "tests/core/walks/",
+    "store": "tests/jobs/test_store_",
+    "steps": "tests/faults/simulation/test_seeds.py",
+    "outputs": "tests/core/walks/",
+}
+"""Tests of whole rooms, which run first."""
 LEFT_OUT = ("docs", "typing", "test_structure.py", "hosts", "emulator", "test_benchmarks.py", "test_ci.py")
 """Tests of texts and types, which see each change of a line, whatever it does, and of what is no part of the
 rooms and takes long."""
@@ -145,7 +150,7 @@ class Tests:
 def _rank(mutant: Mutant, test: TestCalls) -> tuple[int, float, str]:
     stem = Path(mutant.path).stem
     near = 2 - test.file.startswith(TESTED_BY[mutant.room]) - (stem in Path(test.file).stem)
-    if test.file.startswith(RECORDED):
+    if test.file.startswith(SEE_MOST[mutant.room]):
         near = 0
     starts = SLOW_START if "postgres" in test.name and stem != "postgres" else 0.0
     return near, test.seconds + starts, test.name
