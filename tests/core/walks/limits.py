@@ -58,14 +58,14 @@ def unknown(rng: random.Random, record: Record) -> None:
     admit = rng.choice((bucket(60, 10.0), bucket(5, 0.5), fixed_windows(10, 1.0), spaced(0.1), spaced(3.0)))
     one = Quota()
     one.configure(rng.choice((None, None, 600, 6000)), None, 0.0)
-    latency = rng.choice((constant(0.05), constant(0.5), lognormal(0.4)))
+    latency = rng.choice((constant(0.05), constant(0.5), lognormal(0.4), constant(4.0)))
     asked = rng.choice((None, 1.0))
     found = run(
         one,
         admit,
         250,
         latency=latency,
-        workers=rng.choice((4, 32)),
+        workers=rng.choice((4, 32, 64)),
         retry_after=None if asked is None else lambda _: asked,
         quick_refusals=rng.random() < 0.5,
     )
