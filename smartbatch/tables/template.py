@@ -97,9 +97,12 @@ def listed(names: Iterable[object]) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as text: a text as it is, a moment in its ISO form, everything else as JSON."""
+    """Return a value as text: a text as it is, a moment in its ISO form, what JSON has as JSON, and all else,
+    such as a decimal number, as Python writes it."""
     if isinstance(value, str):
         return value
     if isinstance(value, date | time):
         return value.isoformat()
-    return json.dumps(value, ensure_ascii=False, default=str)
+    if value is None or isinstance(value, bool | int | float | list | tuple | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)

@@ -97,6 +97,29 @@ def test_no_half_of_an_ordered_copy_takes_the_place_of_an_output(
     assert set(range(6)) <= set(rows(survived[0]))
 
 
+@pytest.mark.full
+@both_ways
+def test_a_table_is_on_the_disk_before_the_store_forgets_its_answers(
+    names_kept: bool, outputs: LossyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And while its lines are removed: whatever is kept of that, one of them has every row."""
+    forget, remove = JobRun.forget, OutputFile.remove
+    survived: list[bytes] = []
+
+    def noted(self: JobRun, *, all_answered: bool) -> None:
+        survived.append(outputs.survivors(names_kept=names_kept)["out.csv"])
+        forget(self, all_answered=all_answered)
+
+    def removed(self: OutputFile) -> None:
+        remove(self)
+        survived.append(outputs.survivors(names_kept=names_kept)["out.csv"])
+
+    monkeypatch.setattr(JobRun, "forget", noted)
+    monkeypatch.setattr(OutputFile, "remove", removed)
+    assert main(["run", "in.txt", "--model", "sim:demo", "-o", "out.csv"]) == 0
+    assert [len(content.splitlines()) for content in survived] == [1 + ROWS] * 2
+
+
 @both_ways
 def test_results_of_a_job_are_on_the_disk_when_the_command_ends(
     names_kept: bool, outputs: LossyDisk, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,8 @@ import dataclasses
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -188,11 +190,9 @@ def test_a_column_may_hold_chats(client: BatchingClient) -> None:
 
 
 def test_values_that_are_no_texts_are_written_as_json(client: BatchingClient) -> None:
-    from datetime import date
-
-    rows = [{"n": 1, "f": 0.5, "yes": True, "tags": ["ä", 1], "on": date(2026, 1, 2)}]
-    (result,) = client.generate(rows, template="{n} {f} {yes} {tags} {on} {{n}}")
-    assert result.text == 're: 1 0.5 true ["ä", 1] 2026-01-02 {n}'
+    rows = [{"n": 1, "f": 0.5, "yes": True, "tags": ["ä", 1], "on": date(2026, 1, 2), "usd": Decimal("1.50")}]
+    (result,) = client.generate(rows, template="{n} {f} {yes} {tags} {on} {usd} {{n}}")
+    assert result.text == 're: 1 0.5 true ["ä", 1] 2026-01-02 1.50 {n}'
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
