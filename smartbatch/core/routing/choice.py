@@ -302,7 +302,8 @@ def _best(feasible: Sequence[Option], load: Load, constraints: Constraints) -> t
         cheapest = min(feasible, key=price)
         most = (1 + CLOSE) * price(cheapest)[0]
         chosen = min((each for each in feasible if price(each)[0] <= most), key=lambda each: each.p95)
-        reason = f"the cheapest of {_counted(feasible)} that meet the deadline"
+        meet = "meet" if len(feasible) > 1 else "meets"
+        reason = f"the cheapest of {_counted(feasible)} that {meet} the deadline"
         if chosen is not cheapest:
             reason = (
                 f"the soonest of {_counted(feasible)} that meet the deadline and cost at most {CLOSE:.1%} "

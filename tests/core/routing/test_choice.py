@@ -182,7 +182,7 @@ def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
     assert batch.feasible
     assert batch.ruled_out == "with its late cost it saves nothing"
     assert all(option.ruled_out for option in cheap.options if option.batches)
-    assert "the cheapest of 1 route that meet" in cheap.reason
+    assert "the cheapest of 1 route that meets" in cheap.reason
     assert batch.cost is not None
     assert batch.cost.expected < 0.99 * 0.002 < batch.cost.expected + batch.late_cost
     assert batch.late_cost == pytest.approx((1 - batch.odds) * cheap.late_penalty * 0.002)
