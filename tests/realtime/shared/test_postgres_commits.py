@@ -1,0 +1,41 @@
+"""What a PostgreSQL server writes to its disk before it answers: money, and not what comes back by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.rows import scalar_row
+from realtime.shared.servers import address_of, postgres_address
+
+from smartbatch._postgres import Address
+from smartbatch.core.limits.shared_record import LeaseAsk
+from smartbatch.realtime.shared.addresses import open_back_end
+
+__all__ = ["postgres_address"]  # a fixture
+
+_NOTES = """
+CREATE TABLE {schema}.noted (place serial, commits text);
+CREATE FUNCTION {schema}.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO {schema}.noted (commits) VALUES (current_setting('synchronous_commit')); RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER noted AFTER UPDATE ON {schema}.shared_limits
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {schema}.note();
+"""
+"""Notes how each exchange commits, at its commit."""
+
+
+def test_no_process_waits_for_the_disk_for_a_rate(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """64 processes that each did waited 0.7 s for an exchange, and took turns they were too late for."""
+    text = address_of("postgresql", request, tmp_path)
+    address = Address.of(text, "shared")
+    back_end = open_back_end(text, lambda: 0.0)
+    back_end.prepare()
+    with psycopg.connect(**address.parameters, autocommit=True, row_factory=scalar_row) as session:
+        session.execute(_NOTES.format(schema=address.schema).encode())
+        for money in (0, 1, 0):
+            back_end.exchange(f"key {money}", LeaseAsk(member="one", caps=[1.0, 0, 0, 0], money=money))
+        noted = session.execute(f"SELECT commits FROM {address.schema}.noted ORDER BY place".encode())
+        assert noted.fetchall() == ["off", "on", "off"]
+    back_end.close()
