@@ -27,6 +27,10 @@ faulthandler.enable()
 """
 
 
+KEPT = frozenset({"PATH", "HOME", "TMPDIR", "LANG", "XDG_STATE_HOME"})
+"""Variables that a script has of the test. Its state is the test's, so nothing learned elsewhere counts."""
+
+
 @frozen
 class Ended:
     """How a script ended."""
@@ -45,7 +49,7 @@ def run_script(
 ) -> Ended:
     """Run ``script``; one that is not over after ``guard`` seconds fails with the stacks of its threads."""
     code = PRELUDE + textwrap.dedent(script)
-    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LANG")}
+    kept = {name: value for name, value in os.environ.items() if name in KEPT}
     kept["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), str(PACKAGE.parent)))
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
