@@ -244,6 +244,24 @@ def test_a_missing_value_is_no_prompt(client: BatchingClient, make: Callable[[],
 
 
 @pytest.mark.full
+def test_a_lazy_frame_has_to_be_collected_first(client: BatchingClient) -> None:
+    lazy = of_polars().lazy()
+    with pytest.raises(InvalidRequest, match=r"is a table \(LazyFrame\).*collect it first"):
+        client.generate(lazy, column="text")
+    assert client.generate(lazy.collect(), column="text").texts == ["re: red", "re: blue"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("make", [of_pandas, of_polars, of_arrow])
+def test_a_table_without_rows_has_no_answers(client: BatchingClient, make: Callable[[], Any]) -> None:
+    table = make()
+    none = table.iloc[:0] if hasattr(table, "iloc") else table[:0]
+    back = client.generate(none, column="text").to_table()
+    assert (type(back), len(back)) == (type(table), 0)
+    assert columns_of(back)[-1] == "error"
+
+
+@pytest.mark.full
 def test_two_columns_of_one_name_are_told_apart_from_none(client: BatchingClient) -> None:
     import pandas
 

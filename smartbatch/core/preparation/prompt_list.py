@@ -119,9 +119,10 @@ def _in_order(prompts: Any) -> Iterable[Any]:
             "column='text', or make them of several, as template='… {title} … {text} …'"
         )
     if any(_has(prompts, mark) for mark in _TABLE_MARKS):
+        way = "collect it first" if _has(prompts, "collect") else "make it one of pandas, Polars or Arrow"
         _refuse(
-            f"is a table ({kind}), not a list of prompts: give one column, such as table['text'], or a list "
-            "with a text made of each row"
+            f"is a table ({kind}) of a kind that is not read: {way}, or give one column, such as "
+            "table['text'], or a list with a text made of each row"
         )
     if isinstance(prompts, bytes | bytearray | memoryview):
         _refuse(f"must be a list of prompts, not {kind}: decode it, and split it into a list of texts")
