@@ -437,7 +437,9 @@ class Quota:
             if self._spacing is None and not self.lease.is_limited:
                 self._restart(now)
         rate = self.lease.spacing(self.spaced_rate or 0.0)
-        if rate:
+        if rate and self._spacing is not None and rate > self._spacing.rate:
+            self._spacing.reshape(now, spaced_capacity(rate), rate)  # they grow; so does this one from there
+        elif rate:
             self._base = rate
             self._space(rate, now)
             self._searching = False
@@ -548,8 +550,8 @@ class Quota:
             self._baseline, self._accepted = now, 0
 
     def _space_all(self, now: float) -> None:
-        """Space the calls of all processes that share a limit without bursts: each would keep to the
-        provider's small bucket, and all together would not."""
+        """Space the calls of all processes at a small bucket of the provider's: each would keep to it, and
+        all together would not."""
         if self._spacing is None and not self._is_alone and self._header_limits.is_even:
             self._space_known(now)
 
@@ -557,8 +559,7 @@ class Quota:
         """No bursts are honoured: space the calls at the known rate, and try a burst again later."""
         self._base = self._known or self._base
         self._space(self._base * _SPACED_SHARE, now)
-        self._burst_at = now + self._burst_wait
-        self._burst_wait *= 2.0
+        self._burst_at, self._burst_wait = now + self._burst_wait, 2.0 * self._burst_wait
 
     def _space(self, rate: float, now: float) -> None:
         """Space the calls at ``rate`` a second; then there is no window."""

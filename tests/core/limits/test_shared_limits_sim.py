@@ -154,6 +154,23 @@ def test_a_rate_that_one_process_proves_is_spaced_by_all() -> None:
     assert run.refused <= 0.02
 
 
+class Silent(Server):
+    """Neither answers nor refusals say what the limit is."""
+
+    def report(self, now: float, *, refused: str | None) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("seed", sampled(range(6)))
+def test_a_rate_that_was_measured_far_too_low_grows_for_all(seed: int) -> None:
+    """As in one process: what one of them finds out does not make the others begin to grow anew."""
+    run = Run(Silent("gemini", {"requests": 600}), 4)
+    for client in run.clients:
+        client.latency = lambda rng: 0.05 * math.exp(rng.gauss(0.0, 0.3))
+    fill(run.server, *run.clients, seconds=60.0, seed=seed, jitter=0.005, exchanges=run.sharing)
+    assert run.used(20.0, 60.0) >= 0.9
+
+
 @pytest.mark.parametrize("style", sampled(["openai", "gemini"]))
 def test_a_limit_that_is_counted_each_second_is_spaced_by_all(style: str) -> None:
     """Ten in each second, told or learned from the first answers: 98 % of it, and no more refused than the
