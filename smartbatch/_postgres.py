@@ -22,6 +22,9 @@ except ImportError as missing:
 
 DEFAULT_SCHEMA = "smartbatch"
 """A schema of our own, because tables of such plain names could meet the user's."""
+SCHEMA_LOCK = 7_310_294_563_017_112
+"""Number of the advisory lock under which a schema is made: jobs and shared limits may begin in one
+at the same time."""
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _DEFAULTS: dict[str, Any] = {
     "application_name": "smartbatch",

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from jobs.relay import Relay
 from jobs.stores import Bench, led, new_items, postgres_address, result, started
 from psycopg.conninfo import conninfo_to_dict
 
-from smartbatch._postgres import Address
+from smartbatch._postgres import SCHEMA_LOCK, Address
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow, LeaseLost, ShardState
 from smartbatch.jobs.store import SqlStore, open_store
@@ -47,6 +48,26 @@ def through(relay: Relay, bench: Bench, **settings: Any) -> SqlStore:
     query = f"host={relay.folder}&sslmode=disable&gssencmode=disable&schema={bench.schema}"
     place = f"postgresql://{user['user']}@/{user['dbname']}?{query}"
     return bench.open(place, **{"patience": 5.0, **settings})
+
+
+@pytest.mark.full
+def test_a_store_is_opened_while_its_schema_is_made_for_something_else(
+    postgres_address: str, bench: Bench
+) -> None:
+    """Shared limits may begin in it at the same time; the store waits for them."""
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with (
+        psycopg.connect(postgres_address) as other,
+        psycopg.connect(postgres_address, autocommit=True) as seen,
+    ):
+        other.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
+        other.execute(f"CREATE SCHEMA {bench.schema}".encode())
+        with ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(bench.open)
+            while not opening.done() and seen.execute(sessions).fetchone() == (0,):
+                """The store waits for the lock."""
+            other.commit()
+            assert opening.result().jobs.latest() == []
 
 
 # -- the answer to a commit is lost --------------------------------------------------------------------------

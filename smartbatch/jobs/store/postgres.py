@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from smartbatch._postgres import Address
+from smartbatch._postgres import SCHEMA_LOCK, Address
 from smartbatch.errors import StoreError, scrub
 from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.store.database import STATES, Database, Row, Transaction
@@ -143,7 +143,7 @@ class PostgresDatabase(Database):
             migrate(self, _TYPES, self._steps)
 
     def _make_schema(self, tx: Transaction) -> None:
-        tx.lock("schema")
+        tx.rows("SELECT pg_advisory_xact_lock(?)", SCHEMA_LOCK)
         if not tx.row("SELECT 1 FROM pg_namespace WHERE nspname = ?", self.address.schema):
             tx.change(f"CREATE SCHEMA {self.address.schema}")
 

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 from attrs import asdict
 
-from smartbatch._postgres import Address
+from smartbatch._postgres import SCHEMA_LOCK, Address
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.errors import scrub
 from smartbatch.observe.participants import KEPT
@@ -28,9 +28,6 @@ from smartbatch.realtime.shared.back_end import (
     Incompatible,
     Published,
 )
-
-_LOCK = 7_310_294_563_017_112
-"""Number of the advisory lock under which the tables are made."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS {schema}.shared_facts (name text PRIMARY KEY, value text NOT NULL);
@@ -104,7 +101,7 @@ class PostgresBackEnd(BackEnd):
         try:
             session = self._connected()
             with session.transaction():
-                session.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+                session.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
                 made = session.execute("SELECT to_regclass(%s)", (f"{schema}.shared_facts",)).fetchone()
                 if made == (None,):
                     self._make(session)
