@@ -98,7 +98,8 @@ class ClaimTurns:
             turn = Turn(job, min(room, job.turn))
             if not self._overtaken and not job.begun and job.row.total <= room:
                 return turn
-            first = first or turn
+            if room >= min(self._most(job) // 4, TURN // 2):  # calls have enough to do until then
+                first = first or turn
         return first or resumes_at
 
     def enough(self) -> int:
