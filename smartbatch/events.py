@@ -1,17 +1,21 @@
 """Events: what happened, as frozen classes made by keyword. Metrics, logs, progress and observers use them.
 
 Events carry ids, counts, seconds, tokens and USD; never a key, a prompt or an answer.
-Observers are called after locks are released, on the thread that caused the event.
+Observers are called after locks are released, on the thread that caused the event. What concerns a request is
+told under the context variables of whoever submitted it; those that an observer sets when a call starts hold
+for the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 
+from smartbatch._display import brief
 from smartbatch.types import Kind, Priority, Route, Usage
 
 Observer: TypeAlias = "Callable[[Event], None]"
@@ -40,8 +44,8 @@ class Event:
         return snake_case(type(self).__name__)
 
     def fields(self) -> dict[str, Any]:
-        """The event as plain values, fit for JSON."""
-        return asdict(self, value_serializer=_plain)
+        """The event as plain values, fit for JSON; without the objects that are the user's own."""
+        return asdict(self, value_serializer=_plain, filter=lambda each, _: each.name not in _OBJECTS)
 
 
 def _plain(_event: Any, _field: Any, value: Any) -> Any:
@@ -50,9 +54,41 @@ def _plain(_event: Any, _field: Any, value: Any) -> Any:
     return value.value if isinstance(value, Route) else value
 
 
+_OBJECTS = frozenset({"context", "requests"})
+
+
 @frozen(kw_only=True)
-class RequestSubmitted(Event):
+class RequestEvent(Event):
+    """Root of the events that concern one request.
+
+    Attributes:
+        context: the object that its caller gave it.
+    """
+
     request_id: str
+    purpose: str | None = None
+    context: Any = field(default=None, eq=False, repr=brief)
+
+
+@frozen(kw_only=True, eq=False)
+class CalledRequest:
+    """One of the requests that a call is made for.
+
+    Attributes:
+        context: the object that its caller gave it.
+        submitted: monotonic seconds.
+        variables: the context variables of whoever submitted it.
+    """
+
+    request_id: str
+    purpose: str | None
+    context: Any = field(repr=brief)
+    submitted: float
+    variables: Context = field(repr=False)
+
+
+@frozen(kw_only=True)
+class RequestSubmitted(RequestEvent):
     priority: Priority
     model: str
     joined: bool
@@ -68,6 +104,10 @@ class CallStarted(Event):
     in_flight: int
     waited: float
     """Seconds from the oldest request's submission (or due time) to the start."""
+    own_code: bool = False
+    """True for a function or a provider of the user's, which may tell of its calls itself."""
+    requests: tuple[CalledRequest, ...] = field(default=(), eq=False, repr=False)
+    """Those it is made for and that somebody waits for."""
 
 
 @frozen(kw_only=True)
@@ -84,11 +124,12 @@ class CallFinished(Event):
     """True when the answer was lost on its way, so the call may have been billed all the same."""
     route: Route | None = None
     """``None`` for a call that sends no prompts, but runs a function of the user's."""
+    requests: tuple[CalledRequest, ...] = field(default=(), eq=False, repr=False)
+    """As in :class:`CallStarted`."""
 
 
 @frozen(kw_only=True)
-class RetryScheduled(Event):
-    request_id: str
+class RetryScheduled(RequestEvent):
     model: str
     kind: str
     attempt: int
@@ -100,8 +141,7 @@ class RetryScheduled(Event):
 
 
 @frozen(kw_only=True)
-class RequestFinished(Event):
-    request_id: str
+class RequestFinished(RequestEvent):
     priority: Priority
     model: str
     ok: bool
@@ -187,10 +227,9 @@ class FlexChanged(Event):
 
 
 @frozen(kw_only=True)
-class ParameterDropped(Event):
+class ParameterDropped(RequestEvent):
     """A parameter the provider does not take was left out."""
 
-    request_id: str
     field: str
     reason: str
 

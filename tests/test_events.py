@@ -27,6 +27,7 @@ def test_an_event_as_plain_values_names_enums_in_words() -> None:
     assert submitted.fields() == {
         "at": 1.0,
         "request_id": "r1",
+        "purpose": None,
         "priority": "high",
         "model": "sim:m",
         "joined": False,

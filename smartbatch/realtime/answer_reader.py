@@ -94,12 +94,18 @@ class AnswerReader:
         for waiter in self._queue.close_to_others(ticket):  # all are made before a hook may change one
             own = result
             if shares and replay is not None:
-                own = _replayed(replay, batch, ticket, waiter, result)
+                under = waiter.variables.copy().run
+                own = under(_replayed, replay, batch, ticket, waiter, result)
             elif shares:
                 own = evolve(result, parsed=own_object(params, answer, result.parsed))
             shares[waiter] = share_of(waiter, own, pays=not shares)
         process = self._hooks.process
-        return Shares({each: own if each.raw or not own.ok else process(own) for each, own in shares.items()})
+        return Shares(
+            {
+                each: own if each.raw or not own.ok else each.variables.copy().run(process, own)
+                for each, own in shares.items()
+            }
+        )
 
 
 def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair | ValidationFailed:

@@ -170,11 +170,11 @@ class Collector:
         if lane.packing_health is not None and size > 1:
             reason = lane.packing_health.resume(now)
             if reason is not None:
-                effects.events.append(PackingChanged(at=now, model=lane.label, enabled=True, reason=reason))
+                effects.tell(PackingChanged(at=now, model=lane.label, enabled=True, reason=reason))
         if lane.standard is not None:
             reason = lane.quota.flex.resume(now)
             if reason is not None:
-                effects.events.append(FlexChanged(at=now, model=lane.label, enabled=True, reason=reason))
+                effects.tell(FlexChanged(at=now, model=lane.label, enabled=True, reason=reason))
 
     def _fill_locked(self, lane_queue: LaneQueue, head: Ticket, now: float) -> list[Ticket]:
         """Take out the head and the requests that share its call, in the order of service.
@@ -289,7 +289,7 @@ class Collector:
         if not long or lane.provider_health.open_since is not None:
             return
         lane.wait_told = at
-        effects.events.append(LongWait(at=now, scope=lane.provider.scope, model=lane.label, seconds=at - now))
+        effects.tell(LongWait(at=now, scope=lane.provider.scope, model=lane.label, seconds=at - now))
 
     def _end_of_patience(self, lane: Lane, at: float) -> float:
         """Return ``at``, or the moment at which an outage has lasted too long, if that is sooner."""

@@ -19,7 +19,7 @@ from attrs import define, frozen
 from smartbatch._clock import Clock, Monitor
 from smartbatch.core.batching.request_batch import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
-from smartbatch.events import CallFinished, CallStarted
+from smartbatch.events import CalledRequest, CallFinished, CallStarted
 from smartbatch.observe import logs
 from smartbatch.realtime.accounting import bill, is_kept, route_of
 from smartbatch.realtime.answer_reader import Reading
@@ -268,7 +268,7 @@ class BatchDispatcher:
         lane = call.permit.lane
         readings: Sequence[Reading]
         try:
-            self._send(call)
+            call.variables().run(self._send, call)
             effects.now = self._clock.now()
             readings = self._router.prepare(call, effects.now)
         except BaseException as error:
@@ -318,6 +318,7 @@ class BatchDispatcher:
             batch.items[0].stream,
         )
         size = len(batch.items)
+        call.requests = _called_requests(call)
         self.tell(
             CallStarted(
                 at=now,
@@ -327,6 +328,8 @@ class BatchDispatcher:
                 attempt=spec.attempt,
                 in_flight=self._busy,
                 waited=batch.age(now),
+                own_code=spec.requests[0].call is not None or lane.provider.own_code,
+                requests=call.requests,
             )
         )
         batch.move(BatchState.AWAITING_RESPONSE)
@@ -351,7 +354,25 @@ class BatchDispatcher:
             error=None if error is None else error.kind.value,
             maybe_billed=error is not None and error.maybe_billed,
             route=_route(call, outcomes),
+            requests=call.requests,
         )
+
+
+def _called_requests(call: InFlightCall) -> tuple[CalledRequest, ...]:
+    """Return those who wait for a call, for events."""
+    return tuple(
+        [
+            CalledRequest(
+                request_id=waiter.request_id,
+                purpose=waiter.request.purpose,
+                context=waiter.request.context,
+                submitted=waiter.submitted,
+                variables=waiter.variables,
+            )
+            for ticket in call.batch.items
+            for waiter in list(ticket.waiters)
+        ]
+    )
 
 
 def _route(call: InFlightCall, outcomes: Sequence[Outcome]) -> Route | None:

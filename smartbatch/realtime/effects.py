@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import Context
 
 from attrs import define, field
 
@@ -23,18 +24,22 @@ class DeferredEffects:
         queue: whose requests it ends; a stop waits until they are settled.
         now: the moment at which it is decided, monotonic seconds.
         settlements: waiters to settle, with their results.
-        events: what to tell the observers.
+        events: what to tell the observers, and under which context variables.
         freed: quotas of calls that were never made: there is room now that others may wait for.
     """
 
     queue: RequestQueue
     now: float
     settlements: list[tuple[Waiter, Result]] = field(factory=list)
-    events: list[Event] = field(factory=list)
+    events: list[tuple[Event, Context | None]] = field(factory=list)
     freed: list[SharedQuota] = field(factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.settlements or self.events or self.freed)
+
+    def tell(self, event: Event, waiter: Waiter | None = None) -> None:
+        """Have the observers told of ``event``; under the context variables of ``waiter``, whom it concerns."""
+        self.events.append((event, None if waiter is None else waiter.variables.copy()))
 
     def answer(self, ticket: Ticket, waiters: list[Waiter], result: Result) -> None:
         """Settle ``waiters`` with the result of ``ticket``; the first pays, the others get it at no cost."""
@@ -119,8 +124,11 @@ class DeferredEffects:
             for waiter, result in self.settlements:
                 begun += 1
                 waiter.end(result)
-            for event in self.events:
-                tell(event)
+            for event, variables in self.events:
+                if variables is None:
+                    tell(event)
+                else:
+                    variables.run(tell, event)
         except BaseException:
             for waiter, result in self.settlements[max(0, begun - 1) :]:
                 waiter.end(result)
@@ -134,18 +142,26 @@ class DeferredEffects:
     def _settle(self, ticket: Ticket, waiter: Waiter, result: Result) -> None:
         self.queue.settling[self] = None
         self.settlements.append((waiter, result))
-        self.events.extend(parameters_dropped(result, self.now))
+        for dropped in parameters_dropped(waiter.request, result, self.now):
+            self.tell(dropped, waiter)
         self._tell_end(ticket, waiter, result)
 
     def _tell_end(self, ticket: Ticket, waiter: Waiter, result: Result, *, cancelled: bool = False) -> None:
         end = request_finished(waiter.request, result, ticket.lane.label, self.now, waiter.submitted)
-        self.events.append(evolve(end, ok=False, cancelled=True) if cancelled else end)
+        self.tell(evolve(end, ok=False, cancelled=True) if cancelled else end, waiter)
 
 
-def parameters_dropped(result: Result, now: float) -> Iterator[ParameterDropped]:
+def parameters_dropped(request: Request, result: Result, now: float) -> Iterator[ParameterDropped]:
     """Yield the events that tell what was left out of a request."""
     for name, reason in result.dropped:
-        yield ParameterDropped(at=now, request_id=result.request_id, field=name, reason=reason)
+        yield ParameterDropped(
+            at=now,
+            request_id=result.request_id,
+            purpose=request.purpose,
+            context=request.context,
+            field=name,
+            reason=reason,
+        )
 
 
 def request_finished(
@@ -156,6 +172,8 @@ def request_finished(
     return RequestFinished(
         at=now,
         request_id=result.request_id,
+        purpose=request.purpose,
+        context=request.context,
         priority=request.priority,
         model=model,
         ok=error is None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import partial
 
 from attrs import evolve
@@ -101,6 +102,8 @@ class RealtimeEngine:
                 RequestSubmitted(
                     at=now,
                     request_id=submission.request_id,
+                    purpose=submission.request.purpose,
+                    context=submission.request.context,
                     priority=submission.request.priority,
                     model=submission.lane.label,
                     joined=joined,
@@ -237,7 +240,8 @@ class RealtimeEngine:
         """Tell of an event on the thread of callbacks, whose end a stop awaits for its own time only: an
         observer that never returns must not hold the stop.
         """
-        self.callbacks.run_later(lambda: self._setup.tell(event))
+        under = copy_context().run
+        self.callbacks.run_later(lambda: under(self._setup.tell, event))
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""

@@ -265,6 +265,8 @@ class Realtime:
             RequestSubmitted(
                 at=now,
                 request_id=result.request_id,
+                purpose=request.purpose,
+                context=request.context,
                 priority=request.priority,
                 model=self.model.label,
                 joined=False,
@@ -273,7 +275,7 @@ class Realtime:
         future.settle(result)
         if options.sink is not None:
             options.sink(result)
-        for dropped in parameters_dropped(result, now):
+        for dropped in parameters_dropped(request, result, now):
             self._setup.tell(dropped)
         self._setup.tell(request_finished(request, result, self.model.label, now, now))
         return future

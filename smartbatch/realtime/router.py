@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
 
 from attrs import define
 
@@ -27,7 +28,14 @@ from smartbatch.core.limits.retry import Circumstances, RetryPolicy, decide
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError
-from smartbatch.events import BreakerChanged, CooldownStarted, FlexChanged, PackingChanged, RetryScheduled
+from smartbatch.events import (
+    BreakerChanged,
+    CalledRequest,
+    CooldownStarted,
+    FlexChanged,
+    PackingChanged,
+    RetryScheduled,
+)
 from smartbatch.realtime.accounting import NO_BILL, CallBill, account, is_kept, route_of
 from smartbatch.realtime.answer_reader import AnswerReader, Reading, Repair, Shares
 from smartbatch.realtime.call.layers import Outcome
@@ -63,12 +71,21 @@ class InFlightCall:
     Attributes:
         started: when the call began, monotonic seconds; until then when the permit was taken.
         bill: what it used and cost, once it has ended.
+        requests: those who wait for it, as events name them.
     """
 
     batch: Batch[Ticket, Outcome]
     permit: Permit
     started: float
     bill: CallBill = NO_BILL
+    requests: tuple[CalledRequest, ...] = ()
+
+    def variables(self) -> Context:
+        """Return a copy of the context variables of the first who waits for it, for one call."""
+        for ticket in self.batch.items:
+            for waiter in list(ticket.waiters):
+                return waiter.variables.copy()
+        return copy_context()
 
 
 class ResponseRouter:
@@ -173,9 +190,7 @@ class ResponseRouter:
             size = len(outcomes)
             reason = health.observe(effects.now, size, size if refused else missing)
             if reason is not None:
-                effects.events.append(
-                    PackingChanged(at=effects.now, model=lane.label, enabled=False, reason=reason)
-                )
+                effects.tell(PackingChanged(at=effects.now, model=lane.label, enabled=False, reason=reason))
 
     def _bisect(self, batch: Batch[Ticket, Outcome], error: ProviderError, effects: DeferredEffects) -> None:
         """Send both halves of a shared call again, apart: one of its requests made it fail for all.
@@ -315,17 +330,22 @@ class ResponseRouter:
         """Let ``ticket`` wait for a further try, after ``error``."""
         ticket.last_error = error
         self._queue.again_locked(ticket, effects.now + delay, effects.now)
-        effects.events.append(
+        waiter = next(iter(ticket.waiters), None)
+        asked = ticket.submission.request if waiter is None else waiter.request
+        effects.tell(
             RetryScheduled(
                 at=effects.now,
                 request_id=ticket.request_id,
+                purpose=asked.purpose,
+                context=asked.context,
                 model=ticket.lane.label,
                 kind=kind,
                 attempt=ticket.attempts,
                 delay=delay,
                 counted=counted,
                 maybe_billed=isinstance(error, ProviderError) and error.maybe_billed,
-            )
+            ),
+            waiter,
         )
 
     def _circumstances(self, call: InFlightCall, error: ProviderError, now: float) -> Circumstances:
@@ -405,7 +425,7 @@ class ResponseRouter:
         if isinstance(change, Cooldown):
             if change.fresh and change.seconds > 0:  # others tell of the same cooldown again
                 lane.wait_told = effects.now + change.seconds
-                effects.events.append(
+                effects.tell(
                     CooldownStarted(
                         at=effects.now,
                         scope=lane.provider.scope,
@@ -427,7 +447,7 @@ class ResponseRouter:
         elif lane.provider_health.open_since is None:
             lane.provider_health.open_since = effects.now
         pause = lane.breaker.look(effects.now) - effects.now if change.after is BreakerState.OPEN else 0.0
-        effects.events.append(
+        effects.tell(
             BreakerChanged(
                 at=effects.now,
                 model=lane.label,
@@ -480,7 +500,7 @@ def _judge_flex(lane: Lane, error: ProviderError | None, effects: DeferredEffect
         permanent = refusal is FlexRefusal.DECLINED
         reason = health.refused(effects.now, refusal.value, in_flight=lane.in_flight, permanent=permanent)
     if reason is not None:
-        effects.events.append(FlexChanged(at=effects.now, model=lane.label, enabled=False, reason=reason))
+        effects.tell(FlexChanged(at=effects.now, model=lane.label, enabled=False, reason=reason))
 
 
 def _resize(ticket: Ticket, request: Request) -> None:

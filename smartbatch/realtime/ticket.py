@@ -10,6 +10,7 @@ import enum
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, InvalidStateError
+from contextvars import Context, copy_context
 from typing import Any
 
 from attrs import define, field
@@ -137,8 +138,8 @@ class ResultFuture(Future[Result[T]]):
         if self.done():
             super().add_done_callback(fn)
             return
-        run_later = self._run_later
-        super().add_done_callback(lambda future: run_later(lambda: fn(future)))
+        run_later, under = self._run_later, copy_context().run
+        super().add_done_callback(lambda future: run_later(lambda: under(fn, future)))
 
     def settle(self, result: Result) -> None:
         """End the future with ``result``, unless it was cancelled before its call started."""
@@ -184,6 +185,8 @@ class Waiter:
         joined: whether it joined the ticket of an identical request.
         running: whether its future can no longer be cancelled.
         ticket: the ticket it waits for, once the queue has taken it in.
+        variables: the context variables of whoever submitted it. Only copies are entered, as a context is
+            entered by one thread at a time.
     """
 
     request: Request
@@ -196,6 +199,7 @@ class Waiter:
     joined: bool = False
     running: bool = False
     ticket: Ticket | None = None
+    variables: Context = field(factory=copy_context)
 
     @classmethod
     def of(cls, submission: Submission, future: ResultFuture, submitted: float) -> Waiter:
