@@ -38,7 +38,7 @@ class DeferredEffects:
         return bool(self.settlements or self.events or self.freed)
 
     def tell(self, event: Event, waiter: Waiter | None = None) -> None:
-        """Have the observers told of ``event``; under the context variables of ``waiter``, whom it concerns."""
+        """Have the observers told of ``event``; under the variables of ``waiter``, whom it concerns."""
         self.events.append((event, None if waiter is None else waiter.variables.copy()))
 
     def answer(self, ticket: Ticket, waiters: list[Waiter], result: Result) -> None:
