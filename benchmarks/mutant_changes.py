@@ -55,7 +55,7 @@ IN_SQL = {
     r"\bMAX\(": "MIN(",
 }
 LOGS = frozenset({"log", "logger", "_log", "_logger", "logging", "warnings"})
-SHAPES = frozenset({"repr", "slots", "kw_only", "order", "weakref_slot", "stacklevel"})
+SHAPES = frozenset({"init", "repr", "slots", "kw_only", "order", "weakref_slot", "stacklevel"})
 """Keywords that say how a class is made, or what a text shows."""
 TYPING = frozenset({"cast", "TypeVar", "NewType", "ParamSpec", "assert_never"})
 BARE = ast.Name | ast.Attribute | ast.Call | ast.Subscript

@@ -291,6 +291,21 @@ def test_an_ordered_output_stays_locked_until_its_run_is_over(tmp_path: Path) ->
     assert recovered(tmp_path / "out.jsonl", 2) == (Recovered(answered=2), [0, 1])
 
 
+def test_only_the_output_itself_is_removed(tmp_path: Path) -> None:
+    """A file that took its name stays; and so does everything once the output is closed."""
+    path = tmp_path / "out.jsonl"
+    out = OutputFile(str(path))
+    out.remove()
+    assert not path.exists()
+    path.touch()
+    out.remove()
+    other = OutputFile(str(path))
+    path.unlink()
+    path.write_text("another program's")
+    other.remove()
+    assert path.read_text() == "another program's"
+
+
 def test_a_link_in_the_way_of_the_ordered_copy_is_not_followed(tmp_path: Path) -> None:
     """In a shared folder anybody may have planted it; the error names it, and nothing is lost."""
     path, planted, target = tmp_path / "out.jsonl", tmp_path / ".out.jsonl.ordering", tmp_path / "target"
