@@ -328,7 +328,7 @@ class RealtimeRunner:
 
     def _submit(self, job: RealtimeItems, items: Sequence[StoredItem]) -> None:
         """Submit claimed items, one by one. Those for which the budget has no room end, or wait."""
-        refused = {} if job.budget is None else self._reserve(job, job.budget, items)
+        refused = self._reserve(job, job.budget, items) if items and job.budget else {}
         for item in items:
             if item.ix in refused:
                 self._take_verdict(job, item.ix, refused[item.ix])
@@ -514,6 +514,7 @@ class RealtimeRunner:
                 job.resumes_at = max(job.resumes_at, self._clock.now() + wait)
         turn = self._turn_with(job, len(group)) if all(final) and not wait and note is None else None
         claimed: Sequence[StoredItem] | None = None
+        room = any(final)  # there may be money for others now
         began = self._clock.now()
         try:
             at = self._runtime.wall()
@@ -532,6 +533,8 @@ class RealtimeRunner:
                 self._store.leases.tell_counts(job.lease.job_id, stored.counts)
                 if any(final):
                     job.row = self._runtime.tell_progress(job.row)
+                elif job.short and len(job.under_way) == len(results):  # only batches could leave money
+                    room = not has_batches(self._store, job.lease.job_id)
             except Exception as error:  # the results are stored, and must not be stored again
                 self._report(job.lease.job_id, error)
         finally:
@@ -546,7 +549,7 @@ class RealtimeRunner:
             self._health.ends(None)
             if not all(final):
                 job.wanting = True
-            if job.short and any(final):  # there may be room for others now
+            if job.short and room:
                 job.short, job.wanting, job.resumes_at = False, True, -math.inf
             settled = job.settled
             self._monitor.notify()
