@@ -294,6 +294,7 @@ def test_an_ordered_output_stays_locked_until_its_run_is_over(tmp_path: Path) ->
 def test_only_the_output_itself_is_removed(tmp_path: Path) -> None:
     """A file that took its name stays; and so does everything once the output is closed."""
     path = tmp_path / "out.jsonl"
+    path.write_bytes(line(0))
     out = OutputFile(str(path))
     out.remove()
     assert not path.exists()
