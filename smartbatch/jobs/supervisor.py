@@ -389,6 +389,8 @@ class JobSupervisor:
             self._schedule(owned, math.inf)
 
     def _step_failed(self, owned: OwnedJob, error: BaseException) -> None:
+        if self._stopping and isinstance(error, StoreError):
+            return  # it outlived the grace of a stop, which closed the store: nothing is wrong, or to be done
         owned.failures += 1
         if owned.failures == 1:  # reported once, not with every try
             self._report(owned.lease.job_id, error)

@@ -374,6 +374,28 @@ def test_a_step_that_outlives_the_grace_cannot_write(scene: Scene) -> None:
     scene.until(lambda: fates == ["lost"])
 
 
+def test_a_step_that_outlives_the_grace_and_finds_the_store_closed_is_no_failure(scene: Scene) -> None:
+    scene.accept("a")
+    entered, leave = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def step(lease: JobLease, _: int) -> StepResult:
+        threads.append(threading.current_thread())
+        entered.set()
+        leave.wait(PATIENCE)
+        raise StoreError("the store refused a statement (Cannot operate on a closed database.)")
+
+    scene.script = step
+    supervisor = scene.supervisor()
+    supervisor.start()
+    assert entered.wait(PATIENCE)
+    supervisor.stop(0.0)
+    leave.set()
+    threads[0].join(PATIENCE)
+    assert not threads[0].is_alive()
+    assert scene.reports == []
+
+
 def test_a_finished_job_is_released(scene: Scene) -> None:
     """Its lease is no longer renewed, and it has no owner."""
     job_id = scene.accept("a")
