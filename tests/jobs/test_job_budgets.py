@@ -120,6 +120,7 @@ def test_what_waits_for_money_that_batches_hold_goes_when_the_last_of_them_ends(
         results = w.results(client.submit_run(texts(40), plan))
         assert [result.route for result in results[: plan.first]] == [Route.INDIVIDUAL] * plan.first
         assert answered(results) == 40
+        w.pass_time(MINUTE)  # a batch is settled after its results are there
         changes = [event for event in w.events if isinstance(event, ShardChanged)]
         (finished,) = [event.at for event in w.events if isinstance(event, JobFinished)]
         assert changes[-1].after == "settled"
