@@ -265,12 +265,15 @@ def test_a_supervisor_that_owns_nothing_is_not_held_by_its_thread(scene: Scene) 
     scene.until(lambda: len(scene.steps) >= 1)
     idle.start()
     scene.in_step(lambda: scene.clock.sleep(2 * CLAIM_EVERY))
-    references = weakref.ref(idle), weakref.ref(busy)
+    collected = threading.Event()
+    references = weakref.ref(idle, lambda _: collected.set()), weakref.ref(busy)
     del idle, busy
-    with scene.clock.held():  # both wait
-        gc.collect()
-        alive = [reference() is not None for reference in references]
-    assert alive == [False, True]
+    with scene.clock.held():
+        for _ in range(int(PATIENCE / 0.1)):  # until its thread waits, which holds it while it looks
+            gc.collect()
+            if collected.wait(0.1):
+                break
+    assert collected.is_set()
     kept = references[1]()
     assert kept is not None
     kept.stop(1.0)
