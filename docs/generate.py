@@ -117,6 +117,9 @@ PARTS = {
     "plan": lambda: options_tables("plan"),
     "jobs": lambda: options_tables("jobs"),
     "emulator": lambda: options_tables("emulator"),
+    "models": lambda: options_tables("models"),
+    "doctor": lambda: options_tables("doctor"),
+    "completion": lambda: options_tables("completion"),
 }
 
 

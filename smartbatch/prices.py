@@ -23,7 +23,7 @@ from smartbatch.types import Usage
 if TYPE_CHECKING:
     from genai_prices.types import ModelPrice, PriceCalculation
 
-__all__ = ["Price", "PriceBook", "Processing", "RateCard", "dollars"]
+__all__ = ["Price", "PriceBook", "Processing", "RateCard", "dollars", "listed_models"]
 
 MILLION = 1_000_000
 
@@ -265,6 +265,23 @@ class PriceBook:
                     f"a budget is set, but the price of {label}{where} is unknown, so it could not be kept: "
                     "give a price under prices, or set allow_unknown_price"
                 )
+
+
+def listed_models(provider: str) -> tuple[str, ...]:
+    """Return the models of a provider that the bundled table has, whether or not they are paid by tokens.
+
+    Args:
+        provider: the prefix of the models' names, such as ``openai``.
+    """
+    from genai_prices.data_snapshot import get_snapshot
+
+    try:
+        found = get_snapshot().find_provider(None, provider, None)
+    except LookupError:
+        return ()
+    # Google's other cloud sells models of Anthropic, which its Gemini API does not serve
+    foreign = "claude" if found.id == "google" else "\0"
+    return tuple(model.id for model in found.models if not model.id.startswith(foreign))
 
 
 def _card_of(price: Price, processing: Processing) -> RateCard | None:

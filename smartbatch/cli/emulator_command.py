@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smartbatch.cli.option_tables import add_options, number, whole
+from smartbatch.cli.option_tables import add_options, number, size, whole
 from smartbatch.errors import ConfigError
 
 _HELP = """\
@@ -70,7 +70,7 @@ _GROUPS = {
 --batch-enqueued-refusal late|early  above that limit OpenAI's batches fail later (default), or the create is
                        answered 429
 --batch-max-lines N    default: the provider's own limit
---batch-max-bytes N    default: the provider's own limit
+--batch-max-bytes SIZE  such as 200MB; default: the provider's own limit
 --batch-faults KIND=RATE,…  of batches and lines, such as lost_create=0.1,missing_lines=0.01; a wrong name
                        shows them all
 --batch-no-metadata    OpenAI's batches come without their metadata
@@ -126,6 +126,7 @@ def _range(text: str) -> tuple[int, int]:
 
 _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "N": {"type": number},
+    "SIZE": {"type": size},
     "X": {"type": number},
     "PORT": {"type": whole},
     "RATE": {"type": _faults},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +13,22 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from smartbatch._version import __version__
-from smartbatch.cli import emulator_command
+from smartbatch.cli import completion_command, doctor_command, emulator_command, models_command
 from smartbatch.cli.option_tables import add_options, number, whole
 from smartbatch.errors import SmartbatchError, did_you_mean
 
 _AddParser = Callable[..., argparse.ArgumentParser]
 """``add_parser`` of argparse's subparsers, with what all subcommands share."""
 
-_COMMANDS = {"run": "run", "plan": "plan_command", "jobs": "jobs_command", "emulator": "emulator_command"}
+_COMMANDS = {
+    "run": "run",
+    "plan": "plan_command",
+    "jobs": "jobs_command",
+    "emulator": "emulator_command",
+    "models": "models_command",
+    "doctor": "doctor_command",
+    "completion": "completion_command",
+}
 """The file of each subcommand; it is imported when the subcommand is called."""
 
 _RUN_HELP = """\
@@ -148,6 +157,8 @@ def main(
         settings: of a host application, as from a file; ``--config`` names other ones.
     """
     parser = build_parser(program)
+    if argv is None and completion_command.IS_ASKED in os.environ:
+        completion_command.answer(parser)
     try:
         args, rest = parser.parse_known_args(argv)
         if rest and args.command == "jobs" and not any(word.startswith("-") for word in rest):
@@ -200,12 +211,8 @@ def _refused(command: str, error: SmartbatchError) -> int:
     return 2 if isinstance(error, wrong) else 1
 
 
-_WRONG_VALUE = re.compile(r"argument [^:]+: (?!expected|not allowed with|ignored)")
-"""How errors of argparse begin that are about the value of an argument."""
-
-
 class _Parser(argparse.ArgumentParser):
-    """Prints the usage above errors of usage only, and not above a value that cannot be used.
+    """Prints an error in one line, without the usage.
 
     Attributes:
         commands: the parsers of the subcommands.
@@ -219,9 +226,9 @@ class _Parser(argparse.ArgumentParser):
         return did_you_mean(words[0].partition("=")[0], known, "--")
 
     def error(self, message: str) -> NoReturn:
-        if _WRONG_VALUE.match(message):
-            self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\n")
-        super().error(message)
+        from smartbatch.observe.text import escape  # late: nothing is wrong with most commands
+
+        self.exit(2, escape(f"{self.prog}: {message.removeprefix('argument ')}") + "\n")
 
 
 def build_parser(program: str = "smartbatch") -> _Parser:
@@ -235,7 +242,8 @@ def build_parser(program: str = "smartbatch") -> _Parser:
     _add_run(add)
     _add_plan(add)
     _add_jobs(add)
-    emulator_command.add_parser(add)
+    for each in (emulator_command, models_command, doctor_command, completion_command):
+        each.add_parser(add)
     parser.commands = subparsers.choices
     return parser
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from decimal import Decimal
 from typing import Any
 
 
@@ -31,16 +33,35 @@ def add_options(
         add(*names, help=" ".join(text.split()), **kind)
 
 
-def whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+_SHORT = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+_COUNT = re.compile(r"(\d+|\d{1,3}(?:[,_]\d{3})+)(\.\d+)? ?([kK]?|M|G|Ki|Mi|Gi)(B?)")
+
+
+def whole(text: str, bytes_too: bool = False) -> int:
+    """Return a whole number as people write it: ``1500``, ``1,500``, ``1.5k``, ``2M``.
+
+    Args:
+        bytes_too: of bytes: also ``50 MB`` and ``64 MiB``.
+    """
+    found = _COUNT.fullmatch(text.strip())
+    if found is not None and (bytes_too or (not found[4] and "i" not in found[3])):
+        digits, fraction, unit = found[1].replace(",", "").replace("_", ""), found[2] or "", found[3]
+        value = Decimal(digits + fraction) * _SHORT["k" if unit == "K" else unit]
+        if value == int(value):
+            return int(value)
+    examples = "200MB or 64MiB" if bytes_too else "200000, 200k or 1.5M"
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number such as {examples}")
+
+
+def size(text: str) -> int:
+    """Return the bytes that a text such as ``200MB`` says."""
+    return whole(text, bytes_too=True)
 
 
 def number(text: str) -> float:
-    """Return a number, whole where it is written so."""
-    try:
+    """Return a number, whole where it is written so; counts may be short, as :func:`whole` takes them."""
+    with suppress(ValueError):
         return int(text) if text.isdecimal() else float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    with suppress(argparse.ArgumentTypeError):
+        return whole(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number")

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from smartbatch._clock import Clock
+from smartbatch._clock import Clock, RealClock
 from smartbatch.errors import ConfigError, InvalidRequest, did_you_mean, scrub
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request
@@ -128,6 +128,46 @@ _factories: dict[str, Factory] = {
     "openai": _adapter("openai.provider", "OpenAIProvider"),
     "sim": _sim,
 }
+
+
+@frozen
+class Variables:
+    """What an adapter reads from the environment.
+
+    Attributes:
+        keys: variables of its key, any of them.
+        address: the variable of its base URL.
+        usual: the base URL without it.
+    """
+
+    keys: tuple[str, ...]
+    address: str
+    usual: str
+
+
+VARIABLES: Mapping[str, Variables] = {
+    "anthropic": Variables(
+        ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"), "ANTHROPIC_BASE_URL", "https://api.anthropic.com"
+    ),
+    "gemini": Variables(
+        ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
+        "GOOGLE_GEMINI_BASE_URL",
+        "https://generativelanguage.googleapis.com",
+    ),
+    "openai": Variables(("OPENAI_API_KEY",), "OPENAI_BASE_URL", "https://api.openai.com/v1"),
+}
+"""By prefix; the others read none."""
+
+
+def example(prefix: str) -> Provider:
+    """Return a provider of a prefix that is there to be asked what it can do; it needs no key.
+
+    Raises:
+        ConfigError: the environment has an address that cannot be used.
+    """
+    name = "json:dumps" if prefix == "call" else "any"
+    options = {"api_key": "none-as-nothing-is-sent"} if prefix in VARIABLES else {}
+    return create(f"{prefix}:{name}", clock=RealClock(), options=options)[0]
 
 
 ModelChoice = str | Provider | Callable[[Request, int], Any]

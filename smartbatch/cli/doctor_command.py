@@ -1,0 +1,222 @@
+"""``smartbatch doctor``: what is installed, set and reachable on this machine. No secret is printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module, metadata
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from smartbatch.cli.option_tables import add_options
+
+if TYPE_CHECKING:
+    from smartbatch.config import BatchingConfig
+
+_HELP = """\
+Say what smartbatch finds here: versions, keys (set or not), base URLs, the store, learned limits, and whether
+`import smartbatch` gives this project: `pip install smartbatch` is another one. No secret is printed, and
+nothing is sent to a provider.
+
+examples:
+  smartbatch doctor
+  smartbatch doctor --store postgresql://db.example/jobs --json
+"""
+_OPTIONS = """
+--store PLACE          where jobs are kept: a file, or postgresql://… (default: your own)
+--config FILE          TOML or YAML file of settings; options win over it
+--json                 JSON lines instead of text for people
+"""
+_PACKAGES: Final = ("anthropic", "google-genai", "genai-prices", "psycopg", "redis", "pyarrow", "pandas")
+_MOST_JOBS: Final = 1000
+
+
+class Finding(NamedTuple):
+    """One line of the report.
+
+    Attributes:
+        about: what was looked at.
+        text: what was found.
+        wrong: whether it has to be mended.
+    """
+
+    about: str
+    text: str
+    wrong: bool = False
+
+
+def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the subcommand to those of ``smartbatch``.
+
+    Args:
+        add: makes the parser of a subcommand.
+    """
+    parser = add(
+        "doctor",
+        help="say what is installed, set and reachable here",
+        description=_HELP,
+        epilog="exit codes: 0 nothing is wrong, 1 something is, as the lines with a ! say, 2 bad usage",
+    )
+    add_options(parser.add_argument_group("options").add_argument, _OPTIONS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; return 1 when one of them is wrong."""
+    from smartbatch.errors import scrub
+    from smartbatch.observe.text import escape
+
+    findings = list(_findings(args))
+    for one in findings:
+        text = scrub(one.text, *_secrets(), limit=1000)
+        if args.json:
+            print(json.dumps({"about": one.about, "text": text, "wrong": one.wrong}))
+        else:
+            print(escape(f"{'!' if one.wrong else ' '} {one.about:<10} {text}"))
+    return 1 if any(one.wrong for one in findings) else 0
+
+
+def _findings(args: argparse.Namespace) -> Iterator[Finding]:
+    from smartbatch.cli.clients import config_of
+    from smartbatch.errors import ConfigError
+
+    yield from _versions()
+    yield from _imported()
+    yield from _accounts()
+    try:
+        config = config_of(args)
+    except ConfigError as error:
+        yield Finding("settings", error.message, wrong=True)
+        return
+    told = [one.name for one in config.describe() if one.value != one.default]
+    yield Finding("settings", f"told: {', '.join(told)}" if told else "all as by default")
+    yield _store(config)
+    yield from _limits(config)
+
+
+def _versions() -> Iterator[Finding]:
+    from smartbatch._version import __version__
+
+    yield Finding("smartbatch", f"{__version__}, in {_own_folder()}")
+    python = ".".join(map(str, sys.version_info[:3]))
+    installed = [f"{name} {found}" for name in _PACKAGES if (found := _version(name)) is not None]
+    yield Finding("python", f"{python} on {sys.platform}; {', '.join(installed)}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _own_folder() -> str:
+    return os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+
+
+def _imported() -> Iterator[Finding]:
+    """Yield what ``import smartbatch`` gives that is not this project.
+
+    Cases, in order: the other project of that name is installed, over these files or beside them; the module
+    that is imported is not this one's; a file of that name lies in the working folder, where a script or
+    ``python -m`` finds it first.
+    """
+    advice = "pip uninstall smartbatch, then pip install --force-reinstall smartbatch-llm"
+    other = _version("smartbatch")
+    if other is not None:
+        text = f"another project, smartbatch {other}, is installed and has files of the same names: {advice}"
+        yield Finding("import", text, wrong=True)
+    module = import_module("smartbatch")
+    file = getattr(module, "__file__", None) or ""
+    if os.path.dirname(os.path.realpath(file)) != _own_folder() or not hasattr(module, "BatchingClient"):
+        text = f"import smartbatch gives another project's module, {file or 'without a file'}: {advice}"
+        yield Finding("import", text, wrong=True)
+    here = PathFinder.find_spec("smartbatch", [os.getcwd()])
+    if here is not None and here.origin and os.path.dirname(os.path.realpath(here.origin)) != _own_folder():
+        text = f"scripts in this folder import {here.origin} in place of the library: rename it"
+        yield Finding("import", text, wrong=True)
+
+
+def _accounts() -> Iterator[Finding]:
+    """Yield the key and the address of each provider; a provider without a key is nothing wrong."""
+    from smartbatch.errors import ConfigError
+    from smartbatch.providers import registry
+
+    for prefix, variables in registry.VARIABLES.items():
+        known = [name for name in variables.keys if os.environ.get(name, "").strip()]
+        key = f"{known[0]} is set" if known else f"no key: {' or '.join(variables.keys)} is not set"
+        told = os.environ.get(variables.address, "").strip()
+        address = f"{_address(told)} ({variables.address})" if told else variables.usual
+        try:
+            registry.example(prefix)
+        except ConfigError as error:
+            yield Finding(prefix, f"{key}; {error.message}", wrong=True)
+        else:
+            yield Finding(prefix, f"{key}; {address}")
+
+
+def _address(url: str) -> str:
+    """Return a URL without a name, a password, a query and a fragment."""
+    scheme, slashes, rest = url.partition("://")
+    return scheme + slashes + rest.split("?")[0].split("#")[0].rpartition("@")[2]
+
+
+def _store(config: BatchingConfig) -> Finding:
+    from smartbatch.cli.clients import missing_store
+    from smartbatch.errors import SmartbatchError
+    from smartbatch.shortcuts import StoredJobs
+
+    path = missing_store(config.store)
+    if path is not None:
+        folder = os.path.dirname(os.path.abspath(path))
+        while not os.path.exists(folder):
+            folder = os.path.dirname(folder)
+        if os.access(folder, os.W_OK):
+            return Finding("store", f"{path}, which the first job makes")
+        return Finding("store", f"{path} cannot be made: {folder} is not writable", wrong=True)
+    stored = StoredJobs(config)
+    try:
+        statuses = stored.statuses(limit=_MOST_JOBS)
+        going = sum(not one.done for one in statuses)
+        most = " or more" if len(statuses) == _MOST_JOBS else ""
+        return Finding("store", f"{stored.place}: {len(statuses)}{most} jobs, {going} of them not ended")
+    except SmartbatchError as error:
+        return Finding("store", error.message, wrong=True)
+    finally:
+        stored.close(0)
+
+
+def _limits(config: BatchingConfig) -> Iterator[Finding]:
+    """Yield the limits, told or learned, that processes published where they share them."""
+    from smartbatch.errors import SmartbatchError
+    from smartbatch.realtime.shared.published import participants
+
+    if config.shared == "off":
+        yield Finding("limits", "not shared with other processes")
+        return
+    try:
+        found = participants(config.shared)
+    except SmartbatchError as error:
+        yield Finding("limits", error.message, wrong=True)
+        return
+    yield Finding("limits", f"shared at {found.place}; {len(found.living)} processes")
+    seen: set[str] = set()
+    for lane in (lane for one in found.processes for lane in one.realtime.lanes):
+        figures = {
+            "requests": lane.requests_per_minute,
+            "tokens": lane.tokens_per_minute,
+            "input tokens": lane.input_tokens_per_minute,
+            "output tokens": lane.output_tokens_per_minute,
+        }
+        known = ", ".join(f"{value:,.0f} {name} a minute" for name, value in figures.items() if value)
+        if known and lane.model not in seen:
+            yield Finding("limits", f"{lane.model}: {known}")
+        seen.add(lane.model)
+
+
+def _secrets() -> list[Any]:
+    """Return the values of variables that are named like secrets, so that none is printed by accident."""
+    words = ("KEY", "TOKEN", "PASSWORD", "SECRET")
+    return [text.strip() for name, text in os.environ.items() if any(word in name.upper() for word in words)]

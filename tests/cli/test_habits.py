@@ -1,0 +1,218 @@
+"""What a command line is expected to have: models, a doctor, completion, short errors, amounts in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from smartbatch.cli import doctor_command
+from smartbatch.cli.main import build_parser, main
+from smartbatch.errors import ConfigError
+from smartbatch.providers import registry
+
+KEYS = [(prefix, key) for prefix, read in registry.VARIABLES.items() for key in read.keys]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own, and nothing of a provider in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for read in registry.VARIABLES.values():
+        for name in (*read.keys, read.address):
+            monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def rows(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> list[dict[str, Any]]:
+    capfd.readouterr()
+    assert main([*words, "--json"]) == code
+    return [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+
+
+def found(capfd: pytest.CaptureFixture[str], about: str, code: int = 0, *words: str) -> str:
+    return "\n".join(row["text"] for row in rows(capfd, "doctor", *words, code=code) if row["about"] == about)
+
+
+# -- models --------------------------------------------------------------------------------------------------
+
+
+def test_models_lists_every_prefix_with_what_it_can_do(capfd: pytest.CaptureFixture[str]) -> None:
+    listed = {row.pop("prefix"): row for row in rows(capfd, "models")}
+    assert list(listed) == [f"{prefix}:" for prefix in registry.prefixes()]
+    assert (listed["openai:"]["batch"], listed["openai:"]["flex"]) == (True, True)
+    assert (listed["anthropic:"]["batch"], listed["anthropic:"]["flex"]) == (True, False)
+    assert (listed["call:"]["batch"], listed["call:"]["prices_known"]) == (False, 0)
+    assert listed["gemini:"]["prices_known"] > 10
+
+
+def test_models_tells_the_prices_of_one_model_and_those_of_the_user(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    Path("own.toml").write_text('[prices."openai:mine"]\ninput = 2\noutput = 8\n')
+    (row,) = rows(capfd, "models", "openai:mine", "--config", "own.toml")
+    assert row == {
+        "model": "openai:mine",
+        "input": 2,
+        "output": 8,
+        "batch_input": 1,
+        "batch_output": 4,
+        "flex_input": None,
+        "flex_output": None,
+    }
+    (row,) = rows(capfd, "models", "openai:gpt-5-mini")
+    assert row["batch_input"] == row["input"] / 2
+
+
+def test_models_names_the_prefixes_it_knows(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "opnai"]) == 2
+    assert "did you mean openai?" in capfd.readouterr().err
+
+
+# -- doctor --------------------------------------------------------------------------------------------------
+
+
+def test_the_doctor_prints_no_secret(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys, tokens, and passwords in addresses, usable or not."""
+    for prefix, key in KEYS:
+        monkeypatch.setenv(key, f"planted-{prefix}-{key}-5ecret")
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://me:planted-5ecret@gateway.example/v1")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://gateway.example/planted?key=planted-5ecret")
+    monkeypatch.setenv("SMARTBATCH_SHARED", "redis://:planted-5ecret@127.0.0.1:1/0")
+    for store in (
+        "postgresql://me:planted-5ecret@127.0.0.1:1/jobs",
+        "postgresql://127.0.0.1:1/j?password=5ecret",
+    ):
+        for form in ([], ["--json"]):
+            assert main(["doctor", "--store", store, *form]) == 1
+            printed = capfd.readouterr()
+            assert "5ecret" not in printed.out + printed.err
+            assert "OPENAI_API_KEY is set" in printed.out
+
+
+@pytest.mark.parametrize(("prefix", "key"), KEYS)
+def test_the_doctor_knows_the_variables_that_providers_read(
+    prefix: str, key: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from smartbatch._clock import RealClock
+
+    with pytest.raises(ConfigError, match=key):
+        registry.create(f"{prefix}:any", clock=RealClock())
+    read = registry.VARIABLES[prefix]
+    monkeypatch.setenv(key, "some-key-of-a-test")
+    registry.create(f"{prefix}:any", clock=RealClock())
+    assert found(capfd, prefix) == f"{key} is set; {read.usual}"
+    monkeypatch.setenv(read.address, "https://gateway.example/v1")
+    assert found(capfd, prefix) == f"{key} is set; https://gateway.example/v1 ({read.address})"
+    monkeypatch.setenv(read.address, "ftp://gateway.example")
+    assert read.address in found(capfd, prefix, 1)
+
+
+def test_the_doctor_makes_no_store_and_counts_the_jobs_of_one(
+    capfd: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert found(capfd, "store", 0, "--store", "jobs.db") == "jobs.db, which the first job makes"
+    assert not (folder / "jobs.db").exists()
+    (folder / "in.txt").write_text("one\ntwo\n")
+    line = ["in.txt", "--model", "sim:demo?latency=0&batch_seconds=0", "--strategy", "batch", "--quiet"]
+    assert main(["run", *line, "--batch-poll-interval", "0.05", "--store", "jobs.db"]) == 0
+    assert found(capfd, "store", 0, "--store", "jobs.db").endswith("jobs.db: 1 jobs, 0 of them not ended")
+    (folder / "bad.db").write_text("no database\n" * 1000)
+    assert "bad.db" in found(capfd, "store", 1, "--store", "bad.db")
+
+
+def test_the_doctor_notices_a_file_that_stands_before_the_library(
+    capfd: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert found(capfd, "import") == ""
+    (folder / "smartbatch.py").touch()
+    assert f"import {folder / 'smartbatch.py'} in place of the library" in found(capfd, "import", 1)
+
+
+def test_the_doctor_notices_the_other_project(
+    capfd: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed beside this one, and imported in place of it."""
+    info = folder / "smartbatch-3.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: smartbatch\nVersion: 3.1\n")
+    monkeypatch.syspath_prepend(folder)
+    assert "another project, smartbatch 3.1, is installed" in found(capfd, "import", 1)
+    monkeypatch.setattr(doctor_command, "import_module", lambda _: ModuleType("smartbatch"))
+    assert "gives another project's module" in found(capfd, "import", 1)
+
+
+# -- completion ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_code_for_each_shell(shell: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert "smartbatch" in capfd.readouterr().out
+
+
+@pytest.mark.full
+def test_bash_completes_actions_options_and_choices(folder: Path) -> None:
+    """The code is sourced by a shell, and asks the command."""
+    script = folder / "smartbatch"
+    root = Path(__file__).parents[2]
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={root} exec {sys.executable} -m smartbatch "$@"\n')
+    script.chmod(0o755)
+    ask = """
+    eval "$(smartbatch completion bash)"
+    COMP_LINE="$1" COMP_POINT=${#1} COMP_TYPE=9 COMP_WORDS=($1) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _python_argcomplete smartbatch; echo ${COMPREPLY[@]}
+    """
+    for line, word in {
+        "jobs wat": "watch",
+        "run x --paral": "--parallelism",
+        "plan x --prefer sp": "speed",
+    }.items():
+        done = subprocess.run(
+            ["bash", "-c", ask, "bash", f"smartbatch {line}"],
+            env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.split() == [word], done.stderr
+
+
+# -- amounts and colours -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1500", 1500), ("1,500", 1500), ("200k", 200_000), ("1.5M", 1_500_000), ("1_000", 1000)],
+)
+def test_counts_are_written_as_people_do(text: str, count: int) -> None:
+    read = build_parser().parse_args
+    assert read(["run", "x", "--model", "sim:demo", "--max-tpm", text]).max_tpm == count
+    assert read(["emulator", "--tpm", text]).tpm == count
+
+
+@pytest.mark.parametrize("text", ["1,50", "1.5", "2m", "0.0001k", "-3", "5 MB", ""])
+def test_what_is_no_count_is_refused_with_examples(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "x", "--model", "sim:demo", f"--max-tpm={text}"]) == 2
+    assert capfd.readouterr().err.endswith(f"{text!r} is no whole number such as 200000, 200k or 1.5M\n")
+
+
+@pytest.mark.parametrize(("text", "size"), [("200MB", 200_000_000), ("64 MiB", 64 * 2**20), ("1000", 1000)])
+def test_sizes_are_written_as_people_do(text: str, size: int) -> None:
+    assert build_parser().parse_args(["emulator", "--batch-max-bytes", text]).batch_max_bytes == size
+
+
+def test_nothing_is_coloured(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    for words in (["run", "--help"], ["run", "--nope"], ["models", "anthropic"], ["doctor"]):
+        main(words)
+    printed = capfd.readouterr()
+    assert "\x1b" not in printed.out + printed.err
