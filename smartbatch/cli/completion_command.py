@@ -31,9 +31,9 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the code for the shell."""
-    import argcomplete
+    from argcomplete.shell_integration import shellcode
 
-    print(argcomplete.shellcode(["smartbatch"], shell=args.shell))  # type: ignore[no-untyped-call]
+    print(shellcode(["smartbatch"], shell=args.shell))
     return 0
 
 

@@ -128,7 +128,7 @@ def _imported() -> Iterator[Finding]:
     if other is not None:
         text = f"another project, smartbatch {other}, is installed and has files of the same names: {advice}"
         yield Finding("import", text, wrong=True)
-    module = import_module("smartbatch")
+    module = import_module(__name__.partition(".")[0])
     file = getattr(module, "__file__", None) or ""
     if os.path.dirname(os.path.realpath(file)) != _own_folder() or not hasattr(module, "BatchingClient"):
         text = f"import smartbatch gives another project's module, {file or 'without a file'}: {advice}"

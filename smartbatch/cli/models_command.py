@@ -58,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _providers(prices: Any) -> Iterator[dict[str, Any]]:
+    from smartbatch.prices import PriceBook
     from smartbatch.providers import registry
 
+    book, now = PriceBook(prices), time.time()
     for prefix in registry.prefixes():
         provider = registry.example(prefix)
         yield {
@@ -67,8 +69,16 @@ def _providers(prices: Any) -> Iterator[dict[str, Any]]:
             "batch": provider.batches() is not None,
             "flex": provider.flex("any") is not None,
             "embeddings": provider.capabilities.max_texts > 0,
-            "prices_known": len(list(_models(prefix, prices))) if provider.capabilities.priced else 0,
+            "prices_known": sum(book.rates(prefix, each, now) is not None for each in _known(prefix, prices)),
         }
+
+
+def _known(prefix: str, prices: Any) -> list[str]:
+    """Return the models of a prefix that the user's table of prices or the bundled one has."""
+    from smartbatch.prices import listed_models
+
+    own = {key.removeprefix(f"{prefix}:") for key in prices if key.startswith(f"{prefix}:")}
+    return sorted({*own, *listed_models(prefix)})
 
 
 def _models(name: str, prices: Any) -> Iterator[dict[str, Any]]:
@@ -77,14 +87,13 @@ def _models(name: str, prices: Any) -> Iterator[dict[str, Any]]:
     Raises:
         ConfigError: no provider has the prefix.
     """
-    from smartbatch.prices import MILLION, PriceBook, Processing, listed_models
+    from smartbatch.prices import MILLION, PriceBook, Processing
     from smartbatch.providers import registry
 
     prefix, _, model = name.partition(":")
     if not prefix or not model:
         registry.parse_model(f"{prefix}:any")
-        own = [key.removeprefix(f"{prefix}:") for key in prices if key.startswith(f"{prefix}:")]
-        named: Sequence[str] = sorted({*own, *listed_models(prefix)})
+        named = _known(prefix, prices)
     else:
         prefix, model = registry.parse_model(name)
         named = [model]

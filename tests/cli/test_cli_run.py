@@ -496,7 +496,7 @@ def test_a_million_rows_stream_in_constant_memory(calls: Any) -> None:
     ("options", "printed"),
     [
         (["--limit", "0"], "smartbatch run: --limit: 0 is not 1 or more\n"),
-        (["--limit", "many"], "smartbatch run: --limit: 'many' is no whole number\n"),
+        (["--limit", "many"], "smartbatch run: --limit: 'many' is no whole number such as "),
         (["--temperature", "warm"], "smartbatch run: --temperature: 'warm' is no number\n"),
         (["--strategy", "magic"], "smartbatch run: --strategy: invalid choice: 'magic'"),
     ],
