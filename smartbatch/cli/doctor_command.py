@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module, metadata
+from importlib import metadata
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -128,7 +128,7 @@ def _imported() -> Iterator[Finding]:
     if other is not None:
         text = f"another project, smartbatch {other}, is installed and has files of the same names: {advice}"
         yield Finding("import", text, wrong=True)
-    module = import_module(__name__.partition(".")[0])
+    module = sys.modules["smartbatch"]
     file = getattr(module, "__file__", None) or ""
     if os.path.dirname(os.path.realpath(file)) != _own_folder() or not hasattr(module, "BatchingClient"):
         text = f"import smartbatch gives another project's module, {file or 'without a file'}: {advice}"

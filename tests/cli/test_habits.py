@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from smartbatch.cli import doctor_command
+import smartbatch
 from smartbatch.cli.main import build_parser, main
 from smartbatch.errors import ConfigError
 from smartbatch.providers import registry
@@ -146,7 +146,9 @@ def test_the_doctor_notices_the_other_project(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: smartbatch\nVersion: 3.1\n")
     monkeypatch.syspath_prepend(folder)
     assert "another project, smartbatch 3.1, is installed" in found(capfd, "import", 1)
-    monkeypatch.setattr(doctor_command, "import_module", lambda _: ModuleType("smartbatch"))
+    other = ModuleType("smartbatch")
+    other.__path__ = smartbatch.__path__
+    monkeypatch.setitem(sys.modules, "smartbatch", other)
     assert "gives another project's module" in found(capfd, "import", 1)
 
 
