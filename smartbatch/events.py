@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import Context
+from enum import Enum
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -51,7 +52,7 @@ class Event:
 def _plain(_event: Any, _field: Any, value: Any) -> Any:
     if isinstance(value, Priority):
         return value.name.lower()
-    return value.value if isinstance(value, Route) else value
+    return value.value if isinstance(value, Enum) else value
 
 
 _OBJECTS = frozenset({"context", "requests"})
@@ -104,6 +105,7 @@ class CallStarted(Event):
     in_flight: int
     waited: float
     """Seconds from the oldest request's submission (or due time) to the start."""
+    kind: Kind = Kind.GENERATE
     own_code: bool = False
     """True for a function or a provider of the user's, which may tell of its calls itself."""
     requests: tuple[CalledRequest, ...] = field(default=(), eq=False, repr=False)

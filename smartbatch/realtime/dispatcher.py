@@ -29,7 +29,7 @@ from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.router import InFlightCall, ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.types import NO_USAGE, Answer, Route
+from smartbatch.types import Answer, Kind, NO_USAGE, Request, Route
 
 
 @define(eq=False)
@@ -328,6 +328,7 @@ class BatchDispatcher:
                 attempt=spec.attempt,
                 in_flight=self._busy,
                 waited=batch.age(now),
+                kind=_kind(spec.requests[0]),
                 own_code=spec.requests[0].call is not None or lane.provider.own_code,
                 requests=call.requests,
             )
@@ -356,6 +357,12 @@ class BatchDispatcher:
             route=_route(call, outcomes),
             requests=call.requests,
         )
+
+
+def _kind(request: Request) -> Kind:
+    if request.call is not None:
+        return Kind.CALL
+    return Kind.GENERATE if request.embedding is None else Kind.EMBED
 
 
 def _called_requests(call: InFlightCall) -> tuple[CalledRequest, ...]:

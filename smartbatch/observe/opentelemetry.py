@@ -1,0 +1,332 @@
+"""Spans and measurements for OpenTelemetry. Needs the extra ``otel``; off where no SDK is set up.
+
+A request has a span under the span of whoever submitted it, and each call and retry a child of that, which is
+current while the call is made. A call that several requests share is a child of the first and linked to the
+others. Batches and jobs have spans of their own, linked to the span that was current when the job was
+accepted: that one has usually ended long before.
+
+Names follow the semantic conventions for generative AI as of November 2026, which are still in development;
+what they do not cover begins with ``smartbatch.``. No prompt and no answer is recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+
+from attrs import frozen
+
+from smartbatch.errors import ConfigError
+from smartbatch.events import (
+    BatchEnded,
+    CalledRequest,
+    CallFinished,
+    CallStarted,
+    Event,
+    JobAccepted,
+    JobFinished,
+    JobResultsStored,
+    RequestFinished,
+)
+from smartbatch.types import Kind, Usage
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Histogram, Meter, MeterProvider
+    from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
+
+Telemetry: TypeAlias = Literal["auto", "outer", "full"]
+"""Which calls are told as calls of a model, with their tokens: all (``full``), none (``outer``), or all but
+those of functions and providers of the user's, which may tell of themselves (``auto``)."""
+
+_SCOPE: Final = "smartbatch"
+_PROVIDERS: Final = {"gemini": "gcp.gemini"}
+_OPERATIONS: Final = {"gemini": "generate_content"}
+_TOKENS: Final = tuple(4.0**power for power in range(14))
+_SECONDS: Final = tuple(0.01 * 2.0**power for power in range(14))
+_LONG: Final = (*_SECONDS, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0, 86400.0)
+
+Attributes: TypeAlias = "dict[str, str | int | float | bool]"
+
+
+@frozen
+class _Call:
+    """The call that is under way in this context."""
+
+    span: Span | None
+    model: Attributes
+    full: bool
+
+
+_CALL: ContextVar[_Call | None] = ContextVar("smartbatch_call", default=None)
+
+
+@frozen
+class _Instruments:
+    """What is measured."""
+
+    tokens: Histogram
+    duration: Histogram
+    wait: Histogram
+    turnaround: Histogram
+    saved: Any
+
+    @classmethod
+    def of(cls, meter: Meter) -> _Instruments:
+        def histogram(name: str, unit: str, about: str, bounds: Sequence[float]) -> Histogram:
+            return meter.create_histogram(name, unit, about, explicit_bucket_boundaries_advisory=bounds)
+
+        return cls(
+            histogram("gen_ai.client.token.usage", "{token}", "Tokens used by a call", _TOKENS),
+            histogram("gen_ai.client.operation.duration", "s", "Duration of a call", _SECONDS),
+            histogram("smartbatch.request.wait", "s", "From submission to the last call", _LONG),
+            histogram("smartbatch.batch.turnaround", "s", "From a batch's creation to its end", _LONG),
+            meter.create_counter("smartbatch.saved", "{USD}", "Saved against real time by batches"),
+        )
+
+
+class OpenTelemetryObserver:
+    """An observer that tells OpenTelemetry of requests, calls, batches and jobs.
+
+    Args:
+        telemetry: which calls are told as calls of a model, so that none is counted twice.
+        tracer_provider, meter_provider: where to; those of the application when ``None``, and nothing as long
+            as it has set up none.
+
+    Raises:
+        ConfigError: ``opentelemetry-api`` is not installed, or ``telemetry`` is none of its words.
+    """
+
+    def __init__(
+        self,
+        telemetry: Telemetry = "auto",
+        *,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+    ) -> None:
+        if telemetry not in get_args(Telemetry):
+            raise ConfigError(f"telemetry = {telemetry!r}; known are {', '.join(get_args(Telemetry))}")
+        _library()
+        self._telemetry = telemetry
+        self._tracer_provider, self._meter_provider = tracer_provider, meter_provider
+        self._tracer: Tracer | None = None
+        self._instruments: _Instruments | None = None
+        self._requests: dict[str, Span] = {}
+        self._jobs: dict[str, SpanContext] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        handler = _HANDLERS.get(type(event))
+        if handler is not None and self._is_on():
+            handler(self, event)
+
+    def _is_on(self) -> bool:
+        """Whether there is an SDK for spans or measurements; looked for until both are found."""
+        if self._tracer is None:
+            from opentelemetry import trace
+
+            tracers = self._tracer_provider or trace.get_tracer_provider()
+            if not _is_of_api(tracers):
+                self._tracer = tracers.get_tracer(_SCOPE)
+        if self._instruments is None:
+            from opentelemetry import metrics
+
+            meters = self._meter_provider or metrics.get_meter_provider()
+            if not _is_of_api(meters):
+                self._instruments = _Instruments.of(meters.get_meter(_SCOPE))
+        return self._tracer is not None or self._instruments is not None
+
+    # -- requests and calls ----------------------------------------------------------------------------------
+
+    def _call_started(self, event: CallStarted) -> None:
+        """Begin the spans of the call, and of its requests where this is their first one."""
+        full = self._telemetry == "full" or (self._telemetry == "auto" and not event.own_code)
+        model = _model(event) if full else {"smartbatch.model": event.model}
+        _CALL.set(_Call(None if self._tracer is None else self._begin(event, model, full), model, full))
+
+    def _begin(self, event: CallStarted, model: Attributes, full: bool) -> Span:
+        from opentelemetry import context, trace
+
+        assert self._tracer is not None
+        asked = [self._request_span(self._tracer, one, event.at) for one in event.requests]
+        span = self._tracer.start_span(
+            f"{model['gen_ai.operation.name']} {model['gen_ai.request.model']}"
+            if full
+            else "smartbatch.call",
+            trace.set_span_in_context(asked[0]) if asked else None,
+            trace.SpanKind.CLIENT if full else trace.SpanKind.INTERNAL,
+            {
+                **model,
+                "smartbatch.call.id": event.batch_id,
+                "smartbatch.call.size": event.size,
+                "smartbatch.call.attempt": event.attempt,
+            },
+            [trace.Link(one.get_span_context()) for one in asked[1:]],
+        )
+        context.attach(trace.set_span_in_context(span))  # for this call: its context ends with it
+        return span
+
+    def _request_span(self, tracer: Tracer, request: CalledRequest, now: float) -> Span:
+        span = self._requests.get(request.request_id)
+        if span is None:
+            from opentelemetry import context
+
+            caller = request.variables.copy().run(context.get_current)
+            start = time.time_ns() - int(1e9 * max(0.0, now - request.submitted))
+            span = tracer.start_span("smartbatch.request", caller, start_time=start)
+            self._requests[request.request_id] = span
+        return span
+
+    def _call_finished(self, event: CallFinished) -> None:
+        call = _CALL.get()
+        if call is None:  # an SDK was set up while it was made
+            return
+        if call.span is not None:
+            found: Attributes = {} if event.route is None else {"smartbatch.route": event.route.value}
+            if call.full:
+                found |= _usage(event.usage)
+            if event.cost is not None:
+                found["smartbatch.cost_usd"] = event.cost
+            _end(call.span, found, event.error)
+        if self._instruments is None or not call.full:
+            return
+        failed: Attributes = {} if event.error is None else {"error.type": event.error}
+        self._instruments.duration.record(event.seconds, {**call.model, **failed})
+        for kind, tokens in (("input", event.usage.input_tokens), ("output", event.usage.output_tokens)):
+            if tokens:
+                self._instruments.tokens.record(tokens, {**call.model, "gen_ai.token.type": kind})
+
+    def _request_finished(self, event: RequestFinished) -> None:
+        """End the span of a request; the whole of it, where no call was made."""
+        found: Attributes = {"smartbatch.model": event.model}
+        if event.route is not None:
+            found["smartbatch.route"] = event.route.value
+        if self._instruments is not None:
+            self._instruments.wait.record(event.queued, found)
+        if self._tracer is None:
+            return
+        span = self._requests.pop(event.request_id, None)
+        if span is None:
+            start = time.time_ns() - int(1e9 * event.seconds)
+            span = self._tracer.start_span("smartbatch.request", start_time=start)
+        found = {  # the measurement keeps the other one
+            **found,
+            "smartbatch.request.id": event.request_id,
+            "smartbatch.request.attempts": event.attempts,
+            "smartbatch.request.wait": event.queued,
+            "smartbatch.request.deduplicated": event.deduplicated,
+        }
+        if event.purpose is not None:
+            found["smartbatch.purpose"] = event.purpose
+        _end(span, found, "cancelled" if event.cancelled else event.error)
+
+    # -- batches and jobs ------------------------------------------------------------------------------------
+
+    def _job_accepted(self, event: JobAccepted) -> None:
+        from opentelemetry import trace
+
+        caller = trace.get_current_span().get_span_context()
+        if caller.is_valid:
+            self._jobs[event.job_id] = caller
+
+    def _batch_ended(self, event: BatchEnded) -> None:
+        found: Attributes = {"smartbatch.model": event.model, "smartbatch.batch.state": event.state}
+        if self._instruments is not None:
+            self._instruments.turnaround.record(event.seconds, found)
+        found = {**found, "smartbatch.job.id": event.job_id, "smartbatch.batch.size": event.size}
+        if event.batch_id is not None:
+            found["smartbatch.batch.id"] = event.batch_id
+        failed = None if event.state == "completed" else event.state
+        self._linked("smartbatch.batch", event.job_id, event.seconds, found, failed)
+
+    def _results_stored(self, event: JobResultsStored) -> None:
+        saved = event.realtime_cost - event.cost
+        if self._instruments is not None and saved > 0.0 and not event.in_realtime:
+            self._instruments.saved.add(saved, {"smartbatch.model": event.model})
+
+    def _job_finished(self, event: JobFinished) -> None:
+        found: Attributes = {
+            "smartbatch.model": event.model,
+            "smartbatch.job.id": event.job_id,
+            "smartbatch.job.succeeded": event.succeeded,
+            "smartbatch.job.failed": event.failed,
+            "smartbatch.job.cancelled": event.cancelled,
+            "smartbatch.cost_usd": event.cost,
+            "smartbatch.saved_usd": event.realtime_cost - event.cost,
+        }
+        self._linked("smartbatch.job", event.job_id, event.seconds, found, None)
+        self._jobs.pop(event.job_id, None)
+
+    def _linked(self, name: str, job_id: str, seconds: float, found: Attributes, failed: str | None) -> None:
+        """Tell of what has ended as a trace of its own, linked to whoever submitted the job, if here."""
+        if self._tracer is None:
+            return
+        from opentelemetry import context, trace
+
+        caller = self._jobs.get(job_id)
+        span = self._tracer.start_span(
+            name,
+            context.Context(),
+            links=[] if caller is None else [trace.Link(caller)],
+            start_time=time.time_ns() - int(1e9 * seconds),
+        )
+        _end(span, found, failed)
+
+
+_HANDLERS: Final[Mapping[type[Event], Any]] = {
+    CallStarted: OpenTelemetryObserver._call_started,
+    CallFinished: OpenTelemetryObserver._call_finished,
+    RequestFinished: OpenTelemetryObserver._request_finished,
+    JobAccepted: OpenTelemetryObserver._job_accepted,
+    BatchEnded: OpenTelemetryObserver._batch_ended,
+    JobResultsStored: OpenTelemetryObserver._results_stored,
+    JobFinished: OpenTelemetryObserver._job_finished,
+}
+
+
+def _library() -> None:
+    try:
+        import opentelemetry.trace  # noqa: F401
+    except ImportError as missing:
+        raise ConfigError(
+            "telemetry for OpenTelemetry needs the extra 'otel': pip install 'smartbatch-llm[otel]'"
+        ) from missing
+
+
+def _is_of_api(provider: object) -> bool:
+    """Whether a provider is a stand-in of the API, which keeps nothing, and not one of an SDK."""
+    return type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
+
+
+def _model(event: CallStarted) -> Attributes:
+    provider, _, model = event.model.partition(":")
+    operation = "embeddings" if event.kind is Kind.EMBED else _OPERATIONS.get(provider, "chat")
+    return {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": _PROVIDERS.get(provider, provider),
+        "gen_ai.request.model": model,
+    }
+
+
+def _usage(usage: Usage) -> Attributes:
+    """Return the tokens as the conventions name them; the input includes what a cache read or wrote."""
+    found: Attributes = {
+        "gen_ai.usage.input_tokens": usage.input_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+    }
+    if usage.cached_tokens:
+        found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+    if usage.cache_write_tokens:
+        found["gen_ai.usage.cache_write.input_tokens"] = usage.cache_write_tokens
+    return found
+
+
+def _end(span: Span, attributes: Attributes, error: str | None) -> None:
+    span.set_attributes(attributes)
+    if error is not None:
+        from opentelemetry.trace import StatusCode
+
+        span.set_attribute("error.type", error)
+        span.set_status(StatusCode.ERROR)
+    span.end()

@@ -1,0 +1,355 @@
+"""Spans and measurements, read from the exporters in memory of OpenTelemetry's SDK."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
+from typing import Any
+
+import pytest
+from attrs import evolve, frozen
+from opentelemetry import trace
+from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from smartbatch import Attempt, BatchingClient, ConfigError, Request
+from smartbatch.events import BatchEnded, CalledRequest, Event, JobAccepted, JobFinished, JobResultsStored
+from smartbatch.observe.opentelemetry import OpenTelemetryObserver, Telemetry
+from smartbatch.types import NO_USAGE, Kind, Route, Usage
+from tests.observe.sample_events import called, ended, started
+
+
+@frozen
+class Collected:
+    """An SDK of its own, and what it was given."""
+
+    spans: InMemorySpanExporter
+    tracers: TracerProvider
+    reader: InMemoryMetricReader
+    meters: MeterProvider
+
+    def observer(self, telemetry: Telemetry = "auto") -> OpenTelemetryObserver:
+        return OpenTelemetryObserver(telemetry, tracer_provider=self.tracers, meter_provider=self.meters)
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.spans.get_finished_spans() if span.name == name]
+
+    def measured(self) -> dict[str, Any]:
+        """The points of each measurement, by its name."""
+        data = self.reader.get_metrics_data()
+        return {
+            metric.name: metric.data.data_points
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+
+@pytest.fixture
+def sdk() -> Iterator[Collected]:
+    exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
+    tracers = TracerProvider(shutdown_on_exit=False)
+    tracers.add_span_processor(SimpleSpanProcessor(exporter))
+    meters = MeterProvider([reader], shutdown_on_exit=False)
+    yield Collected(exporter, tracers, reader, meters)
+    tracers.shutdown()
+    meters.shutdown()
+
+
+def failing_once(request: Request, attempt: Attempt) -> str:
+    if attempt == 0:
+        raise ConnectionError("once")
+    return "yes"
+
+
+def test_a_request_is_a_span_under_that_of_its_caller_and_each_call_a_child(sdk: Collected) -> None:
+    tracer = sdk.tracers.get_tracer("mine")
+    with BatchingClient("sim:demo?latency=0", observers=[sdk.observer()], retry_initial=0.01) as client:
+        with tracer.start_as_current_span("view"):
+            future = client.submit(Request("x", call=failing_once, id="r1", purpose="labels"))
+        future.result(30)
+        client.stop()
+    (view,), (request,), calls = (
+        sdk.named(name) for name in ("view", "smartbatch.request", "smartbatch.call")
+    )
+    assert request.parent == view.context
+    assert [call.parent for call in calls] == [request.context] * 2
+    assert [call.attributes["smartbatch.call.attempt"] for call in calls if call.attributes] == [0, 1]
+    assert [call.status.status_code for call in calls] == [StatusCode.ERROR, StatusCode.UNSET]
+    assert request.attributes is not None
+    assert request.attributes["smartbatch.request.id"] == "r1"
+    assert request.attributes["smartbatch.purpose"] == "labels"
+    assert request.attributes["smartbatch.request.attempts"] == 2
+
+
+def test_the_span_of_a_call_is_current_while_it_is_made_and_no_longer(sdk: Collected) -> None:
+    seen: list[trace.Span] = []
+
+    def call(request: Request, attempt: Attempt) -> str:
+        seen.append(trace.get_current_span())
+        return "yes"
+
+    with BatchingClient("sim:demo?latency=0", observers=[sdk.observer()]) as client:
+        client.submit(Request("x", call=call)).result(30)
+        client.stop()
+    assert [span.get_span_context() for span in seen] == [sdk.named("smartbatch.call")[0].context]
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+def test_a_call_of_a_model_has_the_names_of_the_conventions_and_no_prompt(sdk: Collected) -> None:
+    with BatchingClient("sim:demo?latency=0", observers=[sdk.observer()]) as client:
+        used = client.submit("a secret prompt").result(30).usage
+        client.stop()
+    (call,) = sdk.named("chat demo")
+    assert call.kind is SpanKind.CLIENT
+    assert call.attributes is not None
+    assert call.attributes["gen_ai.provider.name"] == "sim"
+    assert call.attributes["gen_ai.usage.input_tokens"] == used.input_tokens
+    tokens = {
+        point.attributes["gen_ai.token.type"]: point.sum
+        for point in sdk.measured()["gen_ai.client.token.usage"]
+    }
+    assert tokens == {"input": used.input_tokens, "output": used.output_tokens}
+    assert sdk.measured()["gen_ai.client.operation.duration"][0].count == 1
+    assert sdk.measured()["smartbatch.request.wait"][0].attributes == {
+        "smartbatch.model": "sim:demo",
+        "smartbatch.route": "individual",
+    }
+    assert not any("secret" in span.to_json() for span in sdk.spans.get_finished_spans())
+
+
+@pytest.mark.parametrize(
+    ("telemetry", "own_code", "full"),
+    [
+        ("auto", False, True),
+        ("auto", True, False),
+        ("outer", False, False),
+        ("full", True, True),
+    ],
+)
+def test_tokens_are_counted_here_or_by_those_inside(
+    sdk: Collected, telemetry: Telemetry, own_code: bool, full: bool
+) -> None:
+    """A function of the user's may call an SDK that is instrumented itself."""
+    observer = sdk.observer(telemetry)
+
+    def call(request: Request, attempt: Attempt) -> str:
+        return "yes"
+
+    with BatchingClient("sim:demo?latency=0", observers=[observer]) as client:
+        client.submit(Request("x", call=call if own_code else None)).result(30)
+        client.stop()
+    assert len(sdk.named("chat demo")) == full
+    assert len(sdk.named("smartbatch.call")) == (not full)
+    names = {name for span in sdk.spans.get_finished_spans() for name in span.attributes or ()}
+    assert any(name.startswith("gen_ai.usage.") for name in names) is full
+    assert ("gen_ai.client.operation.duration" in sdk.measured()) is full
+
+
+def test_the_input_has_the_tokens_that_a_cache_wrote_under_their_new_name(sdk: Collected) -> None:
+    usage = Usage(100, 5, cached_tokens=60, cache_write_tokens=30)
+    tell_alone(sdk.observer(), started(), called(usage=usage))
+    attributes = sdk.spans.get_finished_spans()[0].attributes
+    assert attributes is not None
+    assert {name: value for name, value in attributes.items() if name.startswith("gen_ai.usage.")} == {
+        "gen_ai.usage.input_tokens": 100,
+        "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.cache_read.input_tokens": 60,
+        "gen_ai.usage.cache_write.input_tokens": 30,
+    }
+
+
+def tell_alone(observer: OpenTelemetryObserver, *events: Event) -> None:
+    """Tell of events as a client does: in a context of their own."""
+
+    def tell() -> None:
+        for event in events:
+            observer(event)
+
+    copy_context().run(tell)
+
+
+def test_requests_that_share_a_call_are_linked_to_it(sdk: Collected) -> None:
+    tracer = sdk.tracers.get_tracer("mine")
+    client = BatchingClient("sim:demo?latency=0", observers=[sdk.observer()], batch_window=30.0)
+    with client:
+        futures = []
+        for name in ("first", "second", "third"):
+            with tracer.start_as_current_span(name):
+                futures.append(client.submit_embedding(name))
+        client.flush()
+        for future in futures:
+            future.result(30)
+        client.stop()
+    requests = {span.context: span for span in sdk.named("smartbatch.request")}
+    assert {span.parent for span in requests.values()} == {
+        sdk.named(name)[0].context for name in ("first", "second", "third")
+    }
+    calls = sdk.named("embeddings demo")
+    linked = [link.context for call in calls for link in call.links]
+    assert {*linked, *(call.parent for call in calls)} == set(requests)
+
+
+def test_a_request_that_was_cancelled_is_a_span_of_its_own(sdk: Collected) -> None:
+    tell_alone(sdk.observer(), ended(ok=False, cancelled=True, attempts=0, route=None))
+    (request,) = sdk.named("smartbatch.request")
+    assert request.attributes is not None
+    assert request.attributes["error.type"] == "cancelled"
+    assert request.end_time is not None
+    assert request.start_time is not None
+    assert request.end_time - request.start_time == pytest.approx(1.5e9, rel=0.5)
+
+
+def test_a_job_and_its_batch_are_linked_to_whoever_submitted(sdk: Collected) -> None:
+    observer = sdk.observer()
+    with sdk.tracers.get_tracer("mine").start_as_current_span("view"):
+        observer(JobAccepted(at=0.0, job_id="j", model="sim:m", items=2))
+    for event in batch_events():
+        observer(event)
+    (view,), (batch,), (job,) = (sdk.named(name) for name in ("view", "smartbatch.batch", "smartbatch.job"))
+    for span in (batch, job):
+        assert [link.context for link in span.links] == [view.context]
+        assert span.parent is None
+    measured = sdk.measured()
+    assert [point.sum for point in measured["smartbatch.batch.turnaround"]] == [600.0]
+    assert [point.value for point in measured["smartbatch.saved"]] == [pytest.approx(0.5)]
+    assert measured["smartbatch.batch.turnaround"][0].explicit_bounds[-1] == 86_400
+
+
+def batch_events() -> list[Event]:
+    money = {"cost": 0.5, "realtime_cost": 1.0, "unpriced": 0}
+    batch = BatchEnded(
+        at=600.0,
+        job_id="j",
+        shard_id="s",
+        batch_id="b",
+        model="sim:m",
+        kind=Kind.GENERATE,
+        size=2,
+        tokens=20,
+        state="completed",
+        ended_at=1e9,
+        seconds=600.0,
+        cancelling=None,
+    )
+    stored = JobResultsStored(
+        at=600.0,
+        job_id="j",
+        model="sim:m",
+        route=Route.BATCH,
+        in_realtime=False,
+        succeeded=2,
+        failed=0,
+        cancelled=0,
+        deduplicated=0,
+        usage=NO_USAGE,
+        **money,
+    )
+    end = JobFinished(
+        at=600.0, job_id="j", model="sim:m", succeeded=2, failed=0, cancelled=0, seconds=601.0, **money
+    )
+    return [batch, stored, end]
+
+
+def test_without_an_sdk_nothing_is_told_and_no_span_is_current() -> None:
+    observer = OpenTelemetryObserver(
+        tracer_provider=trace.NoOpTracerProvider(), meter_provider=NoOpMeterProvider()
+    )
+    seen: list[trace.Span] = []
+
+    def call(request: Request, attempt: Attempt) -> str:
+        seen.append(trace.get_current_span())
+        return "yes"
+
+    with BatchingClient("sim:demo?latency=0", observers=[observer]) as client:
+        client.submit(Request("x", call=call)).result(30)
+    assert seen == [trace.INVALID_SPAN]
+
+
+def test_another_word_for_the_telemetry_is_refused() -> None:
+    with pytest.raises(ConfigError, match="auto, outer, full"):
+        OpenTelemetryObserver("inner")  # type: ignore[arg-type]
+
+
+@pytest.mark.full
+def test_the_library_does_not_import_it() -> None:
+    code = (
+        "import sys, smartbatch, smartbatch.observe.opentelemetry as _; print('opentelemetry' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
+def seconds_of(work: Callable[[], object], times: int = 300) -> float:
+    """Processor seconds of the fastest of several rounds: a busy machine slows single rounds down."""
+    taken = []
+    for _ in range(15):
+        before = time.thread_time()
+        for _ in range(times):
+            work()
+        taken.append(time.thread_time() - before)
+    return min(taken)
+
+
+@pytest.mark.full
+def test_it_costs_at_most_half_more_than_the_same_spans_and_records_by_hand() -> None:
+    asked = CalledRequest(
+        request_id="r1", purpose=None, context=None, submitted=0.0, variables=copy_context()
+    )
+    begin, finish, end = started(), called(usage=Usage(10, 5), cost=0.1), ended()
+    begin = evolve(begin, requests=(asked,))
+    tracers, meters = TracerProvider(shutdown_on_exit=False), MeterProvider([InMemoryMetricReader()])
+    observer = OpenTelemetryObserver(tracer_provider=tracers, meter_provider=meters)
+    tracer, meter = tracers.get_tracer("hand"), meters.get_meter("hand")
+    tokens = meter.create_histogram("gen_ai.client.token.usage.hand")
+    duration = meter.create_histogram("gen_ai.client.operation.duration.hand")
+    wait = meter.create_histogram("wait.hand")
+    model = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "sim",
+        "gen_ai.request.model": "small",
+    }
+
+    def by_hand() -> None:
+        with tracer.start_as_current_span("smartbatch.request", start_time=time.time_ns()) as request:
+            with tracer.start_as_current_span("chat small", kind=SpanKind.CLIENT, attributes=model) as call:
+                call.set_attributes(
+                    {"smartbatch.call.id": "b1", "smartbatch.call.size": 1, "smartbatch.call.attempt": 1}
+                )
+                call.set_attributes(
+                    {
+                        "gen_ai.usage.input_tokens": 10,
+                        "gen_ai.usage.output_tokens": 5,
+                        "smartbatch.cost_usd": 0.1,
+                    }
+                )
+            duration.record(1.0, model)
+            tokens.record(10, {**model, "gen_ai.token.type": "input"})
+            tokens.record(5, {**model, "gen_ai.token.type": "output"})
+            wait.record(0.5, {"smartbatch.model": "sim:small", "smartbatch.route": "individual"})
+            request.set_attributes(
+                {
+                    "smartbatch.model": "sim:small",
+                    "smartbatch.route": "individual",
+                    "smartbatch.request.id": "r1",
+                    "smartbatch.request.attempts": 1,
+                    "smartbatch.request.wait": 0.5,
+                    "smartbatch.request.deduplicated": False,
+                }
+            )
+
+    def by_events() -> None:
+        tell_alone(observer, begin, finish, end)
+
+    ratios = sorted(seconds_of(by_events) / seconds_of(by_hand) for _ in range(3))
+    tracers.shutdown()
+    meters.shutdown()
+    assert ratios[1] <= 1.5, ratios
