@@ -142,7 +142,7 @@ class OpenTelemetryObserver:
     def _call_started(self, event: CallStarted) -> None:
         """Begin the spans of the call, and of its requests where this is their first one."""
         full = self._telemetry == "full" or (self._telemetry == "auto" and not event.own_code)
-        model = _model(event) if full else {"smartbatch.model": event.model}
+        model: Attributes = _model(event) if full else {"smartbatch.model": event.model}
         _CALL.set(_Call(None if self._tracer is None else self._begin(event, model, full), model, full))
 
     def _begin(self, event: CallStarted, model: Attributes, full: bool) -> Span:

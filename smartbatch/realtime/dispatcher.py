@@ -29,7 +29,7 @@ from smartbatch.realtime.effects import DeferredEffects
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.router import InFlightCall, ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.types import Answer, Kind, NO_USAGE, Request, Route
+from smartbatch.types import NO_USAGE, Answer, Kind, Request, Route
 
 
 @define(eq=False)

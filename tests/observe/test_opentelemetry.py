@@ -177,25 +177,30 @@ def tell_alone(observer: OpenTelemetryObserver, *events: Event) -> None:
     copy_context().run(tell)
 
 
+def asked(request_id: str) -> CalledRequest:
+    """A request that is submitted now, under the context variables of this moment."""
+    return CalledRequest(
+        request_id=request_id, purpose=None, context=None, submitted=0.0, variables=copy_context()
+    )
+
+
 def test_requests_that_share_a_call_are_linked_to_it(sdk: Collected) -> None:
-    tracer = sdk.tracers.get_tracer("mine")
-    client = BatchingClient("sim:demo?latency=0", observers=[sdk.observer()], batch_window=30.0)
-    with client:
-        futures = []
-        for name in ("first", "second", "third"):
-            with tracer.start_as_current_span(name):
-                futures.append(client.submit_embedding(name))
-        client.flush()
-        for future in futures:
-            future.result(30)
-        client.stop()
-    requests = {span.context: span for span in sdk.named("smartbatch.request")}
-    assert {span.parent for span in requests.values()} == {
-        sdk.named(name)[0].context for name in ("first", "second", "third")
+    names = ("first", "second", "third")
+    requests = []
+    for name in names:
+        with sdk.tracers.get_tracer("mine").start_as_current_span(name):
+            requests.append(asked(name))
+    begin = evolve(started(size=3), kind=Kind.EMBED, requests=tuple(requests))
+    tell_alone(sdk.observer(), begin, called(size=3), *map(ended, names))
+    by_id = {
+        span.attributes["smartbatch.request.id"]: span
+        for span in sdk.named("smartbatch.request")
+        if span.attributes
     }
-    calls = sdk.named("embeddings demo")
-    linked = [link.context for call in calls for link in call.links]
-    assert {*linked, *(call.parent for call in calls)} == set(requests)
+    assert [by_id[name].parent for name in names] == [sdk.named(name)[0].context for name in names]
+    (call,) = sdk.named("embeddings small")
+    assert call.parent == by_id["first"].context
+    assert [link.context for link in call.links] == [by_id[name].context for name in names[1:]]
 
 
 def test_a_request_that_was_cancelled_is_a_span_of_its_own(sdk: Collected) -> None:
@@ -301,11 +306,8 @@ def seconds_of(work: Callable[[], object], times: int = 300) -> float:
 
 @pytest.mark.full
 def test_it_costs_at_most_half_more_than_the_same_spans_and_records_by_hand() -> None:
-    asked = CalledRequest(
-        request_id="r1", purpose=None, context=None, submitted=0.0, variables=copy_context()
-    )
     begin, finish, end = started(), called(usage=Usage(10, 5), cost=0.1), ended()
-    begin = evolve(begin, requests=(asked,))
+    begin = evolve(begin, requests=(asked("r1"),))
     tracers, meters = TracerProvider(shutdown_on_exit=False), MeterProvider([InMemoryMetricReader()])
     observer = OpenTelemetryObserver(tracer_provider=tracers, meter_provider=meters)
     tracer, meter = tracers.get_tracer("hand"), meters.get_meter("hand")
