@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,7 +211,7 @@ def test_a_request_that_was_cancelled_is_a_span_of_its_own(sdk: Collected) -> No
     assert request.attributes["error.type"] == "cancelled"
     assert request.end_time is not None
     assert request.start_time is not None
-    assert request.end_time - request.start_time == pytest.approx(1.5e9, rel=0.5)
+    assert request.end_time - request.start_time >= 1.5e9  # as long as it waited
 
 
 def test_a_job_and_its_batch_are_linked_to_whoever_submitted(sdk: Collected) -> None:
@@ -227,6 +228,24 @@ def test_a_job_and_its_batch_are_linked_to_whoever_submitted(sdk: Collected) -> 
     assert [point.sum for point in measured["smartbatch.batch.turnaround"]] == [600.0]
     assert [point.value for point in measured["smartbatch.saved"]] == [pytest.approx(0.5)]
     assert measured["smartbatch.batch.turnaround"][0].explicit_bounds[-1] == 86_400
+
+
+@pytest.mark.full
+def test_a_job_by_batch_is_linked_from_its_submission_on(sdk: Collected, tmp_path: Path) -> None:
+    client = BatchingClient(
+        "sim:demo?batch_seconds=0.1",
+        store=str(tmp_path / "jobs.db"),
+        batch_poll_interval=0.05,
+        observers=[sdk.observer()],
+    )
+    with client:
+        with sdk.tracers.get_tracer("mine").start_as_current_span("view"):
+            job = client.submit_batch(["one", "two"])
+        job.wait()
+    (view,) = sdk.named("view")
+    spans = [*sdk.named("smartbatch.batch"), *sdk.named("smartbatch.job")]
+    assert [[link.context for link in span.links] for span in spans] == [[view.context]] * 2
+    assert sdk.measured()["smartbatch.batch.turnaround"][0].count == 1
 
 
 def batch_events() -> list[Event]:
