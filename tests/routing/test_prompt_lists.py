@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 import pytest
+from levels import sampled
 
 import smartbatch
 from smartbatch import BatchingClient, InvalidRequest, Message, Request
@@ -101,8 +102,17 @@ NO_LISTS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("ask", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize(("prompts", "says"), NO_LISTS.values(), ids=NO_LISTS)
+@pytest.mark.parametrize(
+    ("ask", "prompts", "says"),
+    sampled(
+        [
+            pytest.param(ask, prompts, says, id=f"{call}-{kind}")
+            for call, ask in CALLS.items()
+            for kind, (prompts, says) in NO_LISTS.items()
+        ],
+        keep=33,  # each call and each kind stays: 33 and the numbers of both have no common factor
+    ),
+)
 def test_what_is_no_list_is_refused_and_nothing_is_sent(ask: Ask, prompts: Any, says: str) -> None:
     provider = MockProvider(lambda request: f"re: {request.prompt}")
     with BatchingClient("mock", provider=provider) as client:
