@@ -13,9 +13,9 @@ _HELP = """\
 Print the code that makes a shell complete commands, options and their values.
 
 examples:
+  smartbatch completion fish | source      in ~/.config/fish/config.fish
   source <(smartbatch completion bash)     in ~/.bashrc
   source <(smartbatch completion zsh)      in ~/.zshrc, after compinit
-  smartbatch completion fish | source      in ~/.config/fish/config.fish
 """
 
 

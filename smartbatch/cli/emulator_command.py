@@ -18,6 +18,9 @@ Point any client at it with OPENAI_BASE_URL (the address that is printed), or wi
 GOOGLE_GEMINI_BASE_URL (the same without /v1); any key is accepted. GET /_ledger shows what arrived and what
 was billed, GET /_ledger?full=1 every request and every line of a batch, POST /_ledger/reset starts afresh.
 Ctrl-C or SIGTERM ends it.
+
+examples:
+  smartbatch emulator --port 8100 --latency 0.01 --rpm 600 --faults 500=0.02
 """
 
 _SERVER = """
@@ -64,14 +67,14 @@ _GROUPS = {
 --batch-retention S    seconds the results are kept (default: 2505600)
 --batch-late-seconds S  late creates land within so many (default: 1)
 --batch-list-lag S     lagging batches are in the list within so many seconds (default: 1)
---batch-get-lag S      lagging batches are found by their id within so many seconds (default: 1)
+--batch-get-lag S      lagging batches are found by id within so many seconds (default: 1)
 --batch-results-outage S  seconds after the end in which downloads may fail (default: 1)
 --batch-enqueued-tokens N  tokens a model's unfinished batches may have together
---batch-enqueued-refusal late|early  above that limit OpenAI's batches fail later (default), or the create is
+--batch-enqueued-refusal late|early  OpenAI's batches above that limit fail later (default); or the create is
                        answered 429
 --batch-max-lines N    default: the provider's own limit
 --batch-max-bytes SIZE  such as 200MB; default: the provider's own limit
---batch-faults KIND=RATE,…  of batches and lines, such as lost_create=0.1,missing_lines=0.01; a wrong name
+--batch-faults KIND=RATE,…  of batches and lines; such as lost_create=0.1,missing_lines=0.01, a wrong name
                        shows them all
 --batch-no-metadata    OpenAI's batches come without their metadata
 --batch-no-input-file  OpenAI's batches do not name their input file
@@ -88,7 +91,9 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
     Args:
         add: makes the parser of a subcommand.
     """
-    parser = add("emulator", help="serve the providers' APIs offline", description=_HELP)
+    parser = add(
+        "emulator", help="serve the providers' APIs offline", description=_HELP, usage="%(prog)s [option ...]"
+    )
     parser.set_defaults(host="127.0.0.1", port=8100, prompt_field="prompt", answer_field="answer")
     parser.set_defaults(latency=0.05, batch_turnaround=1.0)
     add_options(parser.add_argument, _SERVER, _SPECIAL)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from smartbatch._version import __version__
 from smartbatch.cli import completion_command, doctor_command, emulator_command, models_command
-from smartbatch.cli.option_tables import add_options, number, whole
+from smartbatch.cli.option_tables import OneScreen, add_options, number, whole
 from smartbatch.errors import SmartbatchError, did_you_mean
 
 _AddParser = Callable[..., argparse.ArgumentParser]
@@ -32,23 +32,10 @@ _COMMANDS = {
 """The file of each subcommand; it is imported when the subcommand is called."""
 
 _RUN_HELP = """\
-Ask a model every row of INPUT and write one JSON line, or one row of a table, for each.
-
-INPUT is .txt (a prompt a line), .jsonl, .json (an array of objects), .csv, .tsv or .parquet, each may end in
-.gz or .zst; - is standard input.
-The prompt of a row is --template with {field} placeholders, or the field --prompt-field; without both: the
-line of a text, the field "prompt", else "messages" (a chat), else the only text field.
-
-Give -o and the same line again resumes: rows already answered are neither asked nor paid again, failed ones
-are tried again. Without -o the results go to standard output, in the order of the input.
-
-The rows are kept in a store until they are answered, so that the same line resumes after any end, with and
-without -o; see smartbatch jobs. Their route is chosen: the cheapest that meets --deadline, or the one whose
-price and wait weigh least; smartbatch plan says it beforehand. Jobs that went through the provider's Batch
-API stay in the store until they are forgotten, and nothing is paid twice.
-
-A run that is taken up again goes on with what it has under way, by the route, the deadline and the budget of
-then. New rows get a route of their own.
+Ask a model every row of INPUT and write one JSON line, or one row of a table, for each. INPUT is .txt (a
+prompt a line), .jsonl, .json, .csv, .tsv or .parquet, each also as .gz or .zst; - is standard input.
+The same line again resumes: rows that are answered are neither asked nor paid again. The route is chosen, the
+cheapest that meets --deadline; smartbatch plan says it beforehand.
 """
 _PLAN_HELP = """\
 Say what a run with the same arguments would take: time, money, calls and batches, for every route that is
@@ -75,11 +62,32 @@ their results. It is named by its id (job-…) or its key. Jobs of runs in real 
 under way, or was interrupted.
 
 """
-_RUN_EPILOG = "exit codes: 0 all answered, 1 some failed, 2 bad usage, input or store, 130 or 143 interrupted"
+_RUN_EPILOG = (
+    """\
+examples:
+  smartbatch run questions.txt --model openai:gpt-5-mini -o answers.jsonl
+  smartbatch run reviews.csv --model openai:gpt-5-mini --template "Classify: {text}" --deadline 6h -o out.csv
+"""
+    "exit codes: 0 all answered, 1 some failed, 2 bad usage, input or store, 130 or 143 interrupted"
+)
+_PLAN_EPILOG = (
+    """\
+examples:
+  smartbatch plan questions.txt --model openai:gpt-5-mini --deadline 6h
+"""
+    "exit codes: 0 a plan, 2 bad usage or input, or constraints that no route meets"
+)
 _JOBS_EPILOG = (
+    """\
+examples:
+  smartbatch jobs
+  smartbatch jobs results nightly --wait -o results.csv
+"""
     "exit codes: 0 fine, 1 no such job, or requests failed or are missing, 2 bad usage or store, "
     "130 interrupted"
 )
+
+_USAGE = "%(prog)s INPUT --model PROVIDER:MODEL [option ...]"
 
 _INPUT = """
 --id-field F           the row's own id (default: "id", else the index)
@@ -101,7 +109,7 @@ _REQUESTS = {
 --budget USD           stop before more than this is spent, by any route
 --call-timeout D       total time of one call, such as 90s
 --retries N            tries of a failed request beyond the first
---strategy auto|individual|batch|hybrid|threshold  how the route is chosen: auto forecasts and compares,
+--strategy auto|individual|batch|hybrid|threshold  how the route is chosen; auto forecasts and compares,
                        threshold counts, the others force
 --deadline D           from now until all is done, such as 2h or 6h30min; the cheapest route that keeps it is
                        taken
@@ -113,16 +121,15 @@ _REQUESTS = {
     "batches": """
 --batch-poll-interval D  time between looks at a batch, such as 2min
 --batch-fallback individual|batch  where rows go that a batch has not run: real time, or a new batch
---batch-timeout D      with --batch-fallback individual: time, such as 6h, until rows that have not run go in
-                       real time
+--batch-timeout D      time, such as 6h, until rows that have not run go in real time; with --batch-fallback
+                       individual
 --batch-max-requests N  most rows of one batch
 """,
 }
 _RUN_OUTPUT = """
 -o --output OUT.jsonl  where the results go, as .jsonl, .csv or .parquet; resumes when there
---store PLACE          where rows are kept until they are answered: a file, or postgresql://… (default: your
-                       own)
---dask ADDRESS         the scheduler of a Dask cluster whose workers ask the rows, such as tcp://host:8786;
+--store PLACE          a file, or postgresql://… (default: your own); rows are kept there until answered
+--dask ADDRESS         the scheduler of a Dask cluster whose workers ask the rows; such as tcp://host:8786,
                        with -o, and a --store that all reach
 --quiet                no progress and no summary, errors only
 -v --verbose           a line for every failed row, retry and limit
@@ -236,9 +243,7 @@ def build_parser(program: str = "smartbatch") -> _Parser:
     parser = _Parser(prog=program, description="Many LLM requests in, every answer out.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"smartbatch {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    add = partial(
-        subparsers.add_parser, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    add = partial(subparsers.add_parser, formatter_class=OneScreen, allow_abbrev=False)
     _add_run(add)
     _add_plan(add)
     _add_jobs(add)
@@ -249,7 +254,9 @@ def build_parser(program: str = "smartbatch") -> _Parser:
 
 
 def _add_run(add: _AddParser) -> None:
-    parser = add("run", help="ask a model every row of a file", description=_RUN_HELP, epilog=_RUN_EPILOG)
+    parser = add(
+        "run", help="ask a model every row of a file", description=_RUN_HELP, epilog=_RUN_EPILOG, usage=_USAGE
+    )
     _add_request_options(parser)
     add_options(parser.add_argument_group("output").add_argument, _RUN_OUTPUT, _SPECIAL)
 
@@ -259,7 +266,8 @@ def _add_plan(add: _AddParser) -> None:
         "plan",
         help="say what a run would take, by which route and why; nothing is sent",
         description=_PLAN_HELP,
-        epilog="exit codes: 0 a plan, 2 bad usage or input, or constraints that no route meets",
+        epilog=_PLAN_EPILOG,
+        usage=_USAGE,
     )
     _add_request_options(parser)
     add_options(parser.add_argument_group("output").add_argument, _PLAN_OUTPUT, _SPECIAL)

@@ -10,6 +10,28 @@ from decimal import Decimal
 from typing import Any
 
 
+class OneScreen(argparse.RawDescriptionHelpFormatter):
+    """Prints the help of a command on one screen.
+
+    Each option has a line, with its help up to the first semicolon; the reference has the rest. No blank
+    lines stand between groups.
+    """
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, **{**settings, "max_help_position": 34})
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return super()._expand_help(action).partition(";")[0]
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Return all names of an option, and its value once."""
+        text = super()._format_action_invocation(action)
+        return re.sub(r"^(-\w) \S+, ", r"\1, ", text)
+
+    def format_help(self) -> str:
+        return re.sub(r"\n\n(?=[a-z, ]+:\n  )", r"\n", super().format_help())
+
+
 def add_options(
     add: Callable[..., object], table: str, special: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:

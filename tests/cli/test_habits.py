@@ -188,6 +188,22 @@ def test_bash_completes_actions_options_and_choices(folder: Path) -> None:
         assert done.stdout.split() == [word], done.stderr
 
 
+# -- help ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "jobs", "emulator", "models", "doctor", "completion"])
+def test_the_help_of_a_command_is_one_screen_with_examples(
+    command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A screen is 60 lines of 110 columns."""
+    monkeypatch.setenv("COLUMNS", "110")
+    assert main([command, "--help"]) == 0
+    printed = capfd.readouterr().out
+    assert len(printed.splitlines()) <= 60
+    assert max(map(len, printed.splitlines())) <= 110
+    assert f"\nexamples:\n  smartbatch {command}" in printed
+
+
 # -- amounts and colours -------------------------------------------------------------------------------------
 
 
