@@ -12,7 +12,7 @@ what they do not cover begins with ``smartbatch.``. No prompt and no answer is r
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
@@ -107,7 +107,8 @@ class OpenTelemetryObserver:
     ) -> None:
         if telemetry not in get_args(Telemetry):
             raise ConfigError(f"telemetry = {telemetry!r}; known are {', '.join(get_args(Telemetry))}")
-        _library()
+        self._look_up = _look_ups()
+        self._off: tuple[object, object] | None = None
         self._telemetry = telemetry
         self._tracer_provider, self._meter_provider = tracer_provider, meter_provider
         self._tracer: Tracer | None = None
@@ -123,19 +124,19 @@ class OpenTelemetryObserver:
 
     def _is_on(self) -> bool:
         """Whether there is an SDK for spans or measurements; looked for until both are found."""
-        if self._tracer is None:
-            from opentelemetry import trace
-
-            tracers = self._tracer_provider or trace.get_tracer_provider()
-            if not _is_of_api(tracers):
+        if self._tracer is None or self._instruments is None:
+            tracers = self._tracer_provider or self._look_up[0]()
+            meters = self._meter_provider or self._look_up[1]()
+            if self._off == (tracers, meters):
+                return False
+            if self._tracer is None and not _is_of_api(tracers):
                 self._tracer = tracers.get_tracer(_SCOPE)
-        if self._instruments is None:
-            from opentelemetry import metrics
-
-            meters = self._meter_provider or metrics.get_meter_provider()
-            if not _is_of_api(meters):
+            if self._instruments is None and not _is_of_api(meters):
                 self._instruments = _Instruments.of(meters.get_meter(_SCOPE))
-        return self._tracer is not None or self._instruments is not None
+            if self._tracer is None and self._instruments is None:
+                self._off = (tracers, meters)
+                return False
+        return True
 
     # -- requests and calls ----------------------------------------------------------------------------------
 
@@ -285,13 +286,15 @@ _HANDLERS: Final[Mapping[type[Event], Any]] = {
 }
 
 
-def _library() -> None:
+def _look_ups() -> tuple[Callable[[], TracerProvider], Callable[[], MeterProvider]]:
+    """Return what tells where the application's spans and measurements go."""
     try:
-        import opentelemetry.trace  # noqa: F401
+        from opentelemetry import metrics, trace
     except ImportError as missing:
         raise ConfigError(
             "telemetry for OpenTelemetry needs the extra 'otel': pip install 'smartbatch-llm[otel]'"
         ) from missing
+    return trace.get_tracer_provider, metrics.get_meter_provider
 
 
 def _is_of_api(provider: object) -> bool:
