@@ -189,6 +189,7 @@ def test_finished_jobs_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.
     client.stop()
 
 
+@pytest.mark.full
 def test_a_list_is_dropped_by_a_thread_that_holds_the_queues_lock() -> None:
     """Also one that was checked as a whole, whose route was chosen."""
     client = BatchingClient("sim:demo?latency=0", parallelism=1)

@@ -386,6 +386,7 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(calls: Any) -> None:
     assert b"rows not printed, as the reader left; run the same line again" in said
 
 
+@pytest.mark.full
 def test_the_cost_counts_answers_that_the_reader_did_not_wait_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -424,6 +425,7 @@ def test_the_responses_api_is_chosen_by_a_provider_option(
         assert [call.endpoint for call in emu.ledger.calls] == ["POST /v1/responses"]
 
 
+@pytest.mark.full
 def test_on_a_terminal_results_are_lines_to_read(calls: Any) -> None:
     """With standard output on a terminal there is no JSON, and no raw control character."""
     Path("in.txt").write_text("colour \x1b[31m\n")

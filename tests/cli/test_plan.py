@@ -168,6 +168,7 @@ def test_a_plan_for_an_output_leaves_it_alone(capfd: pytest.CaptureFixture[str])
     assert not Path("other.jsonl").exists()
 
 
+@pytest.mark.full
 def test_rows_that_are_under_way_are_not_planned(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """While a run holds output and rows, its plan is about new rows alone, and the run is not disturbed."""
     prompts(10)

@@ -47,6 +47,7 @@ def killed(expected: list[str], *args: str, count: int = 3) -> None:
 # -- what is left in the store -------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_row_that_takes_long_holds_up_no_other(calls: Any) -> None:
     """The others are written as they come; at the end the file is in order."""
     expected = prompts(40)
@@ -75,6 +76,7 @@ def test_a_run_that_is_over_leaves_nothing_in_the_store(calls: Any) -> None:
     assert stored_jobs() == []
 
 
+@pytest.mark.full
 def test_while_rows_are_asked_the_store_has_them(calls: Any) -> None:
     """All rows are on disk before the first is asked, those with answers after the others are killed."""
     expected = prompts(10)

@@ -226,6 +226,7 @@ def test_a_hybrid_run_that_was_killed_goes_on_and_pays_nothing_twice(
     assert "\nroute" not in printed  # it was chosen then
 
 
+@pytest.mark.full
 def test_new_rows_get_a_choice_of_their_own(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,7 @@ def test_an_upload_keeps_every_byte(customer):
     assert customer.sdk.files.content(customer.upload(data).id).read() == data
 
 
+@pytest.mark.full
 def test_large_uploads_are_taken_whole_or_in_chunks(emu, customer):
     """Beyond what other requests may have."""
     data = b"x" * (40 * 1024 * 1024)

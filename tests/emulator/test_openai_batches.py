@@ -65,6 +65,7 @@ def test_other_endpoints_take_batches_too(customer, endpoint, body):
         assert {len(item["embedding"]) for item in answer["data"]} == {4}
 
 
+@pytest.mark.full
 def test_a_running_batch_tells_its_progress(emu, customer):
     """Its counts grow; during the validation its lines are not counted."""
     emu.configure(batch_validating=3600)
@@ -162,6 +163,7 @@ def test_what_did_not_run_before_the_expiry_is_not_counted_as_failed():
         assert emu.ledger.summary()["batches"]["lines_billed"] == 2
 
 
+@pytest.mark.full
 def test_a_cancelled_batch_keeps_its_finished_lines():
     """While it is cancelling there are no files; afterwards both; a second cancel is no error."""
     with world(batch_turnaround=3.0, batch_cancel_seconds=0.2) as (_, customer):

@@ -83,6 +83,7 @@ def test_c22_no_create_that_lands_late_is_paid_for_in_silence(
             assert sum(wasted) == pytest.approx(sum(incident.money or 0 for incident in told))
 
 
+@pytest.mark.full
 def test_c23_a_word_for_a_state_that_nobody_knows_is_shown_and_waited_out(
     provider: str, tmp_path: Path
 ) -> None:

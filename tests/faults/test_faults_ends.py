@@ -310,6 +310,7 @@ def test_c18_a_full_quota_of_enqueued_tokens_is_waited_for(
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
+@pytest.mark.full
 @each_provider
 def test_c20_results_that_cannot_be_fetched_for_days_are_not_given_up(provider: str, tmp_path: Path) -> None:
     outage = DAY if provider == "openai" else DAY / 2

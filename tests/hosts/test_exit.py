@@ -418,13 +418,13 @@ def check(case: Case) -> None:
     assert ended.code == case.code
 
 
-@pytest.mark.parametrize("name", sampled(ENDS, keep=2))
+@pytest.mark.parametrize("name", sampled(ENDS))
 def test_the_interpreter_ends_when(name: str) -> None:
     """It ends with its own exit code, however the script ends."""
     check(ENDS[name])
 
 
-@pytest.mark.parametrize("name", sampled(PENDING, keep=2))
+@pytest.mark.parametrize("name", sampled(PENDING))
 def test_nothing_holds_up_the_exit(name: str) -> None:
     """It ends within the grace, whatever is pending."""
     check(PENDING[name])

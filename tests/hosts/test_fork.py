@@ -135,6 +135,7 @@ def test_a_child_starts_empty_and_the_parents_futures_say_whose_they_are() -> No
     )
 
 
+@pytest.mark.full
 def test_money_held_for_the_parents_calls_is_free_in_the_child() -> None:
     """A child can spend what the budget has, although calls of the parent are under way."""
     passes(
@@ -187,6 +188,7 @@ def test_two_children_do_not_throw_the_same_rng() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_child_of_a_child_works() -> None:
     """Forking twice is like forking once."""
     passes(
@@ -223,6 +225,7 @@ def test_a_child_that_ends_as_scripts_do_runs_its_exit_within_the_grace() -> Non
     )
 
 
+@pytest.mark.full
 def test_a_fork_inside_a_callback_works() -> None:
     """The child of the callbacks' own thread has callbacks of its own."""
     passes(
@@ -284,6 +287,7 @@ def test_a_child_that_reads_on_in_the_parents_list_is_told_so() -> None:
     )
 
 
+@pytest.mark.full
 def test_another_librarys_hook_may_use_the_client_in_the_child() -> None:
     """A hook that was registered before ours, and one after it, find a client that works or say so (H26)."""
     passes(

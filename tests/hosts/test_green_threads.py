@@ -59,6 +59,7 @@ def test_a_client_that_was_used_before_the_patching_works_after_it_and_ends() ->
     )
 
 
+@pytest.mark.full
 def test_calls_wait_for_their_answers_at_the_same_time_over_tls_too() -> None:
     """The server answers none of two calls before both have come, so neither may stop all green threads."""
     both = threading.Barrier(2)

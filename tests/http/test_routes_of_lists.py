@@ -77,6 +77,7 @@ def test_a_batch_that_falls_behind_is_taken_back_in_time(provider: str, tmp_path
         assert w.emu.ledger.paid_twice() == []
 
 
+@pytest.mark.full
 def test_a_rescue_begins_when_the_plan_says(tmp_path: Path) -> None:
     with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR, batch_cancel_seconds=30.0) as w:
         plan = w.process().plan(texts(40), strategy="batch", deadline="1h")
@@ -120,6 +121,7 @@ def test_the_more_waiting_is_worth_the_surer_a_rescue_is_to_be(tmp_path: Path) -
     assert left[1] > left[0] + 60
 
 
+@pytest.mark.full
 @each_provider
 def test_a_rescue_keeps_what_the_batch_had_done(provider: str, tmp_path: Path) -> None:
     prompts = texts(60)
@@ -151,6 +153,7 @@ def test_a_cancel_that_is_refused_is_tried_again_after_pauses_and_told_once(tmp_
         assert len(told(w, JobRescued)) == 1
 
 
+@pytest.mark.full
 def test_another_process_takes_a_late_batch_back_after_the_first_one_died(tmp_path: Path) -> None:
     prompts = texts(30)
     with world("openai", tmp_path, rare=60, batch_turnaround=20 * HOUR) as w:

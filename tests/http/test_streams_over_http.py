@@ -204,6 +204,7 @@ def test_closing_ends_the_wait_for_the_first_chunk(emu: Emulator, client_of: Cli
     assert "".join(client.stream("short")) == "one two three"
 
 
+@pytest.mark.full
 def test_an_unread_stream_does_not_hold_up_the_interpreters_end(emu: Emulator) -> None:
     """Neither one that is left half-way at the end of the script, nor one that was never read."""
     emu.configure(per_token=PER_TOKEN)

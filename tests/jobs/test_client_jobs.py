@@ -585,6 +585,7 @@ def test_another_process_holds_the_futures_of_a_job(tmp_path: Path) -> None:
     assert ended.lines == ["30 0 30", "True 30"]
 
 
+@pytest.mark.full
 def test_a_forked_child_starts_empty_and_sees_the_same_jobs(tmp_path: Path) -> None:
     """The parent's futures say whose they are; the parent's lease and locks are untouched by the child."""
     ended = run_script(
@@ -623,6 +624,7 @@ def test_a_forked_child_starts_empty_and_sees_the_same_jobs(tmp_path: Path) -> N
     assert ended.lines == ["0", "30 True"]
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(tmp_path: Path) -> None:
     """The traceback names the line that takes it up again."""
     environ = {

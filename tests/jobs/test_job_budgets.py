@@ -235,6 +235,7 @@ def test_a_client_and_its_jobs_spend_one_budget(tmp_path: Path) -> None:
         assert paid(w) <= 0.4
 
 
+@pytest.mark.full
 def test_each_list_by_batch_leaves_room_for_the_next_one(tmp_path: Path) -> None:
     """A list is over when its last answer is stored, a step before its batch is settled: what it cannot cost
     any more is there for the next list at once."""

@@ -118,6 +118,7 @@ def test_batches_that_validation_refuses_although_our_count_fits_become_smaller(
     assert client.submit_batch([f"p{n}" for n in range(20)]).wait(LONG).completed == 20
 
 
+@pytest.mark.full
 def test_batches_grow_again_when_they_pass(
     client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -302,6 +302,7 @@ store.close()
 """
 
 
+@pytest.mark.full
 def test_processes_that_open_a_new_place_at_once_share_it_and_own_each_job_once(
     bench: Bench, start: Start
 ) -> None:

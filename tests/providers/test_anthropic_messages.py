@@ -263,6 +263,7 @@ def test_settings_that_cannot_be_used_are_refused(options, part):
     assert KEY not in str(caught.value)
 
 
+@pytest.mark.full
 def test_the_sdk_is_imported_when_it_is_first_needed():
     """Neither the adapter's module nor the provider itself brings two seconds of import."""
     code = (

@@ -321,6 +321,7 @@ print(codes)
 """
 
 
+@pytest.mark.full
 def test_children_forked_while_it_is_in_use_can_use_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -273,6 +273,7 @@ def test_a_bad_row_of_a_generator_is_named_after_the_results_before_it(
     assert caught.value.row == 3
 
 
+@pytest.mark.full
 def test_leaving_the_loop_early_cancels_what_has_not_started(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:

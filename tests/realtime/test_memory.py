@@ -43,6 +43,7 @@ def test_an_answer_nobody_holds_is_gone_at_once(clock: VirtualClock, client_of: 
     assert [reference() for reference in dead] == [None, None, None]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("without_collector")
 def test_a_future_that_raised_is_gone_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
     """Its error's traceback shows where it was waited for; that must not keep a reference to the future."""
@@ -76,6 +77,7 @@ def test_deadlines_of_ended_requests_are_forgotten(clock: VirtualClock, client_o
     assert tickets_in_memory() < 200
 
 
+@pytest.mark.full
 def test_cancelled_requests_leave_nothing_in_the_queue(clock: VirtualClock, client_of: ClientOf) -> None:
     """Who submits and cancels again and again while nothing moves fills no memory."""
     provider = Scripted(clock, latency=100.0)
@@ -90,6 +92,7 @@ def test_cancelled_requests_leave_nothing_in_the_queue(clock: VirtualClock, clie
     client.stop(timeout=0)
 
 
+@pytest.mark.full
 def test_a_request_that_waits_long_keeps_nobody_elses_memory(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:

@@ -58,6 +58,7 @@ def test_five_hundred_unavailable_answers_lose_nothing(clock: VirtualClock, clie
     assert len(provider.starts) - 5_000 <= 500 + 3
 
 
+@pytest.mark.full
 def test_ten_minutes_of_outage_cost_a_few_probes(clock: VirtualClock, client_of: ClientOf) -> None:
     """2,000 requests wait ten minutes; the extra calls are those in flight and one probe after another."""
     down = Down(clock, 5.0, 605.0)

@@ -87,6 +87,7 @@ def test_figures_read_at_the_answer_and_without_resets_do_as_well(style: str, la
     assert client.counts.share <= 0.001
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(["5 ms", "500 ms"]))
 def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency: str) -> None:
     """6,000 a minute and never more than 100 at once."""
