@@ -16,7 +16,7 @@ from attrs import define, field
 
 from smartbatch._clock import Monitor
 from smartbatch.core.limits.backoff import backoff
-from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
+from smartbatch.errors import ErrorKind, JobNotFound, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import ClockStepped
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.realtime_runner import RealtimeRunner
@@ -355,7 +355,7 @@ class JobSupervisor:
     def _step(self, owned: OwnedJob) -> None:
         """Run one step of a job. The cases, in order:
 
-        1. The lease is lost: another process owns the job, so it is dropped here.
+        1. The lease is lost, as another process owns the job, or the job was forgotten: it is dropped here.
         2. The step failed: the job is due again after a growing pause, and the first failure is reported.
         3. The job is finished: its lease is released.
         4. Nobody here waits for it any more: likewise, once what is under way has its results.
@@ -369,7 +369,7 @@ class JobSupervisor:
             result = self._run_step(lease)
             if result.realtime and not result.finished:
                 self.realtime.offer(lease)
-        except LeaseLost:
+        except (LeaseLost, JobNotFound):
             self._drop(lease)
             return
         except BaseException as error:

@@ -327,6 +327,26 @@ def test_a_job_whose_lease_is_lost_is_dropped(scene: Scene) -> None:
     assert row.epoch == 2
 
 
+def test_a_job_that_is_forgotten_during_its_step_is_dropped(scene: Scene) -> None:
+    """Its last step may still run when its user has the results. Nothing is reported, and others go on."""
+    gone = scene.accept("a")
+    scene.accept("b")
+
+    def step(lease: JobLease, _: int) -> StepResult:
+        if lease.job_id == gone:
+            scene.store.shards.of_job("forgotten")
+        return StepResult(scene.clock.wall() + 1.0)
+
+    scene.script = step
+    supervisor = scene.supervisor()
+    supervisor.start()
+    scene.until(lambda: len(scene.steps) > 5)
+    assert not supervisor.owns(gone)
+    assert [job_id for _, job_id in scene.steps].count(gone) == 1
+    assert scene.reports == []
+    supervisor.stop(1.0)
+
+
 def test_a_stop_lets_a_step_end_and_gives_the_job_back(scene: Scene) -> None:
     """The next process has it at once, without waiting for the lease."""
     job_id = scene.accept("a")
