@@ -333,6 +333,7 @@ def test_asking_for_help_imports_no_client() -> None:
 # -- the process, interrupted and killed ---------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143)], keep=1))
 def test_ctrl_c_keeps_what_is_under_way_and_asks_no_more(calls: Any, number: int, code: int) -> None:
     """Calls in flight end and are written, in order; what has not started is left for the same line again."""

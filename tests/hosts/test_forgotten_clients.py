@@ -35,6 +35,7 @@ def within(seconds: float, condition: Callable[[], bool]) -> bool:
     return True
 
 
+@pytest.mark.full
 def test_two_hundred_forgotten_clients_leave_hardly_a_thread() -> None:
     before = own_threads()
     for number in range(200):

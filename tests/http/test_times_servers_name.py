@@ -35,6 +35,7 @@ def test_a_server_that_asks_for_no_wait_gets_one(wrong: str) -> None:
     assert server.calls <= 3 * CALLS
 
 
+@pytest.mark.full
 def test_a_date_to_wait_for_is_read_by_the_servers_clock() -> None:
     """Where our clock is a minute fast the date is no past one: each call is refused once at most."""
 

@@ -352,6 +352,7 @@ def test_many_threads_share_it(path: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.full
 def test_a_cache_that_cannot_be_written_is_left_alone_and_told_once(
     path: str, client_of: ClientOf, clock: VirtualClock
 ) -> None:

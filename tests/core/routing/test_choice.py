@@ -450,6 +450,7 @@ def test_who_values_time_more_never_waits_longer(
     assert urgent.expected <= may_wait.expected * (1 + 1e-9)
 
 
+@pytest.mark.full
 @given(n=SIZES, minutes=MINUTES, turnaround=st.floats(60, 20_000), spread=st.floats(1.2, 8))
 @example(n=6963, minutes=60.0, turnaround=60.0, spread=1.2)
 def test_a_choice_is_sound_and_can_be_explained(
