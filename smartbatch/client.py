@@ -18,7 +18,7 @@ from smartbatch.core.preparation.preparer import GENERATION, Preprocess, Request
 from smartbatch.core.preparation.validation import admit_defaults
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.events import Observer
-from smartbatch.interrupted import front_door
+from smartbatch.interrupted import as_interrupted
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_submission import Fallback, JobOptions, WaitOptions, check_priced
 from smartbatch.jobs.records import JobRow
@@ -315,7 +315,7 @@ class BatchingClient:
         try:
             return self._running.routing.collected(prompts, params, self, options)
         except KeyboardInterrupt as error:
-            raise front_door(error) from None
+            raise as_interrupted(error) from None
 
     def embed(
         self,
@@ -351,7 +351,7 @@ class BatchingClient:
         try:
             return self._running.routing.plan(prompts, params, self)
         except KeyboardInterrupt as error:
-            raise front_door(error) from None
+            raise as_interrupted(error) from None
 
     def forecast(
         self,
@@ -435,7 +435,7 @@ class BatchingClient:
         try:
             return self._handle(self._running.routing.submit_batch(requests, params, options))
         except KeyboardInterrupt as error:
-            raise front_door(error) from None
+            raise as_interrupted(error) from None
 
     def submit_run(
         self,
@@ -504,7 +504,7 @@ class BatchingClient:
             row = running.routing.submit_by_count(requests, params, options)
             return running.jobs.results_of(self._handle(row), wait, began, requests)
         except KeyboardInterrupt as error:
-            raise front_door(error) from None
+            raise as_interrupted(error) from None
 
     def jobs(self, limit: int = 1000) -> list[Job]:
         """Return the jobs of the store, newest first, those of other models and processes included.

@@ -51,7 +51,7 @@ class Interrupted(KeyboardInterrupt):
         return [*lines, *traceback.format_exception_only(self)]
 
 
-def front_door(error: KeyboardInterrupt, results: ResultList | None = None) -> Interrupted:
+def as_interrupted(error: KeyboardInterrupt, results: ResultList | None = None) -> Interrupted:
     """Return the interrupt that a public call raises ``from None``, for one that was raised inside it: it has
     the frames of its callers only, and nothing that it interrupted.
 

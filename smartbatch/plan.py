@@ -11,7 +11,7 @@ from smartbatch._display import Mark, paragraph, picture, table
 from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.core.routing.offers import AnswerLengths, Cost, expected_usd
 from smartbatch.errors import ConfigError
-from smartbatch.interrupted import front_door
+from smartbatch.interrupted import as_interrupted
 from smartbatch.results import ResultList
 from smartbatch.types import Route, T
 
@@ -155,7 +155,7 @@ class Plan(Generic[T]):
         try:
             return self._run(decision, progress)
         except KeyboardInterrupt as error:
-            raise front_door(error) from None
+            raise as_interrupted(error) from None
 
 
 def _plain(option: Option) -> dict[str, Any]:

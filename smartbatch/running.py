@@ -157,13 +157,7 @@ class RunningState:
         self.durable = DurableRequests(
             clock,
             DurableParts(
-                settings.model,
-                settings.preparer,
-                realtime,
-                self.jobs,
-                self.service,
-                self._callbacks,
-                reading,
+                settings.model, settings.preparer, realtime, self.jobs, self.service, self._callbacks, reading
             ),
         )
         self.submit = deferral.submit if config.deferrable == "batch" else realtime.submit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Unpack, final
 
@@ -15,8 +15,7 @@ from smartbatch._settings import seconds_of
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig, Settings, check_names
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.limits.classifiers import Classifier
-from smartbatch.core.preparation.preparer import Preprocess, RequestPreparer
+from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.validation import refuse_for_vectors
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Throughput
@@ -25,11 +24,10 @@ from smartbatch.events import (
     CallFinished,
     CooldownStarted,
     LongWait,
-    Observer,
     ParameterDropped,
     RetryScheduled,
 )
-from smartbatch.interrupted import front_door
+from smartbatch.interrupted import as_interrupted
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.opened_store import OpenedStore
@@ -44,10 +42,9 @@ from smartbatch.observe.long_waits import LongWaits
 from smartbatch.observe.progress import watched
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
-from smartbatch.realtime.call.layers import Middleware
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
-from smartbatch.realtime.setup import PostProcess, RealtimeSetup
+from smartbatch.realtime.setup import HookParams, RealtimeSetup
 from smartbatch.results import ResultList
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.list_progress import OnProgress
@@ -63,7 +60,6 @@ from smartbatch.types import (
     Prompts,
     Result,
     Route,
-    RunCallback,
     T,
     TableParams,
     Texts,
@@ -85,19 +81,13 @@ _OF_LIST = CONSTRAINTS - {"budget"} | {"key"} | TableParams.__optional_keys__
 """Arguments that are about this one list; a budget is the client's, which makes no other."""
 
 
-class EmbeddingScriptParams(Settings, TableParams, total=False):
+class EmbeddingScriptParams(Settings, HookParams, TableParams, total=False):
     """What :func:`embed` takes, as keywords: settings, the client's other arguments, a deadline, a key, and
     how prompts are made of a table."""
 
     config: BatchingConfig | None
     provider: Provider | None
     provider_options: Mapping[str, Any] | None
-    preprocess: Sequence[Preprocess]
-    post_process: PostProcess | None
-    middleware: Sequence[Middleware]
-    observers: Sequence[Observer]
-    classifiers: Sequence[Classifier]
-    run_callback: RunCallback
     clock: Clock | None
     rng: random.Random | None
     deadline: Deadline | None
@@ -229,7 +219,7 @@ def _run(
         with BatchingClient(model, **settings) as client:
             results = client.generate(prompts, progress=progress, **more, **of_list)
     except KeyboardInterrupt as error:
-        raise front_door(error, results) from None
+        raise as_interrupted(error, results) from None
     return results
 
 

@@ -13,7 +13,8 @@ from werkzeug.local import LocalProxy
 
 from smartbatch._clock import RealClock
 from smartbatch.config import PREFIX
-from smartbatch.integrations.hosting import COMMANDS, ClientHooks, HostClient, HostSettings
+from smartbatch.integrations.hosting import COMMANDS, HostClient, HostSettings
+from smartbatch.realtime.setup import HookParams
 
 if TYPE_CHECKING:
     from smartbatch.client import BatchingClient
@@ -42,7 +43,7 @@ class Smartbatch:
         ConfigError: a setting is unknown or out of range, or some contradict each other.
     """
 
-    def __init__(self, app: Flask | None = None, **hooks: Unpack[ClientHooks]) -> None:
+    def __init__(self, app: Flask | None = None, **hooks: Unpack[HookParams]) -> None:
         self._hooks = hooks
         if app is not None:
             self.init_app(app)

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypedDict, cast
+from typing import Any, Final, cast
 
 from attrs import evolve, field, fields_dict, frozen
 
@@ -18,14 +18,10 @@ from smartbatch._settings import seconds_of
 from smartbatch.cli.main import main
 from smartbatch.client import BatchingClient
 from smartbatch.config import OF_APPLICATIONS, PREFIX, BatchingConfig, check_names
-from smartbatch.core.limits.classifiers import Classifier
-from smartbatch.core.preparation.preparer import Preprocess
 from smartbatch.errors import ConfigError, RequestTimeout, SmartbatchError
-from smartbatch.events import Observer
-from smartbatch.realtime.call.layers import Middleware
-from smartbatch.realtime.setup import PostProcess
+from smartbatch.realtime.setup import HookParams
 from smartbatch.shortcuts import StoredJobs
-from smartbatch.types import Generation, Request, RunCallback
+from smartbatch.types import Generation, Request
 
 MARGIN: Final = 1.0
 """Seconds before the end of a time limit at which requests are given up, so that their caller can say why."""
@@ -48,17 +44,6 @@ _WAITED_FOR: Final = frozenset(
 _OWN_TIME: Final = frozenset({"deadline", "durable", "key", "strategy"})
 """Keywords of calls that outlive their caller, or say themselves how long they may take; but whoever waits
 for a job does so within the limit, and the job goes on."""
-
-
-class ClientHooks(TypedDict, total=False):
-    """What a client takes besides settings, as keywords; see :class:`~smartbatch.BatchingClient`."""
-
-    preprocess: Sequence[Preprocess]
-    post_process: PostProcess | None
-    middleware: Sequence[Middleware]
-    observers: Sequence[Observer]
-    classifiers: Sequence[Classifier]
-    run_callback: RunCallback
 
 
 # -- time limits ---------------------------------------------------------------------------------------------
@@ -219,10 +204,10 @@ class HostClient:
         jobs: those of the store; looking at them needs no key.
     """
 
-    def __init__(self, settings: HostSettings, hooks: ClientHooks | None = None) -> None:
+    def __init__(self, settings: HostSettings, hooks: HookParams | None = None) -> None:
         self.settings = settings
         self.jobs = StoredJobs(settings.config)
-        self._hooks: ClientHooks = hooks or {}
+        self._hooks: HookParams = hooks or {}
         self._clients = PerProcess(self._make)
 
     def get(self, began: float | None = None) -> BatchingClient:

@@ -23,7 +23,6 @@ from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.errors import (
     ClientClosed,
     RequestCancelled,
-    SmartbatchError,
 )
 from smartbatch.events import StoreAvailable, StoreUnavailable
 from smartbatch.jobs.claim_turns import ClaimTurns, GatherPace, Turn
@@ -40,12 +39,14 @@ from smartbatch.jobs.records import (
     JobRow,
     JobState,
     LeaseLost,
+    NewResult,
     StoredItem,
+    StoredResults,
 )
 from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.store_health import StoreHealth, UnstoredAnswers
 from smartbatch.jobs.threads import OwnThreads, wait_while
-from smartbatch.jobs.verdicts import Verdict
+from smartbatch.jobs.verdicts import Verdict, error_of_submission
 from smartbatch.observe import logs
 from smartbatch.types import Result
 
@@ -344,7 +345,7 @@ class RealtimeRunner:
         except BaseException as error:  # nothing is reserved, so nothing is submitted
             for item in items:
                 self._take_verdict(
-                    job, item.ix, Verdict("unrun", Result("", error=_as_ours(error, ""), cost=0.0))
+                    job, item.ix, Verdict("unrun", Result("", error=error_of_submission(error, ""), cost=0.0))
                 )
             raise
         with self._monitor:
@@ -359,7 +360,9 @@ class RealtimeRunner:
             self._take_verdict(job, item.ix, job.verdict_of(item.ix, result))
 
         def not_asked(error: BaseException) -> None:
-            verdict = job.verdict_of(item.ix, Result(user_id, error=_as_ours(error, user_id), cost=0.0))
+            verdict = job.verdict_of(
+                item.ix, Result(user_id, error=error_of_submission(error, user_id), cost=0.0)
+            )
             self._take_verdict(job, item.ix, evolve(verdict, asked=False))
 
         user_id = item_id(job.row.id, item.ix, item.user_id)
@@ -529,14 +532,7 @@ class RealtimeRunner:
         else:
             if note is not None:
                 job.noted = note.text is not None and not note.hold
-            try:
-                self._store.leases.tell_counts(job.lease.job_id, stored.counts)
-                if any(final):
-                    job.row = self._runtime.tell_progress(job.row)
-                elif job.short and len(job.under_way) == len(results):  # only batches could leave money
-                    room = not has_batches(self._store, job.lease.job_id)
-            except Exception as error:  # the results are stored, and must not be stored again
-                self._report(job.lease.job_id, error)
+            room = self._tell_stored(job, stored, results) or room
         finally:
             if turn is not None:
                 self._end_turn(turn, claimed)
@@ -556,6 +552,20 @@ class RealtimeRunner:
             self._empty.notify_all()
         if settled:
             self._done(job.lease.job_id)
+
+    def _tell_stored(self, job: RealtimeItems, stored: StoredResults, results: Sequence[NewResult]) -> bool:
+        """Tell how a job stands after results were stored; return whether its batches left money. What fails
+        is reported: the results are stored, and must not be stored again.
+        """
+        try:
+            self._store.leases.tell_counts(job.lease.job_id, stored.counts)
+            if any(result.final for result in results):
+                job.row = self._runtime.tell_progress(job.row)
+            elif job.short and len(job.under_way) == len(results):  # only batches could leave money
+                return not has_batches(self._store, job.lease.job_id)
+        except Exception as error:
+            self._report(job.lease.job_id, error)
+        return False
 
     def _turn_with(self, job: RealtimeItems, ended: int) -> Turn | None:
         """Return how many items of a job are claimed in the transaction that stores ``ended`` results of it;
@@ -587,12 +597,3 @@ class RealtimeRunner:
             for item in items or ():
                 error = ClientClosed("the client was stopped before the request was sent")
                 self._take_verdict(job, item.ix, Verdict("unrun", Result("", error=error, cost=0.0)))
-
-
-def _as_ours(error: BaseException, request_id: str) -> SmartbatchError:
-    if isinstance(error, SmartbatchError):
-        return error
-    return SmartbatchError(
-        f"an error inside smartbatch ({type(error).__name__}) while the request was submitted",
-        request_id=request_id,
-    )

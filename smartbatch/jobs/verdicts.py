@@ -10,6 +10,7 @@ from smartbatch.errors import (
     ConfigError,
     QueueFull,
     RequestCancelled,
+    SmartbatchError,
     WrongProcess,
 )
 from smartbatch.jobs.payload import encode_error, encode_result
@@ -98,3 +99,13 @@ def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
     if error.kind in ACCOUNT_ERRORS:
         return Verdict("unrun", result, wait=SOON, note=held_note(error), hold=True)
     return Verdict("failed", result)
+
+
+def error_of_submission(error: BaseException, request_id: str) -> SmartbatchError:
+    """Return the error of a request that could not be submitted."""
+    if isinstance(error, SmartbatchError):
+        return error
+    return SmartbatchError(
+        f"an error inside smartbatch ({type(error).__name__}) while the request was submitted",
+        request_id=request_id,
+    )

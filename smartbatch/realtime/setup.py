@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypedDict
 
 from attrs import field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
-from smartbatch.core.limits.classifiers import Classifiers
+from smartbatch.core.limits.classifiers import Classifier, Classifiers
+from smartbatch.core.preparation.preparer import Preprocess
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind, SmartbatchError
-from smartbatch.events import Event
+from smartbatch.events import Event, Observer
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.providers.registry import OpenedModel
@@ -22,6 +24,17 @@ from smartbatch.types import Kind, Result, RunCallback, call_now, evolve
 
 PostProcess = Callable[[Result], "Result | None"]
 """Takes an answered result and returns it, or a changed one."""
+
+
+class HookParams(TypedDict, total=False):
+    """What a client takes besides settings, as keywords; see :class:`~smartbatch.BatchingClient`."""
+
+    preprocess: Sequence[Preprocess]
+    post_process: PostProcess | None
+    middleware: Sequence[Middleware]
+    observers: Sequence[Observer]
+    classifiers: Sequence[Classifier]
+    run_callback: RunCallback
 
 
 @frozen

@@ -18,7 +18,7 @@ from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.constraints import Constraints, seconds_until
 from smartbatch.events import JobFinished
-from smartbatch.interrupted import front_door
+from smartbatch.interrupted import as_interrupted
 from smartbatch.jobs.acceptance import checked_key
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_submission import JobOptions, JobSubmission
@@ -114,7 +114,7 @@ class ListRouter:
         try:
             return self._opened(prompts, params, client, reader)
         except KeyboardInterrupt as error:
-            raise front_door(error) from None
+            raise as_interrupted(error) from None
 
     def _opened(
         self, given_prompts: Prompts, params: Mapping[str, Any], client: object, reader: ReaderOptions

@@ -51,6 +51,15 @@ def partial(name: str) -> list[Line]:
     return [json.loads(line) for line in Path(name + ".partial.jsonl").read_bytes().split(b"\n")[:-1]]
 
 
+def ends_without_asking(calls: Any, name: str, expected: list[str]) -> None:
+    """Run again: the table is made of what is there, and nothing else is left."""
+    calls.asked.clear()
+    assert run(name) == 0
+    assert calls.asked == []
+    assert [row["prompt"] for row in table(name)] == expected
+    assert left() == {name}
+
+
 @both
 def test_a_table_is_written_and_resumed(calls: Any, name: str) -> None:
     """The first three rows; then all of them, of which only the others are asked; then nothing."""
@@ -131,11 +140,7 @@ def test_a_run_that_ends_as_its_table_is_written_goes_on_from_its_lines(
         assert run(name) == 1
     assert f"every answered row is in {name}.partial.jsonl" in capfd.readouterr().err
     assert Path(name).read_bytes() == earlier
-    calls.asked.clear()
-    assert run(name) == 0
-    assert calls.asked == []
-    assert [row["prompt"] for row in table(name)] == expected
-    assert left() == {name}
+    ends_without_asking(calls, name, expected)
 
 
 @pytest.mark.full
@@ -149,11 +154,7 @@ def test_a_run_that_was_killed_after_its_table_was_written_is_over(
         patched.setattr(table_output.OutputFile, "remove", table_output.OutputFile.close)
         assert run(name) == 0
     assert left() == {name, f"{name}.partial.jsonl"}
-    calls.asked.clear()
-    assert run(name) == 0
-    assert calls.asked == []
-    assert [row["prompt"] for row in table(name)] == expected
-    assert left() == {name}
+    ends_without_asking(calls, name, expected)
 
 
 @pytest.mark.full

@@ -259,14 +259,11 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     for d in range(DIMENSIONS):
         _refill(record, ask, d, elapsed * record.rates[d] + (0.0 if ask.money else back[d]))
         if record.caps[d] > 0.0:
-            # of a process that was forgotten it came back then
-            given = ask.returned[d] if mine is not None else min(ask.returned[d], 0.0)
-            if d == 0 and account is not None:
-                given = account.drawn - ask.drawn + ask.given - account.given
+            given = _given_back(ask, d, account, forgotten=mine is None)
             _correct(record, ask, d, record.levels[d] + given)
     _note_events(record, ask, now)
     if ask.leaving:
-        _book(record, ask, now, 0.0)
+        _note_account(record, ask, now, 0.0)
         return _grant(record, now, 1 + len(record.members), _none())
     since = mine.since if mine is not None and mine.since > 0.0 else now
     wants = max(*ask.wanted, ask.slots) > 0.0
@@ -283,7 +280,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
         since=since if wait > 0.0 else 0.0,
         accepted=ask.accepted,
     )
-    _book(record, ask, now, granted[0])
+    _note_account(record, ask, now, granted[0])
     return _grant(record, now, len(record.members), granted, slots, slots_in, wait, without=ask.member)
 
 
@@ -310,7 +307,15 @@ def _forget_gone(record: SharedRecord, now: float, after: float) -> list[float]:
     return back
 
 
-def _book(record: SharedRecord, ask: LeaseAsk, now: float, granted: float) -> None:
+def _given_back(ask: LeaseAsk, d: int, account: Account | None, *, forgotten: bool) -> float:
+    """Return what a process gives back: of a budget by the totals, so that an answer that was lost counts,
+    too; what a forgotten process held came back then."""
+    if d == 0 and account is not None:
+        return account.drawn - ask.drawn + ask.given - account.given
+    return min(ask.returned[d], 0.0) if forgotten else ask.returned[d]
+
+
+def _note_account(record: SharedRecord, ask: LeaseAsk, now: float, granted: float) -> None:
     """Note what a client has of a budget after an exchange. What an unknown one drew and gave was settled."""
     if ask.money:
         drawn, held = ask.drawn + granted, ask.kept[0] + granted

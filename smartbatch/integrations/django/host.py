@@ -16,7 +16,8 @@ from smartbatch._clock import RealClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError
 from smartbatch.integrations.django.database_alias import store_of
-from smartbatch.integrations.hosting import ClientHooks, HostClient, HostSettings
+from smartbatch.integrations.hosting import HostClient, HostSettings
+from smartbatch.realtime.setup import HookParams
 
 SETTING: Final = "SMARTBATCH"
 PLACE: Final = f"settings.{SETTING}"
@@ -105,7 +106,7 @@ def _new_host() -> HostClient:
     if "post_process" in given:
         hooks["post_process"] = _callable(given.pop("post_process"))
     hooks["run_callback"] = _run_callback
-    return HostClient(HostSettings.of(given, PLACE).with_store(store_of(alias)), cast(ClientHooks, hooks))
+    return HostClient(HostSettings.of(given, PLACE).with_store(store_of(alias)), cast(HookParams, hooks))
 
 
 def _run_callback(call: Callable[[], Any]) -> Any:
