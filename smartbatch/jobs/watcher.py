@@ -234,7 +234,7 @@ class Watcher:
             except JobNotFound as error:  # it was deleted from the store
                 ending = error
             except Exception as error:
-                if not failed:  # reported once, not with every try
+                if self._ending is None and not failed:  # reported once, not with every try, nor after a stop
                     service.report(self._job_id, error)
                 failed = True
             if self._has_ended(ending):
@@ -263,7 +263,7 @@ class Watcher:
                 self._callbacks = [one for one in self._callbacks if one not in callbacks]
 
     def _settle(self, group: _FutureGroup) -> None:
-        while True:
+        while group.waiting:
             page = self._service.store.items.fresh(self._job_id, after=group.after, limit=PAGE)
             for row in page:
                 group.after = row.seq

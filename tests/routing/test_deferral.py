@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, wait
 from functools import partial
@@ -399,9 +400,18 @@ def test_a_stop_that_does_not_wait_leaves_the_job_to_the_next_client(
 def test_a_hook_may_stop_the_client_that_settles_it(deferring: ClientOf, remote: Remote) -> None:
     """It runs on the thread that a stop would wait for."""
     stopping: list[BatchingClient] = []
-    client = deferring(remote, post_process=lambda _: stopping[0].stop())
+    settling: list[threading.Thread] = []
+
+    def stop(_: Result) -> None:
+        settling.append(threading.current_thread())
+        stopping[0].stop()
+
+    client = deferring(remote, post_process=stop)
     stopping.append(client)
     assert all(answer.ok for answer in results(deferred(client, 12)))
+    client.stop()
+    settling[0].join(60.0)
+    assert not settling[0].is_alive()
 
 
 @pytest.mark.full

@@ -1,0 +1,72 @@
+"""The thread that serves one job: what it reads, and when it ends."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from smartbatch._clock import VirtualClock
+from smartbatch.errors import ClientClosed, StoreError
+from smartbatch.jobs.watcher import ChangeNotifier, Watcher
+from smartbatch.types import Result
+
+
+class ClosedStore:
+    """A store that was closed, or deleted, by the time it is read."""
+
+    @property
+    def items(self) -> Any:
+        raise StoreError("closed")
+
+
+class Service:
+    """What a watcher needs; its store is closed, and what it reports is kept."""
+
+    store: Any = ClosedStore()
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.notifier = ChangeNotifier(clock)
+        self.reported: list[BaseException] = []
+
+    def report(self, _: str | None, error: BaseException) -> None:
+        self.reported.append(error)
+
+    def refresh_interval(self, _: str) -> float:
+        return 60.0
+
+    def result_of(self, *_: Any) -> Result:
+        raise AssertionError("nothing can be read")
+
+    def new_future(self) -> Any:
+        return SettledFuture()
+
+
+class SettledFuture(Future[Result]):
+    """A future that is settled with a result."""
+
+    def settle(self, result: Result) -> None:
+        self.set_result(result)
+
+
+def test_a_store_that_a_stop_has_closed_is_no_failure(clock: VirtualClock) -> None:
+    """What is left fails with the stop's own error, and nothing is reported."""
+    service: Any = Service(clock)
+    watcher = Watcher("job-1", service)
+    stopped = ClientClosed("stopped")
+    watcher.end(stopped)
+    [future] = watcher.futures(1)
+    assert future.result(60.0).error is stopped
+    watcher.finish(60.0)
+    assert watcher.is_idle
+    assert service.reported == []
+
+
+def test_a_store_that_fails_is_reported_once(clock: VirtualClock) -> None:
+    service: Any = Service(clock)
+    watcher = Watcher("job-1", service)
+    [future] = watcher.futures(1)
+    clock.sleep(600.0)
+    assert [str(error) for error in service.reported] == ["closed"]
+    watcher.end(ClientClosed("stopped"))
+    assert isinstance(future.result(60.0).error, ClientClosed)
