@@ -563,3 +563,16 @@ def test_lines_that_stand_twice_would_be_found(tmp_path: Path) -> None:
     inside = "\n\n    # why\n".join(f"    {name} = 1" for name in names)
     (tmp_path / "b.py").write_text(f"{imported}def f():\n{inside}\n")
     assert repeats(tmp_path) == ["a.py:7 stands again at b.py:8"]
+
+
+def test_no_line_ends_with_blanks() -> None:
+    """As the hook before a commit has it; what is recorded or made by a program is no exception."""
+    texts = {".py", ".md", ".txt", ".toml", ".cfg", ".yaml", ".yml", ".sql", ".lua", ".css", ".js", ".html"}
+    project = Path(__file__).parents[1]
+    found = [
+        file
+        for folder in ("smartbatch", "tests", "benchmarks", "docs", "examples")
+        for file in (project / folder).rglob("*")
+        if file.suffix in texts and re.search(rb"[ \t]+$", file.read_bytes(), re.MULTILINE)
+    ]
+    assert found == []

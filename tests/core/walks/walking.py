@@ -34,7 +34,7 @@ def walked(name: str, times: int | None = None) -> list[str]:
     for seed in range(times or most):
         record = Record()
         walk(random.Random(f"{name} {seed}"), record)
-        lines.append(f"{name} {seed}: {record.line()}")
+        lines.append(f"{name} {seed}: {record.line()}".rstrip())
     return lines
 
 
