@@ -7,7 +7,7 @@ from typing import Any, Generic
 
 from attrs import asdict, evolve
 
-from smartbatch._display import Mark, paragraph, picture, table
+from smartbatch._display import paragraph, table
 from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.core.routing.offers import AnswerLengths, Cost, expected_usd
 from smartbatch.errors import ConfigError
@@ -97,7 +97,7 @@ class Plan(Generic[T]):
         return (
             "".join(map(paragraph, _asked(decision)))
             + table(head, ([cell.strip("> ") for cell in row] for row in rows), chosen)
-            + picture([_mark(option, option is decision.chosen) for option in self.options if option.cost])
+            + _trade_off(decision)
             + "".join(map(paragraph, _chosen(decision)))
         )
 
@@ -229,10 +229,17 @@ def _rows(decision: Decision) -> list[tuple[str, ...]]:
     return rows
 
 
-def _mark(option: Option, chosen: bool) -> Mark:
-    cost = option.cost
-    assert cost is not None
-    return Mark(option.route.value, option.p50, option.p95, cost.low, cost.expected, cost.high, chosen)
+def _trade_off(decision: Decision) -> str:
+    from smartbatch.reports.charts import Mark, trade_off  # late: only a notebook shows it
+
+    chosen = decision.chosen
+    return trade_off(
+        [
+            Mark(each.route.value, each.p50, each.p95, cost.low, cost.expected, cost.high, each is chosen)
+            for each in decision.options
+            if (cost := each.cost) is not None
+        ]
+    )
 
 
 def _row(option: Option, chosen: bool) -> tuple[str, ...]:

@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 import pytest
 from attrs import evolve
 
-from smartbatch._display import Mark, picture
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ProviderError
 from smartbatch.jobs.job import StoredResult
 from smartbatch.prices import Price
+from smartbatch.reports.charts import Mark, trade_off
 from smartbatch.results import ResultList
 from smartbatch.types import Answer, Generation, Message, Request, Result, Route
 
@@ -98,9 +98,8 @@ def test_a_plan_without_prices_has_no_picture() -> None:
 
 def test_names_in_a_picture_do_not_cover_each_other() -> None:
     marks = [Mark(name, 60.0, 600.0, 1.0, 1.0, 1.0, name == "batch") for name in ("batch", "hybrid", "flex")]
-    texts = [
-        text for text in ElementTree.fromstring(picture(marks)).iter() if text.text in ("batch", "hybrid")
-    ]
+    drawn = ElementTree.fromstring(trade_off(marks)).iter("{http://www.w3.org/2000/svg}text")
+    texts = [text for text in drawn if text.text in ("batch", "hybrid")]
     first, second = (float(text.get("y", "")) for text in texts)
     assert abs(first - second) >= 11
 

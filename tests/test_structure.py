@@ -27,7 +27,7 @@ NOUNS = frozenset({"errors", "types", "events", "results", "interrupted"})
 """What travels everywhere: it imports nothing above itself."""
 
 FOR_ALL = frozenset(
-    {"_clock", "_display", "_files", "_fork", "_postgres", "_settings", "_sqlite", "_version"}
+    {"_clock", "_display", "_files", "_fork", "_html", "_postgres", "_settings", "_sqlite", "_version"}
 )
 """Files at the root that every room may import."""
 
@@ -40,6 +40,7 @@ BELOW_CLIENT = NOUNS | {
     "observe",
     "realtime",
     "jobs",
+    "reports",
     "routing",
     "tables",
 }
@@ -47,9 +48,10 @@ BELOW_CLIENT = NOUNS | {
 ALLOWED: dict[str, frozenset[str]] = {
     # for all
     "_clock": frozenset(),  # time and waiting
-    "_display": frozenset(),  # reprs and HTML
+    "_display": frozenset(),  # reprs, and HTML for notebooks
     "_files": frozenset({"errors"}),  # files for this user only
     "_fork": frozenset(),  # forks and the interpreter's end
+    "_html": frozenset(),  # escaping, elements
     "_postgres": frozenset({"errors"}),  # addresses of PostgreSQL servers
     "_sqlite": frozenset(),  # connections to an SQLite file
     "_settings": frozenset({"errors", "prices", "types"}),  # how one setting is checked
@@ -68,12 +70,14 @@ ALLOWED: dict[str, frozenset[str]] = {
     # adapters of APIs, and listeners to events
     "providers": NOUNS,
     "observe": NOUNS | {"core", "config", "prices"},
+    "reports": NOUNS | {"core"},  # parts of pages, charts, and the report of a job
     # the two ways to an answer; they do not know each other
     "realtime": NOUNS | {"config", "prices", "core", "providers", "observe"},
-    "jobs": NOUNS | {"config", "prices", "core", "providers", "observe"},
+    "jobs": NOUNS | {"config", "prices", "core", "providers", "observe", "reports"},
     # a list's way
-    "plan": NOUNS | {"core"},
-    "routing": NOUNS | {"config", "prices", "plan", "core", "providers", "observe", "realtime", "jobs"},
+    "plan": NOUNS | {"core", "reports"},
+    "routing": NOUNS
+    | {"config", "prices", "plan", "core", "providers", "observe", "realtime", "jobs", "reports"},
     # the front door
     "running": BELOW_CLIENT,  # the parts of a client in one process, wired together
     "client": BELOW_CLIENT | {"running"},
@@ -97,6 +101,7 @@ FOLDERS: dict[str, frozenset[str]] = {
     "routing": frozenset(),
     "providers": frozenset({"http", "openai", "anthropic", "gemini", "sim"}),
     "observe": frozenset(),
+    "reports": frozenset(),
     "dashboard": frozenset({"static"}),
     "tables": frozenset(),
     "emulator": frozenset({"openai", "anthropic", "gemini", "batches", "http"}),

@@ -1,0 +1,1 @@
+"""Pages of HTML and charts made by the server, and the report of a job or a list."""

@@ -1,0 +1,15 @@
+"""Texts that try to leave the place a page gives them: names, ids, keys and error messages of strangers."""
+
+HOSTILE = {
+    "a script": "<script>alert(1)</script>",
+    "an end of what is around it": "</td></style></title></svg><img src=x onerror=alert(1)>",
+    "a quote": '" onmouseover="alert(1)" x=\'',
+    "a comment": "--><!--<b>",
+    "an entity": "&lt;b&gt; &#60;script&#62;",
+    "a link": "javascript:alert(1)",
+    "controls": "\x00\x01\x1b[31mred\x7f",
+    "half a pair": "\ud800 and \udfff",
+    "an override": "invoice\u202efdp.exe",
+    "long": "x" * 100_000,
+}
+"""By what each tries."""
