@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
 from smartbatch.core.routing.choice import Decision, Infeasible, Option, choose
 from smartbatch.core.routing.constraints import Constraints
+from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
 from smartbatch.core.routing.options import PIECES
 from smartbatch.core.routing.rescue import PendingShard, Speed, rescue
 from smartbatch.core.routing.throughput import Throughput, Times
-from smartbatch.plan import explain
 from smartbatch.routing.history import BATCH, CALL, CANCEL
 from smartbatch.types import Route, Strategy
 
