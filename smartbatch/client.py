@@ -25,6 +25,7 @@ from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.observe.opentelemetry import record_content, with_telemetry
 from smartbatch.observe.reporters import status_summary
 from smartbatch.plan import Plan
 from smartbatch.providers.base import Provider
@@ -149,13 +150,13 @@ class BatchingClient:
             request_timeout=config.request_timeout,
             check=opened.check,
         )
-        hooks = UserHooks(
-            post_process, tuple(middleware), Classifiers(classifiers, logs.user_error), run_callback
-        )
+        layers = (*middleware, record_content) if config.telemetry_content else tuple(middleware)
+        hooks = UserHooks(post_process, layers, Classifiers(classifiers, logs.user_error), run_callback)
         self.config = config
         self.model = opened.name
+        heard: list[Observer] = [logs.LogObserver(), *with_telemetry(config.telemetry, observers)]
         self._settings = settings = ClientSettings(
-            config, clock, rng, opened, fallback, preparer, hooks, [logs.LogObserver(), *observers]
+            config, clock, rng, opened, fallback, preparer, hooks, heard
         )
         self._states = PerProcess(lambda: RunningState(settings))
 

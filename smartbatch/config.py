@@ -234,6 +234,16 @@ class BatchingConfig:
         "result", "What list calls do with a failed request.", "result", "raise"
     )
     exit_grace: float = seconds(2.0, "Time for calls in flight when the interpreter ends.", 0, 3600)
+    telemetry: Literal["auto", "outer", "full", "off"] = choice(
+        "auto",
+        "What OpenTelemetry is told of calls where it is set up: tokens, but for own callables and "
+        "providers; no tokens; all tokens; or nothing.",
+        "auto",
+        "outer",
+        "full",
+        "off",
+    )
+    telemetry_content: bool = setting(False, "bool", "Records prompts and answers in the spans of calls.")
 
     def __init__(self, **settings: Unpack[Settings]) -> None:
         check_names(settings, Settings.__optional_keys__)
@@ -351,6 +361,8 @@ class Settings(TypedDict, total=False):
     flex: bool
     on_error: OnError
     exit_grace: Duration
+    telemetry: Literal["auto", "outer", "full", "off"]
+    telemetry_content: bool
 
 
 class ClientParams(GenerationParams[T], Settings, total=False):
@@ -397,6 +409,11 @@ def _contradictions(c: BatchingConfig) -> Iterator[str]:
         yield (
             f"queue_full = 'raise' never waits, so queue_timeout = {c.queue_timeout} has no meaning: "
             "set queue_full to 'block' or leave queue_timeout out"
+        )
+    if c.telemetry_content and c.telemetry == "off":
+        yield (
+            "telemetry_content = True records prompts and telemetry = 'off' records nothing: "
+            "leave one of them out"
         )
     if c.on_breaker_open == "fallback" and c.fallback_model is None:
         yield "on_breaker_open = 'fallback' needs fallback_model: name it as provider:model"

@@ -290,6 +290,8 @@ class BatchEnded(Event):
     """From its creation to that moment."""
     cancelling: float | None
     """Of these, the seconds since it was asked to cancel; ``None`` where it was not."""
+    traceparent: str | None = None
+    """The span of whoever submitted the job, as W3C Trace Context writes it; ``None`` for none."""
 
 
 @frozen(kw_only=True)
@@ -423,6 +425,8 @@ class JobFinished(Event):
     cost: float
     realtime_cost: float
     unpriced: int
+    traceparent: str | None = None
+    """As in :class:`BatchEnded`."""
 
 
 @frozen(kw_only=True)

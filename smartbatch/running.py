@@ -45,6 +45,7 @@ from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.long_waits import LongWaits
 from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.observe.trace_context import under
 from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.callbacks import CallbackThread
@@ -310,7 +311,7 @@ def ask_item(realtime: Realtime, item: RealtimeItem) -> ResultFuture:
         alone=item.alone,
         flex=item.flex,
     )
-    return realtime.ask(item.request, options)
+    return under(item.traceparent, lambda: realtime.ask(item.request, options))
 
 
 def _store(settings: ClientSettings, bus: EventBus) -> OpenedStore:

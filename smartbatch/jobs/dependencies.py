@@ -29,6 +29,7 @@ class RealtimeItem:
         own_budget: pays for it, within the client's budget; ``None`` where the client's budget pays.
         alone: whether it shares its call with no other request.
         flex: whether it goes in the provider's slower tier, where there is one.
+        traceparent: the span of whoever submitted the job.
     """
 
     request: Request
@@ -38,6 +39,7 @@ class RealtimeItem:
     own_budget: Budget | None
     alone: bool
     flex: bool
+    traceparent: str | None
 
 
 @frozen(kw_only=True)

@@ -24,6 +24,7 @@ from smartbatch.jobs.payload import Shared, encode_params
 from smartbatch.jobs.records import Fallback, JobPolicy, JobRow, NamedPlace, NewItem
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
+from smartbatch.observe.trace_context import traceparent
 from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.registry import OpenedModel
@@ -352,6 +353,7 @@ class JobSubmission:
             max_requests=config.batch_max_requests,
             retention=config.batch_retention,
             exclusive_workspace=config.exclusive_workspace,
+            traceparent=traceparent(),
         )
 
     def _decided_policy(self, decision: Decision, fallback: Fallback | None) -> JobPolicy:

@@ -84,6 +84,7 @@ class RealtimeItems:
             own_budget=None if self.budget is None else self.budget.calls,
             alone=row.policy.route is Route.INDIVIDUAL,
             flex=row.policy.route is Route.FLEX,
+            traceparent=row.policy.traceparent,
         )
 
     def verdict_of(self, ix: int, result: Result) -> Verdict:

@@ -144,9 +144,10 @@ class JobPolicy:
         route: the route that was chosen for all of it; items sent in real time count for it.
         attended: the items are sent in real time, and only while a process that submitted or named the job
             is running. They end as they would without a job, instead of waiting for money.
+        traceparent: the span of whoever submitted it, as W3C Trace Context writes it; ``None`` for none.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     fallback: Fallback = "batch"
     on_unknown: Literal["settle", "hold"] = "settle"
@@ -161,6 +162,7 @@ class JobPolicy:
     exclusive_workspace: bool = False
     route: Route | None = field(default=None, converter=optional(Route))
     attended: bool = False
+    traceparent: str | None = None
 
 
 def _texts(given: Iterable[str]) -> tuple[str, ...]:

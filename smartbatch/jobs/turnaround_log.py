@@ -38,6 +38,7 @@ def learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
         shard_id=shard.id,
         batch_id=shard.batch_id,
         model=step.job.model,
+        traceparent=step.job.policy.traceparent,
         kind=Kind(step.job.kind),
         size=shard.size,
         tokens=shard.tokens,

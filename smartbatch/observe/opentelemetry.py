@@ -3,17 +3,21 @@
 A request has a span under the span of whoever submitted it, and each call and retry a child of that, which is
 current while the call is made. A call that several requests share is a child of the first and linked to the
 others. Batches and jobs have spans of their own, linked to the span that was current when the job was
-accepted: that one has usually ended long before.
+submitted, in whatever process: that one has usually ended long before.
 
 Names follow the semantic conventions for generative AI as of November 2026, which are still in development;
-what they do not cover begins with ``smartbatch.``. No prompt and no answer is recorded.
+what they do not cover begins with ``smartbatch.``. Prompts and answers are recorded by :func:`record_content`
+only, which a client uses when it is told to.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from attrs import frozen
@@ -25,16 +29,17 @@ from smartbatch.events import (
     CallFinished,
     CallStarted,
     Event,
-    JobAccepted,
     JobFinished,
     JobResultsStored,
+    Observer,
     RequestFinished,
 )
-from smartbatch.types import Kind, Usage
+from smartbatch.observe.trace_context import under
+from smartbatch.types import Answer, Kind, Message, Request, Usage
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Histogram, Meter, MeterProvider
-    from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
+    from opentelemetry.trace import Span, Tracer, TracerProvider
 
 Telemetry: TypeAlias = Literal["auto", "outer", "full"]
 """Which calls are told as calls of a model, with their tokens: all (``full``), none (``outer``), or all but
@@ -89,13 +94,17 @@ class _Instruments:
 class OpenTelemetryObserver:
     """An observer that tells OpenTelemetry of requests, calls, batches and jobs.
 
+    A client has one by its setting ``telemetry``. With one of its own among the client's ``observers`` that
+    one counts instead.
+
     Args:
         telemetry: which calls are told as calls of a model, so that none is counted twice.
         tracer_provider, meter_provider: where to; those of the application when ``None``, and nothing as long
             as it has set up none.
 
     Raises:
-        ConfigError: ``opentelemetry-api`` is not installed, or ``telemetry`` is none of its words.
+        ConfigError: ``opentelemetry-api`` is not installed and ``telemetry`` is not ``"auto"``, or it is none
+            of its words.
     """
 
     def __init__(
@@ -107,14 +116,16 @@ class OpenTelemetryObserver:
     ) -> None:
         if telemetry not in get_args(Telemetry):
             raise ConfigError(f"telemetry = {telemetry!r}; known are {', '.join(get_args(Telemetry))}")
-        self._look_up = _look_ups()
+        if telemetry != "auto" and not _is_installed():
+            raise ConfigError(
+                f"telemetry = {telemetry!r} needs the extra 'otel': pip install 'smartbatch-llm[otel]'"
+            )
         self._off: tuple[object, object] | None = None
         self._telemetry = telemetry
         self._tracer_provider, self._meter_provider = tracer_provider, meter_provider
         self._tracer: Tracer | None = None
         self._instruments: _Instruments | None = None
         self._requests: dict[str, Span] = {}
-        self._jobs: dict[str, SpanContext] = {}
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
@@ -125,8 +136,12 @@ class OpenTelemetryObserver:
     def _is_on(self) -> bool:
         """Whether there is an SDK for spans or measurements; looked for until both are found."""
         if self._tracer is None or self._instruments is None:
-            tracers = self._tracer_provider or self._look_up[0]()
-            meters = self._meter_provider or self._look_up[1]()
+            if "opentelemetry.trace" not in sys.modules:  # who sets up an SDK has imported it
+                return False
+            from opentelemetry import metrics, trace
+
+            tracers = self._tracer_provider or trace.get_tracer_provider()
+            meters = self._meter_provider or metrics.get_meter_provider()
             if self._off == (tracers, meters):
                 return False
             if self._tracer is None and not _is_of_api(tracers):
@@ -224,13 +239,6 @@ class OpenTelemetryObserver:
 
     # -- batches and jobs ------------------------------------------------------------------------------------
 
-    def _job_accepted(self, event: JobAccepted) -> None:
-        from opentelemetry import trace
-
-        caller = trace.get_current_span().get_span_context()
-        if caller.is_valid:
-            self._jobs[event.job_id] = caller
-
     def _batch_ended(self, event: BatchEnded) -> None:
         found: Attributes = {"smartbatch.model": event.model, "smartbatch.batch.state": event.state}
         if self._instruments is not None:
@@ -239,7 +247,7 @@ class OpenTelemetryObserver:
         if event.batch_id is not None:
             found["smartbatch.batch.id"] = event.batch_id
         failed = None if event.state == "completed" else event.state
-        self._linked("smartbatch.batch", event.job_id, event.seconds, found, failed)
+        self._linked("smartbatch.batch", event, found, failed)
 
     def _results_stored(self, event: JobResultsStored) -> None:
         saved = event.realtime_cost - event.cost
@@ -256,21 +264,22 @@ class OpenTelemetryObserver:
             "smartbatch.cost_usd": event.cost,
             "smartbatch.saved_usd": event.realtime_cost - event.cost,
         }
-        self._linked("smartbatch.job", event.job_id, event.seconds, found, None)
-        self._jobs.pop(event.job_id, None)
+        self._linked("smartbatch.job", event, found, None)
 
-    def _linked(self, name: str, job_id: str, seconds: float, found: Attributes, failed: str | None) -> None:
-        """Tell of what has ended as a trace of its own, linked to whoever submitted the job, if here."""
+    def _linked(
+        self, name: str, ended: BatchEnded | JobFinished, found: Attributes, failed: str | None
+    ) -> None:
+        """Tell of what has ended as a trace of its own, linked to whoever submitted the job."""
         if self._tracer is None:
             return
         from opentelemetry import context, trace
 
-        caller = self._jobs.get(job_id)
+        caller = under(ended.traceparent, trace.get_current_span).get_span_context()
         span = self._tracer.start_span(
             name,
             context.Context(),
-            links=[] if caller is None else [trace.Link(caller)],
-            start_time=time.time_ns() - int(1e9 * seconds),
+            links=[] if ended.traceparent is None else [trace.Link(caller)],
+            start_time=time.time_ns() - int(1e9 * ended.seconds),
         )
         _end(span, found, failed)
 
@@ -279,22 +288,72 @@ _HANDLERS: Final[Mapping[type[Event], Any]] = {
     CallStarted: OpenTelemetryObserver._call_started,
     CallFinished: OpenTelemetryObserver._call_finished,
     RequestFinished: OpenTelemetryObserver._request_finished,
-    JobAccepted: OpenTelemetryObserver._job_accepted,
     BatchEnded: OpenTelemetryObserver._batch_ended,
     JobResultsStored: OpenTelemetryObserver._results_stored,
     JobFinished: OpenTelemetryObserver._job_finished,
 }
 
 
-def _look_ups() -> tuple[Callable[[], TracerProvider], Callable[[], MeterProvider]]:
-    """Return what tells where the application's spans and measurements go."""
+def with_telemetry(telemetry: Telemetry | Literal["off"], observers: Sequence[Observer]) -> list[Observer]:
+    """Return a client's observers with one of this kind, unless it has one or is to have none."""
+    if telemetry == "off" or any(isinstance(one, OpenTelemetryObserver) for one in observers):
+        return list(observers)
+    return [OpenTelemetryObserver(telemetry), *observers]
+
+
+def record_content(spec: Any, proceed: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:
+    """Record prompts and answers of a call in its span: a middleware, by the setting ``telemetry_content``.
+
+    A call that several requests share has the messages of all of them, one request after the other.
+    """
+    outcomes = proceed(spec)
+    call = _CALL.get()
+    if call is not None and call.span is not None and call.span.is_recording():
+        call.span.set_attributes(_content(spec.requests, outcomes))
+    return outcomes
+
+
+record_content.shareable = True  # type: ignore[attr-defined]  # requests may share an answer
+
+
+def _content(requests: Sequence[Request], outcomes: Sequence[object]) -> Attributes:
+    """Return messages as the conventions write them, as JSON; vectors have no text."""
+    system = [_text(request.params.system) for request in requests if request.params.system]
+    asked = [message for request in requests for message in _messages(request)]
+    answered = [
+        {"role": "assistant", "parts": [_text(outcome.text)], "finish_reason": outcome.finish_reason}
+        for outcome in outcomes
+        if isinstance(outcome, Answer) and outcome.text is not None
+    ]
+    found = {
+        "gen_ai.input.messages": asked,
+        "gen_ai.output.messages": answered,
+        "gen_ai.system_instructions": system,
+    }
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in found.items() if value}
+
+
+def _messages(request: Request) -> list[dict[str, Any]]:
+    chat = [Message("user", request.prompt)] if isinstance(request.prompt, str) else request.prompt
+    return [{"role": message.role, "parts": _parts(message.content)} for message in chat]
+
+
+def _parts(content: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the parts of a message; of what is no text, such as an image, its type alone."""
+    if isinstance(content, str):
+        return [_text(content)]
+    return [_text(part["text"]) if "text" in part else {"type": part.get("type")} for part in content]
+
+
+def _text(content: str) -> dict[str, str]:
+    return {"type": "text", "content": content}
+
+
+def _is_installed() -> bool:
     try:
-        from opentelemetry import metrics, trace
-    except ImportError as missing:
-        raise ConfigError(
-            "telemetry for OpenTelemetry needs the extra 'otel': pip install 'smartbatch-llm[otel]'"
-        ) from missing
-    return trace.get_tracer_provider, metrics.get_meter_provider
+        return find_spec("opentelemetry.trace") is not None
+    except ImportError:  # not even the package around it
+        return False
 
 
 def _is_of_api(provider: object) -> bool:

@@ -74,6 +74,7 @@ POLICY = JobPolicy(
     exclusive_workspace=True,
     route=Route.FLEX,
     attended=True,
+    traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 )
 PROGRESS = RemoteProgress(
     state=RemoteState.COMPLETED,

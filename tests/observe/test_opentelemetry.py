@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve, frozen
-from opentelemetry import trace
+from opentelemetry import metrics, trace
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -22,8 +23,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from smartbatch import Attempt, BatchingClient, ConfigError, Request
-from smartbatch.events import BatchEnded, CalledRequest, Event, JobAccepted, JobFinished, JobResultsStored
+from smartbatch.events import BatchEnded, CalledRequest, Event, JobFinished, JobResultsStored
 from smartbatch.observe.opentelemetry import OpenTelemetryObserver, Telemetry
+from smartbatch.observe.trace_context import traceparent
 from smartbatch.types import NO_USAGE, Kind, Route, Usage
 from tests.observe.sample_events import called, ended, started
 
@@ -217,12 +219,12 @@ def test_a_request_that_was_cancelled_is_a_span_of_its_own(sdk: Collected) -> No
 def test_a_job_and_its_batch_are_linked_to_whoever_submitted(sdk: Collected) -> None:
     observer = sdk.observer()
     with sdk.tracers.get_tracer("mine").start_as_current_span("view"):
-        observer(JobAccepted(at=0.0, job_id="j", model="sim:m", items=2))
-    for event in batch_events():
+        submitted = traceparent()
+    for event in batch_events(submitted):
         observer(event)
     (view,), (batch,), (job,) = (sdk.named(name) for name in ("view", "smartbatch.batch", "smartbatch.job"))
     for span in (batch, job):
-        assert [link.context for link in span.links] == [view.context]
+        assert links_of(span) == [ids_of(view.context)]
         assert span.parent is None
     measured = sdk.measured()
     assert [point.sum for point in measured["smartbatch.batch.turnaround"]] == [600.0]
@@ -244,11 +246,121 @@ def test_a_job_by_batch_is_linked_from_its_submission_on(sdk: Collected, tmp_pat
         job.wait()
     (view,) = sdk.named("view")
     spans = [*sdk.named("smartbatch.batch"), *sdk.named("smartbatch.job")]
-    assert [[link.context for link in span.links] for span in spans] == [[view.context]] * 2
+    assert [links_of(span) for span in spans] == [[ids_of(view.context)]] * 2
     assert sdk.measured()["smartbatch.batch.turnaround"][0].count == 1
 
 
-def batch_events() -> list[Event]:
+@pytest.mark.full
+def test_another_process_carries_the_trace_of_a_job_on(sdk: Collected, tmp_path: Path) -> None:
+    """The span that was current at the submission is kept with the job: its batch is linked to it, and what
+    is asked in real time stands under it."""
+    tracer, store = sdk.tracers.get_tracer("mine"), str(tmp_path / "jobs.db")
+    with BatchingClient("sim:demo?batch_seconds=0.1", store=store) as before:
+        for key, strategy in (("by batch", "batch"), ("in real time", "individual")):
+            with tracer.start_as_current_span(key):
+                plan = before.plan(["one", "two"], strategy=strategy)
+                before.submit_run(["one", "two"], plan, key=key, carry_on=False)
+        before.stop(cancel_waiting=True)
+    sdk.spans.clear()
+    views = {}
+
+    def watch(event: Event) -> None:
+        if isinstance(event, JobFinished):
+            assert event.traceparent is not None
+            views[event.job_id] = event.traceparent
+
+    settings = {"store": store, "batch_poll_interval": 0.05}
+    with BatchingClient("sim:demo?batch_seconds=0.1", observers=[sdk.observer(), watch], **settings) as after:
+        jobs = [after.job(key) for key in ("by batch", "in real time")]
+        for job in jobs:
+            job.wait(60)
+    by_batch, in_real_time = (views[job.id].split("-")[1:3] for job in jobs)
+    assert by_batch != in_real_time
+    assert [links_of(span) for span in sdk.named("smartbatch.batch")] == [[tuple(by_batch)]]
+    assert {links_of(span)[0] for span in sdk.named("smartbatch.job")} == {
+        tuple(by_batch),
+        tuple(in_real_time),
+    }
+    requests = [span.parent for span in sdk.named("smartbatch.request")]
+    assert [ids_of(parent) for parent in requests] == [tuple(in_real_time)] * 2
+
+
+def ids_of(context: trace.SpanContext | None) -> tuple[str, str]:
+    """The ids of a trace and of a span, as they are written."""
+    assert context is not None
+    return trace.format_trace_id(context.trace_id), trace.format_span_id(context.span_id)
+
+
+def links_of(span: ReadableSpan) -> list[tuple[str, str]]:
+    return [ids_of(link.context) for link in span.links]
+
+
+def test_a_client_tells_the_sdk_of_the_application_by_its_setting(
+    sdk: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: sdk.tracers)
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: sdk.meters)
+    for settings in ({}, {"telemetry": "outer"}, {"telemetry": "off"}):
+        with BatchingClient("sim:demo?latency=0", **settings) as client:
+            client.submit("x").result(30)
+    names = sorted(span.name for span in sdk.spans.get_finished_spans())
+    assert names == ["chat demo", "smartbatch.call", "smartbatch.request", "smartbatch.request"]
+
+
+def test_an_observer_of_the_users_counts_instead_of_the_setting(
+    sdk: Collected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: sdk.tracers)
+    with BatchingClient("sim:demo?latency=0", observers=[sdk.observer("outer")]) as client:
+        client.submit("x").result(30)
+    assert sorted(span.name for span in sdk.spans.get_finished_spans()) == [
+        "smartbatch.call",
+        "smartbatch.request",
+    ]
+
+
+def test_prompts_and_answers_are_in_the_span_of_a_call_where_that_is_set(sdk: Collected) -> None:
+    chat = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "second"}]
+    chat.append({"role": "user", "content": "third"})
+    with BatchingClient(
+        "sim:demo?latency=0", observers=[sdk.observer()], telemetry_content=True, system="Be brief."
+    ) as client:
+        answer = client.submit(chat).result(30)
+        client.stop()
+    (call,) = sdk.named("chat demo")
+    assert call.attributes is not None
+    said = {name: json.loads(str(call.attributes[f"gen_ai.{name}"])) for name in CONTENT}
+    assert [message["role"] for message in said["input.messages"]] == ["user", "assistant", "user"]
+    assert said["input.messages"][2]["parts"] == [{"type": "text", "content": "third"}]
+    assert said["output.messages"][0]["parts"] == [{"type": "text", "content": answer.text}]
+    assert said["output.messages"][0]["finish_reason"] == "stop"
+    assert said["system_instructions"] == [{"type": "text", "content": "Be brief."}]
+
+
+CONTENT = ("input.messages", "output.messages", "system_instructions")
+
+
+def test_content_is_not_recorded_by_a_client_that_records_nothing() -> None:
+    with pytest.raises(ConfigError, match="telemetry_content"):
+        BatchingClient("sim:demo", telemetry="off", telemetry_content=True)
+
+
+def test_without_the_package_a_client_works_and_one_that_asks_for_telemetry_says_what_is_missing() -> None:
+    code = """
+import sys
+sys.modules["opentelemetry"] = None  # as if it was not installed
+import smartbatch
+assert smartbatch.generate(["x"], model="sim:demo?latency=0")[0].ok
+try:
+    smartbatch.BatchingClient("sim:demo", telemetry="full")
+except smartbatch.ConfigError as error:
+    print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'smartbatch-llm[otel]'" in found.stdout
+
+
+def batch_events(submitted: str | None = None) -> list[Event]:
     money = {"cost": 0.5, "realtime_cost": 1.0, "unpriced": 0}
     batch = BatchEnded(
         at=600.0,
@@ -263,6 +375,7 @@ def batch_events() -> list[Event]:
         ended_at=1e9,
         seconds=600.0,
         cancelling=None,
+        traceparent=submitted,
     )
     stored = JobResultsStored(
         at=600.0,
@@ -278,7 +391,15 @@ def batch_events() -> list[Event]:
         **money,
     )
     end = JobFinished(
-        at=600.0, job_id="j", model="sim:m", succeeded=2, failed=0, cancelled=0, seconds=601.0, **money
+        at=600.0,
+        job_id="j",
+        model="sim:m",
+        succeeded=2,
+        failed=0,
+        cancelled=0,
+        seconds=601.0,
+        traceparent=submitted,
+        **money,
     )
     return [batch, stored, end]
 

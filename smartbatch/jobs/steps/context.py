@@ -156,6 +156,7 @@ class JobRuntime:
                     at=now,
                     job_id=job.id,
                     model=job.model,
+                    traceparent=job.policy.traceparent,
                     succeeded=job.succeeded,
                     failed=job.failed,
                     cancelled=job.cancelled,
