@@ -11,17 +11,23 @@ costs are added, never usages.
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from attrs import Attribute, asdict, evolve, field, fields, frozen
 
+from smartbatch._kept import keep, read_kept
+from smartbatch._version import __version__
 from smartbatch.errors import ConfigError
 from smartbatch.types import Usage
 
 if TYPE_CHECKING:
-    from genai_prices.types import ModelPrice, PriceCalculation
+    from genai_prices.types import ModelInfo, ModelPrice, PriceCalculation
 
 __all__ = ["Price", "PriceBook", "Processing", "RateCard", "dollars", "listed_models"]
 
@@ -40,6 +46,9 @@ _CONTEXTS: Mapping[str, dict[str, str]] = {
     "flex": {"service_tier": "flex"},
 }
 """The bundled table's names of the processings that are not standard."""
+
+_KEPT = "prices.json"
+"""The file in which what the bundled table says of a model is kept for later processes."""
 
 BATCH_SHARES: Mapping[str, tuple[float, float]] = {
     "openai": (0.5, 1.0),
@@ -233,7 +242,8 @@ class PriceBook:
             processing: ``batch`` for what it costs through the provider's Batch API, ``flex`` for its
                 slower tier; ``None`` comes back for a model without a price there.
 
-        The first call reads the bundled table, which takes some 0.3 s; later ones take a dictionary look-up.
+        The first call for a model reads the bundled table, which takes some 0.1 s, and keeps what it says of
+        the model for later processes; later calls take a dictionary look-up.
         """
         key = (provider, model, processing)
         try:
@@ -309,7 +319,54 @@ def _share_of(price: float, standard: float) -> float:
 
 
 def _bundled(provider: str, model: str, wall: float, processing: Processing) -> RateCard | None:
-    """Return the card of ``model`` for ``processing``; ``None`` when that has no known price."""
+    """Return the card of ``model`` for ``processing``; ``None`` when that has no known price.
+
+    1. The table is imported already, and may have been replaced: it is asked.
+    2. An earlier process kept what this very table said, and it still holds: that.
+    3. The table is imported and asked, and what it says of the model is kept.
+    """
+    if "genai_prices" in sys.modules:
+        return _found(provider, model, wall, processing)
+    table, name = _table_on_disk(), f"{provider}:{model}"
+    if table is None:
+        return _found(provider, model, wall, processing)
+    with suppress(TypeError, KeyError, ValueError, AttributeError):  # of another version of this library
+        return _card_kept(read_kept(_KEPT, table)[name][processing], wall)
+    cards = {each: _found(provider, model, wall, each) for each in get_args(Processing)}
+    if all(card is None or card.exact is None for card in cards.values()):
+        shown = {each: None if card is None else asdict(card) for each, card in cards.items()}
+        keep(_KEPT, table, {name: {each: {"since": wall, "card": card} for each, card in shown.items()}})
+    return cards[processing]
+
+
+def _table_on_disk() -> str | None:
+    """Return what tells the table on the disk from any other; ``None`` where it is in no file."""
+    spec = find_spec("genai_prices")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = os.path.join(spec.submodule_search_locations[0], "data.py")
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return f"{path} {found.st_size} {found.st_mtime_ns} {__version__}"
+
+
+def _card_kept(kept: Mapping[str, Any], wall: float) -> RateCard | None:
+    """Return the card that was kept.
+
+    Raises:
+        ValueError: it does not hold at ``wall``.
+        TypeError, KeyError, AttributeError: it is no card.
+    """
+    card = kept["card"]
+    if not kept["since"] <= wall < (math.inf if card is None else card["valid_until"]):
+        raise ValueError("prices of another time")
+    return card and RateCard(**{**card, "bands": tuple(Band(**band) for band in card["bands"])})
+
+
+def _found(provider: str, model: str, wall: float, processing: Processing) -> RateCard | None:
+    """Return the card of ``model`` for ``processing`` by the bundled table; ``None`` as above."""
     standard = _listed(provider, model, wall)
     if standard is None:
         return None
@@ -385,9 +442,7 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
     price = found.model_price
     if price.input_mtok is None and price.output_mtok is None and price.requests_kcount is None:
         return None  # models paid by the hour or the page
-    # prices with conditions change at a date or an hour: they are looked up again every minute
-    dated = isinstance(found.model.prices, list) or (context is not None and found.model.price_variants)
-    valid_until = (wall // 60 + 1) * 60 if dated else math.inf
+    valid_until = _next_change(found.model, wall, variants=context is not None)
     source = f"genai-prices {genai_prices.__version__}"
     bands = _bands(price)
     itself = found.provider.id == "openai" and any(band.written > band.input for band in bands)
@@ -395,6 +450,23 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
     if not _agrees(card, exact):
         card = evolve(card, exact=exact)
     return _Listed(card, found.provider.id, dict(vars(price)))
+
+
+def _next_change(model: ModelInfo, wall: float, *, variants: bool) -> float:
+    """Return the Unix seconds after ``wall`` from which prices with conditions may be others."""
+    from datetime import UTC, datetime, time
+
+    from genai_prices.types import StartDateConstraint
+
+    asked = [*(model.prices if isinstance(model.prices, list) else ())]
+    asked += (model.price_variants or ()) if variants else ()
+    changes = [math.inf]
+    for constraint in (each.constraint for each in asked if each.constraint is not None):
+        if isinstance(constraint, StartDateConstraint):
+            changes.append(datetime.combine(constraint.start_date, time(), UTC).timestamp())
+        else:  # by the hour
+            changes.append((wall // 60 + 1) * 60)
+    return min(each for each in changes if each > wall)
 
 
 def _bands(price: ModelPrice) -> tuple[Band, ...]:
