@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from smartbatch._version import __version__
-from smartbatch.cli import completion_command, doctor_command, emulator_command, models_command
+from smartbatch.cli import completion_command, dashboard_command, doctor_command, emulator_command, models_command
 from smartbatch.cli.option_tables import OneScreen, add_options, number, whole
 from smartbatch.errors import SmartbatchError, did_you_mean
 
@@ -24,6 +24,7 @@ _COMMANDS = {
     "run": "run",
     "plan": "plan_command",
     "jobs": "jobs_command",
+    "dashboard": "dashboard_command",
     "emulator": "emulator_command",
     "models": "models_command",
     "doctor": "doctor_command",
@@ -247,7 +248,7 @@ def build_parser(program: str = "smartbatch") -> _Parser:
     _add_run(add)
     _add_plan(add)
     _add_jobs(add)
-    for each in (emulator_command, models_command, doctor_command, completion_command):
+    for each in (dashboard_command, emulator_command, models_command, doctor_command, completion_command):
         each.add_parser(add)
     parser.commands = subparsers.choices
     return parser

@@ -130,7 +130,7 @@ def _little(positions: array[int]) -> array[int]:
     return positions
 
 
-def _maker(record: type[_T], **converters: Callable[[Any], Any]) -> Callable[[Row], _T]:
+def maker(record: type[_T], **converters: Callable[[Any], Any]) -> Callable[[Row], _T]:
     """Return what makes records of rows that have a column for each field, in order."""
     names = [field.name for field in fields(record)]
     converted = [(names.index(name), convert) for name, convert in converters.items()]
@@ -156,7 +156,7 @@ JOBS = f"SELECT {_JOB_COLUMNS}, j.lease_until FROM job j JOIN job_params p ON p.
 """Jobs, and when the lease of the owner of each ends."""
 SHARD_COLUMNS = ", ".join(_ELSEWHERE.get(name, name) for name in fields_dict(ShardRow))
 
-job_row = _maker(
+job_row = maker(
     JobRow,
     key=decoded,
     metadata=json.loads,
@@ -166,7 +166,7 @@ job_row = _maker(
     note=decoded,
 )
 """Returns the job of a row of :data:`JOBS`."""
-shard_row = _maker(
+shard_row = maker(
     ShardRow,
     state=ShardState,
     foreign_batches=lambda kept: tuple(json.loads(kept)),
@@ -176,7 +176,7 @@ shard_row = _maker(
     note=decoded,
 )
 """Returns the shard of a row of :data:`SHARD_COLUMNS`."""
-_result_row = _maker(ResultRow, ix=position, user_id=decoded, seq=position, follower=bool)
+_result_row = maker(ResultRow, ix=position, user_id=decoded, seq=position, follower=bool)
 
 
 def result_row(row: Row) -> ResultRow:
@@ -191,9 +191,9 @@ def earlier_tries(row: Row) -> EarlierTries:
     return EarlierTries(cost, Usage(*json.loads(usage)), body)
 
 
-incident_row = _maker(IncidentRow, detail=decoded)
-open_item = _maker(OpenItem, ix=position)
-stored_item = _maker(StoredItem, ix=position, user_id=decoded)
+incident_row = maker(IncidentRow, detail=decoded)
+open_item = maker(OpenItem, ix=position)
+stored_item = maker(StoredItem, ix=position, user_id=decoded)
 """Each returns the record of a row that has its fields, in order."""
 
 _FIXED = ("id", "job_id", "no", "nonce", "scope", "model", "state", "size", "tokens")

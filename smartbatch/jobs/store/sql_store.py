@@ -27,6 +27,7 @@ from smartbatch.errors import StoreError
 from smartbatch.jobs.store.database import Database
 from smartbatch.jobs.store.fact_table import FactTable
 from smartbatch.jobs.store.item_table import ItemTable
+from smartbatch.jobs.store.job_overview import JobOverview
 from smartbatch.jobs.store.job_table import JobTable
 from smartbatch.jobs.store.leases import Counted, LeaseTable
 from smartbatch.jobs.store.owners import FileLocks, Owner, OwnerLocks
@@ -49,6 +50,7 @@ class SqlStore:
     Attributes:
         place: where it is, for people: a path or a DSN without its password.
         jobs, leases, items, shards, facts: its parts, each with the verbs of some tables.
+        overview: what a page shows of many jobs.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class SqlStore:
         self._owner = Owner(database, locks, wall=wall, rng=rng)
         self.leases = LeaseTable(database, self._owner, counted)
         self.jobs = JobTable(database, self.leases, self._owner)
+        self.overview = JobOverview(database)
         self.items = ItemTable(database, self.leases)
         self.shards = ShardTable(database, self.leases)
         self.facts = FactTable(database, self.leases)
@@ -138,7 +141,7 @@ def open_store(
     """
     place = resolved_place(place)
     rng = rng or Random()
-    if place.startswith(_SERVERS):
+    if is_server(place):
         from smartbatch._postgres import Address
         from smartbatch.jobs.store.postgres import PostgresDatabase, SessionLocks
 
@@ -153,10 +156,15 @@ def open_store(
     return SqlStore(file, locks, spool, wall=wall, rng=rng, counted=counted)
 
 
+def is_server(place: str) -> bool:
+    """Whether a place is the address of a server, and not a file."""
+    return place.startswith(_SERVERS)
+
+
 def resolved_place(place: str | None) -> str:
     """Return the address of a server as it is, and else the path of the file that is meant here and now."""
     place = place or default_place()
-    if place.startswith(_SERVERS):
+    if is_server(place):
         return place
     # sqlite:///relative, sqlite:////absolute or a plain path
     return os.path.realpath(os.path.expanduser(place.removeprefix("sqlite:///")))

@@ -1,0 +1,139 @@
+"""What changed on a page while somebody looks: by Server-Sent Events, and by polling where these do not go.
+
+What a browser shows is named by the digests of the sections it has, the *version*. It comes with each event
+as its id, and back with each question, so the server keeps nothing of those who look.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import final
+
+from smartbatch._clock import Clock
+from smartbatch._fork import PerProcess
+from smartbatch.dashboard.page import Page
+
+TICK = 1.0
+"""Seconds between two looks at a page that is watched."""
+HEARTBEAT = 10.0
+"""Seconds after which a stream without news says that it is there; by that a gone browser is noticed."""
+LONGEST = 600.0
+"""Seconds of a stream; the browser opens the next one with the version it has."""
+RETRY = 2_000
+"""Milliseconds after which a browser opens a broken stream again."""
+
+
+def version_of(page: Page) -> str:
+    """Return what names the present content of the live sections of a page."""
+    return ".".join(_digest(section.body) for section in page.sections if section.live)
+
+
+def changed(page: Page, seen: str) -> dict[str, str]:
+    """Return the sections, by id, that are not as in the version ``seen``; all for another page's."""
+    sections = [section for section in page.sections if section.live]
+    known = seen.split(".")
+    if len(known) != len(sections):
+        known = [""] * len(sections)
+    return {
+        section.id: section.body
+        for section, digest in zip(sections, known, strict=True)
+        if _digest(section.body) != digest
+    }
+
+
+def update(page: Page, seen: str) -> bytes:
+    """Return the answer to a question for news: the version, and what changed, as JSON."""
+    return json.dumps({"version": version_of(page), "sections": changed(page, seen)}).encode()
+
+
+def stream(render: Callable[[], Page], seen: str, clock: Clock, stop: Callable[[], bool]) -> Iterator[bytes]:
+    """Yield events with what changed, and comments where nothing did.
+
+    Args:
+        render: makes the page as it is now.
+        seen: the version the browser has.
+        stop: whether the server ends.
+    """
+    yield f"retry: {RETRY}\n\n".encode()
+    begun = spoke = clock.now()
+    while not stop() and clock.now() < begun + LONGEST:
+        page = render()
+        if news := changed(page, seen):
+            seen = version_of(page)
+            yield f"id: {seen}\nevent: sections\ndata: {json.dumps(news)}\n\n".encode()
+            spoke = clock.now()
+        elif clock.now() >= spoke + HEARTBEAT:
+            yield b": here\n\n"
+            spoke = clock.now()
+        clock.sleep(TICK)
+
+
+@final
+class OpenStreams:
+    """Counts the streams of this process, so that they never take all of a server's threads.
+
+    Args:
+        most: at a time.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._states = PerProcess(_Count)
+
+    def take(self) -> Callable[[], None] | None:
+        """Return what gives the place of a stream back; ``None`` where there are enough."""
+        state = self._states.get()
+        with state.lock:
+            if state.open >= self._most:
+                return None
+            state.open += 1
+        given = threading.Lock()
+
+        def give_back() -> None:
+            if given.acquire(blocking=False):
+                with state.lock:
+                    state.open -= 1
+
+        return give_back
+
+    @property
+    def open(self) -> int:
+        """Streams that are open in this process."""
+        return self._states.get().open
+
+
+@final
+class _Count:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.open = 0
+
+
+@final
+class Streamed:
+    """The body of a stream, which gives its place back however it ends: a server calls ``close``."""
+
+    def __init__(self, events: Iterator[bytes], give_back: Callable[[], None]) -> None:
+        self._events = events
+        self._give_back = give_back
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._events)
+        except BaseException:
+            self._give_back()
+            raise
+
+    def close(self) -> None:
+        """Called by the server at the end, also where the browser went away."""
+        self._give_back()
+
+
+def _digest(body: str) -> str:
+    return hashlib.blake2s(body.encode(), digest_size=6).hexdigest()

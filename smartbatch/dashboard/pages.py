@@ -1,0 +1,32 @@
+"""The pages, in the order of the navigation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from smartbatch.dashboard import job_page, jobs_page, now_page
+from smartbatch.dashboard.page import PageOf
+
+
+@frozen
+class Entry:
+    """A page and its name in the navigation.
+
+    Attributes:
+        name: for people.
+        page: makes it.
+        of_one: makes the page of what the path names behind it, such as a job.
+    """
+
+    name: str
+    page: PageOf
+    of_one: PageOf | None = None
+
+
+PAGES: Mapping[str, Entry] = {
+    "": Entry("Now", now_page.page),
+    "jobs": Entry("Jobs", jobs_page.page, of_one=job_page.page),
+}
+"""By the first part of the path."""

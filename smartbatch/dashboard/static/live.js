@@ -1,0 +1,81 @@
+/* Renews the sections of a page by Server-Sent Events, and by polling where these do not go. */
+"use strict";
+(() => {
+  const POLL = 5000, SPEAK = 10000;
+  const news = document.getElementById("news");
+  if (!news) return;
+  const { root, page } = news.dataset;
+  let version = news.dataset.version, source = null, timer = 0, spoken = 0, failed = 0;
+
+  const address = (way) =>
+    `${root}/${way}?page=${encodeURIComponent(page)}&seen=${encodeURIComponent(version)}`;
+
+  const say = (text, always) => { // screen readers hear of changes now and then, not of each
+    const now = Date.now();
+    if (always || now - spoken >= SPEAK) { spoken = now; news.textContent = text; }
+  };
+
+  const at = () => new Date().toLocaleTimeString();
+
+  const places = (part) => [...part.querySelectorAll("a[href], button, input, select, summary, [tabindex]")];
+
+  const replace = (id, html) => {
+    const old = document.getElementById(`${id}-body`);
+    if (!old) return;
+    const active = document.activeElement;
+    if (old.contains(active) && active.matches("input, select, textarea")) return; // it is being filled in
+    const focus = old.contains(active) ? places(old).indexOf(active) : -1;
+    const open = [...old.querySelectorAll("details")].map((one) => one.open);
+    const scrolled = [...old.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+    old.innerHTML = html; // made and escaped by the server
+    old.querySelectorAll("details").forEach((one, n) => { if (n in open) one.open = open[n]; });
+    old.querySelectorAll(".scroll").forEach((one, n) => { if (n in scrolled) one.scrollLeft = scrolled[n]; });
+    if (focus >= 0) places(old)[focus]?.focus({ preventScroll: true });
+  };
+
+  const take = (sections, next) => {
+    for (const [id, html] of Object.entries(sections)) replace(id, html);
+    version = next;
+    if (Object.keys(sections).length) say(`Updated at ${at()}.`, false);
+  };
+
+  const poll = async () => {
+    try {
+      const answer = await fetch(address("news"), { headers: { Accept: "application/json" } });
+      if (!answer.ok) throw new Error(answer.status);
+      const told = await answer.json();
+      take(told.sections, told.version);
+      if (failed) say(`Connected again at ${at()}.`, true);
+      failed = 0;
+    } catch {
+      if (!failed) say(`Not renewed since ${at()}: the dashboard does not answer.`, true);
+      failed += 1;
+    }
+    if (!document.hidden) timer = setTimeout(poll, POLL);
+  };
+
+  const listen = () => {
+    source = new EventSource(address("live"));
+    source.addEventListener("sections", (event) => take(JSON.parse(event.data), event.lastEventId));
+    source.onerror = () => {
+      const refused = source.readyState === EventSource.CLOSED;
+      if (!refused) return; // the browser opens it again, with the last id
+      stop();
+      poll();
+    };
+  };
+
+  const stop = () => {
+    if (source) source.close();
+    source = null;
+    clearTimeout(timer);
+  };
+
+  document.addEventListener("visibilitychange", () => {
+    stop();
+    if (!document.hidden) listen();
+  });
+  window.addEventListener("pagehide", stop);
+  say(`Renewed while you look; loaded at ${at()}.`, true);
+  if (!document.hidden) listen();
+})();
