@@ -86,8 +86,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "shortcuts": BELOW_CLIENT | {"client", "running"},
     # on top
     "cluster": BELOW_CLIENT | {"client"},
-    "cli": BELOW_CLIENT | {"client", "shortcuts", "emulator", "cluster"},
-    "dashboard": BELOW_CLIENT | {"client", "shortcuts"},
+    "cli": BELOW_CLIENT | {"client", "shortcuts", "emulator", "cluster", "dashboard"},
+    "dashboard": BELOW_CLIENT | {"client", "shortcuts", "reports"},
     "integrations": BELOW_CLIENT | {"client", "shortcuts", "cluster", "cli"},  # frameworks have commands
     "__main__": frozenset({"cli"}),
     # next to it: servers and helpers for tests, which only the command line needs

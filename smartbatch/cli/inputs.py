@@ -43,7 +43,7 @@ class Row:
     fields: dict[str, Any]
 
 
-class Source:
+class RowSource:
     """An input that can be read from the beginning again and again.
 
     Args:
@@ -92,7 +92,7 @@ class Source:
             self._compression = ""
             packed.close()
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> RowSource:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,13 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from smartbatch._version import __version__
-from smartbatch.cli import completion_command, dashboard_command, doctor_command, emulator_command, models_command
+from smartbatch.cli import (
+    completion_command,
+    dashboard_command,
+    doctor_command,
+    emulator_command,
+    models_command,
+)
 from smartbatch.cli.option_tables import OneScreen, add_options, number, whole
 from smartbatch.errors import SmartbatchError, did_you_mean
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 from smartbatch._clock import RealClock
 from smartbatch.cli.clients import client_of, missing_store, params_of
-from smartbatch.cli.inputs import Source
+from smartbatch.cli.inputs import RowSource
 from smartbatch.cli.jobs_of_run import RunIdentity
 from smartbatch.cli.messages import say
 from smartbatch.cli.outputs import check_output_name
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace, stack: ExitStack) -> Plan:
     maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
     client = _client(args, stack)
-    source = stack.enter_context(Source(args.input, args.format))
+    source = stack.enter_context(RowSource(args.input, args.format))
     rows = InputRequests(source, maker, model=args.model, params=params_of(args), limit=args.limit)
     chooser = RouteChooser(client, rows, args, RealClock())
     keys = rows.check()

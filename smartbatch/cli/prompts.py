@@ -13,7 +13,7 @@ from typing import Any, Final, TypeGuard
 
 from attrs import asdict, frozen
 
-from smartbatch.cli.inputs import Row, Source
+from smartbatch.cli.inputs import Row, RowSource
 from smartbatch.cli.interrupts import RunInterrupted
 from smartbatch.cli.row_formats import BadRow
 from smartbatch.core.preparation import validation
@@ -184,7 +184,13 @@ class InputRequests:
     """
 
     def __init__(
-        self, source: Source, maker: PromptMaker, *, model: str, params: Generation, limit: int | None = None
+        self,
+        source: RowSource,
+        maker: PromptMaker,
+        *,
+        model: str,
+        params: Generation,
+        limit: int | None = None,
     ) -> None:
         self._source = source
         self._maker = maker

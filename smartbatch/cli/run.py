@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from smartbatch._clock import RealClock
 from smartbatch.cli.clients import client_of, params_of
-from smartbatch.cli.inputs import Source
+from smartbatch.cli.inputs import RowSource
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import (
     OutputChanged,
@@ -61,7 +61,7 @@ class _Run:
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
         self._client = client_of(args)
         self._actual = self._client.actual_cost()
-        source = stack.enter_context(Source(args.input, args.format))
+        source = stack.enter_context(RowSource(args.input, args.format))
         self._out: OutputFile | TableOutput | None = None
         if args.output is not None:
             if source.same_file(args.output):

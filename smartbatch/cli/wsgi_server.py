@@ -17,7 +17,7 @@ SLOW = 30.0
 class _Handler(WSGIRequestHandler):
     timeout = SLOW
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: the first address has the token."""
 
 

@@ -64,7 +64,7 @@ class TokenAccess:
 def is_loopback(environ: WSGIEnvironment) -> bool:
     """Whether the peer is this machine, as far as the server sees."""
     try:
-        return ip_address(environ.get("REMOTE_ADDR", "")).is_loopback
+        return ip_address(str(environ.get("REMOTE_ADDR", ""))).is_loopback
     except ValueError:
         return False
 
@@ -90,7 +90,7 @@ def is_from_own_page(environ: WSGIEnvironment) -> bool:
         return False
     if origin is None:
         return site is not None
-    return urlsplit(origin).netloc.lower() == environ.get("HTTP_HOST", "").lower() != ""
+    return urlsplit(str(origin)).netloc.lower() == str(environ.get("HTTP_HOST", "-")).lower()
 
 
 def _tokens(environ: WSGIEnvironment) -> list[str]:
@@ -111,7 +111,7 @@ def _tokens(environ: WSGIEnvironment) -> list[str]:
 
 def _asked(environ: WSGIEnvironment) -> str:
     """Return the token in the address."""
-    return parse_qs(environ.get("QUERY_STRING", "")).get("token", [""])[-1]
+    return parse_qs(str(environ.get("QUERY_STRING", ""))).get("token", [""])[-1]
 
 
 def _cookie_name(environ: WSGIEnvironment) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 from urllib.parse import parse_qsl, unquote
@@ -12,7 +12,6 @@ from attrs import evolve, frozen
 
 from smartbatch.dashboard import acts
 from smartbatch.dashboard.access import (
-    LOOPBACK,
     Access,
     TokenAccess,
     is_from_own_page,
@@ -20,7 +19,7 @@ from smartbatch.dashboard.access import (
 )
 from smartbatch.dashboard.layout import document, message, static_file
 from smartbatch.dashboard.live import OpenStreams, Streamed, stream, update, version_of
-from smartbatch.dashboard.page import Page, PageOf, Query
+from smartbatch.dashboard.page import Page, Query
 from smartbatch.dashboard.pages import PAGES
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import JobNotFound, SmartbatchError
@@ -28,7 +27,6 @@ from smartbatch.errors import JobNotFound, SmartbatchError
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-    from smartbatch.client import BatchingClient
 
 STREAMS = 8
 """Streams of live news that a process serves at a time, unless it is told otherwise."""
@@ -55,11 +53,13 @@ _NO_ACCESS = (
     "and who may act. Behind a proxy every visitor seems to come from this machine, so there is no default."
 )
 _DENIED = "You may not see this page."
-_DENIED_TOKEN = "Open the address that smartbatch dashboard printed: it has the token, and names this machine."
+_DENIED_TOKEN = (
+    "Open the address that smartbatch dashboard printed: it has the token, and names this machine."
+)
 
 
 @frozen(kw_only=True)
-class Answer:
+class Response:
     """What goes back: a whole body, or a stream."""
 
     status: str = "200 OK"
@@ -80,7 +80,7 @@ class _Refused(Exception):
 
 @final
 class Dashboard:
-    """The application; safe from any thread, and in forked processes. Made by :func:`smartbatch.dashboard.app`."""
+    """The application: safe from any thread, and in forked processes. Made by :func:`.app`."""
 
     def __init__(
         self, source: Source, access: Access | None, hosts: Collection[str], streams: int = STREAMS
@@ -92,7 +92,7 @@ class Dashboard:
         self._stopped = False
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a request, as PEP 3333 says."""
+        """Response a request, as PEP 3333 says."""
         try:
             answer = self._answer(environ)
         except _Refused as refused:
@@ -112,10 +112,10 @@ class Dashboard:
         """End the streams soon: the server stops."""
         self._stopped = True
 
-    # -- who ---------------------------------------------------------------------------------------------------
+    # -- who -------------------------------------------------------------------------------------------------
 
-    def _answer(self, environ: WSGIEnvironment) -> Answer:
-        """Answer a request. What is checked, in order: the host, the access, the method, then the path."""
+    def _answer(self, environ: WSGIEnvironment) -> Response:
+        """Response a request. What is checked, in order: the host, the access, the method, then the path."""
         if not is_known_host(environ, self._hosts):
             raise _Refused(
                 "421 Misdirected Request",
@@ -127,7 +127,9 @@ class Dashboard:
         if method == "POST":
             return self._act(environ, query)
         if method not in ("GET", "HEAD"):
-            raise _Refused("405 Method Not Allowed", "Pages are read, and acts are posted.", ("Allow", "GET, HEAD, POST"))
+            raise _Refused(
+                "405 Method Not Allowed", "Pages are read, and acts are posted.", ("Allow", "GET, HEAD, POST")
+            )
         if isinstance(self._access, TokenAccess) and "token" in query.values:
             return self._with_cookie(self._access, environ, query)
         return self._page(environ, query)
@@ -145,16 +147,18 @@ class Dashboard:
         root = environ.get("SCRIPT_NAME", "").rstrip("/")
         return Query(path=path, argument=argument, values=values, granted=granted, root=root)
 
-    def _with_cookie(self, access: TokenAccess, environ: WSGIEnvironment, query: Query) -> Answer:
+    def _with_cookie(self, access: TokenAccess, environ: WSGIEnvironment, query: Query) -> Response:
         """Keep the token in a cookie, and lead to the same address without it."""
         cookie = access.cookie(environ)
         kept = (("Set-Cookie", cookie),) if cookie else ()
         place = query.again(token=None)
-        return Answer(status="303 See Other", headers=(("Location", place), ("Cache-Control", "no-store"), *kept))
+        return Response(
+            status="303 See Other", headers=(("Location", place), ("Cache-Control", "no-store"), *kept)
+        )
 
-    # -- what --------------------------------------------------------------------------------------------------
+    # -- what ------------------------------------------------------------------------------------------------
 
-    def _page(self, environ: WSGIEnvironment, query: Query) -> Answer:
+    def _page(self, environ: WSGIEnvironment, query: Query) -> Response:
         if query.path == "static":
             return _static(query.argument)
         if query.path in ("live", "news"):
@@ -163,17 +167,17 @@ class Dashboard:
             page = _made(self._source, query)
         except SmartbatchError as error:
             return self._wrong(query, error)
-        return Answer(body=document(page, query, version_of(page)))
+        return Response(body=document(page, query, version_of(page)))
 
-    def _wrong(self, query: Query, error: SmartbatchError) -> Answer:
-        """Answer with the reason why a page cannot be made."""
+    def _wrong(self, query: Query, error: SmartbatchError) -> Response:
+        """Response with the reason why a page cannot be made."""
         missing = isinstance(error, JobNotFound)
         status = "404 Not Found" if missing else "503 Service Unavailable"
         title = "No such job" if missing else "The page cannot be made"
-        return Answer(status=status, body=message(title, error.message, query))
+        return Response(status=status, body=message(title, error.message, query))
 
-    def _news(self, environ: WSGIEnvironment, query: Query) -> Answer:
-        """Answer with what changed on a page: as a stream (``live``), or once (``news``)."""
+    def _news(self, environ: WSGIEnvironment, query: Query) -> Response:
+        """Response with what changed on a page: as a stream (``live``), or once (``news``)."""
         asked = _query_of_page(query)
         seen = environ.get("HTTP_LAST_EVENT_ID") or query.values.get("seen", "")
         try:
@@ -181,15 +185,15 @@ class Dashboard:
         except SmartbatchError as error:
             raise _Refused("503 Service Unavailable", error.message) from None
         if query.path == "news":
-            return Answer(kind="application/json", body=update(page, seen))
+            return Response(kind="application/json", body=update(page, seen))
         give_back = self._streams.take() if environ.get("wsgi.multithread") else None
         if give_back is None:
             raise _Refused("503 Service Unavailable", "No stream is free here: ask for news now and then.")
         events = stream(partial(_made, self._source, asked), seen, self._source.clock, lambda: self._stopped)
         headers = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
-        return Answer(kind="text/event-stream", body=Streamed(events, give_back), headers=headers)
+        return Response(kind="text/event-stream", body=Streamed(events, give_back), headers=headers)
 
-    def _act(self, environ: WSGIEnvironment, query: Query) -> Answer:
+    def _act(self, environ: WSGIEnvironment, query: Query) -> Response:
         """Do an act: by somebody who may, from a page of this host."""
         if query.granted != "all":
             raise _Refused("403 Forbidden", "You may look, but not act.")
@@ -201,11 +205,13 @@ class Dashboard:
         by = environ.get("REMOTE_USER") or ("token" if isinstance(self._access, TokenAccess) else "unnamed")
         asked = acts.Asked(form=_form_of(environ), by=by, query=query)
         try:
-            return Answer(body=message("Done", act(self._source, asked), query, back=asked.form.get("back", "")))
+            return Response(
+                body=message("Done", act(self._source, asked), query, back=asked.form.get("back", ""))
+            )
         except SmartbatchError as error:
             status = "404 Not Found" if isinstance(error, JobNotFound) else "409 Conflict"
             shown = message("Not done", error.message, query, back=asked.form.get("back", ""))
-            return Answer(status=status, body=shown)
+            return Response(status=status, body=shown)
 
 
 def _made(source: Source, query: Query) -> Page:
@@ -215,8 +221,8 @@ def _made(source: Source, query: Query) -> Page:
         _Refused: there is none.
     """
     entry = PAGES.get(query.path)
-    make: PageOf | None = entry and (entry.of_one if query.argument else entry.page)
-    if make is None:
+    make = None if entry is None else entry.of_one if query.argument else entry.page
+    if entry is None or make is None:
         raise _Refused("404 Not Found", "There is no such page.")
     return make(source, query)
 
@@ -246,14 +252,17 @@ def _form_of(environ: WSGIEnvironment) -> dict[str, str]:
     return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=1_000))
 
 
-def _static(name: str) -> Answer:
+def _static(name: str) -> Response:
     if name not in _STATIC:
         raise _Refused("404 Not Found", "There is no such file.")
     kept = (("Cache-Control", "private, max-age=31536000, immutable"),)  # its address has its version
-    return Answer(kind=_STATIC[name], body=static_file(name), headers=kept)
+    return Response(kind=_STATIC[name], body=static_file(name), headers=kept)
 
 
-def _text(status: str, text: str, *headers: tuple[str, str]) -> Answer:
-    return Answer(
-        status=status, kind="text/plain", body=f"{text}\n".encode(), headers=(*headers, ("Cache-Control", "no-store"))
+def _text(status: str, text: str, *headers: tuple[str, str]) -> Response:
+    return Response(
+        status=status,
+        kind="text/plain",
+        body=f"{text}\n".encode(),
+        headers=(*headers, ("Cache-Control", "no-store")),
     )

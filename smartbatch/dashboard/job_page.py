@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smartbatch._html import el
+from smartbatch._html import Html, el
 from smartbatch.dashboard.page import Page, Query, Section
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import JobNotFound
@@ -25,7 +25,7 @@ def page(source: Source, query: Query) -> Page:
     return Page(f"Job {row.key or row.id}", (Section("job", "How it stands", _facts(row, status)),))
 
 
-def _facts(row: JobRow, status: JobStatus) -> html.Html:
+def _facts(row: JobRow, status: JobStatus) -> Html:
     return html.facts(
         [
             ("id", el("code", row.id)),

@@ -65,12 +65,17 @@ def _whole(title: str, query: Query, body: Html, *, script: bool) -> bytes:
         head.append(el("script", src=_place(query, "live.js"), defer=True))
     skip = el("a", "Skip to the content", href="#content", class_="skip")
     main = el("main", body, id="content", tabindex=-1)
-    return html.document(f"{title} – smartbatch", skip, _navigation(query), main, head=fragment(*head)).encode()
+    return html.document(
+        f"{title} – smartbatch", skip, _navigation(query), main, head=fragment(*head)
+    ).encode()
 
 
 def _navigation(query: Query) -> Html:
     links = (
-        el("li", el("a", entry.name, href=query.link(path), aria_current="page" if path == query.path else None))
+        el(
+            "li",
+            el("a", entry.name, href=query.link(path), aria_current="page" if path == query.path else None),
+        )
         for path, entry in PAGES.items()
     )
     return el("header", el("nav", el("ul", links), aria_label="Pages"))

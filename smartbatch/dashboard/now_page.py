@@ -37,7 +37,8 @@ def _needs(source: Source, query: Query, shared: SharedView) -> Iterator[Child]:
         for shard in store.overview.unknown_creations():
             job = el("a", shard.job_id, href=query.link("jobs", shard.job_id))
             yield fragment(
-                f"Nobody knows whether batch {shard.no} was created at the provider ({shard.state.value}): ", job
+                f"Nobody knows whether batch {shard.no} was created at the provider ({shard.state.value}): ",
+                job,
             )
         for line in store.overview.page(JobFilter(state=JobState.HELD), limit=20):
             job = el("a", line.key or line.id, href=query.link("jobs", line.id))
@@ -54,5 +55,8 @@ def _processes(shared: SharedView) -> Html:
         for one in shared.found.living
     ]
     return html.table(
-        "Processes that share limits", ("process", "waiting", "in flight", "USD spent"), rows, numbers=(1, 2, 3)
+        "Processes that share limits",
+        ("process", "waiting", "in flight", "USD spent"),
+        rows,
+        numbers=(1, 2, 3),
     )

@@ -11,7 +11,7 @@ from smartbatch.dashboard.page import PageOf
 
 
 @frozen
-class Entry:
+class PageEntry:
     """A page and its name in the navigation.
 
     Attributes:
@@ -25,8 +25,8 @@ class Entry:
     of_one: PageOf | None = None
 
 
-PAGES: Mapping[str, Entry] = {
-    "": Entry("Now", now_page.page),
-    "jobs": Entry("Jobs", jobs_page.page, of_one=job_page.page),
+PAGES: Mapping[str, PageEntry] = {
+    "": PageEntry("Now", now_page.page),
+    "jobs": PageEntry("Jobs", jobs_page.page, of_one=job_page.page),
 }
 """By the first part of the path."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, Any, final
 
 from attrs import field, frozen
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 FRESH = 1.0
 """Seconds for which what the processes published is not read again: they publish every five."""
-
-_T = TypeVar("_T")
 
 
 @frozen
@@ -70,10 +68,11 @@ class Source:
         show_content: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        config = BatchingConfig.load(store=store, shared=shared) if client is None else client.config
-        if client is not None:
-            config = evolve(config, store=store or config.store, shared=shared or config.shared)
-        self.config = evolve(config, store=resolved_place(config.store))
+        given: dict[str, Any] = {"store": store, "shared": shared}
+        told = {name: value for name, value in given.items() if value is not None}
+        config = BatchingConfig.load(**told) if client is None else evolve(client.config, **told)
+        place: dict[str, Any] = {"store": resolved_place(config.store)}  # it is the same after ``os.chdir``
+        self.config: BatchingConfig = evolve(config, **place)
         self.client = client
         self.show_content = show_content
         self.clock = clock or RealClock()

@@ -35,7 +35,6 @@ def document(title: str, *body: Child, head: Child = None) -> Html:
                 el("meta", charset="utf-8"),
                 el("meta", name="viewport", content="width=device-width, initial-scale=1"),
                 el("meta", name="color-scheme", content="light dark"),
-                el("meta", name="referrer", content="no-referrer"),
                 el("title", title),
                 head,
             ),
@@ -52,7 +51,9 @@ def standalone(title: str, *body: Child) -> Html:
     digest = base64.b64encode(hashlib.sha256(styles.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     head = fragment(
-        el("meta", http_equiv="Content-Security-Policy", content=policy), el("style", Html(styles))
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
+        el("meta", name="referrer", content="no-referrer"),
+        el("style", Html(styles)),
     )
     return document(title, body, head=head)
 

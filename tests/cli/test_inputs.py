@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 from levels import sampled
 
 from smartbatch.cli import row_formats
-from smartbatch.cli.inputs import Row, Source
+from smartbatch.cli.inputs import Row, RowSource
 from smartbatch.cli.row_formats import BadRow
 from smartbatch.errors import InputError
 
 
 def read(path: Path, data: bytes, format: str | None = None) -> list[Row | BadRow]:
     path.write_bytes(data)
-    with Source(str(path), format) as source:
+    with RowSource(str(path), format) as source:
         first = list(source.rows())
         assert list(source.rows()) == first, "a second pass sees the same rows"
     return first
@@ -197,7 +197,7 @@ def test_each_format_is_read_plain_and_compressed(tmp_path: Path, format: str, e
 def test_a_stream_shows_its_format(monkeypatch: pytest.MonkeyPatch, format: str, ending: str) -> None:
     data = PACK[ending](HELLO[format]())
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
-    with Source("-") as source:
+    with RowSource("-") as source:
         assert source.format == format
         assert [row.fields for row in source.rows() if isinstance(row, Row)] == [{"prompt": "hello"}]
 
@@ -299,19 +299,19 @@ def test_no_damage_to_parquet_makes_the_reader_raise(data: st.DataObject) -> Non
 def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "in.txt.zst").write_bytes(b"x")
-    with Source(str(tmp_path / "in.txt.zst")) as source, pytest.raises(InputError, match="'zstd'"):
+    with RowSource(str(tmp_path / "in.txt.zst")) as source, pytest.raises(InputError, match="'zstd'"):
         list(source.rows())
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "in.parquet").write_bytes(b"x")
-    with Source(str(tmp_path / "in.parquet")) as source, pytest.raises(InputError, match="'arrow'"):
+    with RowSource(str(tmp_path / "in.parquet")) as source, pytest.raises(InputError, match="'arrow'"):
         list(source.rows())
 
 
 PEAK = """
 import re, sys
 from pathlib import Path
-from smartbatch.cli.inputs import Row, Source
-with Source(sys.argv[1]) as source:
+from smartbatch.cli.inputs import Row, RowSource
+with RowSource(sys.argv[1]) as source:
     assert sum(isinstance(row, Row) for row in source.rows()) == int(sys.argv[2])
 print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
@@ -354,7 +354,7 @@ def test_a_broken_archive_is_refused_by_name(tmp_path: Path, data: bytes, ending
     """A truncated or false archive is not taken for a short input."""
     path = tmp_path / f"in.{format}.{ending}"
     path.write_bytes(data)
-    with Source(str(path)) as source, pytest.raises(InputError, match="cannot be read to its end"):
+    with RowSource(str(path)) as source, pytest.raises(InputError, match="cannot be read to its end"):
         list(source.rows())
 
 
@@ -369,7 +369,7 @@ def test_standard_input_is_spooled_and_sniffed(
     """Standard input can be read twice, and its first character tells JSON lines from text."""
     stream = io.BytesIO(gzip.compress(data) if packed else data)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
-    with Source("-") as source:
+    with RowSource("-") as source:
         assert source.format == format
         assert list(source.rows()) == list(source.rows())
 
@@ -380,7 +380,7 @@ def test_a_pipe_with_a_name_is_spooled_too(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"one\ntwo\n",))
     writer.start()
-    with Source(str(pipe)) as source:
+    with RowSource(str(pipe)) as source:
         assert len(list(source.rows())) == len(list(source.rows())) == 2
     writer.join()
 
@@ -398,7 +398,7 @@ def test_an_input_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: s
     (tmp_path / "folder.txt").mkdir()
     (tmp_path / "in.orc").write_bytes(b"ORC")
     with pytest.raises(InputError, match=printed) as caught:
-        Source(str(tmp_path / name))
+        RowSource(str(tmp_path / name))
     assert name in caught.value.message
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.cli.inputs import Row, Source
+from smartbatch.cli.inputs import Row, RowSource
 from smartbatch.cli.prompts import HALF, InputRequests, Keys, PromptMaker
 from smartbatch.errors import InputError
 from smartbatch.tables.template import BadField
@@ -119,7 +119,7 @@ def rows(tmp_path: Path) -> Iterator[InputRequests]:
     """Ten checked rows."""
     path = tmp_path / "in.txt"
     path.write_text("".join(f"prompt {i}\n" for i in range(10)))
-    with Source(str(path)) as source:
+    with RowSource(str(path)) as source:
         requests = InputRequests(source, PromptMaker(), model="sim:demo", params=Generation())
         requests.check()
         yield requests

@@ -26,7 +26,7 @@ from properties.test_fuzz_parsers import Wire, check_error, check_usage, reply
 
 from smartbatch._clock import RealClock
 from smartbatch._settings import seconds_in, spec_of, usd
-from smartbatch.cli.inputs import Row, Source
+from smartbatch.cli.inputs import Row, RowSource
 from smartbatch.cli.outputs import OutputFile, encode
 from smartbatch.cli.prompts import KeyedRow, Keys, PromptMaker, RowKeys
 from smartbatch.cli.row_formats import READERS, BadRow
@@ -442,7 +442,7 @@ def compressed(rng: random.Random) -> bool:
         file.write(data)
         file.flush()
         try:
-            with Source(file.name) as source:
+            with RowSource(file.name) as source:
                 return len(list(source.rows())) > 0
         except InputError as error:
             assert file.name in str(error)

@@ -124,7 +124,8 @@ class JobOverview:
         return [_line(row) for row in found]
 
     def _source(self, which: JobFilter, before: int | None) -> tuple[str, list[Any]]:
-        conditions, values = ["no < ?"], [2**62 if before is None else before]
+        conditions = ["no < ?"]
+        values: list[Any] = [2**62 if before is None else before]
         if which.state is not None:
             conditions.append("state = ?")
             values.append(which.state.value)

@@ -1,0 +1,138 @@
+"""Who may see the dashboard: the host, the peer, the token, and where a form comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch.dashboard import app
+from tests.dashboard.visits import LOCAL, TOKEN, Visitor
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> dict[str, Any]:
+    return {"store": str(tmp_path / "jobs.db"), "shared": "off"}
+
+
+@pytest.fixture
+def visitor(place: dict[str, Any]) -> Visitor:
+    return Visitor(app(access=LOCAL, **place))
+
+
+def test_the_token_opens_the_page(visitor: Visitor) -> None:
+    answer = visitor.get("/")
+    assert answer.status == 200
+    assert "<h1>Now</h1>" in answer.text
+
+
+@pytest.mark.parametrize("authorization", ["", "Bearer wrong", f"Basic {TOKEN}", "Bearer \u00e9"])
+def test_without_the_right_token_there_is_nothing(visitor: Visitor, authorization: str) -> None:
+    answer = visitor.get("/", Authorization=authorization)
+    assert answer.status == 403
+    assert TOKEN not in answer.text
+
+
+def test_the_token_in_the_address_becomes_a_cookie(visitor: Visitor) -> None:
+    """It is neither in the history of the browser nor in a copied address."""
+    answer = visitor.get(f"/jobs?state=done&token={TOKEN}", Authorization="")
+    assert (answer.status, answer.headers["Location"]) == (303, "/jobs?state=done")
+    cookie = answer.headers["Set-Cookie"]
+    assert cookie.endswith("; Path=/; HttpOnly; SameSite=Strict")
+    again = visitor.get("/jobs", Authorization="", Cookie=f"other=1; {cookie.partition(';')[0]}")
+    assert again.status == 200
+
+
+def test_a_cookie_of_another_port_is_none(visitor: Visitor) -> None:
+    answer = visitor.get("/", Authorization="", Cookie=f"smartbatch_token_80={TOKEN}")
+    assert answer.status == 403
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"REMOTE_ADDR": "192.0.2.7"},
+        {"REMOTE_ADDR": ""},
+        {"HTTP_X_FORWARDED_FOR": "127.0.0.1"},
+        {"HTTP_FORWARDED": "for=127.0.0.1"},
+    ],
+    ids=["another machine", "a socket", "behind a proxy", "behind a proxy of the standard"],
+)
+def test_the_token_is_good_on_this_machine_only(place: dict[str, Any], environ: dict[str, Any]) -> None:
+    assert Visitor(app(access=LOCAL, **place), environ=environ).get("/").status == 403
+
+
+def test_mounted_without_a_rule_it_shows_nothing(place: dict[str, Any]) -> None:
+    """Behind a proxy every peer is this machine, so there is no default."""
+    visitor = Visitor(app(**place))
+    for path in ("/", "/jobs", "/static/live.js", "/live?page=/"):
+        answer = visitor.get(path)
+        assert (answer.status, "access=" in answer.text) == (403, True)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost:80:80", "a b"])
+def test_another_host_is_refused(visitor: Visitor, host: str) -> None:
+    """A name that somebody else's DNS gives this machine is not this machine's."""
+    assert visitor.get("/", Host=host).status == 421
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8137", "127.0.0.1:1", "[::1]:8137"])
+def test_names_of_this_machine_are_known(visitor: Visitor, host: str) -> None:
+    assert visitor.get("/", Host=host).status == 200
+
+
+def test_hosts_that_are_named_are_known(place: dict[str, Any]) -> None:
+    visitor = Visitor(app(access=lambda environ: "read", hosts=["jobs.example"], **place))
+    assert visitor.get("/", Host="jobs.example:8080").status == 200
+    assert visitor.get("/", Host="127.0.0.1").status == 421
+
+
+def test_the_rule_of_a_host_application_decides(place: dict[str, Any]) -> None:
+    rights: dict[str, Any] = {"ada": "all", "bob": "read"}
+    visitor = Visitor(app(access=lambda environ: rights.get(environ.get("HTTP_USER", "")), **place))
+    assert [visitor.get("/", User=name).status for name in ("ada", "bob", "eve")] == [200, 200, 403]
+    assert visitor.post("/act/none", {}, User="bob").status == 403
+    assert visitor.post("/act/none", {}, User="ada").status == 404
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:8138"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+    ],
+    ids=lambda headers: next(iter(headers.values())),
+)
+def test_a_form_of_another_site_is_refused(visitor: Visitor, headers: dict[str, str]) -> None:
+    answer = visitor.post("/act/none", {}, **headers)
+    assert (answer.status, "from a page of this dashboard" in answer.text) == (403, True)
+
+
+def test_a_form_that_says_nothing_of_its_origin_is_refused(visitor: Visitor) -> None:
+    assert visitor.ask("POST", "/act/none").status == 403
+
+
+def test_other_methods_are_refused(visitor: Visitor) -> None:
+    answer = visitor.ask("DELETE", "/jobs")
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD, POST")
+
+
+def test_every_answer_forbids_scripts_frames_and_other_hosts(visitor: Visitor) -> None:
+    for answer in (visitor.get("/"), visitor.get("/nowhere"), visitor.get("/", Host="evil.example")):
+        policy = answer.headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "<script>" not in answer.text
+        assert " style=" not in answer.text
+
+
+def test_looking_makes_no_store(visitor: Visitor, place: dict[str, Any]) -> None:
+    assert "There is no store yet" in visitor.get("/jobs").text
+    assert visitor.get("/jobs/job-1").status == 404
+    assert not Path(place["store"]).exists()
