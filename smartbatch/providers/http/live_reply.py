@@ -7,14 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from http.client import HTTPResponse, IncompleteRead
+from http.client import IncompleteRead
 from typing import Any
 
 from smartbatch.errors import ProviderError
 from smartbatch.providers.http.pool import Connection
 from smartbatch.providers.http.replies import Reply, decoded, encoded_otherwise, is_plain
-
-_PIECE = 65536  # bytes asked for at once; what has arrived is handed on without waiting for more
+from smartbatch.providers.http.response import IncomingResponse
 
 
 class LiveReply:
@@ -25,16 +24,14 @@ class LiveReply:
     Args:
         connection: given back at the end.
         response: its head is read.
-        reusable: the connection can serve another call once the body is read.
         cap: most bytes of the decoded body.
     """
 
-    def __init__(self, connection: Connection, response: HTTPResponse, *, reusable: bool, cap: int) -> None:
+    def __init__(self, connection: Connection, response: IncomingResponse, *, cap: int) -> None:
         self.status = response.status
-        self.headers = _headers_of(response)
+        self.headers = response.headers
         self._connection = connection
         self._response = response
-        self._reusable = reusable
         self._cap = cap
         self._lock = threading.Lock()
         self._reading = False
@@ -115,7 +112,7 @@ class LiveReply:
         problem: ProviderError | None = None
         piece = b""
         try:
-            piece = _read_piece(self._response)
+            piece = self._response.piece()
         except Exception as error:
             problem = self._meaning_of(error)
         with self._lock:
@@ -124,7 +121,7 @@ class LiveReply:
         if problem is None and closed:
             problem = self._meaning_of(ConnectionAbortedError())
         if problem is not None or not piece:
-            self._release(reusable=problem is None and self._reusable)
+            self._release(reusable=problem is None and self._response.reusable)
         if problem is not None:
             raise problem
         return piece
@@ -144,23 +141,21 @@ class LiveReply:
             if self._released:
                 return
             self._released = True
-        with contextlib.suppress(OSError):
-            self._response.close()
         self._connection.give_back(reusable=reusable)
 
 
-def read_whole(connection: Connection, response: HTTPResponse, *, reusable: bool, cap: int) -> Reply:
+def read_whole(connection: Connection, response: IncomingResponse, *, cap: int) -> Reply:
     """Return an answer with its body, and give its connection back. The quick way for what nobody else holds.
 
     The body of a refusal may be cut, and is empty then.
     """
-    headers, whole = _headers_of(response), False
+    headers, whole = response.headers, False
     try:
         size = response.length
         if size is not None and size <= cap and is_plain(headers):
-            body = response.read()
+            body = response.whole(size)
         else:
-            body = b"".join(decoded(iter(lambda: _read_piece(response), b""), headers, cap))
+            body = b"".join(decoded(iter(response.piece, b""), headers, cap))
         whole = True
     except IncompleteRead as error:
         if response.status < 400:
@@ -171,18 +166,5 @@ def read_whole(connection: Connection, response: HTTPResponse, *, reusable: bool
     except Exception as error:
         raise connection.meaning_of(error) from (error if isinstance(error, OSError) else None)
     finally:
-        response.close()
-        connection.give_back(reusable=whole and reusable)
+        connection.give_back(reusable=whole and response.reusable)
     return Reply(response.status, headers, body)
-
-
-def _read_piece(response: HTTPResponse) -> bytes:
-    """Return what has arrived, empty at the end; a body that is shorter than promised is an error."""
-    piece = response.read1(_PIECE)
-    if not piece and response.length:
-        raise IncompleteRead(b"", response.length)
-    return piece
-
-
-def _headers_of(response: HTTPResponse) -> dict[str, str]:
-    return {name.lower(): value for name, value in response.headers.items()}

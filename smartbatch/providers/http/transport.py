@@ -1,16 +1,16 @@
 """One request over a pooled ``urllib3`` connection, within a total deadline and a cap on the decoded body.
 
 ``urllib3`` owns the pool, connecting, TLS and proxies. The request is written in one piece and the answer is
-read by ``http.client``: with its retries, redirects and wrapped bodies ``urlopen`` costs twice the CPU, and
-none of them is wanted here. A read time-out starts anew with each byte, so it would let a trickling server
-hold a worker for ever; the sockets below know when the whole call has to be over.
+read by :mod:`smartbatch.providers.http.response`: with its retries, redirects and wrapped bodies ``urlopen``
+costs twice the CPU, and none of them is wanted here. A read time-out starts anew with each byte, so it would
+let a trickling server hold a worker for ever; the sockets below know when the whole call has to be over.
 """
 
 from __future__ import annotations
 
-import http.client
 import time
 from collections.abc import Callable, Iterable, Mapping
+from http.client import HTTPException
 from typing import TypeGuard, cast
 
 from urllib3.exceptions import ClosedPoolError
@@ -25,6 +25,7 @@ from smartbatch.providers.http.live_reply import LiveReply, read_whole
 from smartbatch.providers.http.network_errors import failure
 from smartbatch.providers.http.pool import Connection, ConnectionPool, PlainSocket, open_pool
 from smartbatch.providers.http.replies import MAX_BODY, Reply
+from smartbatch.providers.http.response import IncomingResponse
 from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.types import Duration
 
@@ -137,23 +138,21 @@ class Transport:
             timeout: total seconds.
             cutoff: lets another thread end the wait.
         """
-        connection, response, reusable = self._answered(head, body, timeout, cutoff)
-        return LiveReply(connection, response, reusable=reusable, cap=self._max_body)
+        return LiveReply(*self._answered(head, body, timeout, cutoff), cap=self._max_body)
 
     def send(self, head: bytes, body: Body, timeout: float) -> Reply:
         """As :meth:`begin`, with the whole answer."""
-        connection, response, reusable = self._answered(head, body, timeout, None)
-        return read_whole(connection, response, reusable=reusable, cap=self._max_body)
+        return read_whole(*self._answered(head, body, timeout, None), cap=self._max_body)
 
     def _answered(
         self, head: bytes, body: Body, timeout: float, cutoff: Cutoff | None
-    ) -> tuple[Connection, http.client.HTTPResponse, bool]:
-        """Send a request and read the head of its answer; the last value: keep the connection."""
+    ) -> tuple[Connection, IncomingResponse]:
+        """Send a request and read the head of its answer."""
         connection = self._connection(timeout)
         try:
             if cutoff is not None:
                 cutoff.watch(connection)
-            response, whole = _exchange(connection, head, body)
+            response = _exchange(connection, head, body)
         except BaseException as error:
             if cutoff is not None:
                 cutoff.let_go()
@@ -166,7 +165,7 @@ class Transport:
             raise meaning from (error if isinstance(error, OSError) else None)
         if cutoff is not None:
             cutoff.let_go()
-        return connection, response, whole and not response.will_close
+        return connection, response
 
     def head(self, path: str) -> bytes:
         """Return the head of a POST of JSON to ``path``; made once for each path."""
@@ -232,8 +231,8 @@ class Transport:
         )
 
 
-def _exchange(connection: Connection, head: bytes, body: Body) -> tuple[http.client.HTTPResponse, bool]:
-    """Send a request and read the head of its answer; False when not all of it could be sent."""
+def _exchange(connection: Connection, head: bytes, body: Body) -> IncomingResponse:
+    """Send a request and read the head of its answer."""
     if connection.pool.closed:
         raise ConnectionAbortedError("closed before the call began")
     if connection.sock is None:
@@ -241,15 +240,15 @@ def _exchange(connection: Connection, head: bytes, body: Body) -> tuple[http.cli
     sock = cast(PlainSocket, connection.sock)
     sock.deadline = connection.deadline
     unsent = _send(connection, sock, head, body)
-    response = http.client.HTTPResponse(sock, method="POST")
     try:
-        response.begin()
-    except (OSError, http.client.HTTPException):
-        response.close()
+        response = IncomingResponse(sock)
+    except (OSError, HTTPException):
         if unsent is not None:
             raise unsent from None
         raise
-    return response, unsent is None
+    if unsent is not None:  # not all of the request is there
+        response.reusable = False
+    return response
 
 
 def _send(connection: Connection, sock: PlainSocket, head: bytes, body: Body) -> OSError | None:

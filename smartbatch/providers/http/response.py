@@ -1,0 +1,252 @@
+"""The answer to one request: its head, taken apart for what is needed, and its body as it comes.
+
+``http.client`` hands each head to the parser for e-mails, which takes more CPU than all else of a call. What
+it raises is kept: it still makes the tunnels of proxies, and the errors have one table.
+"""
+
+from __future__ import annotations
+
+import re
+from http.client import BadStatusLine, HTTPException, IncompleteRead, LineTooLong, RemoteDisconnected
+from typing import Any
+
+MAX_HEAD = 65536
+"""Most bytes of a head, of interim answers and of what follows a chunked body together."""
+MAX_LINES = 100
+"""Most header lines, as ``http.client`` has it."""
+
+_FIRST = 8192  # bytes asked for at once until the head is there: mostly that is the whole answer
+_PIECE = 65536  # bytes of a body asked for at once
+_GROWTH = 1 << 20  # bytes by which the room for a body grows; what was announced may never come
+
+_END = re.compile(rb"\r?\n\r?\n")
+_STATUS = re.compile(r"HTTP/1\.(\d)[ \t]+([1-9]\d\d)(?:[ \t\r]|$)", re.ASCII)
+_FIELD = re.compile(r"^([^\x00-\x20:\x7f]+):[ \t]*([^\r\n\x00]*)\r?$", re.MULTILINE)
+_FOLD = re.compile(r"\r?\n[ \t]+")
+_SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
+_DIGITS = re.compile(r"[0-9]{1,18}")
+
+
+class IncomingResponse:
+    """One answer on a socket. One thread reads it, once.
+
+    Attributes:
+        status: of the answer.
+        headers: by lower-case name; of a name that comes twice the last.
+        length: bytes of the body that are still to come; ``None`` where that is not known.
+        reusable: whether the connection can serve another call once the body is read.
+
+    Args:
+        sock: of the connection; the request is written.
+
+    Raises:
+        RemoteDisconnected: nothing came.
+        HTTPException: what came is not HTTP, is too long, or says two things about its length.
+    """
+
+    def __init__(self, sock: Any) -> None:
+        self._sock = sock
+        self._rest = b""
+        self._left = MAX_HEAD
+        while True:
+            head = self._head()
+            found = _STATUS.match(head)
+            if found is None:
+                raise BadStatusLine("")
+            self.status = int(found[2])
+            if self.status >= 200 or self.status == 101:  # after an interim answer comes another
+                break
+        self.headers, whole = _fields(head)
+        self._chunked = False
+        self.length: int | None = None
+        framed = self._framed() and whole
+        self.reusable = framed and _keeps(self.headers, old=found[1] == "0")
+        self._chunk: int | None = None  # what is left of the present chunk; None before the first
+
+    def whole(self, length: int) -> bytes:
+        """Return the body, of which :attr:`length` is known; read into one buffer."""
+        rest = self._rest
+        if len(rest) < length:
+            rest = self._filled(rest, length)
+        self._ended(rest[length:])
+        return rest if len(rest) == length else rest[:length]
+
+    def piece(self) -> bytes:
+        """Return what has arrived of the body; empty at its end. In order:
+
+        1. a chunked body: what is left of the chunk, or the next chunk's;
+        2. a body that was announced: up to its length;
+        3. any other: up to the end of the connection.
+
+        Raises:
+            IncompleteRead: the connection ended before the body.
+        """
+        if self._chunked:
+            return self._chunk_piece()
+        if self.length == 0:
+            return b""
+        piece = self._some(_PIECE if self.length is None else min(_PIECE, self.length))
+        if self.length is None:
+            return piece
+        if not piece:
+            raise IncompleteRead(b"", self.length)
+        self.length -= len(piece)
+        if not self.length:
+            self._ended(self._rest)
+        return piece
+
+    # -- the head --------------------------------------------------------------------------------------------
+
+    def _head(self) -> str:
+        """Return the head of an answer, without the empty line; what came after it is kept."""
+        data, end = self._rest, _END.search(self._rest)
+        if end is None:
+            data += self._received(_FIRST)
+            end = _END.search(data)
+        if end is None:
+            data, end = self._long_head(data)
+        if end.end() > self._left:
+            raise LineTooLong("head")
+        self._left -= end.end()
+        self._rest = data[end.end() :]
+        return data[: end.start()].decode("latin-1")
+
+    def _long_head(self, start: bytes) -> tuple[bytes, re.Match[bytes]]:
+        """Return a head that comes in several parts, with what follows it, and where it ends."""
+        data = bytearray(start)
+        while True:
+            if not data.startswith(b"HTTP/1."[: len(data)]):
+                raise RemoteDisconnected("no answer") if not data else BadStatusLine("")
+            if len(data) > self._left:
+                raise LineTooLong("head")
+            piece = self._received(_FIRST)
+            if not piece:
+                raise RemoteDisconnected("no answer") if not data else HTTPException("the head was cut")
+            searched = max(0, len(data) - 3)
+            data += piece
+            if _END.search(data, searched) is not None:
+                whole = bytes(data)
+                end = _END.search(whole, searched)
+                assert end is not None
+                return whole, end
+
+    def _framed(self) -> bool:
+        """Find out how the body ends; False where only the end of the connection ends it for sure."""
+        headers = self.headers
+        encoding = headers.get("transfer-encoding")
+        if encoding is not None:
+            self._chunked = encoding.strip().lower() == "chunked"
+            return self._chunked and "content-length" not in headers
+        if self.status in (204, 304) or self.status < 200:
+            self.length = 0
+            return True
+        length = headers.get("content-length")
+        if length is None or not _DIGITS.fullmatch(length):
+            return False
+        self.length = int(length)
+        return True
+
+    # -- the body --------------------------------------------------------------------------------------------
+
+    def _filled(self, start: bytes, length: int) -> bytes:
+        """Return ``length`` bytes, of which ``start`` are there."""
+        buffer, filled = bytearray(min(length, len(start) + _GROWTH)), len(start)
+        buffer[:filled] = start
+        while filled < length:
+            if filled == len(buffer):
+                buffer += bytes(min(filled, length - filled))
+            with memoryview(buffer) as view:
+                received = self._sock.recv_into(view[filled:])
+            if not received:
+                raise IncompleteRead(b"", length - filled)
+            filled += received
+        return bytes(buffer)
+
+    def _chunk_piece(self) -> bytes:
+        if not self._chunk:
+            if self._chunk == 0 and self._line():
+                raise IncompleteRead(b"")  # a chunk is longer than it said
+            size = _SIZE.fullmatch(self._line().partition(b";")[0].strip())
+            if size is None:
+                raise IncompleteRead(b"")
+            self._chunk = int(size[0], 16)
+            if not self._chunk:
+                self._trailers()
+                return b""
+        piece = self._some(min(_PIECE, self._chunk))
+        if not piece:
+            raise IncompleteRead(b"", self._chunk)
+        self._chunk -= len(piece)
+        return piece
+
+    def _trailers(self) -> None:
+        """Read past what follows the last chunk; some servers leave even the empty line out."""
+        self._chunked = False
+        try:
+            while line := self._line():
+                self._left -= len(line)
+                if self._left < 0:
+                    raise LineTooLong("trailers")
+        except IncompleteRead:
+            self.reusable = False
+        self._ended(self._rest)
+
+    def _line(self) -> bytes:
+        """Return the next line, without its end."""
+        while (end := self._rest.find(b"\n")) < 0:
+            piece = self._received(_FIRST)
+            if not piece:
+                raise IncompleteRead(self._rest)
+            self._rest += piece
+            if len(self._rest) > MAX_HEAD:
+                raise LineTooLong("chunk")
+        line, self._rest = self._rest[:end], self._rest[end + 1 :]
+        return line.removesuffix(b"\r")
+
+    def _some(self, most: int) -> bytes:
+        """Return up to ``most`` bytes of those that are there, or that come next."""
+        if not self._rest:
+            return self._received(most)
+        piece, self._rest = self._rest[:most], self._rest[most:]
+        return piece
+
+    def _ended(self, surplus: bytes) -> None:
+        """The body is read; a connection on which more has come than was asked for serves no other call."""
+        self._rest = b""
+        self.length = 0
+        if surplus:
+            self.reusable = False
+
+    def _received(self, most: int) -> bytes:
+        room = bytearray(most)
+        del room[self._sock.recv_into(room) :]
+        return bytes(room)
+
+
+def _fields(head: str) -> tuple[dict[str, str], bool]:
+    """Return the header fields; False when a line of the head is none, which is left out.
+
+    A value that goes on in the next line, as was once allowed, is joined with a blank.
+    """
+    found = _FIELD.findall(head)
+    lines = head.count("\n")
+    if lines > MAX_LINES:
+        raise HTTPException("got more than 100 headers")
+    if lines != len(found):
+        head = _FOLD.sub(" ", head)
+        found, lines = _FIELD.findall(head), head.count("\n")
+    headers = {name.lower(): value.rstrip() for name, value in found}
+    if len(headers) != len(found):
+        lengths = {value.rstrip() for name, value in found if name.lower() == "content-length"}
+        if len(lengths) > 1:
+            raise HTTPException("the answer has two lengths")
+    return headers, lines == len(found)
+
+
+def _keeps(headers: dict[str, str], *, old: bool) -> bool:
+    """Whether the server keeps the connection, as HTTP/1.1 servers do by default and ``old`` ones do not."""
+    told = headers.get("connection")
+    if old:
+        kept = f"{told} {headers.get('proxy-connection')}".lower()
+        return "keep-alive" in headers or "keep-alive" in kept
+    return told is None or "close" not in told.lower()
