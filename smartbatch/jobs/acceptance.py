@@ -10,6 +10,7 @@ from attrs import define, evolve, field
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
+from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, StoreError
 from smartbatch.jobs.payload import RunningDigest, Shared, encode_request
 from smartbatch.jobs.records import JobPolicy, JobRow, NewItem
@@ -48,6 +49,7 @@ class Items:
         tell_dropped: takes the name of a field that has no effect in a batch, and why.
         priced: returns the most an item can cost, USD.
         within: takes what all can cost at most, and returns the job's budget.
+        decision: by which the job goes, where its route was chosen.
     """
 
     _requests: Iterable[Request]
@@ -60,6 +62,7 @@ class Items:
     _tell_dropped: Callable[[str, str], None] = field(default=lambda _name, _why: None, kw_only=True)
     _priced: Callable[[NewItem], float] | None = field(default=None, kw_only=True)
     _within: Callable[[float], float] | None = field(default=None, kw_only=True)
+    decision: Decision | None = field(default=None, kw_only=True)
     _most: float = field(default=0.0, init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -76,6 +76,7 @@ class _Draft:
         params: as they were given.
         realtime: how many, counted from the first, go in real time from the beginning; all do where that is
             ``None`` or there is no Batch API.
+        decision: by which it goes, where its route was chosen.
     """
 
     kind: Kind
@@ -84,6 +85,7 @@ class _Draft:
     policy: JobPolicy
     options: JobOptions
     realtime: int | None = field(kw_only=True)
+    decision: Decision | None = field(default=None, kw_only=True)
 
 
 @frozen
@@ -139,8 +141,9 @@ class JobSubmission:
         chosen = decision.chosen
         by_batch = chosen.route in (Route.BATCH, Route.HYBRID)
         policy = self._decided_policy(decision, options.fallback)
+        realtime = chosen.first if by_batch else None
         return self._accept(
-            _Draft(kind, requests, params, policy, options, realtime=chosen.first if by_batch else None)
+            _Draft(kind, requests, params, policy, options, realtime=realtime, decision=decision)
         )
 
     def submit_attended(self, requests: Iterable[Prompt], options: JobOptions, decision: Decision) -> JobRow:
@@ -157,7 +160,7 @@ class JobSubmission:
             route=decision.chosen.route,
             deadline=None if left is None else self._service.wall() + left,
         )
-        return self._accept(_Draft(kind, rows, {}, policy, options, realtime=None))
+        return self._accept(_Draft(kind, rows, {}, policy, options, realtime=None, decision=decision))
 
     def submit_attended_list(
         self,
@@ -165,13 +168,14 @@ class JobSubmission:
         params: Mapping[str, Any],
         kind: Kind,
         options: JobOptions,
-        *,
-        route: Route | None = None,
-        budget: float | None = None,
+        decision: Decision | None = None,
     ) -> JobRow:
-        """As :meth:`submit_attended`, for prepared requests, within a budget of their own in USD."""
-        policy = evolve(self._policy(None), attended=True, route=route, budget=budget)
-        return self._accept(_Draft(kind, requests, params, policy, options, realtime=None))
+        """As :meth:`submit_attended`, for prepared requests, within the budget of the decision; without one
+        the job is there already."""
+        policy = evolve(self._policy(None), attended=True)
+        if decision is not None:
+            policy = evolve(policy, route=decision.chosen.route, budget=decision.constraints.budget)
+        return self._accept(_Draft(kind, requests, params, policy, options, realtime=None, decision=decision))
 
     def submit_named(
         self, kind: Kind, requests: Mapping[str, Request], digests: Sequence[str]
@@ -339,6 +343,7 @@ class JobSubmission:
             tell_dropped=self._service.tell_dropped,
             priced=None if within is None else self._most_of(job),
             within=within,
+            decision=draft.decision,
         )
         return job, items
 

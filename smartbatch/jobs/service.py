@@ -157,7 +157,9 @@ class JobService:
             raise _closed()
         for _ in range(1 + DRAWS):
             named(job.id)
-            row, new = self.store.jobs.accept(job, items, digest=items.digest, policy=items.policy)
+            row, new = self.store.jobs.accept(
+                job, items, digest=items.digest, policy=items.policy, decision=items.decision
+            )
             if new or (job.key is not None and row.key == job.key):
                 break
             job = evolve(job, id=self.new_id())  # a seeded generator, used a second time on one store

@@ -63,14 +63,7 @@ class KeyedLists:
         rows = _rows(parts, attended=attended)
         job_options = JobOptions(asked.key)
         if attended or decision is None:
-            row = self._jobs.submit_attended_list(
-                rows,
-                asked.params,
-                asked.kind,
-                job_options,
-                route=None if decision is None else decision.chosen.route,
-                budget=None if decision is None else decision.constraints.budget,
-            )
+            row = self._jobs.submit_attended_list(rows, asked.params, asked.kind, job_options, decision)
         else:
             row = self._jobs.submit_decided(rows, asked.params, decision, asked.kind, job_options)
         if earlier is not None:

@@ -57,6 +57,15 @@ class Transaction(Reader, Protocol):
         """Insert many rows the fastest way."""
         ...
 
+    def at_commit(self, statement: str, *values: Any) -> None:
+        """Do a statement at the end of this transaction, on the same way to the server as its commit.
+
+        For rows that many transactions change: they are locked no longer than a commit takes. The first
+        values are the key of the row: statements go in their order, so that no two transactions that commit
+        wait for each other.
+        """
+        ...
+
     def lock(self, name: str) -> None:
         """Let nobody else who asks for ``name`` go on before this transaction ends."""
         ...

@@ -107,7 +107,7 @@ class ItemTable:
         final, doubled = outcomes.keep(tx, job, items, results, at)
         outcomes.send_again(tx, job, results)
         in_flight = ItemState.IN_FLIGHT.value
-        outcomes.charge(tx, job, [r for r in results if not r.final and items[r.ix][0] == in_flight])
+        outcomes.charge(tx, job, [r for r in results if not r.final and items[r.ix][0] == in_flight], at)
         outcomes.reserve(tx, job, -freed)
         if note is not None:
             outcomes.note(tx, job, note)

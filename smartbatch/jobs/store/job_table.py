@@ -9,9 +9,10 @@ from functools import partial
 
 from attrs import evolve, frozen
 
+from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.records import ItemState, JobPolicy, JobRow, JobState, NamedPlace, NewItem
-from smartbatch.jobs.store import outcomes
+from smartbatch.jobs.store import outcomes, summary_tables
 from smartbatch.jobs.store.database import Database, Reader, Transaction
 from smartbatch.jobs.store.fact_table import REMEMBER
 from smartbatch.jobs.store.items_of_job import delete_items, job_number
@@ -47,6 +48,7 @@ class JobTable:
         *,
         digest: Digest = None,
         policy: Callable[[], JobPolicy] | None = None,
+        decision: Decision | None = None,
     ) -> tuple[JobRow, bool]:
         """Store a job and its items; return its row, and whether it is new.
 
@@ -63,6 +65,7 @@ class JobTable:
         Args:
             digest: called for the job's digest once all items were read; stored instead of ``job.digest``.
             policy: called likewise, in no transaction; stored instead of ``job.policy``.
+            decision: by which the job goes, where its route was chosen; stored along with a new one.
 
         Raises:
             InvalidRequest: the key is too long.
@@ -85,7 +88,9 @@ class JobTable:
                 page, last = next(pages)
             if policy is not None:
                 job = evolve(job, policy=policy())
-            stored, kept = self.db.write(lambda tx: _store_last(tx, early, job, total, page, digest))
+            stored, kept = self.db.write(
+                lambda tx: _store_last(tx, early, job, total, page, digest, decision)
+            )
         finally:
             if early and not kept:
                 with contextlib.suppress(StoreError):  # the next owner deletes them
@@ -158,7 +163,13 @@ class JobTable:
                 f"job {job_id} is not finished: forgetting it could lose answers that are paid for;"
                 " cancel it and let it end first"
             )
-        for table, column in (("job", "no"), ("job_params", "no"), ("shard_items", "job"), ("shard", "job")):
+        for table, column in (
+            ("job", "no"),
+            ("job_params", "no"),
+            ("shard_items", "job"),
+            ("shard", "job"),
+            ("decision", "job"),
+        ):
             tx.change(f"DELETE FROM {table} WHERE {column} = ?", no)
         tx.change("DELETE FROM incident WHERE job_id = ?", job_id)
         # where this process is killed, the next owner goes on
@@ -249,7 +260,13 @@ def _state(item: NewItem) -> ItemState:
 
 
 def _store_last(
-    tx: Transaction, early: int, job: JobRow, start: int, page: Sequence[NewItem], digest: Digest
+    tx: Transaction,
+    early: int,
+    job: JobRow,
+    start: int,
+    page: Sequence[NewItem],
+    digest: Digest,
+    decision: Decision | None,
 ) -> tuple[JobRow, bool]:
     """Store the last page, and make a job of all items; return what :meth:`JobTable.accept` returns."""
     tx.lock("accept")
@@ -257,6 +274,8 @@ def _store_last(
         return found, False
     no = early or _new_number(tx, "")
     _store_items(tx, no, start, page)
+    if decision is not None:
+        summary_tables.store_decision(tx, no, decision, job.model, job.created_at)
     return _store_job(tx, no, job, digest, start + len(page)), True
 
 
@@ -281,6 +300,7 @@ def _store_job(tx: Transaction, no: int, job: JobRow, digest: Digest, total: int
         total,
     )
     tx.change("INSERT INTO job_params (no, body) VALUES (?, ?)", no, job.params)
+    summary_tables.trim(tx, job.created_at)
     [row] = tx.rows(_BY_ID, job.id)
     return job_row(row)
 

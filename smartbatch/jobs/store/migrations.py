@@ -205,9 +205,62 @@ _EARLIER_TRIES = (
     """CREATE TABLE earlier_tries (no {key}, cost {real}, usage TEXT NOT NULL, body {bytes})""",
 )
 
+_SUMMARIES = (
+    # for who looks at the store, so that no table of items is read for it
+    """CREATE TABLE decision (
+        no {serial},
+        job {int} UNIQUE,
+        at {real} NOT NULL,
+        model TEXT NOT NULL,
+        route TEXT NOT NULL,
+        requests {int} NOT NULL,
+        deadline {real},
+        p50 {real} NOT NULL,
+        p95 {real} NOT NULL,
+        cost {real},
+        individual_p50 {real} NOT NULL,
+        individual_cost {real},
+        batch_p50 {real},
+        batch_cost {real},
+        seconds {real},
+        paid {real},
+        paid_individual {real},
+        paid_batch {real},
+        body TEXT NOT NULL
+    )""",
+    "CREATE INDEX decision_of_list ON decision (no) WHERE job IS NULL",
+    """CREATE TABLE error_group (
+        digest {bytes} NOT NULL PRIMARY KEY,
+        kind TEXT NOT NULL,
+        message {bytes} NOT NULL,
+        count {int} NOT NULL,
+        first_at {real} NOT NULL,
+        last_at {real} NOT NULL,
+        model TEXT NOT NULL,
+        item {int},
+        request_id {bytes}
+    )""",
+    "CREATE INDEX error_group_last ON error_group (last_at)",
+    # hour: since 1970; part: so that not all who add to an hour wait for one row
+    """CREATE TABLE spending (
+        hour {int} NOT NULL,
+        model TEXT NOT NULL,
+        route TEXT NOT NULL,
+        part {int} NOT NULL,
+        requests {int} NOT NULL,
+        failed {int} NOT NULL,
+        usd {real} NOT NULL,
+        realtime_usd {real} NOT NULL,
+        unpriced {int} NOT NULL,
+        input_tokens {int} NOT NULL,
+        output_tokens {int} NOT NULL,
+        PRIMARY KEY (hour, model, route, part)
+    )""",
+)
+
 Step = Sequence[str | Callable[[Transaction], None]]
 
-MIGRATIONS: tuple[Step, ...] = (_FIRST, _MONEY, _RECORDS, _FOLLOWERS, _EARLIER_TRIES)
+MIGRATIONS: tuple[Step, ...] = (_FIRST, _MONEY, _RECORDS, _FOLLOWERS, _EARLIER_TRIES, _SUMMARIES)
 """Step *n* leads from version *n* to *n* + 1."""
 
 

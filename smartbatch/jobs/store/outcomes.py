@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from attrs import astuple
+from attrs import astuple, evolve
 
 from smartbatch.jobs.records import (
     EarlierTries,
@@ -21,6 +21,7 @@ from smartbatch.jobs.records import (
     OverJobBudget,
     StoredCounts,
 )
+from smartbatch.jobs.store import summary_tables
 from smartbatch.jobs.store.database import Reader, Row, Transaction
 from smartbatch.jobs.store.rows import (
     bare,
@@ -88,12 +89,12 @@ def count(
     tx: Transaction, job: int, results: Sequence[NewResult], at: float, *, deduplicated: bool = False
 ) -> int:
     """Add final results to the job's counts, and end the job with its last; return the first ``seq``."""
-    last = _add(tx, job, results, deduplicated=deduplicated)
+    last = _add(tx, job, results, at, deduplicated=deduplicated)
     tx.change(_FINISH, at, job)
     return first_of(job) + last - len(results) + 1
 
 
-def charge(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
+def charge(tx: Transaction, job: int, results: Sequence[NewResult], at: float) -> None:
     """Add the cost of answers that were paid and do not count, such as those that break their schema.
 
     Their items remember what was billed for them.
@@ -103,7 +104,7 @@ def charge(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
         _remember(tx, {number(job, result.ix): result for result in billed})
     paid = [result for result in billed if result.cost]
     if paid:
-        _add(tx, job, paid)
+        _add(tx, job, paid, at)
 
 
 def _remember(tx: Transaction, billed: Mapping[int, NewResult]) -> None:
@@ -120,8 +121,11 @@ def _remember(tx: Transaction, billed: Mapping[int, NewResult]) -> None:
     tx.insert("earlier_tries", ("no", "cost", "usage", "body"), new)
 
 
-def _add(tx: Transaction, job: int, results: Sequence[NewResult], *, deduplicated: bool = False) -> int:
-    """Add to the job's counts, and to what is told after the commit; return the last ``seq`` of the job."""
+def _add(
+    tx: Transaction, job: int, results: Sequence[NewResult], at: float, *, deduplicated: bool = False
+) -> int:
+    """Add to the job's counts, to the summaries, and to what is told after the commit; return the last
+    ``seq`` of the job."""
     by_route: dict[tuple[Route | None, bool], StoredCounts] = {}
     for result in results:
         key = (result.route, result.in_realtime)
@@ -142,6 +146,7 @@ def _add(tx: Transaction, job: int, results: Sequence[NewResult], *, deduplicate
     for counts in by_route.values():
         counts.model = model
     tx.counted += by_route.values()
+    summary_tables.add_results(tx, job, results, by_route.values(), at)
     return int(last)
 
 
@@ -193,7 +198,7 @@ def keep(
 
 
 def keep_verdicts(
-    tx: Transaction, job: int, results: Sequence[NewResult], final: Collection[int]
+    tx: Transaction, job: int, results: Sequence[NewResult], final: Collection[int], at: float
 ) -> list[int]:
     """Store what lines said of items that go again; return those of which another line said otherwise."""
     verdicts = [result for result in results if not result.final]
@@ -204,7 +209,7 @@ def keep_verdicts(
     new, doubled = _first_said(job, verdicts, known + tx.rows(_DIGESTS, nos))
     rows = ((no, verdict.outcome, verdict.digest, verdict.body) for no, verdict in new.items())
     tx.insert("verdict", ("no", "outcome", "digest", "body"), rows)
-    charge(tx, job, list(new.values()))
+    charge(tx, job, list(new.values()), at)
     return [ix for ix in doubled if ix not in final]
 
 
@@ -241,7 +246,8 @@ def end_alike(tx: Transaction, job: int, items: list[int], result: NewResult, at
 def _end_alike(
     tx: Transaction, job: int, items: list[int], result: NewResult, at: float, *, deduplicated: bool = False
 ) -> None:
-    before = count(tx, job, [result] * len(items), at, deduplicated=deduplicated) - 1
+    results = [evolve(result, ix=position(items[0]))] * len(items)
+    before = count(tx, job, results, at, deduplicated=deduplicated) - 1
     tx.change(_END_ALIKE, before, result.outcome, result.digest, result.cost, result.body, items)
     tx.change(_END_ITEMS, items)
 

@@ -208,9 +208,10 @@ class PostgresDatabase(Database):
             committing = False
             try:
                 session, number = self._begin()
-                done = work(_PostgresTransaction(session, self.address.schema))
+                tx = _PostgresTransaction(session, self.address.schema)
+                done = work(tx)
                 committing = True
-                session.execute("COMMIT", prepare=False)
+                tx.commit()
             except BaseException as error:
                 lost = self._writer is not None and self._writer.closed
                 self._undo()
@@ -345,6 +346,7 @@ class _PostgresTransaction(Transaction):
     def __init__(self, session: Session, schema: str) -> None:
         self._session = session
         self._schema = schema
+        self._last: list[tuple[str, tuple[Any, ...]]] = []
         self.counted: list[StoredCounts] = []
 
     def rows(self, statement: str, *values: Any) -> list[Row]:
@@ -359,6 +361,19 @@ class _PostgresTransaction(Transaction):
         with self._session.cursor() as cursor, cursor.copy(statement.encode()) as copy:
             for row in rows:
                 copy.write_row(row)
+
+    def at_commit(self, statement: str, *values: Any) -> None:
+        self._last.append((statement, values))
+
+    def commit(self) -> None:
+        """Do what was left for the end, and commit, in one message to the server."""
+        if not self._last:
+            self._session.execute("COMMIT", prepare=False)
+            return
+        last = sorted(self._last, key=repr)
+        whole = b"; ".join([*(_spelled(statement) for statement, _ in last), b"COMMIT"])
+        with psycopg.ClientCursor(self._session) as cursor:
+            cursor.execute(whole, [value for _, values in last for value in values])
 
     def lock(self, name: str) -> None:
         self.rows("SELECT pg_advisory_xact_lock(?)", _lock_number(self._schema, name))

@@ -270,7 +270,7 @@ class ShardTable:
         _check_members(tx, shard, items, results)
         final, doubled = outcomes.keep(tx, job, items, results, at)
         if shard.state is ShardState.INGESTING:
-            doubled += outcomes.keep_verdicts(tx, job, results, final)
+            doubled += outcomes.keep_verdicts(tx, job, results, final, at)
         return StoredResults(tuple(final), tuple(doubled))
 
     @leased

@@ -32,6 +32,7 @@ from smartbatch.jobs.store.job_table import JobTable
 from smartbatch.jobs.store.leases import Counted, LeaseTable
 from smartbatch.jobs.store.owners import FileLocks, Owner, OwnerLocks
 from smartbatch.jobs.store.shard_table import ShardTable
+from smartbatch.jobs.store.summary_tables import SummaryTable
 
 _SERVERS = ("postgresql://", "postgres://")
 
@@ -49,7 +50,7 @@ class SqlStore:
 
     Attributes:
         place: where it is, for people: a path or a DSN without its password.
-        jobs, leases, items, shards, facts: its parts, each with the verbs of some tables.
+        jobs, leases, items, shards, facts, summaries: its parts, each with the verbs of some tables.
         overview: what a page shows of many jobs.
     """
 
@@ -73,6 +74,7 @@ class SqlStore:
         self.items = ItemTable(database, self.leases)
         self.shards = ShardTable(database, self.leases)
         self.facts = FactTable(database, self.leases)
+        self.summaries = SummaryTable(database)
         on_fork(self)
         try:
             database.open()

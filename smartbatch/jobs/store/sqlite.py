@@ -296,6 +296,9 @@ class SqliteTransaction(Transaction):
     def change(self, statement: str, *values: Any) -> int:
         return _execute(self.connection, statement, values).rowcount
 
+    def at_commit(self, statement: str, *values: Any) -> None:
+        self.change(statement, *values)  # a write is alone, and there is no server to go to
+
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
         marks = ", ".join("?" * len(columns))
         self.connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)

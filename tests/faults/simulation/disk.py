@@ -42,7 +42,8 @@ class Disk:
         self.connection = sqlite3.connect(":memory:", isolation_level=None)
         self.connection.deserialize(_empty(str(folder.parent)))
         self.spool = str(folder / "spool")
-        tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name <> 'owner' ORDER BY name"
+        tables = """SELECT name FROM sqlite_master
+            WHERE type = 'table' AND name NOT IN ('owner', 'schema_version') ORDER BY name"""
         self._tables = [name for (name,) in self.connection.execute(tables)]
         self.stored = hashlib.blake2b(digest_size=8)
         self._noted = 0
@@ -56,8 +57,9 @@ class Disk:
             return
         self._noted = self.connection.total_changes
         for table in self._tables:
-            rows = repr(self.connection.execute(f"SELECT * FROM {table}").fetchall())
-            self.stored.update(rows.replace(_HERE, "").encode())
+            rows = self.connection.execute(f"SELECT * FROM {table}").fetchall()
+            if rows:  # a further table, as long as nothing is in it, changes nothing of how jobs go
+                self.stored.update(repr(rows).replace(_HERE, "").encode())
 
     def files(self) -> list[str]:
         """Return the names of files on their way to the provider or from it."""

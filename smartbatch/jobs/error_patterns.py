@@ -1,0 +1,36 @@
+"""Groups of errors: what failures have in common."""
+
+from __future__ import annotations
+
+import re
+
+from smartbatch.errors import SmartbatchError
+from smartbatch.events import snake_case
+
+LONGEST = 200
+"""Characters of a message that tell groups apart."""
+_IDS = re.compile(
+    r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"  # UUIDs
+    r"|\b(?=[a-z]*\d|[a-z]*[A-Z])[A-Za-z0-9]{16,}\b"  # random characters
+    r"|\b[a-z]{2,12}_(?=\w*\d)\w{6,}"  # req_0123abcd
+    r"|\b(?:job|shard|batch|file|msg|resp|row)-(?=[\w-]*\d)[\w-]+"
+)
+_NUMBERS = re.compile(r"(?<![\w.-])[+-]?\d[\w.,:%/-]*(?:\s\d[\d.,]*)*")
+_STATUS = re.compile(r"[1-5]\d\d[,:.]?")
+
+
+def kind_of(error: SmartbatchError) -> str:
+    """Return the kind under which an error is counted: its :class:`~smartbatch.errors.ErrorKind`, or else
+    its class."""
+    return snake_case(type(error).__name__) if error.kind is None else error.kind.value
+
+
+def pattern_of(message: str) -> str:
+    """Return what a message has in common with those that differ only in ids and numbers.
+
+    Each of these becomes ``#``. A number of three digits that may be an HTTP status stays: there are few, and
+    they mean different things.
+    """
+    text = _IDS.sub("#", message)
+    text = _NUMBERS.sub(lambda found: found[0] if _STATUS.fullmatch(found[0]) else "#", text)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

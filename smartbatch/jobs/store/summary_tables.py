@@ -1,0 +1,370 @@
+"""Summaries for who looks at the store: the tables ``decision``, ``error_group`` and ``spending``.
+
+What concerns a job is written in the transaction that stores the job or its results, so that it is never lost
+and never counted twice; what concerns requests in real time a few seconds later. All reads go by an index and
+are bounded, however many rows jobs have.
+
+Many transactions add to the same rows. So that none waits for another longer than a commit takes, these
+statements go along with the commit, and those of jobs are spread over :data:`PARTS` rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from smartbatch.core.routing.choice import Decision
+from smartbatch.core.routing.decision_text import decision_of, decision_text
+from smartbatch.core.routing.offers import expected_usd
+from smartbatch.errors import StoreError
+from smartbatch.jobs.error_patterns import kind_of, pattern_of
+from smartbatch.jobs.payload import decode_error, item_id
+from smartbatch.jobs.records import JobState, NewResult, StoredCounts
+from smartbatch.jobs.store.database import Database, Row, Transaction
+from smartbatch.jobs.store.rows import decoded, encoded, number, position
+from smartbatch.jobs.summary_records import (
+    ErrorGroup,
+    Failures,
+    ListDecision,
+    Measured,
+    Spending,
+    StoredDecision,
+)
+from smartbatch.types import Route
+
+DECISIONS_KEPT = 2_000
+"""Decisions on lists in real time that are kept; that on a job is kept as long as the job."""
+GROUPS_KEPT = 500
+"""Groups of errors that are kept: those seen last."""
+GROUPS_AT_ONCE = 20
+"""Groups that one transaction adds to; further errors of each kind are counted as one group."""
+TRIMMED = 1_000
+"""Groups that are deleted at once, at most."""
+OTHERS = "(further messages)"
+HOUR = 3600.0
+HOURS_KEPT = 14 * 24
+"""Hours for which spending is kept."""
+PARTS = 8
+"""Rows over which the spending of an hour, model and route is spread."""
+MOST_ROWS = 20_000
+"""Rows of spending that are read at once."""
+
+_DECISIONS = """SELECT d.no, d.at, d.model, j.id, d.route, d.requests, d.deadline, d.p50, d.p95, d.cost,
+    d.individual_p50, d.individual_cost, d.batch_p50, d.batch_cost,
+    d.seconds, d.paid, d.paid_individual, d.paid_batch,
+    j.state, j.finished_at - j.created_at, j.succeeded, j.cost, j.realtime_cost, j.unpriced, {body}
+    FROM decision d LEFT JOIN job j ON j.no = d.job """
+_NEW_DECISION = """INSERT INTO decision (job, at, model, route, requests, deadline, p50, p95, cost,
+    individual_p50, individual_cost, batch_p50, batch_cost, body)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_MEASURE = "UPDATE decision SET seconds = ?, paid = ?, paid_individual = ?, paid_batch = ? WHERE no = ?"
+_TRIM_DECISIONS = """DELETE FROM decision WHERE job IS NULL AND no <= (
+    SELECT no FROM decision WHERE job IS NULL ORDER BY no DESC LIMIT 1 OFFSET ?)"""
+_SPEND = """INSERT INTO spending (hour, model, route, part, requests, failed, usd, realtime_usd, unpriced,
+    input_tokens, output_tokens) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (hour, model, route, part) DO UPDATE SET requests = spending.requests + excluded.requests,
+    failed = spending.failed + excluded.failed, usd = spending.usd + excluded.usd,
+    realtime_usd = spending.realtime_usd + excluded.realtime_usd,
+    unpriced = spending.unpriced + excluded.unpriced,
+    input_tokens = spending.input_tokens + excluded.input_tokens,
+    output_tokens = spending.output_tokens + excluded.output_tokens"""
+_TRIM_SPENDING = """DELETE FROM spending WHERE (hour, model, route, part) IN (
+    SELECT hour, model, route, part FROM spending WHERE hour < ? {skip_locked})"""
+_SPENDING = """SELECT model, route, sum(requests), sum(failed), sum(usd), sum(realtime_usd), sum(unpriced),
+    sum(input_tokens), sum(output_tokens), hour FROM spending WHERE hour >= ?
+    GROUP BY hour, model, route ORDER BY hour, model, route LIMIT ?"""
+_FAIL = """INSERT INTO error_group (digest, kind, message, count, first_at, last_at, model, item, request_id)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (digest) DO UPDATE SET count = error_group.count + excluded.count,
+    last_at = excluded.last_at, model = excluded.model, item = excluded.item,
+    request_id = excluded.request_id"""
+_TRIM_GROUPS = """DELETE FROM error_group WHERE digest IN (
+    SELECT digest FROM error_group ORDER BY last_at DESC LIMIT ? OFFSET ? {skip_locked})"""
+_GROUPS = """SELECT e.kind, e.message, e.count, e.first_at, e.last_at, e.model, e.item, e.request_id, j.id,
+    p.user_id FROM error_group e LEFT JOIN payload p ON p.no = e.item
+    LEFT JOIN job j ON j.no = e.item >> 32 ORDER BY e.last_at DESC LIMIT ?"""
+
+
+@frozen
+class SummaryTable:
+    """Summaries. All reads are of some thousand rows at most."""
+
+    db: Database
+
+    # -- decisions -------------------------------------------------------------------------------------------
+
+    def decision(self, job_id: str) -> StoredDecision | None:
+        """Return the decision by which a job goes; ``None`` for a job whose route nobody chose."""
+        found = self.db.row(_DECISIONS.replace("{body}", "d.body") + "WHERE j.id = ?", job_id)
+        return None if found is None else _stored_decision(found)
+
+    def decisions(self, *, before: int | None = None, limit: int = 50) -> list[StoredDecision]:
+        """Return decisions, newest first, from the one before number ``before``."""
+        page = _DECISIONS.replace("{body}", "d.body")
+        if before is None:
+            rows = self.db.rows(f"{page}ORDER BY d.no DESC LIMIT ?", limit)
+        else:
+            rows = self.db.rows(f"{page}WHERE d.no < ? ORDER BY d.no DESC LIMIT ?", before, limit)
+        return [_stored_decision(row) for row in rows]
+
+    def figures(self, *, limit: int = 1000) -> list[StoredDecision]:
+        """Return the latest decisions, newest first, without what they rest on: for sums over many."""
+        page = _DECISIONS.replace("{body}", "NULL")
+        return [_stored_decision(row) for row in self.db.rows(f"{page}ORDER BY d.no DESC LIMIT ?", limit)]
+
+    # -- errors and spending ---------------------------------------------------------------------------------
+
+    def error_groups(self, *, limit: int = GROUPS_KEPT) -> list[ErrorGroup]:
+        """Return groups of errors, those seen last first."""
+        return [_error_group(row) for row in self.db.rows(_GROUPS, limit)]
+
+    def spending(self, since: float) -> list[Spending]:
+        """Return what was spent by hour, model and route, oldest first.
+
+        Args:
+            since: Unix seconds; the hour that holds them is the first.
+        """
+        rows = self.db.rows(_SPENDING, _hour(since), MOST_ROWS)
+        return [_spending(row) for row in rows]
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        decisions: Sequence[ListDecision],
+        failures: Iterable[Failures],
+        spent: Iterable[Spending],
+        *,
+        at: float,
+        part: int,
+    ) -> None:
+        """Add what came of requests in real time, in one transaction, and delete what is old.
+
+        Args:
+            decisions: on lists; each is given its number, and written again once it is measured.
+            at: Unix seconds of the errors and of the spending.
+            part: a number of this process.
+        """
+
+        def work(tx: Transaction) -> list[int | None]:
+            numbers = [_write_decision(tx, each) for each in decisions]
+            if decisions:
+                tx.change(_TRIM_DECISIONS, DECISIONS_KEPT)
+            add_failures(tx, failures, at)
+            _add_spending(tx, spent, at, part)
+            trim(tx, at)
+            return numbers
+
+        for decision, no in zip(decisions, self.db.write(work), strict=True):
+            decision.no = no
+
+
+def store_decision(tx: Transaction, job: int | None, decision: Decision, model: str, at: float) -> None:
+    """Store the decision on a job, by its number."""
+    tx.at_commit(_NEW_DECISION, *_columns(job, decision, model, at))
+
+
+def add_results(
+    tx: Transaction,
+    job: int,
+    results: Sequence[NewResult],
+    counts: Iterable[StoredCounts],
+    at: float,
+) -> None:
+    """Add what results of a job came to, and the errors among them. ``ix`` of a result that stands for many
+    is that of one of them."""
+    spent = []
+    for each in counts:
+        route = "" if each.route is None else each.route.value
+        ended = each.succeeded + each.failed + each.cancelled
+        spent.append(
+            Spending(
+                each.model,
+                route,
+                ended,
+                each.failed,
+                each.cost,
+                each.realtime_cost,
+                each.unpriced,
+                each.usage.input_tokens,
+                each.usage.output_tokens,
+            )
+        )
+    _add_spending(tx, spent, at, job)
+    failed = [result for result in results if result.outcome == "failed" and result.body]
+    if failed:
+        add_failures(tx, _failures(job, failed, spent[0].model), at)
+
+
+def add_failures(tx: Transaction, failures: Iterable[Failures], at: float) -> None:
+    """Add failures to the groups of errors; of more than :data:`GROUPS_AT_ONCE` those of a kind together."""
+    groups: dict[tuple[str, str], Failures] = {}
+    for each in failures:
+        key = (each.kind, each.message)
+        if key not in groups and len(groups) >= GROUPS_AT_ONCE:
+            key = (each.kind, OTHERS)
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = Failures(*key, each.model)
+        group.count += each.count
+        group.model, group.item, group.request_id = each.model, each.item, each.request_id
+    for group in groups.values():
+        told = f"{group.kind}\n{group.message}"
+        digest = hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        message, request_id = encoded(group.message), encoded(group.request_id)
+        values = (group.kind, message, group.count, at, at, group.model, group.item, request_id)
+        tx.at_commit(_FAIL, digest, *values)
+
+
+def trim(tx: Transaction, at: float) -> None:
+    """Delete spending and groups of errors beyond those that are kept."""
+    tx.at_commit(_TRIM_SPENDING, _hour(at) - HOURS_KEPT)
+    tx.at_commit(_TRIM_GROUPS, TRIMMED, GROUPS_KEPT)
+
+
+def _write_decision(tx: Transaction, one: ListDecision) -> int | None:
+    """Insert a decision, or add what it took; return its number."""
+    no, measured = one.no, one.measured
+    if no is None:
+        [(no,)] = tx.rows(f"{_NEW_DECISION} RETURNING no", *_columns(None, one.decision, one.model, one.at))
+    if measured is not None:
+        values = (measured.seconds, measured.cost, measured.individual_cost, measured.batch_cost)
+        tx.change(_MEASURE, *values, no)
+    return no
+
+
+def _columns(job: int | None, decision: Decision, model: str, at: float) -> tuple[Any, ...]:
+    chosen, alone, batch = decision.chosen, decision.alone, decision.batch
+    return (
+        job,
+        at,
+        model,
+        chosen.route.value,
+        decision.load.requests,
+        decision.constraints.deadline,
+        chosen.p50,
+        chosen.p95,
+        expected_usd(chosen.cost),
+        alone.p50,
+        expected_usd(alone.cost),
+        None if batch is None else batch.p50,
+        None if batch is None else expected_usd(batch.cost),
+        decision_text(decision),
+    )
+
+
+def _stored_decision(row: Row) -> StoredDecision:
+    *told, seconds, paid, individual, by_batch = row[:18]
+    state, took, succeeded, cost, realtime_cost, unpriced, body = row[18:]
+    measured = None
+    if seconds is not None:
+        measured = Measured(seconds=seconds, cost=paid, individual_cost=individual, batch_cost=by_batch)
+    elif state == JobState.DONE.value and succeeded:
+        # where nothing was answered, how soon that was known says nothing of any route
+        paid = None if unpriced else cost
+        measured = Measured(
+            seconds=max(0.0, took),
+            cost=paid,
+            individual_cost=None if unpriced else realtime_cost,
+            batch_cost=paid if told[4] == Route.BATCH.value else None,
+        )
+    no, at, model, job_id, route, requests, deadline, p50, p95, expected, *plain = told
+    return StoredDecision(
+        no=no,
+        at=at,
+        model=model,
+        job_id=job_id,
+        route=route,
+        requests=requests,
+        deadline=deadline,
+        p50=p50,
+        p95=p95,
+        cost=expected,
+        individual_p50=plain[0],
+        individual_cost=plain[1],
+        batch_p50=plain[2],
+        batch_cost=plain[3],
+        measured=measured,
+        decision=None if body is None else decision_of(body),
+    )
+
+
+def _failures(job: int, failed: Iterable[NewResult], model: str) -> list[Failures]:
+    """Return what failed, by the bytes of the error, which many items may share."""
+    by_body: dict[bytes, Failures] = {}
+    for result in failed:
+        known = by_body.get(result.body)
+        if known is None:
+            known = by_body[result.body] = Failures(*_told(result.body), model)
+        known.count += 1
+        known.item = number(job, result.ix)
+    return list(by_body.values())
+
+
+def _told(body: bytes) -> tuple[str, str]:
+    """Return kind and message of the error in a result."""
+    try:
+        error = decode_error(body)
+    except StoreError:
+        error = None
+    return ("unknown", "") if error is None else (kind_of(error), pattern_of(error.message))
+
+
+def _error_group(row: Row) -> ErrorGroup:
+    kind, message, count, first_at, last_at, model, item, request_id, job_id, user_id = row
+    ix = None if item is None else position(item)
+    shown = decoded(request_id)
+    if job_id is not None and ix is not None:
+        shown = item_id(job_id, ix, decoded(user_id))
+    return ErrorGroup(
+        kind=kind,
+        message=decoded(message) or "",
+        count=count,
+        first_at=first_at,
+        last_at=last_at,
+        model=model,
+        job_id=job_id,
+        row=ix if job_id is not None else None,
+        request_id=shown,
+    )
+
+
+def _spending(row: Row) -> Spending:
+    model, route, requests, failed, usd, realtime_usd, unpriced, input_tokens, output_tokens, hour = row
+    return Spending(
+        model=model,
+        route=route,
+        requests=int(requests),
+        failed=int(failed),
+        usd=usd,
+        realtime_usd=realtime_usd,
+        unpriced=int(unpriced),
+        input_tokens=int(input_tokens),
+        output_tokens=int(output_tokens),
+        hour=hour * HOUR,
+    )
+
+
+def _add_spending(tx: Transaction, spent: Iterable[Spending], at: float, part: int) -> None:
+    for each in spent:
+        tx.at_commit(
+            _SPEND,
+            _hour(at),
+            each.model,
+            each.route,
+            part % PARTS,
+            each.requests,
+            each.failed,
+            each.usd,
+            each.realtime_usd,
+            each.unpriced,
+            each.input_tokens,
+            each.output_tokens,
+        )
+
+
+def _hour(at: float) -> int:
+    return int(at // HOUR)

@@ -1,0 +1,72 @@
+"""A decision is stored as text, from which it comes back as it was."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from smartbatch.core.forecast.forecaster import Forecaster
+from smartbatch.core.routing.choice import Decision, choose
+from smartbatch.core.routing.constraints import Constraints
+from smartbatch.core.routing.decision_text import decision_of, decision_text
+from smartbatch.core.routing.offers import AnswerLengths, BatchOffer, Cost, Load, Offer
+from smartbatch.core.routing.throughput import Throughput
+from smartbatch.plan import explain
+from smartbatch.routing.history import BATCH, CALL
+from smartbatch.types import Route, Strategy
+
+
+def decision(requests: int = 400, **constraints: object) -> Decision:
+    call, times = Forecaster(CALL).at(0.0), Forecaster(BATCH).at(0.0)
+    cost = Cost(0.9, 1.0, 1.2)
+    offers = [Offer(Route.INDIVIDUAL, Throughput(call, parallelism=8), cost)]
+    batch = BatchOffer(times, cost.of(0.5), alone=cost, cancelling=times)
+    load = Load(requests, 1e5, 2e4, cached=3, answers=AnswerLengths(7, 120.0))
+    return choose(load, offers, batch, Constraints(**constraints))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"requests": 2},
+        {"requests": 6, "prefer": "cost"},
+        {"deadline": 90_000.0, "budget": 3.0},
+        {"strategy": Strategy.BATCH},
+        {"strategy": Strategy.INDIVIDUAL},
+    ],
+    ids=repr,
+)
+def test_a_decision_comes_back_with_its_table_and_its_reason(asked: dict[str, object]) -> None:
+    made = decision(**asked)  # type: ignore[arg-type]
+    text = decision_text(made)
+    again = decision_of(text)
+    assert again == made
+    assert again is not None
+    assert any(option is again.chosen for option in again.options)
+    assert explain(again) == explain(made)
+    assert text.isascii()
+    assert len(text) < 4_000
+
+
+def test_what_takes_for_ever_comes_back_too() -> None:
+    made = decision()
+    endless = type(made.alone)(Route.INDIVIDUAL, math.inf, math.inf, math.inf, None, 3)
+    changed = Decision(made.load, made.constraints, made.options, made.chosen, "é ☃ <b>", endless, None)
+    assert decision_of(decision_text(changed)) == changed
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["", "[]", "null", "{", '{"version": 1}', '{"version": 2, "load": {}}', '{"version": 1, "load": 3}'],
+)
+def test_a_newer_or_damaged_text_is_no_decision(damage: str) -> None:
+    assert decision_of(damage) is None
+
+
+def test_a_field_that_is_not_known_here_is_not_guessed() -> None:
+    form = json.loads(decision_text(decision()))
+    form["load"]["colour"] = "red"
+    assert decision_of(json.dumps(form)) is None

@@ -1,0 +1,26 @@
+"""Decisions for tests, made as a client makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smartbatch.core.forecast.forecaster import Forecaster
+from smartbatch.core.routing.choice import Decision, choose
+from smartbatch.core.routing.constraints import Constraints
+from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
+from smartbatch.core.routing.throughput import Throughput
+from smartbatch.routing.history import BATCH, CALL
+from smartbatch.types import Route, Strategy
+
+
+def decision(
+    requests: int = 400, *, usd: float = 1.0, strategy: str = "auto", **constraints: Any
+) -> Decision:
+    """A list that costs ``usd`` in real time and half of it by batch."""
+    call, times = Forecaster(CALL).at(0.0), Forecaster(BATCH).at(0.0)
+    cost = Cost(0.9 * usd, usd, 1.2 * usd)
+    offers = [Offer(Route.INDIVIDUAL, Throughput(call, parallelism=8), cost)]
+    batch = BatchOffer(times, cost.of(0.5), alone=cost, cancelling=times)
+    return choose(
+        Load(requests, 1e5, 2e4), offers, batch, Constraints(strategy=Strategy(strategy), **constraints)
+    )
