@@ -143,18 +143,20 @@ class ItemTable:
     def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:
         """Return up to ``limit`` results by the item's position, from the one after ``after``."""
         job = job_number(self.db, job_id)
-        first, end = number(job, after + 1), first_of(job + 1)
-        page = self._page("r.no", first, min(first + limit, end))
-        if page or first + limit >= end:
-            return page
-        behind = first_in(self.db, "result", first + limit, end)  # after a gap of items without a result
-        return [] if behind is None else self._page("r.no", behind, min(behind + limit, end))
+        return self._from("no", number(job, after + 1), first_of(job + 1), limit)
 
     def fresh(self, job_id: str, *, after: int = 0, limit: int = 1000) -> list[ResultRow]:
         """Return up to ``limit`` results by ``seq``, from the one after ``after``; none is ever skipped."""
         job = job_number(self.db, job_id)
-        first = number(job, after + 1)
-        return self._page("r.seq", first, min(first + limit, first_of(job + 1)))
+        return self._from("seq", number(job, after + 1), first_of(job + 1), limit)
+
+    def _from(self, column: str, first: int, end: int, limit: int) -> list[ResultRow]:
+        """Return the next page by a column, also where it begins after a gap."""
+        page = self._page(f"r.{column}", first, min(first + limit, end))
+        if page or first + limit >= end:
+            return page
+        behind = first_in(self.db, "result", first + limit, end, column=column)
+        return [] if behind is None else self._page(f"r.{column}", behind, min(behind + limit, end))
 
     def _page(self, order: str, first: int, end: int) -> list[ResultRow]:
         """Return results of a range of numbers, or the first of them where they are large."""

@@ -41,7 +41,7 @@ def delete_items(db: Database, job: int) -> None:
     if db.row("SELECT no FROM incomplete_job WHERE no = ?", job) is None:
         return  # a commit that was told as failed made a job of them
     end = first_of(job + 1)
-    for table in ("result", "verdict", "earlier_tries", "follower", "payload", "item"):
+    for table in ("result", "verdict", "earlier_tries", "earlier_result", "follower", "payload", "item"):
         drop = f"DELETE FROM {table} WHERE no >= ? AND no < ?"
         first = first_in(db, table, first_of(job), end)
         while first is not None:
@@ -51,7 +51,8 @@ def delete_items(db: Database, job: int) -> None:
     db.change("DELETE FROM incomplete_job WHERE no = ?", job)
 
 
-def first_in(db: Database, table: str, start: int, end: int) -> int | None:
-    """Return the first number in a table from ``start`` on and before ``end``."""
-    [(found,)] = db.rows(f"SELECT min(no) FROM {table} WHERE no >= ? AND no < ?", start, end)
+def first_in(db: Database, table: str, start: int, end: int, *, column: str = "no") -> int | None:
+    """Return the first number in a column of a table from ``start`` on and before ``end``."""
+    least = f"SELECT min({column}) FROM {table} WHERE {column} >= ? AND {column} < ?"
+    [(found,)] = db.rows(least, start, end)
     return None if found is None else int(found)

@@ -143,7 +143,7 @@ class JobOverview:
 
     def count(self, state: JobState) -> int:
         """Return how many jobs are in a state, up to one more than :data:`COUNTED`."""
-        counted = "SELECT count(*) FROM (SELECT 1 FROM job WHERE state = ? LIMIT ?) AS some"
+        counted = "SELECT count(*) FROM (SELECT 1 FROM job WHERE state = ? LIMIT ?) AS counted"
         [(found,)] = self.db.rows(counted, state.value, COUNTED + 1)
         return int(found)
 

@@ -11,8 +11,10 @@ from attrs import evolve, frozen
 
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
+from smartbatch.jobs.act_records import Act
 from smartbatch.jobs.records import ItemState, JobPolicy, JobRow, JobState, NamedPlace, NewItem
 from smartbatch.jobs.store import outcomes, summary_tables
+from smartbatch.jobs.store.control_table import note_act
 from smartbatch.jobs.store.database import Database, Reader, Transaction
 from smartbatch.jobs.store.fact_table import REMEMBER
 from smartbatch.jobs.store.items_of_job import delete_items, job_number
@@ -139,20 +141,23 @@ class JobTable:
         those = "WHERE j.state <> {done} " if unfinished else ""
         return [job_row(row) for row in self.db.rows(f"{JOBS}{those}ORDER BY j.no DESC LIMIT ?", limit)]
 
-    def forget(self, job_id: str) -> None:
+    def forget(self, job_id: str, by: str | None = None) -> None:
         """Delete a finished job with everything it has, and give the room back.
 
         The job itself goes in one transaction; its items follow in several.
+
+        Args:
+            by: who asked for it, where it is to be noted.
 
         Raises:
             JobNotFound: there is none.
             StoreError: the job is not finished, so forgetting it could lose paid answers.
         """
-        no = self.db.write(lambda tx: self._drop(tx, job_id))
+        no = self.db.write(lambda tx: self._drop(tx, job_id, by))
         delete_items(self.db, no)
         self.db.give_back()
 
-    def _drop(self, tx: Transaction, job_id: str) -> int:
+    def _drop(self, tx: Transaction, job_id: str, by: str | None) -> int:
         """Delete a finished job but for its items; return its number."""
         found = tx.row("SELECT no, state FROM job WHERE id = ?{for_update}", job_id)
         if found is None:
@@ -174,6 +179,8 @@ class JobTable:
         tx.change("DELETE FROM incident WHERE job_id = ?", job_id)
         # where this process is killed, the next owner goes on
         tx.change("INSERT INTO incomplete_job (no, owner) VALUES (?, ?)", no, "")
+        if by is not None:
+            note_act(tx, Act(at=self.db.now(), by=by, name="forget", target=job_id, job_id=job_id))
         return no
 
     def request_cancel(self, job_id: str) -> None:

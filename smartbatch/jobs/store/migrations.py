@@ -258,9 +258,51 @@ _SUMMARIES = (
     )""",
 )
 
+_CONTROLS = (
+    # what people set while work runs; a model is a text of a user, as a reason is
+    """CREATE TABLE pause (
+        model {bytes} NOT NULL PRIMARY KEY, reason {bytes}, who {bytes} NOT NULL, since {real} NOT NULL
+    )""",
+    """CREATE TABLE model_limit (
+        model {bytes} NOT NULL PRIMARY KEY, requests {real}, tokens {real}, who {bytes} NOT NULL,
+        since {real} NOT NULL
+    )""",
+    """CREATE TABLE act (
+        no {serial},
+        at {real} NOT NULL,
+        who {bytes} NOT NULL,
+        name TEXT NOT NULL,
+        target {bytes} NOT NULL,
+        job_id TEXT,
+        count {int} NOT NULL,
+        left_out {int} NOT NULL,
+        detail {bytes}
+    )""",
+    "CREATE INDEX act_job ON act (job_id, no)",
+    # results of rows that failed and were asked again
+    """CREATE TABLE earlier_result (
+        no {int} NOT NULL,
+        seq {int} NOT NULL,
+        outcome TEXT NOT NULL,
+        digest {bytes} NOT NULL,
+        cost {real},
+        body {bytes} NOT NULL,
+        retried_at {real} NOT NULL,
+        PRIMARY KEY (no, seq)
+    )""",
+)
+
 Step = Sequence[str | Callable[[Transaction], None]]
 
-MIGRATIONS: tuple[Step, ...] = (_FIRST, _MONEY, _RECORDS, _FOLLOWERS, _EARLIER_TRIES, _SUMMARIES)
+MIGRATIONS: tuple[Step, ...] = (
+    _FIRST,
+    _MONEY,
+    _RECORDS,
+    _FOLLOWERS,
+    _EARLIER_TRIES,
+    _SUMMARIES,
+    _CONTROLS,
+)
 """Step *n* leads from version *n* to *n* + 1."""
 
 

@@ -100,15 +100,16 @@ def charge(tx: Transaction, job: int, results: Sequence[NewResult], at: float) -
     Their items remember what was billed for them.
     """
     billed = [result for result in results if result.usage.total_tokens]
-    if billed:
-        _remember(tx, {number(job, result.ix): result for result in billed})
+    remember(tx, {number(job, result.ix): result for result in billed})
     paid = [result for result in billed if result.cost]
     if paid:
         _add(tx, job, paid, at)
 
 
-def _remember(tx: Transaction, billed: Mapping[int, NewResult]) -> None:
+def remember(tx: Transaction, billed: Mapping[int, NewResult]) -> None:
     """Add results that end no item to what is known of the items' earlier tries, by number."""
+    if not billed:
+        return
     rows = tx.rows("SELECT no, cost, usage, body FROM earlier_tries WHERE no IN {numbers}", list(billed))
     known = {no: earlier_tries(tuple(row)) for no, *row in rows}
     if known:

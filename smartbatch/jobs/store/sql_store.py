@@ -24,9 +24,11 @@ from typing import Any
 from smartbatch._files import own_folder, state_folder
 from smartbatch._fork import on_fork
 from smartbatch.errors import StoreError
+from smartbatch.jobs.store.control_table import ControlTable
 from smartbatch.jobs.store.database import Database
 from smartbatch.jobs.store.fact_table import FactTable
 from smartbatch.jobs.store.item_table import ItemTable
+from smartbatch.jobs.store.job_acts import JobActs
 from smartbatch.jobs.store.job_overview import JobOverview
 from smartbatch.jobs.store.job_table import JobTable
 from smartbatch.jobs.store.leases import Counted, LeaseTable
@@ -50,7 +52,8 @@ class SqlStore:
 
     Attributes:
         place: where it is, for people: a path or a DSN without its password.
-        jobs, leases, items, shards, facts, summaries: its parts, each with the verbs of some tables.
+        jobs, leases, items, shards, facts, summaries, controls, acts: its parts, each with the verbs of some
+            tables.
         overview: what a page shows of many jobs.
     """
 
@@ -75,6 +78,8 @@ class SqlStore:
         self.shards = ShardTable(database, self.leases)
         self.facts = FactTable(database, self.leases)
         self.summaries = SummaryTable(database)
+        self.controls = ControlTable(database)
+        self.acts = JobActs(database)
         on_fork(self)
         try:
             database.open()

@@ -1,0 +1,68 @@
+"""Failed rows of a job are asked again: which ones, and what was paid for them before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from smartbatch.errors import InvalidRequest, ValidationFailed
+from smartbatch.jobs.act_records import ROWS_AT_ONCE, RetriedRows
+from smartbatch.jobs.payload import decode_result
+from smartbatch.jobs.records import NewResult
+from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store.job_acts import FailedRow
+from smartbatch.types import Result
+
+PAGE = 1_000
+"""Failed rows that are read at a time."""
+
+
+def retry_failed(
+    store: SqlStore, job_id: str, rows: Collection[int] | None, by: str, *, billed: bool
+) -> RetriedRows:
+    """Have failed rows of a job run again, and keep their results and what they cost.
+
+    Args:
+        rows: positions; all that failed when ``None``.
+        billed: also those of all that were, or may have been, paid for; those of ``rows`` are named.
+
+    Raises:
+        JobNotFound: there is no such job.
+        StoreError: it is being cancelled.
+        InvalidRequest: a row is none.
+    """
+    if rows is not None and (wrong := [ix for ix in rows if isinstance(ix, bool) or not isinstance(ix, int)]):
+        raise InvalidRequest(f"rows are positions from 0, and {wrong[0]!r:.60} is none", field="rows")
+    named = None if rows is None else sorted({ix for ix in rows if 0 <= ix < 1 << 32})
+    again: dict[int, NewResult | None] = {}
+    paid: list[int] = []
+    left: list[int] = []
+    after = -1
+    while max(len(again), len(left)) < ROWS_AT_ONCE:
+        page = store.acts.failed(job_id, rows=named, after=after, limit=PAGE)
+        for row in page:
+            after = row.ix
+            result = decode_result(row.body, request_id="")
+            may_be_paid = _may_be_paid(row, result)
+            if may_be_paid and named is None and not billed:
+                left.append(row.ix)
+                continue
+            again[row.ix] = _as_try(row, result) if may_be_paid else None
+            if may_be_paid:
+                paid.append(row.ix)
+        if len(page) < PAGE:
+            break
+    count, left_out = store.acts.reopen(job_id, again, paid, by)
+    return RetriedRows(count, left_out, tuple(left or paid))
+
+
+def _may_be_paid(row: FailedRow, result: Result) -> bool:
+    """Whether anything was, or may have been, billed for a row."""
+    unsure = getattr(result.error, "maybe_billed", False)
+    return bool(row.cost is None or row.cost or row.tried or unsure or result.usage.total_tokens)
+
+
+def _as_try(row: FailedRow, result: Result) -> NewResult:
+    """Return the result of a row as one that did not end it."""
+    refused = isinstance(result.error, ValidationFailed) and result.text is not None
+    outcome = "again" if refused else "unrun"
+    return NewResult(row.ix, outcome, row.body, cost=row.cost, usage=result.usage)
