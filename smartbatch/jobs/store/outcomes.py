@@ -35,8 +35,8 @@ from smartbatch.jobs.store.rows import (
 )
 from smartbatch.types import Route, Usage
 
-ROWS_NAMED = 10
-"""Rows an incident names before it only counts them."""
+ROWS_NAMED = 64
+"""Rows an incident names before it only counts them; more than a client of the usual size has under way."""
 PAGE_FOLLOWERS = 10_000
 """Followers that are ended by one statement."""
 ItemAt = tuple[int, int | None]
