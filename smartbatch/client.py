@@ -26,6 +26,7 @@ from smartbatch.jobs.status import JobStatus
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.opentelemetry import record_content, with_telemetry
+from smartbatch.observe.participants import RealtimeStatus, with_figures
 from smartbatch.observe.reporters import status_summary
 from smartbatch.plan import Plan
 from smartbatch.providers.base import Provider
@@ -602,6 +603,13 @@ class BatchingClient:
     def metrics(self) -> BatchMetrics:
         """The figures of this process."""
         return self._running.metrics
+
+    @property
+    def status(self) -> RealtimeStatus:
+        """How requests in real time stand now in this process: what waits, for what, and how full the limits
+        are. :func:`smartbatch.participants` has those of all processes, some seconds old."""
+        running = self._running
+        return with_figures(running.realtime.status(), running.metrics.snapshot())
 
     @property
     def spent(self) -> float:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from smartbatch._html import Html, el
+from collections.abc import Iterator, Sequence
+
+from smartbatch._html import Child, Html, el, fragment
+from smartbatch.dashboard.job_rows import deadline_of, moment_of, progress_of, state_of, time_of
+from smartbatch.dashboard.outlook import course, outlook, risk_of
 from smartbatch.dashboard.page import Page, Query, Section
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import JobNotFound
-from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.status import JobStatus
-from smartbatch.reports import html
+from smartbatch.jobs.payload import decode_result
+from smartbatch.jobs.records import IncidentRow, ShardRow, ShardState
+from smartbatch.jobs.status import span
+from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store.job_overview import FailedRow, JobLine
+from smartbatch.reports import charts, html
+from smartbatch.reports.axes import Axis, seconds, usd
+from smartbatch.tables.answers import error_kind
+
+BATCHES = 100
+"""Batches in the table; the time line draws fewer."""
+FAILED = 50
+"""Failed requests that are shown."""
+INCIDENTS = 50
+FORMATS = (("jsonl", "JSON lines"), ("csv", "CSV"), ("parquet", "Parquet"))
+_TINY = 1e-9
 
 
 def page(source: Source, query: Query) -> Page:
@@ -18,20 +35,164 @@ def page(source: Source, query: Query) -> Page:
         JobNotFound: the store has no such job.
     """
     store = source.store
-    row = None if store is None else store.jobs.get(query.argument)
-    if row is None:
+    line = None if store is None else store.overview.get(query.argument)
+    if store is None or line is None:
         raise JobNotFound(f"The store {source.place} has no job {query.argument!r:.80}.")
-    status = source.jobs.job(row.id).status()
-    return Page(f"Job {row.key or row.id}", (Section("job", "How it stands", _facts(row, status)),))
-
-
-def _facts(row: JobRow, status: JobStatus) -> Html:
-    return html.facts(
-        [
-            ("id", el("code", row.id)),
-            ("model", row.model),
-            ("state", html.state(status.state)),
-            ("requests", f"{status.finished:,} of {status.total:,}"),
-            ("cost", f"{status.cost:.6f} USD"),
-        ]
+    shards = store.overview.shards(line)
+    return Page(
+        f"Job {line.key or line.id}",
+        (
+            Section("job", "How it stands", _facts(source, store, line, shards)),
+            Section("batches", "Batches", _batches(source, line, shards)),
+            Section("incidents", "Incidents", _incidents(store.overview.incidents(line.id, limit=INCIDENTS))),
+            Section("failed", "Failed requests", _failed(store.overview.failed(line, limit=FAILED + 1))),
+            Section("results", "Results", _downloads(source, line, query)),
+        ),
     )
+
+
+def _facts(source: Source, store: SqlStore, line: JobLine, shards: Sequence[ShardRow]) -> Html:
+    now, times = source.now(), source.history.turnaround(line.model)
+    forecast = store.overview.forecasts([line]).get(line.no)
+    rows: list[tuple[str, Child]] = [
+        ("state", state_of(line)),
+        ("requests", progress_of(line)),
+        ("time", time_of(line, forecast, outlook(line, shards, times, now), now)),
+        ("deadline", deadline_of(line, risk_of(line, shards, times, now), now)),
+        ("cost", _cost(line)),
+        ("budget", _budget(line)),
+        ("tokens", f"{line.input_tokens:,} in, {line.output_tokens:,} out"),
+        ("route", "–" if line.policy.route is None else line.policy.route.value),
+        ("model", line.model),
+        ("kind", line.kind),
+        ("accepted (UTC)", moment_of(line.created_at)),
+        ("id", el("code", line.id)),
+    ]
+    if line.key is not None:
+        rows.append(("key", el("code", line.key)))
+    rows += [(f"label {name}", str(value)) for name, value in sorted(line.metadata.items())]
+    note = el("p", line.note, class_="notice") if line.note is not None else None
+    return fragment(note, html.facts(rows))
+
+
+def _cost(line: JobLine) -> str:
+    saved = line.realtime_cost - line.cost
+    words = usd(line.cost)
+    if abs(saved) > _TINY:
+        words += f", {usd(abs(saved))} {'less' if saved > 0 else 'more'} than in real time"
+    return words + (f"; the price of {line.unpriced:,} is unknown" if line.unpriced else "")
+
+
+def _budget(line: JobLine) -> Child:
+    budget = line.policy.budget
+    if budget is None:
+        return "none"
+    reserved = f", {usd(line.reserved)} reserved" if line.reserved > _TINY else ""
+    return fragment(html.progress("budget of the job", line.cost, budget), f" of {usd(budget)}{reserved}")
+
+
+# -- batches -------------------------------------------------------------------------------------------------
+
+
+def _batches(source: Source, line: JobLine, shards: Sequence[ShardRow]) -> Html:
+    if not shards:
+        return el("p", "The job has no batch: its requests go in real time.", class_="soft")
+    now, times = source.now(), source.history.turnaround(line.model)
+    ahead = [
+        (one.at, one.median - line.created_at, one.late - line.created_at)
+        for one in course(line, shards, times, now)
+    ]
+    came = None if line.finished_at is None else line.finished_at - line.created_at
+    axis = Axis("seconds from acceptance to the end", seconds, low=0.0)
+    head = ("batch", "state", "requests", "done", "id at the provider", "sent (UTC)", "took", "cost", "note")
+    rows = [_batch(shard, now) for shard in shards[-BATCHES:]]
+    return fragment(
+        charts.timeline("When batches ran", [_timeline(shard, line, now) for shard in shards]),
+        charts.band("How the forecast of its end narrowed", ahead, axis, came=came) if ahead else None,
+        html.table(f"Batches, the last {BATCHES} at most", head, rows, numbers=(2, 3, 6, 7)),
+    )
+
+
+def _timeline(shard: ShardRow, line: JobLine, now: float) -> charts.TimelineRow:
+    """Return when a batch ran, was collected, or was rescued: taken back before its end."""
+    ended = shard.ended_at or shard.died_at
+    spans = []
+    if shard.submitted_at is not None:
+        what = "rescued" if shard.cancelled or shard.state is ShardState.DEAD else "running"
+        spans.append(charts.Span(what, shard.submitted_at, ended or max(now, shard.submitted_at)))
+    if shard.ended_at is not None:
+        until = shard.settled_at or line.finished_at or max(now, shard.ended_at)
+        spans.append(charts.Span("collected", shard.ended_at, max(until, shard.ended_at)))
+    return charts.TimelineRow(f"batch {shard.no}", tuple(spans), shard.state.value)
+
+
+def _batch(shard: ShardRow, now: float) -> tuple[Child, ...]:
+    ended = shard.ended_at or shard.died_at
+    took = None if shard.submitted_at is None else max(0.0, (ended or now) - shard.submitted_at)
+    unknown = shard.state in (ShardState.UNCERTAIN, ShardState.PROVISIONAL, ShardState.FENCED)
+    kind = "bad" if unknown else "good" if shard.state is ShardState.SETTLED else ""
+    return (
+        f"{shard.no}",
+        html.state(shard.state.value, kind),
+        f"{shard.size:,}",
+        "–" if shard.remote.done is None else f"{shard.remote.done:,}",
+        "–" if shard.batch_id is None else el("code", shard.batch_id),
+        "–" if shard.submitted_at is None else moment_of(shard.submitted_at),
+        "–" if took is None else span(took),
+        "–" if shard.cost is None else usd(shard.cost),
+        shard.note or "",
+    )
+
+
+# -- what went wrong, and results ----------------------------------------------------------------------------
+
+
+def _incidents(incidents: Sequence[IncidentRow]) -> Html:
+    if not incidents:
+        return el("p", html.state("Nothing happened that should not.", "good"))
+    rows = [
+        (
+            moment_of(one.at),
+            one.kind.replace("_", " "),
+            one.detail,
+            "–" if one.money is None else usd(one.money),
+        )
+        for one in incidents
+    ]
+    return html.table(
+        "What should not have happened", ("when (UTC)", "what", "in words", "cost"), rows, numbers=(3,)
+    )
+
+
+def _failed(rows: Sequence[FailedRow]) -> Html:
+    if not rows:
+        return el("p", "No request has failed.", class_="soft")
+    more = f"The first {FAILED}; a download has all." if len(rows) > FAILED else None
+    table = html.table(
+        "Failed requests", ("row", "id", "error", "reason"), list(_reasons(rows[:FAILED])), numbers=(0,)
+    )
+    return fragment(table, more and el("p", more, class_="soft"))
+
+
+def _reasons(rows: Sequence[FailedRow]) -> Iterator[tuple[Child, ...]]:
+    for row in rows:
+        result = decode_result(row.body, request_id=row.user_id or "")
+        kind = row.outcome if result.error is None else error_kind(result)
+        yield f"{row.ix:,}", row.user_id or "–", kind, "" if result.error is None else result.error.message
+
+
+def _downloads(source: Source, line: JobLine, query: Query) -> Html:
+    """Return links to files of results, for those who may have answers."""
+    if not may_download(source, query):
+        told = "Results hold answers: those who may act can download them, or all where content is shown."
+        return el("p", told, class_="soft")
+    links = (
+        el("li", el("a", name, href=query.link("download", line.id, format=kind), download=True))
+        for kind, name in FORMATS
+    )
+    return fragment(el("p", f"{line.finished:,} of {line.total:,} requests have results."), el("ul", links))
+
+
+def may_download(source: Source, query: Query) -> bool:
+    """Whether a request may have the answers of a job: content is shown, or it may do everything."""
+    return source.show_content or query.granted == "all"

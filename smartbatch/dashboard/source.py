@@ -4,42 +4,22 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 from typing import TYPE_CHECKING, Any, final
-
-from attrs import field, frozen
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_fork
 from smartbatch.config import BatchingConfig
-from smartbatch.errors import SmartbatchError
+from smartbatch.dashboard.shared_view import SharedReader, SharedView
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.store import SqlStore, is_server, resolved_place
-from smartbatch.observe.participants import Participants
-from smartbatch.realtime.shared.published import participants
+from smartbatch.routing.history import ForecastHistory
 from smartbatch.shortcuts import StoredJobs
 from smartbatch.types import evolve
 
 if TYPE_CHECKING:
     from smartbatch.client import BatchingClient
 
-FRESH = 1.0
-"""Seconds for which what the processes published is not read again: they publish every five."""
-
-
-@frozen
-class SharedView:
-    """What is known of the processes that share limits.
-
-    Attributes:
-        found: what they published; without processes where nothing could be read.
-        problem: why nothing could be read, for people; ``None`` where it could.
-        is_off: whether nothing is shared, by the settings.
-    """
-
-    found: Participants = field(factory=lambda: Participants(place=""))
-    problem: str | None = None
-    is_off: bool = False
+STEP = 5.0
 
 
 @final
@@ -77,7 +57,7 @@ class Source:
         self.show_content = show_content
         self.clock = clock or RealClock()
         self.jobs = StoredJobs(self.config, self.clock)
-        self._states = PerProcess(self._new_state)
+        self._states = PerProcess(lambda: _State(self.config, client, self.clock))
 
     @property
     def place(self) -> str:
@@ -92,56 +72,42 @@ class Source:
         Raises:
             StoreError, ConfigError: it cannot be used.
         """
-        place = str(self.config.store)
-        if not is_server(place) and not os.path.exists(place):
-            return None
-        return self._states.get().store.get()
+        return self._states.get().store.get() if self.file is None or os.path.exists(self.file) else None
 
-    def wall(self) -> float:
-        """Return Unix seconds."""
-        return self.clock.wall()
+    @property
+    def file(self) -> str | None:
+        """The file of the store; ``None`` where it is on a server."""
+        place = str(self.config.store)
+        return None if is_server(place) else place
+
+    @property
+    def history(self) -> ForecastHistory:
+        """How long calls and batches took, as far as the store knows."""
+        history = self._states.get().history
+        if self.store is not None:
+            history.refresh()
+        return history
+
+    def now(self) -> float:
+        """Return Unix seconds in steps of :data:`STEP`, so that a page on which nothing happens stays as it
+        is, and is not sent again each second for its clocks."""
+        return self.clock.wall() // STEP * STEP
 
     def participants(self) -> SharedView:
-        """Return what the processes that share limits published, at most :data:`FRESH` seconds old."""
-        return self._states.get().shared.get(self.clock.now())
-
-    def _new_state(self) -> _State:
-        store = OpenedStore(self.config.store, wall=self.clock.wall, rng=random.SystemRandom())
-        return _State(store, _SharedCache(self.config.shared))
+        """Return what the processes that share limits told, about a second old."""
+        return self._states.get().shared.view()
 
 
 @final
 class _State:
     """What one process has open."""
 
-    def __init__(self, store: OpenedStore, shared: _SharedCache) -> None:
-        self.store = store
-        self.shared = shared
+    def __init__(self, config: BatchingConfig, client: BatchingClient | None, clock: Clock) -> None:
+        self.store = OpenedStore(config.store, wall=clock.wall, rng=random.SystemRandom())
+        self.history = ForecastHistory(clock, lambda _: None, store=self.store.get)
+        self.shared = SharedReader(config.shared, client, clock)
         on_fork(self)
 
     def after_fork(self) -> None:
         """Leave the parent's connections alone."""
         self.store.abandon()
-
-
-@final
-class _SharedCache:
-    """What the processes published, read once for all who look at the same time."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._lock = threading.Lock()
-        self._read_at = -FRESH
-        self._view = SharedView(is_off=address == "off")
-
-    def get(self, now: float) -> SharedView:
-        with self._lock:
-            if not self._view.is_off and now - self._read_at >= FRESH:
-                self._view, self._read_at = self._read(), now
-            return self._view
-
-    def _read(self) -> SharedView:
-        try:
-            return SharedView(participants(self._address))
-        except SmartbatchError as error:
-            return SharedView(problem=error.message)

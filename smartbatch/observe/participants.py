@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, evolve, field, fields_dict, frozen
+
+if TYPE_CHECKING:
+    from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 
 VERSION = 1
 """Of the record's form. A reader passes over records of a later one."""
@@ -160,6 +163,16 @@ class Participants:
     def lost(self) -> tuple[Participant, ...]:
         """Those that are not heard any more and did not say that they ended."""
         return tuple(one for one in self.processes if not one.ended and not one.is_alive)
+
+
+def with_figures(status: RealtimeStatus, figures: MetricsSnapshot) -> RealtimeStatus:
+    """Return the status of a client with what its figures alone tell."""
+    return evolve(
+        status,
+        pending={name: count for name, count in figures.pending_by_priority.items() if count},
+        workers=figures.workers,
+        unshared=figures.limits_unshared,
+    )
 
 
 def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:

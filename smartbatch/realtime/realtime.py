@@ -74,10 +74,7 @@ def stored_stream(clock: Clock, future: Future[Result], cancel: Callable[[], Non
 def _status(realtime: weakref.ref[Realtime], hide: Callable[[str], str]) -> RealtimeStatus | None:
     """Return how the requests of a client stand, if it still exists: what tells of it must not hold it."""
     found = realtime()
-    if found is None:
-        return None
-    engine = found.engine
-    return RealtimeStatus() if engine is None else engine.status(hide)
+    return None if found is None else found.status(hide)
 
 
 def _error_of(future: Future[Result]) -> SmartbatchError:
@@ -393,6 +390,15 @@ class Realtime:
             if timeout is not None:  # with what the engine needed of it
                 timeout = max(0.0, began + timeout + LAST_CALLBACKS - self._clock.now())
             engine.callbacks.drain(timeout)
+
+    def status(self, hide: Callable[[str], str] = lambda _: "") -> RealtimeStatus:
+        """Return how the requests stand, without what the figures of the client tell.
+
+        Args:
+            hide: makes a name that says nothing of a quota's; by default there is none.
+        """
+        engine = self.engine
+        return RealtimeStatus() if engine is None else engine.status(hide)
 
     def tell_of(self) -> None:
         """Have those that look at the processes which share limits see this client, too.

@@ -7,18 +7,30 @@ store has, a page costs the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from attrs import fields_dict, frozen
+from attrs import field, fields_dict, frozen
 
-from smartbatch.jobs.records import JobPolicy, JobState, ShardRow
+from smartbatch.jobs.records import IncidentRow, JobPolicy, JobState, ShardRow
 from smartbatch.jobs.store.database import Database
-from smartbatch.jobs.store.rows import SHARD_COLUMNS, decoded, encoded, maker, record_of, shard_row
+from smartbatch.jobs.store.rows import (
+    SHARD_COLUMNS,
+    decoded,
+    encoded,
+    first_of,
+    incident_row,
+    maker,
+    position,
+    record_of,
+    shard_row,
+)
 
 COUNTED = 10_000
 """Jobs that are counted, and looked through for a model, before a page says that there are more."""
+LOOKED_AT = 1_000
+"""Jobs among which those are looked for that wait for something."""
 
 
 @frozen
@@ -61,6 +73,35 @@ class JobLine:
         return self.succeeded + self.failed + self.cancelled
 
 
+@frozen
+class AcceptedForecast:
+    """Seconds that a job was forecast to take.
+
+    Attributes:
+        p50, p95: within which half, and 95 of 100, jobs end.
+    """
+
+    p50: float
+    p95: float
+
+
+@frozen
+class FailedRow:
+    """A request that has no answer.
+
+    Attributes:
+        ix: its position in the job.
+        user_id: its own id.
+        outcome: ``failed`` or ``cancelled``.
+        body: the result as bytes, see :mod:`smartbatch.jobs.payload`.
+    """
+
+    ix: int
+    user_id: str | None
+    outcome: str
+    body: bytes = field(repr=False)
+
+
 @frozen(kw_only=True)
 class JobFilter:
     """Which jobs are meant.
@@ -93,6 +134,11 @@ _ACCOUNTS = """WITH RECURSIVE account(scope) AS (
         UNION ALL SELECT (SELECT min(scope) FROM shard WHERE scope > account.scope)
         FROM account WHERE account.scope IS NOT NULL)"""
 """The accounts of the store, each by one look into the index."""
+
+_FAILED = """SELECT r.no, p.user_id, r.outcome, coalesce(l.body, r.body)
+    FROM result r JOIN payload p ON p.no = r.no
+    LEFT JOIN follower f ON f.no = r.no LEFT JOIN result l ON l.no = f.leader
+    WHERE r.outcome <> 'succeeded' AND r.no >= ? AND r.no < ? ORDER BY r.no LIMIT ?"""
 
 
 @frozen
@@ -141,11 +187,41 @@ class JobOverview:
         found = by_id or self.db.rows(f"SELECT {_COLUMNS} FROM job WHERE user_key = ?", encoded(name))
         return [_line(row) for row in found]
 
+    def get(self, job_id: str) -> JobLine | None:
+        """Return a job by its id or its key."""
+        return next(iter(self._named(job_id)), None)
+
+    def waiting(self, now: float, *, limit: int = 20) -> list[JobLine]:
+        """Return jobs that are not carried on, or say what they wait for, among the newest that go on.
+
+        Args:
+            now: Unix seconds by the store's clock; a lease that ended before it has no living owner.
+        """
+        found = self.db.rows(
+            f"""SELECT {_COLUMNS} FROM
+            (SELECT * FROM job WHERE state = {{active}} ORDER BY no DESC LIMIT {LOOKED_AT}) AS newest
+            WHERE note IS NOT NULL OR owner IS NULL OR lease_until < ? ORDER BY no DESC LIMIT ?""",
+            now,
+            limit,
+        )
+        return [_line(row) for row in found]
+
+    def forecasts(self, lines: Sequence[JobLine]) -> dict[int, AcceptedForecast]:
+        """Return what was forecast for jobs when they were accepted, by their numbers."""
+        asked = [line.no for line in lines]
+        rows = self.db.rows("SELECT job, p50, p95 FROM decision WHERE job IN {numbers}", asked)
+        return {no: AcceptedForecast(p50, p95) for no, p50, p95 in rows}
+
     def count(self, state: JobState) -> int:
         """Return how many jobs are in a state, up to one more than :data:`COUNTED`."""
         counted = "SELECT count(*) FROM (SELECT 1 FROM job WHERE state = ? LIMIT ?) AS counted"
         [(found,)] = self.db.rows(counted, state.value, COUNTED + 1)
         return int(found)
+
+    def shards(self, job: JobLine) -> list[ShardRow]:
+        """Return the batches of a job, in the order of planning."""
+        rows = self.db.rows(f"SELECT {SHARD_COLUMNS} FROM shard WHERE job = ? ORDER BY no", job.no)
+        return [shard_row(row) for row in rows]
 
     def unknown_creations(self, *, limit: int = 20) -> list[ShardRow]:
         """Return batches of which nobody knows whether the provider has them."""
@@ -157,7 +233,17 @@ class JobOverview:
         )
         return [shard_row(row) for row in rows]
 
-    def incidents(self, *, since: float, limit: int = 20) -> list[tuple[str, str, str, float]]:
-        """Return the latest incidents: kind, job's id, detail, Unix seconds; none before ``since``."""
-        rows = self.db.rows("SELECT kind, job_id, detail, at FROM incident ORDER BY no DESC LIMIT ?", limit)
-        return [(kind, job, decoded(detail) or "", at) for kind, job, detail, at in rows if at >= since]
+    def failed(self, job: JobLine, *, limit: int = 50) -> list[FailedRow]:
+        """Return requests of a job that ended without an answer, in order."""
+        if not job.failed + job.cancelled:
+            return []
+        rows = self.db.rows(_FAILED, first_of(job.no), first_of(job.no + 1), limit)
+        return [
+            FailedRow(position(no), decoded(user_id), outcome, body) for no, user_id, outcome, body in rows
+        ]
+
+    def incidents(self, job_id: str, *, limit: int = 50) -> list[IncidentRow]:
+        """Return the latest incidents of a job, newest first."""
+        columns = ", ".join(fields_dict(IncidentRow))
+        found = f"SELECT {columns} FROM incident WHERE job_id = ? ORDER BY no DESC LIMIT ?"
+        return [incident_row(row) for row in self.db.rows(found, job_id, limit)]

@@ -292,6 +292,12 @@ _CONTROLS = (
     )""",
 )
 
+_LOOKING = (
+    # what is looked for among millions of results, and a job's own among all incidents
+    "CREATE INDEX result_failed ON result (no) WHERE outcome <> 'succeeded'",
+    "CREATE INDEX incident_job ON incident (job_id, no)",
+)
+
 Step = Sequence[str | Callable[[Transaction], None]]
 
 MIGRATIONS: tuple[Step, ...] = (
@@ -302,6 +308,7 @@ MIGRATIONS: tuple[Step, ...] = (
     _EARLIER_TRIES,
     _SUMMARIES,
     _CONTROLS,
+    _LOOKING,
 )
 """Step *n* leads from version *n* to *n* + 1."""
 

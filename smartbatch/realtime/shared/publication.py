@@ -17,7 +17,7 @@ from smartbatch._version import __version__
 from smartbatch.observe.families import sums_of
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.metrics_snapshot import MetricsSnapshot
-from smartbatch.observe.participants import EVERY, Participant, RealtimeStatus, merged
+from smartbatch.observe.participants import EVERY, Participant, RealtimeStatus, merged, with_figures
 
 Hide: TypeAlias = Callable[[str], str]
 """Returns a name that says nothing to who reads the place."""
@@ -123,14 +123,7 @@ class Publication:
         for look, figures in looks:  # takes locks of a client: not under the own one
             status = look(hide)
             if status is not None:
-                statuses.append(
-                    evolve(
-                        status,
-                        pending={name: count for name, count in figures.pending_by_priority.items() if count},
-                        workers=figures.workers,
-                        unshared=figures.limits_unshared,
-                    )
-                )
+                statuses.append(with_figures(status, figures))
         return evolve(self._own, ended=not looks, sums=sums, errors=errors, realtime=merged(statuses))
 
     def put_off(self, seconds: float) -> None:

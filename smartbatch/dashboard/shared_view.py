@@ -1,0 +1,154 @@
+"""What the processes that share limits told last, and how fast that grew while somebody looked."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, final
+
+from attrs import evolve, field, frozen
+
+from smartbatch._clock import Clock
+from smartbatch._version import __version__
+from smartbatch.errors import SmartbatchError
+from smartbatch.observe.families import sums_of
+from smartbatch.observe.participants import Participant, Participants
+from smartbatch.realtime.shared.published import participants
+
+if TYPE_CHECKING:
+    from smartbatch.client import BatchingClient
+
+FRESH = 1.0
+"""Seconds for which what the processes published is not read again: they publish every five."""
+_KEPT = 360
+"""Samples of the sums: half an hour, where they change every five seconds."""
+_OVER = 30.0
+"""Seconds over which a rate is taken: some of the records that processes publish."""
+
+
+@frozen
+class Sample:
+    """The sums of all processes at one moment.
+
+    Attributes:
+        at: Unix seconds.
+        requests, tokens: since they began: calls that were made, and tokens of all of them.
+    """
+
+    at: float
+    requests: float
+    tokens: float
+
+
+@frozen
+class Rate:
+    """What came in the last half minute, each minute."""
+
+    at: float
+    requests: float
+    tokens: float
+
+
+@frozen
+class SharedView:
+    """What is known of the processes that share limits.
+
+    Attributes:
+        found: what they published, the client of this process included; no process where nothing can be
+            read.
+        rates: since the dashboard was first looked at, the oldest first.
+        problem: why nothing could be read, for people; ``None`` where it could.
+        is_off: whether nothing is shared, by the settings.
+    """
+
+    found: Participants = field(factory=lambda: Participants(place=""))
+    rates: Sequence[Rate] = ()
+    problem: str | None = None
+    is_off: bool = False
+
+
+@final
+class SharedReader:
+    """Reads what the processes published, once for all who look at the same time.
+
+    Args:
+        address: as the setting ``shared``.
+        client: of this process; its record is the present one, and there also where nothing is shared.
+    """
+
+    def __init__(self, address: str, client: BatchingClient | None, clock: Clock) -> None:
+        self._address = address
+        self._client = client
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read_at = clock.now() - FRESH
+        self._view = SharedView()
+        self._samples: deque[Sample] = deque(maxlen=_KEPT)
+
+    def view(self) -> SharedView:
+        """Return what is known, at most :data:`FRESH` seconds old."""
+        with self._lock:
+            if self._clock.now() - self._read_at >= FRESH:
+                self._view, self._read_at = self._read(), self._clock.now()
+            return self._view
+
+    def _read(self) -> SharedView:
+        view = SharedView(is_off=self._address == "off")
+        if not view.is_off:
+            try:
+                view = SharedView(participants(self._address))
+            except SmartbatchError as error:
+                view = SharedView(problem=error.message)
+        found = view.found if self._client is None else _with_client(view.found, self._client)
+        self._note(found.sums)
+        return evolve(view, found=found, rates=_rates(self._samples))
+
+    def _note(self, sums: Mapping[str, float]) -> None:
+        tokens = sums.get("tokens:input", 0.0) + sums.get("tokens:output", 0.0)
+        sample = Sample(self._clock.wall(), sums.get("batches", 0.0), tokens)
+        if self._samples and self._samples[-1].requests > sample.requests:
+            self._samples.clear()  # another place, or one that was made anew
+        if not self._samples or sample.at >= self._samples[-1].at + FRESH:
+            self._samples.append(sample)
+
+
+def _with_client(found: Participants, client: BatchingClient) -> Participants:
+    """Return the processes with this one as it is now."""
+    status, sums = client.status, sums_of(client.metrics.snapshot())
+    host, pid = socket.gethostname(), os.getpid()
+    own = next((one for one in found.processes if (one.host, one.pid) == (host, pid)), None)
+    if own is not None:
+        now = evolve(own, realtime=status, age=0.0)
+        return evolve(found, processes=tuple(now if one is own else one for one in found.processes))
+    now = Participant(
+        member="client", host=host, pid=pid, library=__version__, started=0.0, sums=sums, realtime=status
+    )
+    return evolve(found, processes=(now, *found.processes), sums=_added(found.sums, sums))
+
+
+def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {*one, *other}}
+
+
+def _rates(samples: Sequence[Sample]) -> list[Rate]:
+    """Return the rate at each sample that has another half a minute before it, or at least some seconds."""
+    rates = []
+    first = 0
+    for at, last in enumerate(samples):
+        while samples[first].at < last.at - _OVER and first < at:
+            first += 1
+        seconds = last.at - samples[first].at
+        if seconds >= _OVER / 3:
+            minutes = seconds / 60.0
+            began = samples[first]
+            rates.append(
+                Rate(
+                    last.at,
+                    (last.requests - began.requests) / minutes,
+                    (last.tokens - began.tokens) / minutes,
+                )
+            )
+    return rates
