@@ -14,7 +14,7 @@ from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import IncidentRow, ShardRow, ShardState
 from smartbatch.jobs.status import span
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_overview import FailedRow, JobLine
+from smartbatch.jobs.store.job_overview import FailedRequest, JobLine
 from smartbatch.reports import charts, html
 from smartbatch.reports.axes import Axis, seconds, usd
 from smartbatch.tables.answers import error_kind
@@ -164,7 +164,7 @@ def _incidents(incidents: Sequence[IncidentRow]) -> Html:
     )
 
 
-def _failed(rows: Sequence[FailedRow]) -> Html:
+def _failed(rows: Sequence[FailedRequest]) -> Html:
     if not rows:
         return el("p", "No request has failed.", class_="soft")
     more = f"The first {FAILED}; a download has all." if len(rows) > FAILED else None
@@ -174,7 +174,7 @@ def _failed(rows: Sequence[FailedRow]) -> Html:
     return fragment(table, more and el("p", more, class_="soft"))
 
 
-def _reasons(rows: Sequence[FailedRow]) -> Iterator[tuple[Child, ...]]:
+def _reasons(rows: Sequence[FailedRequest]) -> Iterator[tuple[Child, ...]]:
     for row in rows:
         result = decode_result(row.body, request_id=row.user_id or "")
         kind = row.outcome if result.error is None else error_kind(result)

@@ -86,7 +86,7 @@ class AcceptedForecast:
 
 
 @frozen
-class FailedRow:
+class FailedRequest:
     """A request that has no answer.
 
     Attributes:
@@ -233,13 +233,14 @@ class JobOverview:
         )
         return [shard_row(row) for row in rows]
 
-    def failed(self, job: JobLine, *, limit: int = 50) -> list[FailedRow]:
+    def failed(self, job: JobLine, *, limit: int = 50) -> list[FailedRequest]:
         """Return requests of a job that ended without an answer, in order."""
         if not job.failed + job.cancelled:
             return []
         rows = self.db.rows(_FAILED, first_of(job.no), first_of(job.no + 1), limit)
         return [
-            FailedRow(position(no), decoded(user_id), outcome, body) for no, user_id, outcome, body in rows
+            FailedRequest(position(no), decoded(user_id), outcome, body)
+            for no, user_id, outcome, body in rows
         ]
 
     def incidents(self, job_id: str, *, limit: int = 50) -> list[IncidentRow]:
