@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -117,7 +118,10 @@ class RunningState:
         self._carries_store = config.store is not None
         self._bus = bus = EventBus(settings.observers)
         self.metrics = BatchMetrics(
-            max_batch_size=config.max_batch_size, queue_capacity=config.queue_capacity, now=clock.now
+            max_batch_size=config.max_batch_size,
+            queue_capacity=config.queue_capacity,
+            now=clock.now,
+            prepare=partial(_learn, weakref.ref(self)),
         )
         store = _store(settings, bus)
         self.history = history = ForecastHistory(clock, self._forecast_moved, store=store.get)
@@ -325,6 +329,13 @@ def _store(settings: ClientSettings, bus: EventBus) -> OpenedStore:
             JobResultsStored(at=now(), job_id=job_id, **asdict(counts, recurse=False))
         ),
     )
+
+
+def _learn(running: weakref.ref[RunningState]) -> None:
+    """Have forecasts learn from the calls that ended; the metrics may outlive their client."""
+    found = running()
+    if found is not None:
+        found.history.learn()
 
 
 def _realtime(

@@ -1,9 +1,10 @@
 """What a client has seen of calls, batches and tokens, kept in the store so that the next one knows it.
 
 A topic is one thing whose times are forecast: the calls of a route to a model, its batches, a provider's
-cancels. Each has a forecaster and its rows in the store. What this process sees goes into the forecaster at
-once: its calls, of which a sample is written into the store now and then, and its batches, whose rows jobs
-write. What other processes saw is read from the store, once a minute at most. Nothing of this needs a store:
+cancels. Each has a forecaster and its rows in the store. Of what this process sees, batches go into the
+forecaster at once, and their rows are written by jobs. Calls are only noted where they end, and learned from
+when a forecast or the metrics are looked at; a sample of them is written into the store now and then. What
+other processes saw is read from the store, once a minute at most. Nothing of this needs a store:
 without one, or when it fails, everything works in memory.
 """
 
@@ -57,6 +58,8 @@ OWN = 2 * LOADED
 """Rows of this process that are remembered, so that they are not learned from again when they are read."""
 A_SECOND = 100
 """Calls of a topic a second that are learned from; more would tell little more, and cost time."""
+NOTED = 512
+"""Calls of a topic that wait to be learned from, the latest; a forecaster remembers as many."""
 
 _TOPICS = {
     Route.INDIVIDUAL: (CALL, "latency individual"),
@@ -76,6 +79,7 @@ class _Topic:
         loaded: the number of the look into the store at which it was read.
         known: rows of the store that were learned from.
         own: what was written by this process.
+        noted: calls to learn from: requests, seconds, Unix time, and whether they were given up.
         pending: what is to be written, each ``stride``-th of what was seen.
     """
 
@@ -88,18 +92,35 @@ class _Topic:
     loaded: int = 0
     known: frozenset[Observation] = frozenset()
     own: deque[Observation] = field(factory=lambda: deque(maxlen=OWN))
+    noted: deque[tuple[int, float, float, bool]] = field(factory=lambda: deque(maxlen=NOTED))
     pending: list[Observation] = field(factory=list)
     stride: int = 1
     passed: int = 0
     second: int = 0
-    learned: int = 0
+    in_second: int = 0
 
-    def busy(self, at: float) -> bool:
-        """Whether enough was learned in this second."""
-        if int(at) != self.second:
-            self.second, self.learned = int(at), 0
-        self.learned += 1
-        return self.learned > A_SECOND
+    def note(self, size: int, seconds: float, at: float, *, late: bool) -> None:
+        """Keep a call to learn from, unless this second has had enough. Takes no lock: of threads that come
+        together one too many may be kept.
+        """
+        second = int(at)
+        if second != self.second:
+            self.second, self.in_second = second, 0
+        self.in_second += 1
+        if self.in_second <= A_SECOND:
+            self.noted.append((size, seconds, at, late))
+
+    def learn(self) -> list[ForecastChange]:
+        """Learn from what was noted; return what moved."""
+        moved = []
+        while self.noted:
+            size, seconds, at, late = self.noted.popleft()
+            seen = Observation(size, seconds, at, not late)
+            change = self.forecaster.observe(seen)
+            self.keep(seen)
+            if change is not None:
+                moved.append(change)
+        return moved
 
     def keep(self, seen: Observation) -> None:
         self.passed += 1
@@ -151,28 +172,36 @@ class ForecastHistory:
         self._looked = -math.inf
         self._look = 0
         self._topics: dict[str, _Topic] = {}
+        self._of_calls: dict[tuple[Route, str], _Topic] = {}
         self._tokens: dict[tuple[str, Kind], _Tokens] = {}
 
     # -- learning --------------------------------------------------------------------------------------------
 
     def __call__(self, event: CallFinished) -> None:
-        """Learn from a call that was answered, or took too long."""
+        """Note a call that was answered, or took too long; on the thread that made it, so without a lock."""
         if event.route is None:
             return
         late = event.error == _LATE
         if event.error is not None and not late:
             return  # a refusal comes fast, and says nothing of answers
         topic = self._latency(event.route, event.model)
-        if topic is None:
+        if topic is not None:
+            topic.note(event.size, event.seconds, self._clock.wall(), late=late)
+
+    def learn(self) -> None:
+        """Learn from the calls that were noted, for whoever looks at figures.
+
+        Where another thread has the lock it is left to that one: who looks may be a signal handler.
+        """
+        if not any(topic.noted for topic in list(self._topics.values())):
             return
-        at = self._clock.wall()
-        with self._lock:
-            if topic.busy(at):
-                return
-            seen = Observation(event.size, event.seconds, at, not late)
-            moved = topic.forecaster.observe(seen)
-            topic.keep(seen)
-        self._told(topic, moved)
+        if self._lock.acquire(blocking=False):
+            try:
+                moved = [(topic, topic.learn()) for topic in self._topics.values()]
+            finally:
+                self._lock.release()
+            for topic, changes in moved:
+                self._told(topic, *changes)
 
     def batch_ended(self, event: BatchEnded) -> None:
         """Learn from a batch of a job that this process carries on; its rows are stored after that."""
@@ -185,20 +214,21 @@ class ForecastHistory:
                 moved = topic.forecaster.observe(seen)
             self._told(topic, moved)
 
-    def _told(self, topic: _Topic, moved: ForecastChange | None) -> None:
-        if moved is None or topic.route is None:
-            return
-        self._tell(
-            ForecastMoved(
-                at=self._clock.now(),
-                model=topic.model,
-                route=topic.route,
-                before=moved.before,
-                after=moved.after,
-                observations=moved.seen,
-                reason=moved.why,
+    def _told(self, topic: _Topic, *changes: ForecastChange | None) -> None:
+        for moved in changes:
+            if moved is None or topic.route is None:
+                continue
+            self._tell(
+                ForecastMoved(
+                    at=self._clock.now(),
+                    model=topic.model,
+                    route=topic.route,
+                    before=moved.before,
+                    after=moved.after,
+                    observations=moved.seen,
+                    reason=moved.why,
+                )
             )
-        )
 
     # -- asking ----------------------------------------------------------------------------------------------
 
@@ -245,8 +275,12 @@ class ForecastHistory:
         return self._topic(turnaround_log.cancelling(provider), CANCEL, None, provider)
 
     def _latency(self, route: Route, model: str) -> _Topic | None:
-        if route not in _TOPICS:
-            return None
+        known = self._of_calls.get((route, model))
+        if known is None and route in _TOPICS:
+            known = self._of_calls[route, model] = self._topic_of_calls(route, model)
+        return known
+
+    def _topic_of_calls(self, route: Route, model: str) -> _Topic:
         prior, name = _TOPICS[route]
         if prior is CALL and "embed" in model:  # as all models for vectors are called
             prior = VECTORS
@@ -265,6 +299,8 @@ class ForecastHistory:
         with self._lock:
             first = topic.loaded == 0
             store = self._store_to_read(topic)
+            changes = topic.learn()
+        self._told(topic, *changes)
         if store is not None:
             self._safely(lambda: self._load(store, topic, first=first))
         with self._lock:
@@ -323,13 +359,15 @@ class ForecastHistory:
                 moved = topic.forecaster.observe(seen)
                 if not first:
                     told.append(moved)
-        for moved in told:
-            self._told(topic, moved)
+        self._told(topic, *told)
 
     def _write(self, store: SqlStore) -> None:
         with self._lock:
+            learned = [(topic, topic.learn()) for topic in self._topics.values()]
             written = [(topic, topic.sample()) for topic in self._topics.values()]
             tokens = list(self._tokens.values())
+        for topic, changes in learned:
+            self._told(topic, *changes)
         for topic, sample in written:
             for name, ended in ((topic.name, True), (topic.late, False)):
                 rows = [(seen.size, seen.seconds, seen.at) for seen in sample if seen.ended is ended]

@@ -417,8 +417,9 @@ def test_figures_are_empty_after_a_fork_without_hooks_also_while_they_were_locke
     """Metrics that a user made are read in the child although a thread of the parent held their lock."""
     passes_without_hooks(
         """
-        from smartbatch.events import CallFinished
+        from smartbatch.events import CallFinished, RequestSubmitted
         from smartbatch.observe.metrics import BatchMetrics
+        from smartbatch.types import Priority
         metrics = BatchMetrics()
         held, over = threading.Event(), threading.Event()
         class Tokens:
@@ -433,10 +434,16 @@ def test_figures_are_empty_after_a_fork_without_hooks_also_while_they_were_locke
         event = CallFinished(
             at=0.0, batch_id="b", model="m", size=1, seconds=0.1, usage=Tokens(), cost=None, error=None
         )
-        threading.Thread(target=metrics, args=(event,)).start()
+        metrics(event)
+        threading.Thread(target=metrics.snapshot).start()
         held.wait()
+        event = RequestSubmitted(
+            at=0.0, request_id="r", purpose=None, context=None, priority=Priority.LOW, model="m", joined=False
+        )
+        metrics(event)
         def look():
-            assert metrics.snapshot().submitted == 0
+            metrics(event)
+            assert metrics.snapshot().submitted == 1
         say(str(in_child(look)))
         over.set()
         """,

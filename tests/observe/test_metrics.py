@@ -83,6 +83,17 @@ events = st.lists(
 )
 
 
+def test_events_wait_to_be_counted_in_constant_memory_and_are_counted_when_somebody_looks() -> None:
+    """Whatever prepares the figures may tell more, which counts."""
+    metrics = BatchMetrics(now=ManualClock(), prepare=lambda: metrics(ended()))
+    for number in range(1, 2000):
+        metrics(submitted())
+        assert len(metrics._pending) < 256
+        if number % 700 == 0:
+            assert metrics.snapshot().submitted == number
+    assert metrics.snapshot().succeeded == 3
+
+
 @given(events)
 def test_submitted_is_always_the_sum_of_its_parts(happened: list[Event | str]) -> None:
     """Whatever order threads report in, and wherever a reset falls, no figure is negative or missing."""
@@ -309,6 +320,7 @@ def test_no_snapshot_can_fall_into_the_middle_of_an_event(metrics: BatchMetrics)
             return 1
 
     metrics(called(usage=Looking()))
+    assert metrics.snapshot().usage.input_tokens == 1
     assert got == [False]
 
 

@@ -18,7 +18,17 @@ from smartbatch.errors import StoreError
 from smartbatch.events import CallFinished, Event, ForecastMoved
 from smartbatch.jobs import turnaround_log
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.routing.history import A_SECOND, BATCH, CALL, EVERY, LOADED, SAMPLE, VECTORS, ForecastHistory
+from smartbatch.routing.history import (
+    A_SECOND,
+    BATCH,
+    CALL,
+    EVERY,
+    LOADED,
+    NOTED,
+    SAMPLE,
+    VECTORS,
+    ForecastHistory,
+)
 from smartbatch.types import Answer, Kind, Request, Route, Usage
 
 MODEL = "openai:gpt-5-mini"
@@ -159,7 +169,19 @@ class TestCalls:
             thread.start()
         for thread in threads:
             thread.join(30.0)
-        assert history.latency(Route.INDIVIDUAL, MODEL).observations == A_SECOND
+        learned = history.latency(Route.INDIVIDUAL, MODEL).observations
+        assert A_SECOND <= learned < A_SECOND + len(threads)  # no lock: each may count one past another
+
+    def test_nothing_is_learned_on_the_threads_that_call(
+        self, process: Process, clock: VirtualClock, told: Told
+    ) -> None:
+        """Calls are noted where they end, the latest of them, and learned from when somebody looks."""
+        history = process()
+        call(history, clock, *[90.0] * 50, *[20.0] * NOTED)
+        assert told == []
+        assert median(history) == pytest.approx(20.0, rel=0.05)
+        assert history.latency(Route.INDIVIDUAL, MODEL).chance(50.0, 1) > 0.99
+        assert [each.name for each in told] == ["forecast_moved"]
 
 
 class TestTelling:
@@ -168,8 +190,10 @@ class TestTelling:
     ) -> None:
         history, rng = process(), random.Random(3)
         call(history, clock, *[2.0 * rng.uniform(0.7, 1.4) for _ in range(100)])
+        history.learn()
         told.clear()
         call(history, clock, *[8.0 * rng.uniform(0.7, 1.4) for _ in range(20)])
+        history.learn()
         (moved,) = told
         assert isinstance(moved, ForecastMoved)
         assert (moved.model, moved.route) == (MODEL, Route.INDIVIDUAL)
@@ -184,6 +208,7 @@ class TestTelling:
         heard: list[float] = []
         history = ForecastHistory(clock, lambda _: heard.append(median(history)))
         call(history, clock, *[30.0] * 12)
+        history.learn()
         assert heard == [pytest.approx(30.0, rel=0.3)]
 
     def test_what_another_process_knew_already_is_no_news(
@@ -242,10 +267,10 @@ class TestTheStore:
     def test_of_many_calls_a_sample_is_written(
         self, process: Process, clock: VirtualClock, store: SqlStore
     ) -> None:
-        """Spread over all of them, in one transaction; and what the store has stays bounded."""
+        """Spread over those that were learned from, in one transaction; what the store has stays bounded."""
         history = process()
         history.refresh()
-        call(history, clock, *[1.0 + n / 1000 for n in range(1000)])
+        call(history, clock, *[1.0 + n / NOTED for n in range(NOTED)])
         history.save()
         rows = store.facts.turnarounds(f"latency individual {MODEL}", limit=10_000)
         assert SAMPLE / 2 <= len(rows) <= SAMPLE

@@ -136,6 +136,7 @@ def test_calls_that_are_sooner_answered_than_was_believed_raise_the_threshold(
     """A second each, where two were assumed: real time keeps longer lists."""
     client.plan(PROMPTS)
     client.generate(PROMPTS[:20], strategy="individual")
+    assert client.metrics.snapshot().decisions.thresholds_moved == 1  # who looks has it learned
     (threshold,) = [each for each in events if isinstance(each, ThresholdMoved)]
     assert threshold.before is not None
     assert threshold.after is None or threshold.after > threshold.before
