@@ -25,6 +25,7 @@ from smartbatch.types import Duration, Result, Route, T, Usage
 
 if TYPE_CHECKING:
     from smartbatch.jobs.service import JobService
+    from smartbatch.reports.report import Report
 
 STATUS_TIMEOUT = 30.0
 """Seconds that the store has to say how a job stands: it is locked by others for ten at most."""
@@ -135,6 +136,22 @@ class Job:
     def incidents(self) -> list[IncidentRow]:
         """Return what should not have happened, oldest first, with what it may have cost."""
         return self._service.store.facts.incidents(self.id)
+
+    def report(self) -> Report:
+        """Return a report of the job so far: one file of HTML that says what was asked, what came, when, by
+        which route and why, and what it cost. It holds no prompt and no answer.
+
+        Of a large job its distributions are estimates, made of some thousand results.
+
+        Raises:
+            JobNotFound: it was forgotten.
+            StoreError: the store cannot be read.
+        """
+        from smartbatch.jobs.job_report import job_report  # late: most programs make none
+        from smartbatch.reports.report import Report
+
+        service = self._service
+        return Report(job_report(service.store, self._row(), service.wall()))
 
     def has_account(self) -> bool:
         """Whether this process has the account the job was submitted with, which going on needs."""

@@ -35,6 +35,7 @@ _SECONDS = (
     *(3600, 7200, 10_800, 21_600, 43_200, 86_400, 172_800, 432_000, 864_000, 2_592_000),
 )
 """Steps between the ticks of an axis of time."""
+_FEW_SECONDS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000)
 
 
 def seconds(value: float) -> str:
@@ -104,12 +105,14 @@ class Scale:
         return self.start + part * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Return some four to eight round values."""
-        if self.axis.log:
-            return _log_ticks(self.low, self.high, self.axis.words is seconds)
+        """Return some three to eight round values."""
+        if self.axis.log and (found := _log_ticks(self.low, self.high, self.axis.words is seconds)):
+            return found
         span = self.high - self.low
         if self.axis.words in (seconds, moment):
-            step = next((step for step in _SECONDS if span / step <= 6), _SECONDS[-1])
+            least = 1.0 if self.axis.words is moment else 0.0  # a moment is told in whole seconds
+            fits = (step for step in _SECONDS if span / step <= 6 and step >= least)
+            step = next(fits, _SECONDS[-1])
             step *= max(1.0, math.ceil(span / step / 8))
         else:
             rough = span / 5
@@ -120,12 +123,14 @@ class Scale:
 
 
 def _log_ticks(low: float, high: float, of_time: bool) -> list[float]:
-    if of_time:
-        steps: Sequence[float] = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000)
-    else:
-        steps = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-    found = [step for step in steps if low <= step <= high]
-    return found if len(found) <= 8 else found[:: math.ceil(len(found) / 8)]
+    """Return powers of ten, or more of the round values where these are few; none where even those are."""
+    powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    fine: Sequence[float] = sorted(part * power for power in powers for part in (1, 2, 5))
+    for steps in (_FEW_SECONDS, _SECONDS) if of_time else (powers, fine):
+        found = [step for step in steps if low <= step <= high]
+        if len(found) >= 3:
+            return found if len(found) <= 8 else found[:: math.ceil(len(found) / 8)]
+    return []
 
 
 def scale(axis: Axis, values: Iterable[float], start: float, end: float) -> Scale:

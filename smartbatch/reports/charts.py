@@ -106,7 +106,8 @@ def _frame(x: Scale, y: Scale) -> list[Html]:
         words = x.axis.words(tick)
         if x.axis.words is moment:
             words = words[11:19] if x.high - x.low <= 600 else words[11:16] if day else words[5:10]
-        parts += [_stroke(x(tick), bottom, x(tick), bottom + 4), _text(x(tick), bottom + 16, words)]
+        anchor = "end" if x(tick) > x.end - 20 else "middle"
+        parts += [_stroke(x(tick), bottom, x(tick), bottom + 4), _text(x(tick), bottom + 16, words, anchor)]
     for tick in y.ticks():
         parts += [
             _stroke(left - 4, y(tick), x.end, y(tick)),

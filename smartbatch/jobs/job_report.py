@@ -1,0 +1,198 @@
+"""What the report of a job tells, read from the store: whole tables of items are never read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from smartbatch._version import __version__
+from smartbatch.errors import StoreError
+from smartbatch.jobs.batch_timeline import timeline_rows
+from smartbatch.jobs.incident_titles import incident_title
+from smartbatch.jobs.payload import Shared, decode_params, decode_result, item_id, with_earlier_tries
+from smartbatch.jobs.records import IncidentRow, JobPolicy, JobRow, JobState, ResultRow
+from smartbatch.jobs.status import span
+from smartbatch.jobs.store import SqlStore
+from smartbatch.reports.report_data import ReportData, ReportedJob, ReportIncident
+from smartbatch.reports.sampling import MOST_SAMPLED, EvenSample, FailureGroups, RequestFigures
+from smartbatch.types import Generation, Result
+
+_PAGES = 80
+"""Places of a job at which results are read."""
+_FAILURES = 5_000
+"""Failed requests that are read."""
+_PLAIN_PARAMETERS = ("max_tokens", "temperature", "top_p", "seed")
+
+
+def job_report(store: SqlStore, row: JobRow, wall: float) -> ReportData:
+    """Return what the report of a job tells.
+
+    Args:
+        wall: Unix seconds.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    seen = _Seen(store, row)
+    return ReportData(
+        title=f"Job {row.key or row.id}",
+        place=store.place,
+        made_at=wall,
+        kind=row.kind,
+        models=(row.model,),
+        parameters=_parameters(row),
+        labels=tuple((name, str(value)) for name, value in row.metadata.items()),
+        total=row.total,
+        succeeded=row.succeeded,
+        failed=row.failed,
+        cancelled=row.cancelled,
+        dropped=tuple(seen.dropped.items()),
+        input_tokens=row.input_tokens,
+        output_tokens=row.output_tokens,
+        cost=row.cost,
+        unpriced=row.unpriced,
+        sample=seen.sample.kept(),
+        sampled_of=row.succeeded,
+        failures=seen.failures.largest(),
+        failures_read=seen.failures_read,
+        jobs=(job_figures(store, row, wall),),
+        versions=versions(),
+    )
+
+
+def job_figures(store: SqlStore, row: JobRow, wall: float) -> ReportedJob:
+    """Return how a job went, without its results."""
+    incidents = store.facts.incidents(row.id)
+    ended = row.state is JobState.DONE
+    known = ended and not row.unpriced
+    paid = row.cost + sum(one.money or 0.0 for one in incidents)
+    route = row.policy.route
+    return ReportedJob(
+        id=row.id,
+        key=row.key,
+        state=row.state.value if row.note is None or ended else f"{row.state.value}: {row.note}",
+        route=None if route is None else route.value,
+        settings=tuple(_settings(row.policy, row.created_at)),
+        created=row.created_at,
+        finished=row.finished_at if ended else None,
+        paid=paid if known else None,
+        individual_cost=row.realtime_cost if known else None,
+        batch_cost=None,
+        timeline=timeline_rows(row.created_at, store.shards.of_job(row.id), wall),
+        incidents=tuple(map(_incident, incidents)),
+    )
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """Return what makes a report."""
+    return (("smartbatch", __version__), ("Python", ".".join(map(str, sys.version_info[:3]))))
+
+
+class _Seen:
+    """Results of a job: answered ones at evenly chosen places, and the first that failed."""
+
+    def __init__(self, store: SqlStore, row: JobRow) -> None:
+        self.sample, self.failures = EvenSample(), FailureGroups()
+        self.failures_read = 0
+        self.dropped: dict[str, str] = {}
+        for result_row in _places(store, row):
+            if not result_row.follower:
+                self._add(_result(result_row, row.id))
+        for result_row in store.items.failed(row.id, limit=_FAILURES) if row.failed else ():
+            error = _result(result_row, row.id).error
+            if error is not None:
+                kind = type(error).__name__ if error.kind is None else error.kind.value
+                self.failures.add(kind, error.message, item_id(row.id, result_row.ix, result_row.user_id))
+                self.failures_read += 1
+
+    def _add(self, result: Result) -> None:
+        self.dropped.update(result.dropped)
+        if result.ok:
+            self.sample.add(figures_of(result))
+
+
+def figures_of(result: Result) -> RequestFigures:
+    """Return the figures of an answered request."""
+    return RequestFigures(
+        route="" if result.route is None else result.route.value,
+        latency=result.latency,
+        cost=result.cost,
+        input_tokens=result.usage.input_tokens,
+        output_tokens=result.usage.output_tokens,
+        attempts=result.attempts,
+    )
+
+
+def _places(store: SqlStore, row: JobRow) -> Iterator[ResultRow]:
+    """Yield results at evenly chosen places of a job; all of one that has few."""
+    size = MOST_SAMPLED // _PAGES
+    if row.total <= MOST_SAMPLED:
+        starts = range(0, row.total, size)
+    else:
+        starts = range(0, row.total - size + 1, (row.total - size) // (_PAGES - 1))
+    last = -1
+    for start in starts:
+        page = store.items.results(row.id, after=max(start - 1, last), limit=size)
+        if page:
+            last = page[-1].ix
+            yield from page
+
+
+def _result(row: ResultRow, job_id: str) -> Result:
+    result = decode_result(row.body, request_id=item_id(job_id, row.ix, row.user_id))
+    return with_earlier_tries(result, row.earlier)
+
+
+def _parameters(row: JobRow) -> tuple[tuple[str, str], ...]:
+    """Return what all requests share, without what may be a prompt."""
+    try:
+        shared = decode_params(row.params)
+    except StoreError:
+        return (("parameters", "of a newer release, which this one cannot read"),)
+    return tuple(_shared(shared))
+
+
+def _shared(shared: Shared) -> Iterator[tuple[str, str]]:
+    params = shared.params
+    for name in _PLAIN_PARAMETERS:
+        if (value := getattr(params, name)) is not None:
+            yield name, str(value)
+    yield from _told_by_size(params)
+    if shared.embedding is not None:
+        yield "task_type", str(shared.embedding.task_type)
+        yield "dimensions", str(shared.embedding.dimensions)
+
+
+def _told_by_size(params: Generation) -> Iterator[tuple[str, str]]:
+    """Yield parameters whose contents may be confidential, each by its size."""
+    if params.system is not None:
+        yield "system", f"{len(params.system):,} characters"
+    if params.stop is not None:
+        yield "stop", f"{len(params.stop):,} texts"
+    if params.schema is not None:
+        yield "schema", f"{len(params.schema.get('properties', ())):,} properties"
+    if params.response_format is not None:
+        yield "response_format", str(params.response_format.get("type", "given"))
+    if params.extra is not None:
+        yield "extra", ", ".join(params.extra)
+
+
+def _settings(policy: JobPolicy, created_at: float) -> Iterator[tuple[str, str]]:
+    if policy.deadline is not None:
+        yield "deadline", f"{span(max(0.0, policy.deadline - created_at))} after it was accepted"
+    if policy.budget is not None:
+        yield "budget", f"{policy.budget:g} USD"
+    yield "what a batch has not run", "goes in real time" if policy.fallback == "individual" else "goes again"
+    if policy.timeout is not None:
+        yield "a batch is cancelled after", span(policy.timeout)
+    if policy.attended:
+        yield "goes in real time", "only while a process waits for it"
+
+
+def _incident(incident: IncidentRow) -> ReportIncident:
+    return ReportIncident(
+        at=incident.at,
+        title=incident_title(incident.kind),
+        detail=incident.detail,
+        money=incident.money,
+    )

@@ -1,0 +1,177 @@
+"""The report of a job: what it says, what it never says, and that it stays small."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from smartbatch.client import BatchingClient
+from smartbatch.jobs.job import Job
+from smartbatch.reports.charts import Span, TimelineRow
+from smartbatch.reports.report import MOST_BYTES, Report
+from smartbatch.reports.report_data import ReportData, ReportedJob, ReportIncident
+from smartbatch.reports.sampling import MOST_SAMPLED, FailureGroup, RequestFigures
+from tests.hostile import HOSTILE
+
+PRICES = {"sim:demo": {"input": 1000.0, "output": 4000.0, "batch_discount": 0.5}}
+SIM = "sim:demo?latency=0&batch_seconds=0"
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchingClient]:
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
+    settings = {"store": str(tmp_path / "jobs.db"), "batch_poll_interval": 0.01, "prices": PRICES}
+    with BatchingClient(SIM, **settings) as client:  # type: ignore[arg-type]
+        yield client
+
+
+def parsed(report: Report) -> ElementTree.Element:
+    html = report.html.removeprefix("<!doctype html>")
+    return ElementTree.fromstring(re.sub(r' xmlns="[^"]*"', "", html))
+
+
+def section(report: Report, name: str) -> str:
+    """The words of one section."""
+    found = parsed(report).find(f".//section[@id='{name}']")
+    assert found is not None
+    return " ".join(" ".join(found.itertext()).split())
+
+
+def done(client: BatchingClient, prompts: list[str], **params: object) -> Job:
+    job = client.submit_batch(prompts, **params)  # type: ignore[arg-type]
+    job.wait(60)
+    return job
+
+
+def test_a_report_says_what_was_asked_what_came_and_what_it_cost(client: BatchingClient) -> None:
+    job = done(client, ["one two", "three"], key="nightly", max_tokens=9, temperature=0.5)
+    report = job.report()
+    status = job.status()
+    assert "requests 2 model sim:demo kind generate max_tokens 9 temperature 0.5" in section(report, "asked")
+    assert "100% answered 2 failed 0 cancelled 0 without a result 0" in section(report, "results")
+    assert f"cost {status.cost:.6f} USD" in section(report, "results")
+    assert f"{status.cost:.6f} USD less than always individual." in section(report, "cost"), "half price"
+    assert "Answered by route: batch 100 %." in section(report, "route")
+    assert "batches 1" in section(report, "time")
+    assert "batch 1 running" in section(report, "time")
+    assert "batch latency" in section(report, "distributions")
+    assert "No request failed." in section(report, "failures")
+    assert "Nothing happened that should not have." in section(report, "incidents")
+    assert parsed(report).findtext("head/title") == "Job nightly – smartbatch report"
+
+
+def test_what_is_not_recorded_is_unknown(client: BatchingClient) -> None:
+    """A job that was submitted as one has no decision, and so no forecast; while it goes on, no sum."""
+    ended = done(client, ["a"]).report()
+    assert "always batch unknown unknown unknown unknown unknown" in section(ended, "cost")
+    assert "Why is not recorded" in section(ended, "route")
+    with BatchingClient("sim:demo?batch_seconds=600", store=client.config.store) as slow:
+        report = slow.submit_batch(["c"]).report()
+        assert "ended unknown took goes on" in section(report, "time")
+        assert "as it was done unknown unknown" in section(report, "cost")
+        assert "1 have no result yet" in report.html
+
+
+def test_a_report_holds_no_prompt_no_answer_and_nothing_of_the_system_text(client: BatchingClient) -> None:
+    schema = {"type": "object", "properties": {"SECRET3": {"type": "string"}}, "required": ["SECRET3"]}
+    job = done(
+        client, ["SECRET1"], system="SECRET2", schema=schema, stop=["SECRET4"], context={"row": "SECRET5"}
+    )
+    (result,) = job.results()
+    html = job.report().html
+    assert "SECRET" not in html
+    assert result.text is not None
+    assert result.text not in html
+    assert "system 7 characters" in section(job.report(), "asked")
+    assert "schema 1 properties" in section(job.report(), "asked")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_texts_of_strangers_stay_text_and_are_cut(name: str) -> None:
+    """Names, labels, error messages, incidents, even what comes from a store that somebody else wrote."""
+    text = HOSTILE[name]
+    incident = ReportIncident(at=0.0, title=text, detail=text, money=1.0)
+    row = TimelineRow(text, (Span(text, 0.0, 9.0),), text)
+    job = ReportedJob(
+        id=text,
+        key=text,
+        state=text,
+        route=text,
+        settings=((text, text),),
+        created=0.0,
+        finished=9.0,
+        paid=1.0,
+        individual_cost=2.0,
+        batch_cost=None,
+        timeline=(row,) * 500,
+        incidents=(incident,) * 500,
+    )
+    figures = RequestFigures(route=text, latency=1.0, cost=0.1, input_tokens=1, output_tokens=1, attempts=1)
+    data = ReportData(
+        title=text,
+        place=text,
+        made_at=0.0,
+        kind=text,
+        models=(text,) * 99,
+        parameters=((text, text),) * 20,
+        labels=((text, text),) * 99,
+        dropped=((text, text),) * 99,
+        total=500,
+        succeeded=1,
+        failed=499,
+        input_tokens=1,
+        output_tokens=1,
+        cost=0.1,
+        unpriced=0,
+        sample=(figures,) * 9,
+        sampled_of=9,
+        failures=(FailureGroup(text, text, 499, text),) * 200,
+        failures_read=499,
+        jobs=(job,) * 5,
+    )
+    report = Report(data)
+    page = list(parsed(report).iter())
+    assert not {each.tag for each in page} & {"script", "img", "b", "a", "iframe", "link", "form"}
+    assert not {attribute for each in page for attribute in each.attrib if attribute.startswith("on")}
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e]", report.html)
+    assert len(report.html.encode()) <= MOST_BYTES
+
+
+def test_failures_are_told_by_kind_and_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
+    with BatchingClient(SIM, store=str(tmp_path / "jobs.db"), batch_poll_interval=0.01) as client:
+        job = client.submit_batch(["a", "b"])
+        job.cancel()
+        status = job.wait(60)
+        told = section(job.report(), "results")
+        assert f"answered {status.completed} failed {status.failed} cancelled {status.cancelled}" in told
+
+
+def test_a_report_is_saved_and_shown_in_a_frame_of_its_own(client: BatchingClient, tmp_path: Path) -> None:
+    report = done(client, ["a"]).report()
+    report.save(tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text("utf-8") == report.html
+    frame = ElementTree.fromstring(report._repr_html_())
+    assert (frame.tag, frame.get("sandbox")) == ("iframe", "")
+    assert (frame.get("srcdoc") or "").split() == report.html.split()
+    assert repr(report).startswith("<Report Job job-")
+
+
+def test_a_report_loads_nothing_and_has_no_styles_but_its_sheet(client: BatchingClient) -> None:
+    page = parsed(done(client, ["a"]).report())
+    assert not {name for each in page.iter() for name in each.attrib} & {"href", "src", "style", "action"}
+    assert "http://" not in re.sub(r"http://www.w3.org/2000/svg", "", done(client, ["b"]).report().html)
+
+
+@pytest.mark.full
+def test_a_report_of_a_large_job_is_small_and_a_sample(client: BatchingClient) -> None:
+    job = done(client, [f"prompt {number}" for number in range(100_000)])
+    report = job.report()
+    assert len(report.html.encode()) <= MOST_BYTES
+    assert len(report.data.sample) <= MOST_SAMPLED
+    assert "Of 100,000 answered requests" in section(report, "distributions")
+    assert "evenly chosen: figures are estimates" in section(report, "distributions")
