@@ -45,8 +45,9 @@ class Event:
         return snake_case(type(self).__name__)
 
     def fields(self) -> dict[str, Any]:
-        """The event as plain values, fit for JSON; without the objects that are the user's own."""
-        return asdict(self, value_serializer=_plain, filter=lambda each, _: each.name not in _OBJECTS)
+        """The event as plain values, fit for JSON; without the objects that are the user's own, and without
+        the texts of providers."""
+        return asdict(self, value_serializer=_plain, filter=lambda each, _: each.name not in _LEFT_OUT)
 
 
 def _plain(_event: Any, _field: Any, value: Any) -> Any:
@@ -55,7 +56,7 @@ def _plain(_event: Any, _field: Any, value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-_OBJECTS = frozenset({"context", "requests"})
+_LEFT_OUT = frozenset({"context", "requests", "message"})
 
 
 @frozen(kw_only=True)
@@ -158,6 +159,10 @@ class RequestFinished(RequestEvent):
     cost: float | None
     route: Route | None
     deduplicated: bool
+    of_job: bool = False
+    """True for a request of a job, whose result is counted where it is stored."""
+    message: str | None = field(default=None, repr=False)
+    """The error's own text, which may be a provider's: without keys, cut, and no part of :meth:`fields`."""
 
 
 @frozen(kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from attrs import asdict, field, frozen
+from attrs import asdict, evolve, field, frozen
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork, reentered, run_after_collection
@@ -31,6 +31,7 @@ from smartbatch.events import (
     LongWait,
     Observer,
     ParameterDropped,
+    RequestFinished,
     RetryScheduled,
     ShardChanged,
 )
@@ -40,6 +41,7 @@ from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.job_submission import JobSubmission, batches_of
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.service import JobService
+from smartbatch.jobs.summary_log import SummaryLog
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
 from smartbatch.observe.dropped import DroppedParameters
@@ -133,19 +135,25 @@ class RunningState:
         self.advisor = advisor = _advisor(settings, bus, history, realtime)
         self._callbacks = CallbackThread(clock, callback_raised, settings.hooks.run_callback)
         dropped = DroppedParameters()
+        self.summaries = SummaryLog(clock, store, part=secrets.randbelow(2**32))
         self.service = JobService(
             config,
             clock,
             rng=settings.rng or random.SystemRandom(),
             store=store,
-            dependencies=_dependencies(
-                settings, realtime, history, advisor, budget, bus, self._callbacks, dropped.tell
+            dependencies=evolve(
+                _dependencies(
+                    settings, realtime, history, advisor, budget, bus, self._callbacks, dropped.tell
+                ),
+                save=self.summaries.save,
             ),
         )
         self.jobs = _job_submission(settings, self.service, budget, history)
         reading = Reading(realtime.admission, realtime.process)
         keyed = KeyedLists(settings.preparer, self.jobs, self.service, reading)
-        self.routing = _list_router(settings, realtime, self.jobs, self.service, advisor, keyed)
+        self.routing = _list_router(
+            settings, realtime, self.jobs, self.service, advisor, keyed, self.summaries
+        )
         self.deferral = deferral = Deferral(
             config,
             clock,
@@ -175,6 +183,7 @@ class RunningState:
         bus = self._bus
         bus.subscribe_to_all(self.metrics)
         bus.subscribe(self.history, CallFinished)
+        bus.subscribe(self.summaries, RequestFinished)
         bus.subscribe(self.advisor.batch_ended, BatchEnded)  # before it is learned from
         bus.subscribe(self.history.batch_ended, BatchEnded)
         bus.subscribe(self.routing.job_finished, JobFinished)
@@ -381,6 +390,7 @@ def _list_router(
     service: JobService,
     advisor: Advisor,
     keyed: KeyedLists,
+    summaries: SummaryLog,
 ) -> ListRouter:
     """Return what finds lists their routes."""
     return ListRouter(
@@ -393,6 +403,7 @@ def _list_router(
         service=service,
         advisor=advisor,
         keyed=keyed,
+        noted=summaries.decided,
     )
 
 

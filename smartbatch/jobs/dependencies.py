@@ -14,6 +14,7 @@ from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.events import Event
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.steps.context import EnqueuedExchange, unlearned
+from smartbatch.jobs.store import SqlStore
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request, Result, RunCallback, call_now
 
@@ -63,6 +64,7 @@ class JobDependencies:
         calibration: says what was learned of the tokens of a job's model.
         run_callback: calls the user's callbacks of progress.
         outer_budget: returns the budget that items of a job with a budget of its own spend from as well.
+        save: writes what is to be in the store's summaries; called every few seconds, and at the end.
     """
 
     providers: tuple[Provider, ...]
@@ -77,5 +79,6 @@ class JobDependencies:
     calibration: Callable[[JobRow], Calibration] = unlearned
     run_callback: RunCallback = call_now
     outer_budget: Callable[[JobRow], Budget | None] = lambda _: None
+    save: Callable[[SqlStore], object] = lambda _: None
     tell_dropped: Callable[[str, str], None] = lambda _name, _reason: None
     exchange_enqueued: EnqueuedExchange | None = None

@@ -49,6 +49,15 @@ class OpenedStore:
             return self._store
 
     @property
+    def is_open(self) -> bool:
+        """Whether it is in use."""
+        return self._store is not None
+
+    def peek(self) -> SqlStore | None:
+        """Return the store if it is in use."""
+        return self._store
+
+    @property
     def place(self) -> str:
         """Where it is, for people; without opening it, which may hang."""
         return "of the client" if self._store is None else self._store.place

@@ -332,6 +332,7 @@ class JobService:
             wanted=self._is_wanted,
             realtime=realtime,
             changed=self.notifier.notify,
+            save=partial(dependencies.save, store),
         )
 
     # -- looking ---------------------------------------------------------------------------------------------
@@ -526,6 +527,8 @@ class JobService:
 
         def close() -> None:
             save()
+            if store is not None:
+                self._dependencies.save(store)
             if supervisor is not None:
                 supervisor.release(leases)
             if store is not None:

@@ -72,6 +72,7 @@ class JobSupervisor:
         serves: whether this process can do anything for a job.
         wanted: whether anybody here waits for an attended job that is owned; else it is given back.
         changed: called with a job's id, with no lock held, after every step of it.
+        save: writes summaries into the store; called before each search for jobs.
     """
 
     _runtime: JobRuntime
@@ -80,6 +81,7 @@ class JobSupervisor:
     _wanted: Callable[[JobRow], bool] = field(default=lambda _: True, kw_only=True)
     realtime: RealtimeRunner = field(kw_only=True)
     _changed: Callable[[str], None] = field(kw_only=True)
+    _save: Callable[[], object] = field(default=lambda: None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._store, self._report = self._runtime.store, self._runtime.report
@@ -260,6 +262,7 @@ class JobSupervisor:
 
     def _claim_jobs(self) -> None:
         """Read the own jobs anew, and claim jobs that no living process owns."""
+        self._save()
         self._refresh_owned()
         self._claim(self._store.leases.claimable())
 

@@ -147,7 +147,9 @@ class DeferredEffects:
         self._tell_end(ticket, waiter, result)
 
     def _tell_end(self, ticket: Ticket, waiter: Waiter, result: Result, *, cancelled: bool = False) -> None:
-        end = request_finished(waiter.request, result, ticket.lane.label, self.now, waiter.submitted)
+        end = request_finished(
+            waiter.request, result, ticket.lane.label, self.now, waiter.submitted, of_job=waiter.raw
+        )
         self.tell(evolve(end, ok=False, cancelled=True) if cancelled else end, waiter)
 
 
@@ -165,7 +167,7 @@ def parameters_dropped(request: Request, result: Result, now: float) -> Iterator
 
 
 def request_finished(
-    request: Request, result: Result, model: str, now: float, submitted: float
+    request: Request, result: Result, model: str, now: float, submitted: float, *, of_job: bool
 ) -> RequestFinished:
     """Return the event that tells of the end of a request; the times are monotonic seconds."""
     error = result.error
@@ -186,6 +188,8 @@ def request_finished(
         cost=result.cost,
         route=result.route,
         deduplicated=result.deduplicated,
+        of_job=of_job,
+        message=None if error is None else error.message,
     )
 
 

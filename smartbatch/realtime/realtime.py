@@ -274,7 +274,7 @@ class Realtime:
             options.sink(result)
         for dropped in parameters_dropped(request, result, now):
             self._setup.tell(dropped)
-        self._setup.tell(request_finished(request, result, self.model.label, now, now))
+        self._setup.tell(request_finished(request, result, self.model.label, now, now, of_job=options.raw))
         return future
 
     def _abandon_futures(self, futures: list[ResultFuture]) -> None:

@@ -85,6 +85,11 @@ class Advisor:
     _watched: _Watched | None = field(default=None, init=False)
     _told: dict[Route, ForecastAt] = field(factory=dict, init=False)  # forecasts, when it was last told
 
+    @property
+    def label(self) -> str:
+        """The model, as ``provider:model``."""
+        return self._model.label
+
     def workload(
         self, kind: Kind, requests: int, constraints: Constraints, *, batchable: bool, flexible: bool = False
     ) -> Workload:
@@ -181,34 +186,36 @@ class Advisor:
         """Return what adds up the cost of results, and what their tokens cost by the plain routes."""
         return ActualCost(self._rates("standard"), self._rates("batch"))
 
-    def score(self, number: str, decision: Decision, seconds: float, actual: ActualCost) -> None:
+    def score(
+        self, number: str, decision: Decision, seconds: float, actual: ActualCost
+    ) -> RouteScored | None:
         """Tell what a decision really took: seconds from the submission to the last answer, and USD.
 
-        Where nothing was answered, how soon that was known says nothing of any route.
+        Where nothing was answered, how soon that was known says nothing of any route: ``None``.
         """
         if not actual.answered:
-            return
+            return None
         chosen, constraints = decision.chosen, decision.constraints
         alone, batch = decision.alone, decision.batch
-        self._tell(
-            RouteScored(
-                at=self._clock.now(),
-                decision_id=number,
-                model=self._model.label,
-                requests=decision.load.requests,
-                route=chosen.route,
-                seconds=seconds,
-                cost=actual.paid,
-                forecast_p50=chosen.p50,
-                forecast_p95=chosen.p95,
-                forecast_cost=expected_usd(chosen.cost),
-                individual_seconds=seconds if alone is chosen else alone.p50,
-                individual_cost=actual.individual,
-                batch_seconds=None if batch is None else seconds if batch is chosen else batch.p50,
-                batch_cost=None if batch is None else actual.by_batch,
-                met=None if constraints.deadline is None else seconds <= constraints.deadline,
-            )
+        scored = RouteScored(
+            at=self._clock.now(),
+            decision_id=number,
+            model=self._model.label,
+            requests=decision.load.requests,
+            route=chosen.route,
+            seconds=seconds,
+            cost=actual.paid,
+            forecast_p50=chosen.p50,
+            forecast_p95=chosen.p95,
+            forecast_cost=expected_usd(chosen.cost),
+            individual_seconds=seconds if alone is chosen else alone.p50,
+            individual_cost=actual.individual,
+            batch_seconds=None if batch is None else seconds if batch is chosen else batch.p50,
+            batch_cost=None if batch is None else actual.by_batch,
+            met=None if constraints.deadline is None else seconds <= constraints.deadline,
         )
+        self._tell(scored)
+        return scored
 
     def speed(self, row: JobRow) -> Speed:
         """Return how fast requests of a job can be taken out of batches and answered in real time."""

@@ -11,7 +11,9 @@ from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import RequestCancelled
+from smartbatch.events import RouteScored
 from smartbatch.interrupted import Interrupted
+from smartbatch.jobs.summary_records import ListDecision, Measured
 from smartbatch.realtime.bounded_map import BoundedMap
 from smartbatch.results import ResultList, of_prompts
 from smartbatch.routing.advisor import Advisor
@@ -37,12 +39,14 @@ class RoutedResults(Iterator[Result]):
         asked: CheckedList,
         decision: Decision,
         take: Callable[[], Taken],
+        note: Callable[[ListDecision], object] | None,
     ) -> None:
         self._advisor = advisor
         self._clock = clock
         self._decision = decision
         self._purpose = common_purpose(asked.requests)
         self._take = take
+        self._note = note
         self._actual = advisor.actual_cost()
         self._results: Taken | None = None
         self._ended = False
@@ -54,18 +58,31 @@ class RoutedResults(Iterator[Result]):
             if self._results is None:
                 self._number = self._advisor.tell(self._decision, self._purpose)
                 self._began = self._clock.now()
+                if self._note is not None:
+                    self._kept = ListDecision(self._clock.wall(), self._advisor.label, self._decision)
+                    self._note(self._kept)
                 self._results = self._take()
             result = next(self._results)
         except StopIteration:
             self._ended = True
             seconds = self._clock.now() - self._began
-            self._advisor.score(self._number, self._decision, seconds, self._actual)
+            self._scored(self._advisor.score(self._number, self._decision, seconds, self._actual))
             raise
         except BaseException:
             self.close()
             raise
         self._actual.add(result)
         return result
+
+    def _scored(self, event: RouteScored | None) -> None:
+        if event is not None and self._note is not None:
+            self._kept.measured = Measured(
+                seconds=event.seconds,
+                cost=event.cost,
+                individual_cost=event.individual_cost,
+                batch_cost=event.batch_cost,
+            )
+            self._note(self._kept)
 
     def unread(self) -> dict[int, Result]:
         """Return, after :meth:`close`, the results that came and were not taken, by position."""

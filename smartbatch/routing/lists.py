@@ -24,6 +24,7 @@ from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_submission import JobOptions, JobSubmission
 from smartbatch.jobs.records import JobRow, JobState
 from smartbatch.jobs.service import JobService
+from smartbatch.jobs.summary_records import ListDecision
 from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
 from smartbatch.providers.registry import OpenedModel
@@ -81,6 +82,7 @@ class ListRouter:
         service: carries jobs on.
         advisor: chooses.
         keyed: keeps the lists that have a key.
+        noted: takes the decisions on lists that are no jobs.
     """
 
     _config: BatchingConfig
@@ -92,6 +94,7 @@ class ListRouter:
     _service: JobService
     _advisor: Advisor
     _keyed: KeyedLists
+    _noted: Callable[[ListDecision], object]
     _decided: dict[str, tuple[str, Decision]] = field(factory=dict, init=False)
     """The decisions of jobs that have not ended, with the ids they were told under."""
     displays: ListDisplays = field(factory=ListDisplays, init=False)
@@ -405,7 +408,9 @@ class ListRouter:
         """Return the results by the route that was chosen."""
         way = self._by_job if _by_job(decision) else self._in_real_time
         take = partial(way if asked.key is None else self._keyed.results, asked, decision, options)
-        return RoutedResults(self._advisor, self._clock, asked, decision, take)
+        in_store = asked.key is not None or _by_job(decision)  # then its job has the decision
+        note = None if in_store else self._noted
+        return RoutedResults(self._advisor, self._clock, asked, decision, take, note)
 
     def _carry_out(
         self,

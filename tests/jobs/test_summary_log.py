@@ -1,0 +1,222 @@
+"""What a client leaves in the store's summaries: decisions, spending and errors, of jobs and in real time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inside import inside
+from jobs.remote import Remote
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
+from smartbatch.jobs import summary_log
+from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.types import Request
+
+ClientOf = Callable[..., BatchingClient]
+PROMPTS = ["one", "two", "three"]
+MODEL = "remote:default"
+SOON = 12.0
+"""Virtual seconds within which what was noted is written."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "jobs.db")
+
+
+@pytest.fixture
+def remote(clock: VirtualClock) -> Remote:
+    return Remote(clock)
+
+
+@pytest.fixture
+def client(client_of: ClientOf, remote: Remote, place: str) -> BatchingClient:
+    return client_of(remote, store=place)
+
+
+@pytest.fixture
+def other(client: BatchingClient, place: str) -> Iterator[SqlStore]:
+    """Another process that looks at the store of a client, which has begun."""
+    client.start()
+    store = open_store(place)
+    yield store
+    store.close()
+
+
+def spent(store: SqlStore) -> dict[str, tuple[int, int]]:
+    """Requests by route, and how many of them failed."""
+    return {each.route: (each.requests, each.failed) for each in store.summaries.spending(0.0)}
+
+
+# -- decisions -----------------------------------------------------------------------------------------------
+
+
+def test_the_decision_on_a_list_in_real_time_is_there_soon_and_measured(
+    client: BatchingClient, other: SqlStore, clock: VirtualClock
+) -> None:
+    client.generate(PROMPTS)
+    clock.sleep(SOON)
+    [found] = other.summaries.decisions()
+    assert found.decision is not None
+    assert (found.route, found.requests, found.job_id) == ("individual", 3, None)
+    assert (found.p50, found.model) == (found.decision.chosen.p50, MODEL)
+    assert found.measured is not None
+    assert found.measured.seconds <= SOON
+    assert found.measured.cost == 0.0
+
+
+def test_a_list_that_is_still_read_is_there_without_what_it_took(
+    client: BatchingClient, other: SqlStore, clock: VirtualClock
+) -> None:
+    results = client.map(PROMPTS)
+    next(results)
+    clock.sleep(SOON)
+    assert [found.measured for found in other.summaries.decisions()] == [None]
+    assert len(list(results)) == 2
+    clock.sleep(SOON)
+    [found] = other.summaries.decisions()
+    assert found.measured is not None
+    assert found.measured.seconds >= SOON
+
+
+WAYS: dict[str, Callable[[BatchingClient], Any]] = {
+    "a list by batch": lambda client: client.generate(PROMPTS, strategy="batch"),
+    "a job with a deadline": lambda client: client.submit_batch(PROMPTS, deadline="2h").wait(),
+    "a list with a key": lambda client: client.generate(PROMPTS, key="k"),
+    "a plan that ran": lambda client: client.plan(PROMPTS, strategy="batch").run(),
+    "a run": lambda client: client.submit_run(PROMPTS, client.plan(PROMPTS)).wait(),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_decision_of_a_job_is_stored_with_the_job_and_once(
+    client: BatchingClient, other: SqlStore, clock: VirtualClock, way: str
+) -> None:
+    WAYS[way](client)
+    [job] = other.jobs.latest()  # as soon as the job is there: not after some seconds
+    found = other.summaries.decision(job.id)
+    assert found is not None
+    assert found.decision is not None
+    assert (found.job_id, found.requests) == (job.id, 3)
+    assert job.policy.route is found.decision.chosen.route
+    assert found.measured is not None
+    assert job.finished_at is not None
+    assert found.measured.seconds == job.finished_at - job.created_at
+    clock.sleep(SOON)
+    assert [each.no for each in other.summaries.decisions()] == [found.no]
+
+
+def test_a_job_whose_route_nobody_chose_has_no_decision(client: BatchingClient, other: SqlStore) -> None:
+    job = client.submit_batch(PROMPTS)
+    assert other.summaries.decision(job.id) is None
+
+
+# -- spending and errors -------------------------------------------------------------------------------------
+
+
+def test_requests_in_real_time_are_counted_soon_and_by_route(
+    client: BatchingClient, other: SqlStore, clock: VirtualClock
+) -> None:
+    for prompt in PROMPTS:
+        client.submit(prompt).result()
+    clock.sleep(SOON)
+    assert spent(other) == {"individual": (3, 0)}
+    [each] = other.summaries.spending(clock.wall())
+    assert (each.model, each.input_tokens > 0, each.hour <= clock.wall()) == (MODEL, True, True)
+    clock.sleep(SOON)
+    assert spent(other) == {"individual": (3, 0)}
+
+
+def test_what_is_left_at_a_stop_is_written(client: BatchingClient, other: SqlStore) -> None:
+    client.submit("one").result()
+    client.generate(PROMPTS)
+    client.stop()
+    assert sum(requests for requests, _ in spent(other).values()) == 4
+    assert len(other.summaries.decisions()) == 1
+
+
+def test_a_request_of_a_job_is_counted_where_its_result_is_stored_and_nowhere_else(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    """It is asked in real time, like those that are no job's."""
+
+    def reply(prompt: str) -> str:
+        if prompt == "two":
+            raise ProviderError("the provider answered 400: no", kind=ErrorKind.CLIENT_ERROR)
+        return prompt
+
+    client = client_of(Remote(clock, batches=False, reply=reply), store=place, batch_fallback="individual")
+    job = client.submit_batch(PROMPTS)
+    job.wait()
+    store = open_store(place)
+    expected = {"individual": (2, 0), "": (1, 1)}  # what failed came by no route
+    assert spent(store) == expected
+    [group] = store.summaries.error_groups()
+    assert (group.count, group.job_id, group.row) == (1, job.id, 1)
+    clock.sleep(SOON)
+    client.stop()
+    assert spent(store) == expected
+    assert [each.count for each in store.summaries.error_groups()] == [1]
+    store.close()
+
+
+def test_errors_in_real_time_are_grouped_with_an_example(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    def reply(prompt: str) -> str:
+        raise ProviderError(f"the provider answered 400: {prompt}", kind=ErrorKind.CLIENT_ERROR)
+
+    client = client_of(Remote(clock, reply=reply), store=place)
+    for number in range(4):
+        future = client.submit(Request(f"bad row-{number}", id=f"mine-{number}"))
+        assert isinstance(future.exception(), SmartbatchError)
+    client.stop()
+    store = open_store(place)
+    [group] = store.summaries.error_groups()
+    assert (group.kind, group.message) == ("client_error", "the provider answered 400: bad #")
+    assert (group.count, group.request_id, group.model) == (4, "mine-3", MODEL)
+    assert spent(store) == {"": (4, 4)}
+    store.close()
+
+
+def test_a_client_without_a_store_keeps_nothing(client_of: ClientOf, clock: VirtualClock) -> None:
+    client = client_of(Remote(clock, batches=False))
+    client.generate(PROMPTS)
+    log = inside(client).summaries
+    assert (len(log._ended), len(log._decided), log._spent) == (0, 0, {})
+
+
+def test_what_cannot_be_written_is_kept_and_written_later(
+    client: BatchingClient, other: SqlStore, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.generate(PROMPTS)
+    tables = inside(client).service.store.summaries
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StoreError("locked")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(tables), "write", refuse)
+        clock.sleep(SOON)
+        assert spent(other) == {}
+        client.submit("four").result()
+        clock.sleep(SOON)
+    clock.sleep(SOON)
+    assert sum(requests for requests, _ in spent(other).values()) == 4
+    assert len(other.summaries.decisions()) == 1
+
+
+def test_many_requests_between_two_writes_take_little_memory(
+    client: BatchingClient, other: SqlStore, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary_log, "FOLDED_AT", 5)
+    for number in range(12):
+        client.submit(f"prompt {number}").result()
+    assert len(inside(client).summaries._ended) < 5
+    clock.sleep(SOON)
+    assert spent(other) == {"individual": (12, 0)}
