@@ -248,6 +248,13 @@ _SECRETS = re.compile(
 )
 
 
+def has_secret(text: str, *secrets: str | None) -> bool:
+    """Whether ``text`` has one of ``secrets`` in it, or what looks like a key."""
+    return any(secret and len(secret) >= 4 and secret in text for secret in secrets) or bool(
+        _SECRETS.search(text)
+    )
+
+
 def scrub(text: str, *secrets: str | None, limit: int = 300) -> str:
     """Return ``text`` without the ``secrets`` and what looks like a key, cut to ``limit`` characters.
 

@@ -191,6 +191,10 @@ class BatchMetrics:
     def snapshot(self) -> MetricsSnapshot:
         """Return all figures of this moment."""
         self._prepare()
+        return self.counted()
+
+    def counted(self) -> MetricsSnapshot:
+        """Return the figures of what was told: :meth:`snapshot` without what prepares it."""
         with self._lock.get():
             self._count_pending()
             totals, counts, workers = self._totals, self._totals.counts, self._workers

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
-from smartbatch.errors import ErrorKind, ProviderError, scrub
+from smartbatch.errors import ErrorKind, ProviderError, has_secret
 from smartbatch.providers.foreign_text import PLAIN_ID, fields, safe_text, short
 from smartbatch.providers.http.replies import Reply, is_html
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_retry_after
@@ -203,7 +203,7 @@ class ErrorReader:
 
     def _plain(self, word: str | None) -> str | None:
         """Return a code or an id of the provider's, unless it is a key or holds one."""
-        return word if word is None or scrub(word, *self.secrets) == word else None
+        return None if word is None or has_secret(word, *self.secrets) else word
 
     def limits(self, reply: Reply) -> LimitReport | None:
         """Return what the headers say about limits."""

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any
 
 from smartbatch.errors import ErrorKind, ProviderError, scrub
@@ -153,8 +154,11 @@ def finish_word(reason: Any, known: Mapping[str, str]) -> str:
 
 def http_date(text: str | None) -> float | None:
     """Return the moment an HTTP date names (RFC 9110, 5.6.7); ``None`` for anything else."""
-    if not text or len(text) > _LONGEST:
-        return None
+    return _http_date(text) if text and len(text) <= _LONGEST else None
+
+
+@lru_cache(maxsize=64)  # all answers within a second have the same
+def _http_date(text: str) -> float | None:
     try:
         return _utc(parsedate_to_datetime(text))
     except (ValueError, TypeError, OverflowError, IndexError):

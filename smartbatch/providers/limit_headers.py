@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from smartbatch.providers.foreign_text import http_date, unix_seconds
@@ -55,6 +56,11 @@ def parse_duration(text: str | None) -> float | None:
     text = (text or "").strip()
     if not text or len(text) > _LONGEST:
         return None
+    return _go_duration(text)
+
+
+@lru_cache(maxsize=256)
+def _go_duration(text: str) -> float | None:
     total, at = 0.0, 0
     for part in _PART.finditer(text):
         if part.start() != at:
@@ -161,11 +167,14 @@ _DATE_IS_EXACT_TO = 2.0  # seconds: a Date header has whole ones, and the answer
 
 
 def _number(text: str | None) -> float | None:
-    text = (text or "").strip()
+    return None if text is None or len(text) > _LONGEST else _float(text)
+
+
+@lru_cache(maxsize=1024)  # limits stay as they are, and what is left of them comes again
+def _float(text: str) -> float | None:
+    text = text.strip()
     # float() alone would also take "nan", "1_000" and digits of other scripts
-    if len(text) > _LONGEST or not _NUMBER.fullmatch(text):
-        return None
-    return float(text)
+    return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def _until(number: float, now: float) -> float:

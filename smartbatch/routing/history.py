@@ -58,8 +58,8 @@ OWN = 2 * LOADED
 """Rows of this process that are remembered, so that they are not learned from again when they are read."""
 A_SECOND = 100
 """Calls of a topic a second that are learned from; more would tell little more, and cost time."""
-NOTED = 512
-"""Calls of a topic that wait to be learned from, the latest; a forecaster remembers as many."""
+NOTED = 256
+"""Calls of a topic that wait to be learned from, the latest; to learn from them takes some 10 ms."""
 
 _TOPICS = {
     Route.INDIVIDUAL: (CALL, "latency individual"),

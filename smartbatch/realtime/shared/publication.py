@@ -136,7 +136,7 @@ class Publication:
         metrics = client.metrics()
         if metrics is None:
             return None
-        figures = metrics.snapshot()
+        figures = metrics.counted()  # every few seconds: forecasts need not learn for it
         if figures.resets != client.resets:
             client.seen, client.resets = {}, figures.resets
         before, client.seen = client.seen, sums_of(figures)
