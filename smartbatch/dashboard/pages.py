@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from smartbatch.dashboard import job_page, jobs_page, now_page
+from smartbatch.dashboard import choices_page, errors_page, job_page, jobs_page, now_page
 from smartbatch.dashboard.page import PageOf
 
 
@@ -28,5 +28,7 @@ class PageEntry:
 PAGES: Mapping[str, PageEntry] = {
     "": PageEntry("Now", now_page.page),
     "jobs": PageEntry("Jobs", jobs_page.page, of_one=job_page.page),
+    "choices": PageEntry("Choices", choices_page.page, of_one=choices_page.page_of_one),
+    "errors": PageEntry("Errors", errors_page.page),
 }
 """By the first part of the path."""

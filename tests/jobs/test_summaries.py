@@ -283,6 +283,7 @@ def plans(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[st
         store.summaries.decision("job-x")
         store.summaries.decisions()
         store.summaries.decisions(before=9)
+        store.summaries.numbered(3)
         store.summaries.figures()
         store.summaries.error_groups()
         store.summaries.spending(AT)

@@ -110,6 +110,11 @@ class SummaryTable:
             rows = self.db.rows(f"{page}WHERE d.no < ? ORDER BY d.no DESC LIMIT ?", before, limit)
         return [_stored_decision(row) for row in rows]
 
+    def numbered(self, no: int) -> StoredDecision | None:
+        """Return the decision of a number."""
+        found = self.db.row(_DECISIONS.replace("{body}", "d.body") + "WHERE d.no = ?", no)
+        return None if found is None else _stored_decision(found)
+
     def figures(self, *, limit: int = 1000) -> list[StoredDecision]:
         """Return the latest decisions, newest first, without what they rest on: for sums over many."""
         page = _DECISIONS.replace("{body}", "NULL")

@@ -1,0 +1,262 @@
+"""*Choices*: each decision on a route with its forecast, what it took, and what it saved or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from attrs import define
+
+from smartbatch._html import Child, Html, el, fragment
+from smartbatch.dashboard.job_rows import moment_of
+from smartbatch.dashboard.jobs_page import number_of
+from smartbatch.dashboard.page import Page, Query, Section
+from smartbatch.dashboard.source import Source
+from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.summary_records import Measured, StoredDecision
+from smartbatch.reports import charts, html
+from smartbatch.reports.axes import Axis, seconds, share, usd
+from smartbatch.reports.decision_view import decision_view
+
+PAGE = 50
+"""Decisions of a page."""
+SUMMED = 1_000
+"""The latest decisions, over which is summed."""
+UNKNOWN = "unknown"
+_HEAD = (
+    "when (UTC)",
+    "model",
+    "requests",
+    "route",
+    "forecast: half, 95 %",
+    "took",
+    "forecast USD",
+    "USD",
+    "against always-individual",
+    "against always-batch",
+)
+_SUMS = (
+    "route",
+    "decisions",
+    "requests",
+    "USD",
+    "USD against always-individual",
+    "time against always-individual",
+    "USD against always-batch",
+    "time against always-batch",
+)
+_TIME = Axis("seconds to the last answer", seconds, log=True)
+_NOTE = (
+    "Against always-individual and always-batch: their forecasts, made when the route was chosen, less what "
+    "the list really took and cost."
+)
+
+
+def page(source: Source, query: Query) -> Page:
+    """Return the page."""
+    store = source.store
+    if store is None:
+        return _alone("Choices", f"There is no store yet at {source.place}: the first job makes it.")
+    figures = store.summaries.figures(limit=SUMMED)
+    return Page(
+        "Choices",
+        (
+            Section("calibration", "Forecasts and what came", _calibration(figures)),
+            Section("saved", "Saved and lost, by route", _saved(figures)),
+            Section("decisions", "Decisions", _decisions(store, query)),
+        ),
+    )
+
+
+def page_of_one(source: Source, query: Query) -> Page:
+    """Return the page of one decision: its table of routes, and what it took."""
+    store, no = source.store, number_of(query.argument)
+    one = None if store is None or no is None else store.summaries.numbered(no)
+    if one is None:
+        return _alone("Choice", "There is no such decision; of those on lists only the latest are kept.")
+    return Page(
+        f"Choice of {one.route} for {one.requests:,} requests",
+        (
+            Section("outcome", "Forecast and outcome", _outcome(one, query)),
+            Section("routes", "Routes that were compared", _routes(one)),
+        ),
+    )
+
+
+def _alone(title: str, text: str) -> Page:
+    return Page(title, (Section("decisions", "Decisions", el("p", text)),))
+
+
+# -- sums ----------------------------------------------------------------------------------------------------
+
+
+def _calibration(figures: Sequence[StoredDecision]) -> Html:
+    """Return how often what came lay within the forecast, and each forecast against what came."""
+    known = [(one, one.measured) for one in figures if one.measured is not None]
+    if not known:
+        return el("p", "No decision was measured yet.", class_="soft")
+    half = sum(measured.seconds <= one.p50 for one, measured in known)
+    most = sum(measured.seconds <= one.p95 for one, measured in known)
+    rows: list[tuple[str, Child]] = [
+        ("decisions measured", f"{len(known):,}"),
+        ("within the forecast of half (50 % would be right)", share(half / len(known))),
+        ("within the forecast of 95 % (95 % would be right)", share(most / len(known))),
+    ]
+    met = [measured.seconds <= one.deadline for one, measured in known if one.deadline is not None]
+    if met:
+        rows.append(("deadlines met", f"{sum(met):,} of {len(met):,}"))
+    points = [
+        charts.Forecast(f"{one.route}, {one.requests:,} requests", one.p50, one.p95, measured.seconds)
+        for one, measured in known
+    ]
+    plot = charts.calibration("Forecast of half the lists against what came", points, _TIME)
+    return fragment(html.facts(rows), plot)
+
+
+@define
+class _Sums:
+    """What decisions for one route came to; money only where both sides are known."""
+
+    decisions: int = 0
+    requests: int = 0
+    paid: float = 0.0
+    usd_individual: float = 0.0
+    usd_batch: float = 0.0
+    seconds_individual: float = 0.0
+    seconds_batch: float = 0.0
+
+
+def _saved(figures: Iterable[StoredDecision]) -> Html:
+    """Return what was saved and lost by route, against the forecasts of the plain routes."""
+    by_route: dict[str, _Sums] = {}
+    for one in figures:
+        if one.measured is None:
+            continue
+        sums = by_route.setdefault(one.route, _Sums())
+        sums.decisions += 1
+        sums.requests += one.requests
+        sums.paid += one.measured.cost or 0.0
+        sums.usd_individual += _less(one.individual_cost, one.measured.cost) or 0.0
+        sums.usd_batch += _less(one.batch_cost, one.measured.cost) or 0.0
+        sums.seconds_individual += one.individual_p50 - one.measured.seconds
+        sums.seconds_batch += _less(one.batch_p50, one.measured.seconds) or 0.0
+    if not by_route:
+        return el("p", "No decision was measured yet.", class_="soft")
+    rows = [
+        (
+            route,
+            f"{sums.decisions:,}",
+            f"{sums.requests:,}",
+            usd(sums.paid),
+            _difference(sums.usd_individual, usd),
+            _difference(sums.seconds_individual, seconds),
+            _difference(sums.usd_batch, usd),
+            _difference(sums.seconds_batch, seconds),
+        )
+        for route, sums in sorted(by_route.items(), key=lambda each: -each[1].decisions)
+    ]
+    caption = f"The latest {SUMMED:,} decisions that were measured, by route"
+    return fragment(html.table(caption, _SUMS, rows, numbers=range(1, 8)), el("p", _NOTE, class_="soft"))
+
+
+def _less(forecast: float | None, came: float | None) -> float | None:
+    return None if forecast is None or came is None else forecast - came
+
+
+def _difference(saved: float | None, words: Callable[[float], str]) -> Child:
+    """Say what was saved, or lost where it is negative; never by the sign alone."""
+    if saved is None:
+        return UNKNOWN
+    told = words(abs(saved))
+    return f"{told} {'saved' if saved >= 0 else 'lost'}" if told != words(0.0) else "the same"
+
+
+# -- each ----------------------------------------------------------------------------------------------------
+
+
+def _decisions(store: SqlStore, query: Query) -> Html:
+    """Return a page of decisions; it is named by the one before it, so it costs the same wherever it is."""
+    before = number_of(query.values.get("before"))
+    found = store.summaries.decisions(before=before, limit=PAGE + 1)
+    if not found:
+        return el("p", "No route was chosen yet.", class_="soft")
+    table = html.table(
+        "Decisions, newest first", _HEAD, [_row(one, query) for one in found[:PAGE]], numbers=(2, 6, 7)
+    )
+    links = []
+    if before is not None:
+        links.append(el("li", el("a", "Newest decisions", href=query.again(before=None))))
+    if len(found) > PAGE:
+        older = query.again(before=found[PAGE - 1].no)
+        links.append(el("li", el("a", "Older decisions", href=older)))
+    pages = el("nav", el("ul", links), aria_label="Pages of decisions") if links else None
+    return fragment(table, el("p", _NOTE, class_="soft"), pages)
+
+
+def _row(one: StoredDecision, query: Query) -> tuple[Child, ...]:
+    measured = one.measured
+    return (
+        el("a", moment_of(one.at), href=query.link("choices", str(one.no))),
+        one.model,
+        f"{one.requests:,}",
+        one.route,
+        f"{seconds(one.p50)}, {seconds(one.p95)}",
+        "–" if measured is None else _took(one, measured),
+        _usd(one.cost),
+        "–" if measured is None else _usd(measured.cost),
+        _against(one.individual_cost, one.individual_p50, measured),
+        "no Batch API" if one.batch_p50 is None else _against(one.batch_cost, one.batch_p50, measured),
+    )
+
+
+def _took(one: StoredDecision, measured: Measured) -> Child:
+    took = measured.seconds
+    within = "within half" if took <= one.p50 else "within 95 %" if took <= one.p95 else "beyond 95 %"
+    parts: list[Child] = [el("div", seconds(took)), el("div", within, class_="soft")]
+    if one.deadline is not None:
+        met = took <= one.deadline
+        parts.append(html.state("deadline met" if met else "deadline missed", "good" if met else "bad"))
+    return fragment(parts)
+
+
+def _against(cost: float | None, p50: float, measured: Measured | None) -> Child:
+    if measured is None:
+        return f"{_usd(cost)}, {seconds(p50)} forecast"
+    return fragment(
+        el("div", _difference(_less(cost, measured.cost), usd)),
+        el("div", _difference(p50 - measured.seconds, seconds)),
+    )
+
+
+def _outcome(one: StoredDecision, query: Query) -> Html:
+    rows: list[tuple[str, Child]] = [
+        ("when (UTC)", moment_of(one.at)),
+        ("model", one.model),
+        ("route", one.route),
+        ("time to the last answer", f"forecast {seconds(one.p50)}, 95 % within {seconds(one.p95)}"),
+        ("cost", f"forecast {_usd(one.cost)}"),
+    ]
+    if one.job_id is not None:
+        rows.insert(1, ("job", el("a", one.job_id, href=query.link("jobs", one.job_id))))
+    if one.measured is None:
+        return fragment(html.facts(rows), el("p", "Its last answer is not there yet.", class_="soft"))
+    measured = one.measured
+    rows += [
+        ("took", _took(one, measured)),
+        ("cost really", _usd(measured.cost)),
+        ("the same tokens in real time", _usd(measured.individual_cost)),
+        ("the same tokens by batch", _usd(measured.batch_cost)),
+        ("against always-individual", _against(one.individual_cost, one.individual_p50, measured)),
+    ]
+    if one.batch_p50 is not None:
+        rows.append(("against always-batch", _against(one.batch_cost, one.batch_p50, measured)))
+    return fragment(html.facts(rows), el("p", _NOTE, class_="soft"))
+
+
+def _routes(one: StoredDecision) -> Html:
+    if one.decision is None:
+        return el("p", "A newer smartbatch made this decision: update to see its table.", class_="soft")
+    return decision_view(one.decision)
+
+
+def _usd(value: float | None) -> str:
+    return UNKNOWN if value is None else usd(value)

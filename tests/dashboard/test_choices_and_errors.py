@@ -1,0 +1,204 @@
+"""The pages of decisions and of errors: complete without JavaScript, and with nothing in them that acts."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jobs.decisions import decision
+from jobs.stores import new_items, new_job, result
+
+from smartbatch._clock import VirtualClock
+from smartbatch.core.routing.explanation import option_rows
+from smartbatch.dashboard import app
+from smartbatch.dashboard.choices_page import PAGE
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.payload import encode_error
+from smartbatch.jobs.records import NewResult
+from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.summary_records import Failures, ListDecision, Measured
+from tests.dashboard.visits import LOCAL, Visitor
+
+HOSTILE = "<script>alert('\"&')</script>"
+AT = 1_700_000_000.0
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "jobs.db")
+
+
+@pytest.fixture
+def store(place: str) -> Iterator[SqlStore]:
+    store = open_store(place)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def visitor(place: str) -> Visitor:
+    return Visitor(app(access=LOCAL, store=place, shared="off"))
+
+
+def read(visitor: Visitor, path: str) -> str:
+    """The text of a page, as somebody without a style sheet reads it."""
+    answer = visitor.get(path)
+    assert answer.status == 200
+    assert answer.text.count("<script") == 1  # its own file
+    plain = re.sub(r"<svg.*?</svg>", " ", answer.text, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", plain)).split())
+
+
+def write(store: SqlStore, *decisions: ListDecision, failures: tuple[Failures, ...] = ()) -> None:
+    store.summaries.write(decisions, failures, (), at=AT, part=0)
+
+
+def measured(seconds: float, cost: float | None = 0.4) -> Measured:
+    return Measured(seconds=seconds, cost=cost, individual_cost=0.8, batch_cost=cost)
+
+
+@pytest.mark.parametrize("path", ["/choices", "/errors", "/choices/7"])
+def test_a_page_without_a_store_says_so_and_makes_none(visitor: Visitor, place: str, path: str) -> None:
+    text = read(visitor, path)
+    assert "There is no" in text
+    assert not Path(place).exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/choices", "No route was chosen yet."),
+        ("/errors", "No request has failed"),
+        ("/choices/7", "There is no such decision"),
+        ("/choices/x", "There is no such decision"),
+        ("/choices/99999999999999999999", "There is no such decision"),
+    ],
+)
+def test_an_empty_store_has_empty_pages(visitor: Visitor, store: SqlStore, path: str, words: str) -> None:
+    assert words in read(visitor, path)
+
+
+# -- choices -------------------------------------------------------------------------------------------------
+
+
+def test_a_decision_is_shown_with_what_it_saved_and_lost_against_the_forecasts(
+    visitor: Visitor, store: SqlStore
+) -> None:
+    made = decision(strategy="batch")
+    took = 2 * made.chosen.p95
+    write(store, ListDecision(AT, "openai:m", made, measured(took)))
+    text = read(visitor, "/choices")
+    assert "2023-11-14 22:13:20 openai:m 400 batch" in text
+    assert "beyond 95 %" in text
+    assert "0.6 USD saved" in text  # 1 USD forecast in real time, 0.4 paid
+    assert "0.1 USD saved" in text  # 0.5 forecast by batch
+    assert re.search(r"[\d.]+ (s|min|h|d) lost", text)
+    assert "their forecasts, made when the route was chosen" in text
+
+
+def test_what_is_not_measured_yet_shows_its_forecast(visitor: Visitor, store: SqlStore) -> None:
+    write(store, ListDecision(AT, "openai:m", decision(strategy="individual")))
+    text = read(visitor, "/choices")
+    assert "No decision was measured yet." in text
+    assert "1 USD, " in text
+    assert "forecast" in text
+
+
+def test_calibration_counts_how_often_what_came_was_within_the_forecast(
+    visitor: Visitor, store: SqlStore
+) -> None:
+    made = decision(strategy="batch", deadline=90_000.0)
+    p50, p95 = made.chosen.p50, made.chosen.p95
+    came = [0.5 * p50, 0.9 * p50, (p50 + p95) / 2, 1.5 * p95]
+    write(store, *(ListDecision(AT, "openai:m", made, measured(each)) for each in came))
+    text = read(visitor, "/choices")
+    assert "decisions measured 4" in text
+    assert "within the forecast of half (50 % would be right) 50 %" in text
+    assert "within the forecast of 95 % (95 % would be right) 75 %" in text
+    assert f"deadlines met {sum(each <= 90_000.0 for each in came)} of 4" in text
+    shown = visitor.get("/choices").text
+    assert shown.count("<circle") == 3  # within 95 %
+    assert "1 took more than their 95 % bound" in shown
+
+
+def test_each_decision_has_a_page_with_its_table_of_routes(visitor: Visitor, store: SqlStore) -> None:
+    made = decision(strategy="auto", deadline=90_000.0)
+    job, _ = store.jobs.accept(new_job("job-0"), new_items(1), decision=made)
+    [found] = store.summaries.decisions()
+    assert f'href="/choices/{found.no}"' in visitor.get("/choices").text
+    text = read(visitor, f"/choices/{found.no}")
+    for row in option_rows(made):
+        for cell in filter(None, row):
+            assert " ".join(cell.strip("> ").split()) in text
+    assert made.reason in text
+    assert f'href="/jobs/{job.id}"' in visitor.get(f"/choices/{found.no}").text
+
+
+def test_a_decision_that_cannot_be_read_is_shown_without_its_table(visitor: Visitor, store: SqlStore) -> None:
+    write(store, ListDecision(AT, "openai:m", decision()))
+    store.summaries.db.change("UPDATE decision SET body = ?", '{"version": 99}')
+    [found] = store.summaries.decisions()
+    assert "A newer smartbatch made this decision" in read(visitor, f"/choices/{found.no}")
+
+
+def test_many_decisions_are_shown_page_by_page(visitor: Visitor, store: SqlStore) -> None:
+    made = decision()
+    write(store, *(ListDecision(AT + each, "openai:m", made) for each in range(PAGE + 5)))
+    first = visitor.get("/choices").text
+    [older] = re.findall(r'href="(/choices\?before=\d+)"', first)
+    second = visitor.get(html.unescape(older)).text
+    rows = [len(re.findall(r'href="/choices/\d+"', page)) for page in (first, second)]
+    assert rows == [PAGE, 5]
+    assert "Newest decisions" in second
+
+
+def test_unknown_prices_are_unknown_and_not_nothing(visitor: Visitor, store: SqlStore) -> None:
+    write(store, ListDecision(AT, "openai:m", decision(), measured(3.0, None)))
+    assert "unknown" in read(visitor, "/choices")
+
+
+# -- errors --------------------------------------------------------------------------------------------------
+
+
+def test_errors_are_shown_by_kind_and_message_with_an_example(visitor: Visitor, store: SqlStore) -> None:
+    store.jobs.accept(new_job("job-0"), new_items(2))
+    lease = store.leases.claim("job-0", 60.0)
+    assert lease is not None
+    store.items.claim_realtime(lease, 2)  # nothing waits for real time
+    body = encode_error(ProviderError("the provider answered 500: oh 17", kind=ErrorKind.SERVER_ERROR))
+    store.items.answer(lease, [NewResult(1, "failed", body, cost=0.0)], at=AT)
+    write(store, failures=(Failures("timeout", "too late", "gemini:x", 1_234, request_id="mine-7"),))
+    text = read(visitor, "/errors")
+    assert "server_error the provider answered 500: oh # 1 2023-11-14 22:13:20" in text
+    assert "openai:m row-1 row 1 of job-0" in text
+    assert "timeout too late 1,234 2023-11-14 22:13:20 2023-11-14 22:13:20 gemini:x mine-7" in text
+    alone = read(visitor, "/errors?kind=timeout")
+    assert "too late" in alone
+    assert "oh #" not in alone
+    assert "timeout 1,234" in alone
+
+
+def test_of_a_forgotten_job_no_example_is_left(visitor: Visitor, store: SqlStore) -> None:
+    store.jobs.accept(new_job("job-0"), new_items(1, realtime=True))
+    lease = store.leases.claim("job-0", 60.0)
+    assert lease is not None
+    store.items.claim_realtime(lease, 1)
+    store.items.answer(lease, [result(0, "failed")], at=AT)
+    store.leases.release(lease)
+    store.jobs.forget("job-0")
+    assert "of a job that was forgotten" in read(visitor, "/errors")
+
+
+def test_hostile_texts_are_texts(visitor: Visitor, store: SqlStore, clock: VirtualClock) -> None:
+    write(
+        store,
+        ListDecision(AT, HOSTILE, decision(), measured(3.0)),
+        failures=(Failures(HOSTILE, HOSTILE, HOSTILE, 1, request_id=HOSTILE),),
+    )
+    [found] = store.summaries.decisions()
+    for path in ("/choices", f"/choices/{found.no}", "/errors", "/errors?kind=" + "%3Cscript%3E"):
+        assert "<script>alert" not in visitor.get(path).text
+    assert HOSTILE in read(visitor, "/errors")
