@@ -6,9 +6,8 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import IO, Any, Final
 
@@ -19,8 +18,8 @@ from smartbatch.cli.clients import config_of, missing_store
 from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.jobs_of_run import jobs_of_output
 from smartbatch.cli.messages import note, say
-from smartbatch.cli.outputs import check_output_name, discard_standard_output, encode_result, replaced
-from smartbatch.cli.result_tables import table_format, write_table
+from smartbatch.cli.outputs import check_output_name, discard_standard_output, replaced
+from smartbatch.cli.result_tables import table_format
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
@@ -29,6 +28,7 @@ from smartbatch.jobs.status import JobStatus, ShardStatus, span, usd
 from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import escape
 from smartbatch.shortcuts import StoredJobs
+from smartbatch.tables.result_files import stored_lines, write_stored
 
 _ALL: Final = 1_000_000
 """Jobs of a store that are listed: all of them."""
@@ -264,7 +264,7 @@ def _write_results(job: Job, output: str | None) -> None:
             if (format := table_format(output)) is None:
                 _write_lines(job, file)
             else:
-                _write_table(job, format, file)
+                write_stored(format, job, file)
     except OSError as error:
         raise InputError(f"{output}: cannot be written: {error.strerror or error}") from error
 
@@ -275,24 +275,8 @@ def _check_free(output: str) -> None:
 
 
 def _write_lines(job: Job, file: IO[Any]) -> None:
-    last = -1
-    while page := job.stored(after=last):
-        for stored in page:
-            last = stored.index
-            file.write(encode_result(stored.index, stored.result, job.model))
+    file.writelines(stored_lines(job))
     file.flush()
-
-
-def _write_table(job: Job, format: str, file: IO[bytes]) -> None:
-    """Write the results as a table; their lines are kept in a temporary file, as they are read twice."""
-    with tempfile.TemporaryFile(prefix="smartbatch-") as lines:
-        _write_lines(job, lines)
-
-        def read() -> Iterator[dict[str, Any]]:
-            lines.seek(0)
-            return map(json.loads, lines)
-
-        write_table(format, read, file)
 
 
 # -- text and JSON -------------------------------------------------------------------------------------------

@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Final
 
-from attrs import asdict, define
+from attrs import define
 
 from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys, format_key
 from smartbatch.cli.result_tables import FORMATS, check_format
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
-from smartbatch.tables.answers import error_kind
+from smartbatch.tables.result_files import outcome_fields, to_line
 from smartbatch.types import Result
 
 HEAD: Final = b'{"index": '
@@ -546,40 +546,4 @@ def _readable(row: KeyedRow, line: dict[str, Any], answered: bool) -> str:
 def encode(row: KeyedRow, result: Result, model: str) -> bytes:
     """Return the output line of ``result``, ASCII only, so that no reader can cut it in the wrong place."""
     head = {"index": row.index, "id": row.id, "input": row.fields}
-    return to_line({**head, **_outcome(result, model), "key": format_key(row.key)})
-
-
-def encode_result(index: int, result: Result, model: str) -> bytes:
-    """Return the line of a job's result; ``index`` is the request's place in the job, from 0."""
-    line: dict[str, Any] = {"index": index, "id": result.request_id, **_outcome(result, model)}
-    if result.embedding is not None:
-        line["embedding"] = list(result.embedding)
-    if result.context is not None:
-        line["context"] = result.context
-    return to_line(line)
-
-
-def _outcome(result: Result, model: str) -> dict[str, Any]:
-    line: dict[str, Any] = {"model": result.model or model, "text": result.text}
-    if result.parsed is not None:
-        line["parsed"] = result.parsed
-    line["finish_reason"] = result.finish_reason
-    line["usage"] = asdict(result.usage, filter=lambda attribute, _: attribute.name != "estimated")
-    line["cost"] = result.cost
-    line["latency"] = round(result.latency, 6)
-    line["attempts"] = result.attempts
-    line["dropped"] = dict(result.dropped)
-    line["error"] = None
-    if result.error is not None:
-        line["error"] = {"kind": error_kind(result), "message": result.error.message}
-    return line
-
-
-def to_line(line: dict[str, Any]) -> bytes:
-    """Return a line, ASCII only."""
-    try:
-        return json.dumps(line, allow_nan=False).encode("ascii") + b"\n"
-    except (TypeError, ValueError, RecursionError):
-        # Only a decoded answer can hold what JSON cannot; its text is in the line anyway.
-        line.pop("parsed", None)
-        return json.dumps(line, allow_nan=False).encode("ascii") + b"\n"
+    return to_line({**head, **outcome_fields(result, model), "key": format_key(row.key)})

@@ -13,11 +13,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
-from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered, replaced, to_line
+from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered, replaced
 from smartbatch.cli.prompts import KeyedRow, RowKeys
-from smartbatch.cli.result_tables import read_table, table_format, write_table
+from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
+from smartbatch.tables.result_files import to_line, write_table
 
 PARTIAL = ".partial.jsonl"
 """What the name of the lines has behind the name of their table."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 from urllib.parse import parse_qsl, unquote
@@ -17,6 +17,7 @@ from smartbatch.dashboard.access import (
     is_from_own_page,
     is_known_host,
 )
+from smartbatch.dashboard.downloads import KINDS, formats, may_download, results_file
 from smartbatch.dashboard.layout import document, message, static_file
 from smartbatch.dashboard.live import OpenStreams, Streamed, stream, update, version_of
 from smartbatch.dashboard.page import Page, Query
@@ -47,7 +48,7 @@ _HEADERS = (
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
-_STATIC = {"dashboard.css": "text/css", "live.js": "text/javascript"}
+_STATIC = {"dashboard.css": "text/css; charset=utf-8", "live.js": "text/javascript; charset=utf-8"}
 _NO_ACCESS = (
     "This dashboard has no rule of access: give smartbatch.dashboard.app() an access= that says who may look "
     "and who may act. Behind a proxy every visitor seems to come from this machine, so there is no default."
@@ -63,8 +64,8 @@ class Response:
     """What goes back: a whole body, or a stream."""
 
     status: str = "200 OK"
-    kind: str = "text/html"
-    body: bytes | Iterable[bytes] = b""
+    kind: str = "text/html; charset=utf-8"
+    body: bytes | Iterator[bytes] | Streamed = b""
     headers: tuple[tuple[str, str], ...] = (("Cache-Control", "no-store"),)
 
 
@@ -92,21 +93,22 @@ class Dashboard:
         self._stopped = False
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Response a request, as PEP 3333 says."""
+        """Answer a request, as PEP 3333 says."""
         try:
             answer = self._answer(environ)
         except _Refused as refused:
             answer = _text(refused.status, refused.text, *refused.headers)
-        headers = [("Content-Type", f"{answer.kind}; charset=utf-8"), *answer.headers, *_HEADERS]
+        is_head = environ["REQUEST_METHOD"] == "HEAD"
+        headers = [("Content-Type", answer.kind), *answer.headers, *_HEADERS]
         if not isinstance(answer.body, bytes):
             start_response(answer.status, headers)
-            return answer.body
+            return _without_content(answer.body) if is_head else answer.body
         body = answer.body
         if len(body) >= _WORTH and "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
             body = gzip.compress(body, 5, mtime=0)
             headers += [("Content-Encoding", "gzip"), ("Vary", "Accept-Encoding")]
         start_response(answer.status, [*headers, ("Content-Length", str(len(body)))])
-        return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
+        return [b"" if is_head else body]
 
     def stop(self) -> None:
         """End the streams soon: the server stops."""
@@ -115,7 +117,7 @@ class Dashboard:
     # -- who -------------------------------------------------------------------------------------------------
 
     def _answer(self, environ: WSGIEnvironment) -> Response:
-        """Response a request. What is checked, in order: the host, the access, the method, then the path."""
+        """Answer a request. What is checked, in order: the host, the access, the method, then the path."""
         if not is_known_host(environ, self._hosts):
             raise _Refused(
                 "421 Misdirected Request",
@@ -163,6 +165,8 @@ class Dashboard:
             return _static(query.argument)
         if query.path in ("live", "news"):
             return self._news(environ, query)
+        if query.path == "download":
+            return self._download(query)
         try:
             page = _made(self._source, query)
         except SmartbatchError as error:
@@ -170,14 +174,14 @@ class Dashboard:
         return Response(body=document(page, query, version_of(page)))
 
     def _wrong(self, query: Query, error: SmartbatchError) -> Response:
-        """Response with the reason why a page cannot be made."""
+        """Answer with the reason why a page cannot be made."""
         missing = isinstance(error, JobNotFound)
         status = "404 Not Found" if missing else "503 Service Unavailable"
         title = "No such job" if missing else "The page cannot be made"
         return Response(status=status, body=message(title, error.message, query))
 
     def _news(self, environ: WSGIEnvironment, query: Query) -> Response:
-        """Response with what changed on a page: as a stream (``live``), or once (``news``)."""
+        """Answer with what changed on a page: as a stream (``live``), or once (``news``)."""
         asked = _query_of_page(query)
         seen = environ.get("HTTP_LAST_EVENT_ID") or query.values.get("seen", "")
         try:
@@ -192,6 +196,20 @@ class Dashboard:
         events = stream(partial(_made, self._source, asked), seen, self._source.clock, lambda: self._stopped)
         headers = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
         return Response(kind="text/event-stream", body=Streamed(events, give_back), headers=headers)
+
+    def _download(self, query: Query) -> Response:
+        """Answer with the results of a job as a file."""
+        if not may_download(self._source, query):
+            raise _Refused("403 Forbidden", "Results hold answers, and you may not have them.")
+        kind = query.values.get("format", "")
+        if kind not in formats():
+            raise _Refused("404 Not Found", f"There is no such format; there are {', '.join(formats())}.")
+        try:
+            name, content = results_file(self._source, query.argument, kind)
+        except SmartbatchError as error:
+            return self._wrong(query, error)
+        headers = (("Content-Disposition", f'attachment; filename="{name}"'), ("Cache-Control", "no-store"))
+        return Response(kind=KINDS[kind], body=content, headers=headers)
 
     def _act(self, environ: WSGIEnvironment, query: Query) -> Response:
         """Do an act: by somebody who may, from a page of this host."""
@@ -225,6 +243,13 @@ def _made(source: Source, query: Query) -> Page:
     if entry is None or make is None:
         raise _Refused("404 Not Found", "There is no such page.")
     return make(source, query)
+
+
+def _without_content(body: Iterator[bytes] | Streamed) -> Iterable[bytes]:
+    """End a body that nobody reads."""
+    if isinstance(body, Streamed):
+        body.close()
+    return ()
 
 
 def _query_of_page(query: Query) -> Query:
@@ -262,7 +287,7 @@ def _static(name: str) -> Response:
 def _text(status: str, text: str, *headers: tuple[str, str]) -> Response:
     return Response(
         status=status,
-        kind="text/plain",
+        kind="text/plain; charset=utf-8",
         body=f"{text}\n".encode(),
         headers=(*headers, ("Cache-Control", "no-store")),
     )

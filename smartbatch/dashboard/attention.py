@@ -45,7 +45,7 @@ def needs_of(source: Source, query: Query, shared: SharedView) -> Iterator[Child
             yield f"The budget of process {one.pid} on {one.host} is spent: {told}."
     yield from _providers(shared)
     if store is not None:
-        yield from _waiting(source, store, query)
+        yield from _waiting(store, query)
     for one in shared.found.lost:
         heard = f"has not been heard for {span(one.age)}, and did not say that it ended"
         yield f"Process {one.pid} on {one.host} {heard}."
@@ -84,9 +84,8 @@ def _provider(lane: LaneStatus) -> Iterator[Child]:
         yield f"{lane.model}: the place that shares the limit is away; each process keeps to its own share."
 
 
-def _waiting(source: Source, store: SqlStore, query: Query) -> Iterator[Child]:
-    now = source.clock.wall()
-    for line in store.overview.waiting(now, limit=MOST):
+def _waiting(store: SqlStore, query: Query) -> Iterator[Child]:
+    for line in store.overview.waiting(limit=MOST):
         job = _job(line.id, line.key, query)
         if line.note is not None:
             yield fragment("Waits: ", job, f" – {line.note}")

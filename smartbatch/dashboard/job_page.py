@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from smartbatch._html import Child, Html, el, fragment
+from smartbatch.dashboard.downloads import formats, may_download
 from smartbatch.dashboard.job_rows import deadline_of, moment_of, progress_of, state_of, time_of
 from smartbatch.dashboard.outlook import course, outlook, risk_of
 from smartbatch.dashboard.page import Page, Query, Section
@@ -189,10 +190,6 @@ def _downloads(source: Source, line: JobLine, query: Query) -> Html:
     links = (
         el("li", el("a", name, href=query.link("download", line.id, format=kind), download=True))
         for kind, name in FORMATS
+        if kind in formats()
     )
     return fragment(el("p", f"{line.finished:,} of {line.total:,} requests have results."), el("ul", links))
-
-
-def may_download(source: Source, query: Query) -> bool:
-    """Whether a request may have the answers of a job: content is shown, or it may do everything."""
-    return source.show_content or query.granted == "all"

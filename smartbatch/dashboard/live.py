@@ -15,6 +15,7 @@ from typing import final
 from smartbatch._clock import Clock
 from smartbatch._fork import PerProcess
 from smartbatch.dashboard.page import Page
+from smartbatch.errors import SmartbatchError
 
 TICK = 1.0
 """Seconds between two looks at a page that is watched."""
@@ -60,7 +61,10 @@ def stream(render: Callable[[], Page], seen: str, clock: Clock, stop: Callable[[
     yield f"retry: {RETRY}\n\n".encode()
     begun = spoke = clock.now()
     while not stop() and clock.now() < begun + LONGEST:
-        page = render()
+        try:
+            page = render()
+        except SmartbatchError:  # the browser asks again, and is told then
+            return
         if news := changed(page, seen):
             seen = version_of(page)
             yield f"id: {seen}\nevent: sections\ndata: {json.dumps(news)}\n\n".encode()

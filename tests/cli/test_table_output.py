@@ -21,8 +21,9 @@ from levels import sampled
 from smartbatch import BatchingClient
 from smartbatch.cli import table_output
 from smartbatch.cli.main import main
-from smartbatch.cli.result_tables import Line, read_table, write_table
+from smartbatch.cli.result_tables import read_table
 from smartbatch.cli.row_formats import READERS, BadRow
+from smartbatch.tables.result_files import Line, write_table
 
 OWN = "call:own_calls:ask"
 FORMATS = ["csv", "parquet"]
@@ -314,7 +315,7 @@ def test_whatever_is_asked_and_answered_comes_back_as_it_was_written(
 PEAK = """
 import re, sys
 from pathlib import Path
-from smartbatch.cli.result_tables import write_table
+from smartbatch.tables.result_files import write_table
 line = {"id": 1, "input": {"text": "text " * 50}, "model": "m", "text": "answer " * 50, "usage": {}}
 line |= {"dropped": {}, "error": None, "key": "k"}
 with open(sys.argv[1], "wb") as file:

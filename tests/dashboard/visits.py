@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import unquote_to_bytes, urlencode
 from wsgiref.validate import validator
 
 from attrs import field, frozen
@@ -93,7 +93,7 @@ class Visitor:
         environ: dict[str, Any] = {
             "REQUEST_METHOD": method,
             "SCRIPT_NAME": "",
-            "PATH_INFO": place,
+            "PATH_INFO": unquote_to_bytes(place).decode("latin-1"),
             "QUERY_STRING": values,
             "CONTENT_LENGTH": str(len(body)),
             "SERVER_NAME": "127.0.0.1",

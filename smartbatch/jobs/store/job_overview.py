@@ -191,17 +191,13 @@ class JobOverview:
         """Return a job by its id or its key."""
         return next(iter(self._named(job_id)), None)
 
-    def waiting(self, now: float, *, limit: int = 20) -> list[JobLine]:
-        """Return jobs that are not carried on, or say what they wait for, among the newest that go on.
-
-        Args:
-            now: Unix seconds by the store's clock; a lease that ended before it has no living owner.
-        """
+    def waiting(self, *, limit: int = 20) -> list[JobLine]:
+        """Return jobs that are not carried on, or say what they wait for, among the newest that go on."""
         found = self.db.rows(
             f"""SELECT {_COLUMNS} FROM
             (SELECT * FROM job WHERE state = {{active}} ORDER BY no DESC LIMIT {LOOKED_AT}) AS newest
             WHERE note IS NOT NULL OR owner IS NULL OR lease_until < ? ORDER BY no DESC LIMIT ?""",
-            now,
+            self.db.now(),
             limit,
         )
         return [_line(row) for row in found]

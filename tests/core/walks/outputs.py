@@ -8,9 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from smartbatch.cli.outputs import OutputFile, encode, encode_result
+from smartbatch.cli.outputs import OutputFile, encode
 from smartbatch.cli.prompts import KeyedRow, Keys, RowKeys
 from smartbatch.errors import BudgetExceeded, ErrorKind, InputError, ProviderError
+from smartbatch.tables.result_files import encode_result
 from smartbatch.types import Generation, Result, Usage
 from tests.core.walks.record import Record
 

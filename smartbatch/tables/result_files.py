@@ -1,0 +1,232 @@
+"""Results as files: JSON lines, CSV or Parquet.
+
+A table has the fields of the input first, under their own names, then the answers. An answer whose name the
+input has already is called ``result_…``. Lines are read twice, once to find the columns, in constant memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, Final, Protocol, TypeAlias
+
+from attrs import asdict, define, field
+
+from smartbatch.tables.answers import error_kind, parsed_columns, renamed
+from smartbatch.tables.columns import NONE, Columns, Shape, arrow_type, joined, shape_of_value, to_arrow
+from smartbatch.tables.template import text_of
+from smartbatch.types import Result
+
+Line: TypeAlias = "dict[str, Any]"
+"""A line of results, decoded. One that was read out of a table has ``answers`` in place of their fields."""
+
+_TEXT, _WHOLE, _NUMBER = Shape("text"), Shape("int"), Shape("float")
+FIRST: Final = {"id": NONE, "model": _TEXT, "text": _TEXT}
+"""The first columns of the answers; where there are parsed objects, their fields come next. The shape of an
+id is that of the ids."""
+LAST: Final = {
+    "finish_reason": _TEXT,
+    "input_tokens": _WHOLE,
+    "output_tokens": _WHOLE,
+    "cached_tokens": _WHOLE,
+    "reasoning_tokens": _WHOLE,
+    "cache_write_tokens": _WHOLE,
+    "cache_write_1h_tokens": _WHOLE,
+    "cost": _NUMBER,
+    "latency": _NUMBER,
+    "attempts": _WHOLE,
+    "dropped": _TEXT,
+    "error_kind": _TEXT,
+    "error": _TEXT,
+    "index": _WHOLE,
+    "key": _TEXT,
+}
+FIXED: Final = frozenset(FIRST) | frozenset(LAST)
+PREFIX: Final = "result_"
+_GROUP: Final = 10_000
+"""Rows that are held, and make a group, as a Parquet file is written."""
+
+
+# -- lines ---------------------------------------------------------------------------------------------------
+
+
+class StoredPages(Protocol):
+    """A job, as far as its results are read."""
+
+    model: str
+
+    def stored(self, *, after: int | None = None) -> Sequence[Any]:
+        """Return a page of results, each with its ``index``."""
+        ...
+
+
+def stored_lines(job: StoredPages) -> Iterator[bytes]:
+    """Yield the lines of the stored results of a job, in order; any number of them in flat memory."""
+    last = -1
+    while page := job.stored(after=last):
+        for stored in page:
+            last = stored.index
+            yield encode_result(stored.index, stored.result, job.model)
+
+
+def encode_result(index: int, result: Result, model: str) -> bytes:
+    """Return the line of a job's result; ``index`` is the request's place in the job, from 0."""
+    line: dict[str, Any] = {"index": index, "id": result.request_id, **outcome_fields(result, model)}
+    if result.embedding is not None:
+        line["embedding"] = list(result.embedding)
+    if result.context is not None:
+        line["context"] = result.context
+    return to_line(line)
+
+
+def outcome_fields(result: Result, model: str) -> dict[str, Any]:
+    """Return what a line says of a result."""
+    line: dict[str, Any] = {"model": result.model or model, "text": result.text}
+    if result.parsed is not None:
+        line["parsed"] = result.parsed
+    line["finish_reason"] = result.finish_reason
+    line["usage"] = asdict(result.usage, filter=lambda attribute, _: attribute.name != "estimated")
+    line["cost"] = result.cost
+    line["latency"] = round(result.latency, 6)
+    line["attempts"] = result.attempts
+    line["dropped"] = dict(result.dropped)
+    line["error"] = None
+    if result.error is not None:
+        line["error"] = {"kind": error_kind(result), "message": result.error.message}
+    return line
+
+
+def to_line(line: dict[str, Any]) -> bytes:
+    """Return a line, ASCII only."""
+    try:
+        return json.dumps(line, allow_nan=False).encode("ascii") + b"\n"
+    except (TypeError, ValueError, RecursionError):
+        # Only a decoded answer can hold what JSON cannot; its text is in the line anyway.
+        line.pop("parsed", None)
+        return json.dumps(line, allow_nan=False).encode("ascii") + b"\n"
+
+
+def write_stored(format: str, job: StoredPages, target: IO[bytes]) -> None:
+    """Write the stored results of a job as a table; their lines are kept in a temporary file meanwhile.
+
+    Args:
+        format: ``csv`` or ``parquet``.
+
+    Raises:
+        OSError: the disk takes no more.
+    """
+    with tempfile.TemporaryFile(prefix="smartbatch-") as kept:
+        kept.writelines(stored_lines(job))
+
+        def read() -> Iterator[Line]:
+            kept.seek(0)
+            return map(json.loads, kept)
+
+        write_table(format, read, target)
+
+
+# -- tables --------------------------------------------------------------------------------------------------
+
+
+@define
+class _Columns:
+    """The columns of lines with their shapes: those of the input, and those of the answers."""
+
+    input: dict[str, Shape] = field(factory=dict)
+    parsed: dict[str, Shape] = field(factory=dict)
+    ids: Shape = NONE
+    keyed: bool = False
+
+    @classmethod
+    def of(cls, lines: Iterable[Line]) -> _Columns:
+        found = cls()
+        for line in lines:
+            answers = answers_of(line)
+            found.ids = joined(found.ids, shape_of_value(answers.get("id")))
+            found.keyed = found.keyed or "key" in line
+            _join(found.input, line.get("input") or {})
+            _join(found.parsed, {name: answers[name] for name in answers if name not in FIXED})
+        return found
+
+    def shapes(self) -> dict[str, Shape]:
+        """Return the shapes of the answers' columns, in order."""
+        last = LAST if self.keyed else {name: shape for name, shape in LAST.items() if name != "key"}
+        return {**FIRST, "id": self.ids, **self.parsed, **last}
+
+
+def _join(shapes: dict[str, Shape], fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        shapes[name] = joined(shapes.get(name, NONE), shape_of_value(value))
+
+
+def answers_of(line: Line) -> dict[str, Any]:
+    """Return the columns of a line's answer by their own names."""
+    error = line["error"] or {}
+    own = {"error_kind": error.get("kind"), "error": error.get("message"), "index": line["index"]}
+    if "key" in line:
+        own["key"] = line["key"]
+    if "answers" in line:
+        return {**line["answers"], **own}
+    plain = ("id", "model", "text", "finish_reason", "cost", "latency", "attempts")
+    answers = {name: line.get(name) for name in plain}
+    answers |= line["usage"]
+    answers["dropped"] = text_of(line["dropped"]) if line["dropped"] else None
+    more: Columns = {name: [line[name]] for name in ("embedding", "context") if name in line}
+    more |= parsed_columns([line.get("parsed")])
+    answers |= {name: values[0] for name, values in renamed(more, "parsed_", FIXED).items()}
+    return answers | own
+
+
+def write_table(format: str, lines: Callable[[], Iterator[Line]], target: IO[bytes]) -> None:
+    """Write lines as a table.
+
+    Args:
+        format: ``csv`` or ``parquet``.
+        lines: yields them from the first on; called twice.
+
+    Raises:
+        OSError: the disk takes no more.
+    """
+    columns = _Columns.of(lines())
+    shapes = columns.shapes()
+    names = list(renamed({name: [] for name in shapes}, PREFIX, columns.input))
+    whole = {**columns.input, **dict(zip(names, shapes.values(), strict=True))}
+
+    def cells(line: Line) -> list[Any]:
+        fields, answers = line.get("input") or {}, answers_of(line)
+        return [fields.get(name) for name in columns.input] + [answers.get(name) for name in shapes]
+
+    rows = map(cells, lines())
+    if format == "csv":
+        _write_csv(list(whole), rows, target)
+    else:
+        _write_parquet(whole, rows, target)
+
+
+def _write_csv(names: Sequence[str], rows: Iterable[list[Any]], target: IO[bytes]) -> None:
+    # A lone surrogate, which a JSON input may have, has no place in UTF-8.
+    text = io.TextIOWrapper(target, encoding="utf-8", errors="replace", newline="", write_through=True)
+    try:
+        plain = csv.writer(text, lineterminator="\n")
+        quoted = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        for row in itertools.chain([names], rows):
+            cells = ["" if cell is None else text_of(cell) for cell in row]
+            # A carriage return ends a line too, and the writer does not see it.
+            (quoted if any("\r" in cell for cell in cells) else plain).writerow(cells)
+    finally:
+        text.detach()
+
+
+def _write_parquet(shapes: Mapping[str, Shape], rows: Iterator[list[Any]], target: IO[bytes]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.schema([(name, arrow_type(shape)) for name, shape in shapes.items()])
+    with pyarrow.parquet.ParquetWriter(target, schema) as writer:
+        while group := list(itertools.islice(rows, _GROUP)):
+            columns = {name: [row[at] for row in group] for at, name in enumerate(shapes)}
+            writer.write_table(to_arrow(columns, shapes))

@@ -1,0 +1,63 @@
+"""Results as files: as the command line writes them, for those who may have answers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+
+import pyarrow.parquet
+import pytest
+
+from smartbatch.jobs.payload import encode_result
+from smartbatch.jobs.records import ShardState
+from smartbatch.jobs.store import SqlStore
+from smartbatch.types import Result
+from tests.dashboard.visits import Visitor
+from tests.jobs.stores import Bench, led, result, started
+
+ROWS = 500
+
+
+@pytest.fixture
+def job_id(shelf: Bench, opened: SqlStore) -> str:
+    """A job with results."""
+    job, lease = started(opened, shelf, ROWS)
+    shard = led(opened, lease, opened.shards.plan(lease, shelf.shard(*range(ROWS))), ShardState.INGESTING)
+    texts = [encode_result(Result(f"row-{ix}", text=f"answer é {ix} " + "x" * 300)) for ix in range(ROWS)]
+    opened.shards.ingest(lease, shard, [result(ix, text=text) for ix, text in enumerate(texts)], at=1.0)
+    return job.id
+
+
+def test_json_lines_are_streamed_in_blocks(visitor: Visitor, job_id: str) -> None:
+    answer = visitor.get(f"/download/{job_id}?format=jsonl")
+    assert answer.headers["Content-Disposition"] == f'attachment; filename="{job_id}.jsonl"'
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    assert [line["index"] for line in lines] == list(range(ROWS))
+    assert lines[7]["text"].startswith("answer é 7 x")
+    _, body = visitor.open(f"/download/{job_id}?format=jsonl")
+    assert len(list(body)) > 2
+
+
+def test_tables_have_all_rows(visitor: Visitor, job_id: str) -> None:
+    rows = list(csv.DictReader(io.StringIO(visitor.get(f"/download/{job_id}?format=csv").body.decode())))
+    table = pyarrow.parquet.read_table(io.BytesIO(visitor.get(f"/download/{job_id}?format=parquet").body))
+    assert [row["id"] for row in rows] == table["id"].to_pylist() == [f"row-{ix}" for ix in range(ROWS)]
+    assert rows[3]["text"] == table["text"][3].as_py()
+
+
+def test_a_download_holds_answers_so_it_needs_a_right(
+    reader_of: Callable[..., Visitor], visitor: Visitor, job_id: str
+) -> None:
+    reader = reader_of()
+    assert "/download/" not in reader.get(f"/jobs/{job_id}").text
+    assert reader.get(f"/download/{job_id}?format=jsonl").status == 403
+    assert reader_of(show_content=True).get(f"/download/{job_id}?format=jsonl").status == 200
+    assert "/download/" in visitor.get(f"/jobs/{job_id}").text
+
+
+def test_what_cannot_be_downloaded_is_not_found(visitor: Visitor, job_id: str) -> None:
+    assert visitor.get(f"/download/{job_id}?format=exe").status == 404
+    assert visitor.get("/download/nobody?format=csv").status == 404
+    assert visitor.ask("HEAD", f"/download/{job_id}?format=csv").body == b""

@@ -1,0 +1,108 @@
+"""Names, ids and error texts that are markup, quotes, control characters or that turn text around."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from urllib.parse import quote
+
+import pytest
+
+from smartbatch.dashboard.layout import message
+from smartbatch.dashboard.page import Query
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.payload import encode_result
+from smartbatch.jobs.records import IncidentRow, JobState, ShardState
+from smartbatch.jobs.store import SqlStore
+from smartbatch.types import Result
+from tests.dashboard.visits import Answer, Visitor
+from tests.jobs.stores import Bench, led, result, started
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</title></main><img src=x onerror=alert(1)>",
+    "\"' onmouseover=alert(1) x='",
+    "javascript:alert(1)",
+    "&lt;b&gt; &amp;amp; &#60;",
+    "a\x00b\x07c\x1b[31m\r\nSet-Cookie: a=b",
+    "\u202egnp.exe\u202d \u2066x\u2069",
+    "\ud800 half a pair",
+    "../../etc/passwd?x=1#y%2e%2e",
+    "{{7*7}} ${7*7} %s %n",
+    "😀" * 200,
+]
+
+
+class Elements(HTMLParser):
+    """Elements and attributes of a page, as a browser reads them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attributes
+
+
+def check(answer: Answer) -> None:
+    """Nothing of a name became an element, an attribute, an address elsewhere or a header."""
+    read = Elements(answer.text)
+    assert [tag for tag in read.tags if tag in ("script", "img", "iframe", "style")] == [
+        "script"
+    ] * read.tags.count("script")
+    assert read.tags.count("script") == 1
+    assert not [name for name, _ in read.attributes if name.startswith("on") or name in ("style", "srcdoc")]
+    links = [value or "" for name, value in read.attributes if name in ("href", "src", "action")]
+    assert all(link.startswith(("/", "#")) and not link.startswith("//") for link in links)
+    assert not set(answer.text) & {"\x00", "\x07", "\x1b", "\u202e", "\u202d"}
+    assert not [value for value in answer.headers.values() if "\n" in value or "\r" in value]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_names_are_text(visitor: Visitor, shelf: Bench, opened: SqlStore, name: str) -> None:
+    error = ProviderError(name, kind=ErrorKind.CLIENT_ERROR)
+    stored = name.replace("\ud800", "?").replace("\x00", "?")  # what a text column takes
+    job, lease = started(
+        opened, shelf, 2, key=name, model=f"openai:{stored}", metadata={name: name, "list": [name]}
+    )
+    shard = led(opened, lease, opened.shards.plan(lease, shelf.shard(0, 1)), ShardState.SUBMITTED)
+    shard = opened.shards.advance(
+        lease, shard, ShardState.SUBMITTED, batch_id=stored, note=name, submitted_at=5.0
+    )
+    shard = opened.shards.advance(lease, shard, ShardState.ENDED)
+    shard = opened.shards.advance(lease, shard, ShardState.INGESTING)
+    opened.shards.ingest(lease, shard, [result(0, "failed", encode_result(Result("x", error=error)))], at=1.0)
+    opened.facts.add_incident(lease, IncidentRow(stored, job.id, shard.id, name, None, 1.0))
+    opened.jobs.note(lease, name, hold=True)
+    places = ["/", "/jobs", f"/jobs?name={quote(name.encode('utf-8', 'replace'))}", f"/jobs/{job.id}"]
+    for place in places:
+        answer = visitor.get(place)
+        assert answer.status == 200
+        check(answer)
+        seen = visitor.get(f"/news?page={quote(place, safe='')}").json["sections"]
+        assert seen.keys() >= ({"attention"} if place == "/" else {"jobs"} if "name" in place else set())
+    assert opened.overview.get(job.id).state is JobState.HELD  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_addresses_are_answered(visitor: Visitor, opened: SqlStore, name: str) -> None:
+    told = quote(name.encode("utf-8", "replace"), safe="")
+    for place in (f"/jobs/{told}", f"/{told}", f"/jobs?state={told}&model={told}&before={told}&{told}=1"):
+        answer = visitor.get(place)
+        assert answer.status in (200, 404)
+        if answer.headers["Content-Type"].startswith("text/html"):
+            assert Elements(answer.text).tags.count("script") <= 1
+            assert not [name for name, _ in Elements(answer.text).attributes if name.startswith("on")]
+
+
+@pytest.mark.parametrize(
+    "back", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)", "/jobs?a=1"]
+)
+def test_the_way_back_stays_in_the_dashboard(back: str) -> None:
+    """An act that is refused leads back to a page, and never to another host."""
+    read = Elements(message("t", "x", Query(), back=back).decode())
+    links = [value for name, value in read.attributes if name == "href"]
+    assert links[-1] == ("/jobs?a=1" if back == "/jobs?a=1" else "/")

@@ -1,0 +1,127 @@
+"""News of a page: as events, by asking, and never more streams than a server can bear."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from smartbatch._clock import VirtualClock
+from smartbatch._html import Html
+from smartbatch.dashboard import app, live
+from smartbatch.dashboard.page import Page, Section
+from smartbatch.errors import StoreError
+from smartbatch.jobs.store import SqlStore
+from tests.dashboard.visits import LOCAL, Visitor
+from tests.jobs.stores import Bench, new_items
+
+
+def page_of(**bodies: str) -> Page:
+    return Page("t", tuple(Section(name, name, Html(body)) for name, body in bodies.items()))
+
+
+def events_of(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a stream: their ids and what they hold."""
+    for block in lines:
+        fields = dict(line.partition(": ")[::2] for line in block.decode().strip().split("\n"))
+        if "data" in fields:
+            yield {"id": fields["id"], "sections": json.loads(fields["data"])}
+
+
+def test_a_version_names_what_is_shown() -> None:
+    seen = live.version_of(page_of(a="1", b="2"))
+    assert live.changed(page_of(a="1", b="2"), seen) == {}
+    assert live.changed(page_of(a="1", b="3"), seen) == {"b": "3"}
+    assert live.changed(page_of(a="1", b="2", c="4"), seen) == {"a": "1", "b": "2", "c": "4"}
+    assert live.changed(page_of(a="1"), "") == {"a": "1"}
+
+
+def test_a_section_that_is_filled_in_is_left_alone() -> None:
+    page = Page("t", (Section("form", "f", Html("x"), live=False), Section("a", "a", Html("1"))))
+    assert live.changed(page, "") == {"a": "1"}
+
+
+def test_a_stream_tells_what_changed_and_that_it_is_there() -> None:
+    clock, shown = VirtualClock(), {"a": "1", "b": "2"}
+    stream = live.stream(lambda: page_of(**shown), "", clock, lambda: False)
+    events = events_of(stream)
+    first = next(events)
+    assert first["sections"] == shown
+    assert first["id"] == live.version_of(page_of(**shown))
+    shown["b"] = "3"
+    assert next(events)["sections"] == {"b": "3"}
+    began = clock.now()
+    assert next(stream) == b": here\n\n"
+    assert clock.now() - began == pytest.approx(live.HEARTBEAT, abs=live.TICK)
+
+
+def test_a_browser_that_comes_back_gets_what_it_missed() -> None:
+    clock = VirtualClock()
+    seen = live.version_of(page_of(a="1", b="2"))
+    stream = live.stream(lambda: page_of(a="1", b="9"), seen, clock, lambda: False)
+    assert next(events_of(stream))["sections"] == {"b": "9"}
+
+
+def test_a_stream_ends_by_itself_at_a_stop_and_where_nothing_can_be_read() -> None:
+    clock = VirtualClock()
+    assert list(live.stream(lambda: page_of(a="1"), "", clock, lambda: True)) == [b"retry: 2000\n\n"]
+    spoken = list(live.stream(lambda: page_of(a="1"), live.version_of(page_of(a="1")), clock, lambda: False))
+    assert spoken.count(b": here\n\n") == pytest.approx(live.LONGEST / live.HEARTBEAT, abs=2)
+
+    def broken() -> Page:
+        raise StoreError("away")
+
+    assert list(live.stream(broken, "", clock, lambda: False)) == [b"retry: 2000\n\n"]
+
+
+def test_news_are_streamed_or_asked_for(visitor: Visitor, shelf: Bench, opened: SqlStore) -> None:
+    told = visitor.get("/news?page=/jobs").json
+    status, body = visitor.open("/live?page=/jobs&seen=" + told["version"])
+    assert status == 200
+    events = events_of(iter(body))
+    opened.jobs.accept(shelf.job(key="the new one"), new_items(1))
+    assert "the new one" in next(events)["sections"]["jobs"]
+    body.close()  # type: ignore[attr-defined]
+    asked = visitor.get(f"/news?page=/jobs&seen={told['version']}").json["sections"]
+    assert "the new one" in asked["jobs"]
+
+
+def test_the_last_id_of_a_browser_counts_more_than_the_address(visitor: Visitor, opened: SqlStore) -> None:
+    version = visitor.get("/news?page=/jobs").json["version"]
+    told = visitor.get("/news?page=/jobs&seen=old", Last_Event_ID=version).json
+    assert told["sections"] == {}
+
+
+def test_streams_are_few_and_places_come_back(shelf: Bench, opened: SqlStore) -> None:
+    board = app(store=shelf.place, shared="off", access=LOCAL, streams=2)
+    visitor = Visitor(board)
+    open_ones = [visitor.open("/live?page=/")[1] for _ in range(2)]
+    assert visitor.get("/live?page=/").status == 503
+    for body in open_ones:
+        next(iter(body))
+        body.close()  # type: ignore[attr-defined]
+        body.close()  # type: ignore[attr-defined]
+    again = [visitor.open("/live?page=/") for _ in range(3)]
+    assert [status for status, _ in again] == [200, 200, 503]
+
+
+def test_a_server_without_threads_is_asked_again(shelf: Bench, opened: SqlStore) -> None:
+    board = app(store=shelf.place, shared="off", access=LOCAL)
+    visitor = Visitor(board, environ={"wsgi.multithread": False})
+    assert visitor.get("/live?page=/").status == 503
+    assert visitor.get("/news?page=/").status == 200
+
+
+def test_news_of_no_page_are_none(visitor: Visitor, opened: SqlStore) -> None:
+    assert visitor.get("/news?page=/nowhere").status == 404
+    assert visitor.get("/live?page=/jobs/nobody").status == 503
+    assert visitor.ask("HEAD", "/live?page=/").body == b""
+
+
+def test_a_stop_ends_streams(shelf: Bench, opened: SqlStore) -> None:
+    board = app(store=shelf.place, shared="off", access=LOCAL)
+    _, body = Visitor(board).open("/live?page=/")
+    board.stop()
+    assert [*body] == [b"retry: 2000\n\n"]

@@ -1,0 +1,157 @@
+"""What the store says of many jobs: by pages, by indexes, and with counts that stop somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from jobs.stores import Bench, bench, led, new_items, postgres_address, result, started, store
+
+from smartbatch.errors import RequestCancelled
+from smartbatch.jobs.payload import encode_error
+from smartbatch.jobs.records import IncidentRow, JobPolicy, JobState, ShardState
+from smartbatch.jobs.store import SqlStore, job_overview
+from smartbatch.jobs.store.job_overview import JobFilter
+from smartbatch.types import Route
+
+__all__ = ["bench", "postgres_address", "store"]
+
+
+def accepted(store: SqlStore, bench: Bench, count: int, **changes: Any) -> list[str]:
+    return [store.jobs.accept(bench.job(**changes), new_items(1))[0].id for _ in range(count)]
+
+
+def test_pages_go_on_where_the_last_one_ended(store: SqlStore, bench: Bench) -> None:
+    ids = accepted(store, bench, 5)
+    first = store.overview.page(JobFilter(), limit=2)
+    accepted(store, bench, 1)  # what comes meanwhile moves nothing
+    second = store.overview.page(JobFilter(), before=first[-1].no, limit=2)
+    third = store.overview.page(JobFilter(), before=second[-1].no, limit=2)
+    assert [line.id for line in (*first, *second, *third)] == ids[::-1]
+
+
+def test_a_filter_names_state_model_id_or_key(store: SqlStore, bench: Bench) -> None:
+    [plain], [other] = accepted(store, bench, 1), accepted(store, bench, 1, model="gemini:g", key="nächtlich")
+    empty = store.jobs.accept(bench.job(), [])[0].id
+
+    def found(**which: Any) -> list[str]:
+        return [line.id for line in store.overview.page(JobFilter(**which))]
+
+    assert found(unfinished=True) == [other, plain]
+    assert found(state=JobState.DONE) == [empty]
+    assert found(model="gemini:g") == [other]
+    assert found(model="gemini:g", state=JobState.DONE) == []
+    assert found(name=plain) == [plain]
+    assert found(name="nächtlich") == [other]
+    assert found(name="nobody") == []
+
+
+def test_a_line_says_what_the_job_says(store: SqlStore, bench: Bench) -> None:
+    policy = JobPolicy(deadline=2000.0, budget=3.0, route=Route.BATCH)
+    job, lease = started(store, bench, 3, key="k", metadata={"team": "é"}, policy=policy)
+    store.jobs.note(lease, "waits for money")
+    line = store.overview.get(job.id)
+    assert line is not None
+    assert (line.key, line.model, line.metadata, line.policy) == ("k", "openai:m", {"team": "é"}, policy)
+    assert (line.state, line.total, line.finished, line.note) == (JobState.ACTIVE, 3, 0, "waits for money")
+    assert line.owner is not None
+    assert line.lease_until > bench.clock.wall()
+
+
+def test_counts_stop_and_say_so(
+    store: SqlStore,
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accepted(store, bench, 4)
+    assert store.overview.count(JobState.ACTIVE) == 4
+    monkeypatch.setattr(job_overview, "COUNTED", 2)
+    assert store.overview.count(JobState.ACTIVE) == 3
+
+
+def test_creations_that_nobody_knows_of_are_found_in_all_accounts(
+    store: SqlStore,
+    bench: Bench,
+) -> None:
+    for scope, state in (("a", ShardState.UNCERTAIN), ("b", ShardState.SUBMITTED), ("c", ShardState.FENCED)):
+        _, lease = started(store, bench, 2, scope=scope)
+        led(store, lease, store.shards.plan(lease, bench.shard(0, 1)), state)
+    found = store.overview.unknown_creations()
+    assert sorted((shard.scope, shard.state) for shard in found) == [
+        ("a", ShardState.UNCERTAIN),
+        ("c", ShardState.FENCED),
+    ]
+
+
+def test_jobs_that_nobody_carries_on_or_that_say_why_are_found(store: SqlStore, bench: Bench) -> None:
+    [free] = accepted(store, bench, 1)
+    carried, _ = started(store, bench)
+    noted, other = started(store, bench)
+    store.jobs.note(other, "waits for money")
+    assert [line.id for line in store.overview.waiting()] == [noted.id, free]
+    bench.let_leases_run_out()
+    assert [line.id for line in store.overview.waiting()] == [noted.id, carried.id, free]
+
+
+def test_failed_requests_and_incidents_of_a_job(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 4)
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(0, 1, 2, 3)), ShardState.INGESTING)
+    store.shards.ingest(lease, shard, [result(0), result(1, "failed", b"no"), result(2)], at=1.0)
+    store.items.drop_unsent(lease, encode_error(RequestCancelled("dropped")), at=2.0)
+    for at in (1.0, 2.0):
+        store.facts.add_incident(lease, IncidentRow("doubled_line", job.id, shard.id, f"row {at}", None, at))
+    line = store.overview.get(job.id)
+    assert line is not None
+    assert [(row.ix, row.user_id, row.outcome, bytes(row.body)) for row in store.overview.failed(line)] == [
+        (1, "row-1", "failed", b"no")
+    ]
+    assert [one.detail for one in store.overview.incidents(job.id)] == ["row 2.0", "row 1.0"]
+
+
+LARGE = r"SCAN (job|item|payload|result|shard|incident|decision)\b"
+
+PAGES: dict[str, Callable[[SqlStore], object]] = {
+    "newest": lambda kept: kept.overview.page(JobFilter()),
+    "older": lambda kept: kept.overview.page(JobFilter(), before=500),
+    "in a state": lambda kept: kept.overview.page(JobFilter(state=JobState.HELD)),
+    "going on": lambda kept: kept.overview.page(JobFilter(unfinished=True)),
+    "by name": lambda kept: kept.overview.page(JobFilter(name="job-0000000000000001")),
+    "count": lambda kept: kept.overview.count(JobState.ACTIVE),
+    "unknown creations": lambda kept: kept.overview.unknown_creations(),
+    "waiting": lambda kept: kept.overview.waiting(),
+    "batches": lambda kept: kept.overview.shards(kept.overview.page(JobFilter())[0]),
+    "failed": lambda kept: kept.overview.failed(kept.overview.page(JobFilter())[0]),
+    "incidents": lambda kept: kept.overview.incidents("job-0000000000000001"),
+    "forecasts": lambda kept: kept.overview.forecasts(kept.overview.page(JobFilter())),
+}
+
+
+@pytest.mark.parametrize("what", PAGES)
+def test_every_question_goes_by_an_index(
+    shelf: Bench, opened: SqlStore, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite says how it would read: through an index, or backwards by number with an end in sight."""
+    _, lease = started(opened, shelf, 2)
+    shard = led(opened, lease, opened.shards.plan(lease, shelf.shard(0, 1)), ShardState.INGESTING)
+    opened.shards.ingest(lease, shard, [result(0, "failed", b"no")], at=1.0)
+    asked: list[tuple[str, tuple[Any, ...]]] = []
+    rows = opened._db.rows
+
+    def noted(statement: str, *values: Any) -> Any:
+        asked.append((statement, values))
+        return rows(statement, *values)
+
+    monkeypatch.setattr(opened._db, "rows", noted)
+    PAGES[what](opened)
+    assert asked != []
+    for statement, values in asked:
+        plan = [row[3] for row in rows(f"EXPLAIN QUERY PLAN {statement}", *values)]
+        scans = [
+            step
+            for step in plan
+            if re.match(r"SCAN (job|item|payload|result|shard|incident|decision)\b", step)
+        ]
+        bounded = "LIMIT" in statement and scans == ["SCAN job"]  # the newest, one after the other
+        assert scans == [] or bounded, plan

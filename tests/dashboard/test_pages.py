@@ -1,0 +1,203 @@
+"""What the pages Now, Jobs and one job say, and what they keep to themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch import BatchingClient, participants
+from smartbatch.dashboard import app, jobs_page
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.payload import encode_result
+from smartbatch.jobs.records import IncidentRow, JobPolicy, ShardState
+from smartbatch.jobs.store import SqlStore
+from smartbatch.types import Result, Route
+from tests.dashboard.visits import LOCAL, Answer, Visitor
+from tests.jobs.stores import Bench, led, new_items, result, started
+
+SECRET = "the whole prompt and the whole answer"
+
+
+def text_of(answer: Answer, section: str) -> str:
+    """Return the words of a section of a page."""
+    found = re.search(rf'<section id="{section}".*?</section>', answer.text, re.DOTALL)
+    assert found is not None, answer.text
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", found[0])).split())
+
+
+def test_nothing_needs_a_person_where_all_is_well(visitor: Visitor) -> None:
+    assert "Nothing needs a person." in text_of(visitor.get("/"), "attention")
+
+
+def test_unknown_creations_and_held_jobs_come_first(visitor: Visitor, shelf: Bench, opened: SqlStore) -> None:
+    unsure, lease = started(opened, shelf, 2)
+    led(opened, lease, opened.shards.plan(lease, shelf.shard(0, 1)), ShardState.UNCERTAIN)
+    held, other = started(opened, shelf, 1, key="nightly")
+    opened.jobs.note(other, "the key was refused", hold=True)
+    answer = visitor.get("/")
+    told = text_of(answer, "attention")
+    assert "Nobody knows whether the provider created batch 1 (uncertain)" in told
+    assert "Held: nightly – the key was refused" in told
+    assert f'href="/jobs/{unsure.id}"' in answer.text
+    assert f'href="/jobs/{held.id}"' in answer.text
+
+
+def test_a_full_disk_and_a_damaged_store_are_told(
+    visitor: Visitor, opened: SqlStore, shelf: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from smartbatch.dashboard import attention
+
+    opened.jobs.latest()
+    monkeypatch.setattr(attention, "ROOM", 1 << 80)
+    assert "MiB left" in text_of(visitor.get("/"), "attention")
+    Path(shelf.place + "x").write_bytes(b"no database" * 100)
+    broken = Visitor(app(store=shelf.place + "x", shared="off", access=LOCAL)).get("/")
+    assert (broken.status, "cannot be made" in broken.text) == (503, True)
+
+
+def test_a_client_shows_its_own_queue(
+    client_of: Callable[..., BatchingClient], shelf: Bench, clock: Any
+) -> None:
+    with client_of(lambda prompt, attempt: str(prompt), store=shelf.place) as client:
+        client.submit("a").result(10)
+        visitor = Visitor(app(client=client, access=LOCAL))
+        page = visitor.get("/")
+        status = client.status
+        assert f"{status.lanes[0].model}" in text_of(page, "limits")
+        assert "waiting 0 in flight 0" in text_of(page, "queue")
+        assert "living" in text_of(page, "processes")
+
+
+def test_processes_that_share_limits_are_shown(shelf: Bench, tmp_path: Path) -> None:
+    place = f"sqlite:///{tmp_path / 'limits.db'}"
+    with BatchingClient("sim:echo", shared=place, store=shelf.place) as client:
+        client.submit("a").result(10)
+    assert participants(place).processes != ()
+    page = Visitor(app(store=shelf.place, shared=place, access=LOCAL)).get("/")
+    assert "ended" in text_of(page, "processes")
+
+
+def test_a_shared_place_that_cannot_be_read_is_told(shelf: Bench, tmp_path: Path) -> None:
+    (tmp_path / "limits.db").write_bytes(b"no database" * 100)
+    page = Visitor(app(store=shelf.place, shared=f"sqlite:///{tmp_path / 'limits.db'}", access=LOCAL)).get(
+        "/"
+    )
+    assert "The place where processes share limits cannot be read" in text_of(page, "attention")
+
+
+# -- jobs ----------------------------------------------------------------------------------------------------
+
+
+def test_jobs_are_listed_by_pages(
+    visitor: Visitor, shelf: Bench, opened: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_page, "PAGE", 2)
+    for number in range(5):
+        opened.jobs.accept(shelf.job(key=f"list-{number}"), new_items(1))
+    place, seen = "/jobs", []
+    while place:
+        answer = visitor.get(place)
+        seen += re.findall(r"list-\d(?=</a>)", answer.text)
+        older = re.search(r'href="([^"]*)">Older jobs', answer.text)
+        place = unescape(older[1]) if older else ""
+    assert seen == [f"list-{number}" for number in (4, 3, 2, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("state=done", ["empty"]),
+        ("state=unfinished", ["full"]),
+        ("model=gemini:g", []),
+        ("name=full", ["full"]),
+    ]
+    + [
+        (nonsense, ["empty", "full"])
+        for nonsense in ("state=nonsense", "before=-1", "before=9e9", "before=" + "9" * 40)
+    ],
+)
+def test_a_filter_is_an_address(
+    visitor: Visitor, shelf: Bench, opened: SqlStore, asked: str, found: list[str]
+) -> None:
+    opened.jobs.accept(shelf.job(key="full"), new_items(1))
+    opened.jobs.accept(shelf.job(key="empty"), [])
+    assert re.findall(r">(full|empty)</a>", visitor.get(f"/jobs?{asked}").text) == found
+
+
+def test_a_job_says_how_it_stands(visitor: Visitor, shelf: Bench, opened: SqlStore) -> None:
+    policy = JobPolicy(fallback="individual", deadline=3000.0, budget=4.0, route=Route.BATCH)
+    job, lease = started(opened, shelf, 4, key="nightly", metadata={"team": "é"}, policy=policy)
+    first = led(opened, lease, opened.shards.plan(lease, shelf.shard(0, 1)), ShardState.SUBMITTED)
+    first = opened.shards.advance(lease, first, ShardState.SUBMITTED, submitted_at=1010.0, batch_id="batch_é")
+    first = opened.shards.advance(lease, first, ShardState.ENDED, ended_at=1900.0)
+    first = opened.shards.advance(lease, first, ShardState.INGESTING)
+    error = ProviderError("the prompt was <refused>", kind=ErrorKind.CLIENT_ERROR)
+    failed = result(1, "failed", encode_result(Result("row-1", error=error)))
+    opened.shards.ingest(
+        lease, first, [result(0, text=encode_result(Result("row-0", text=SECRET))), failed], at=1950.0
+    )
+    opened.shards.settle(lease, first, at=1960.0, cost=1.0)
+    second = led(opened, lease, opened.shards.plan(lease, shelf.shard(2, 3)), ShardState.SUBMITTED)
+    opened.shards.advance(lease, second, ShardState.SUBMITTED, submitted_at=1010.0, batch_id="batch_2")
+    opened.facts.add_incident(
+        lease, IncidentRow("doubled_line", job.id, first.id, "row 0 came twice", 0.5, 1950.0)
+    )
+    answer = visitor.get("/jobs/nightly")
+    facts = text_of(answer, "job")
+    assert "2 of 4" in facts
+    assert "1 failed" in facts
+    assert "1 USD, 1 USD less than in real time" in facts
+    assert "of 4 USD" in facts
+    assert "label team é" in facts
+    batches = text_of(answer, "batches")
+    assert "batch_é" in batches
+    assert {"running", "collected", "settled", "submitted"} <= set(batches.split())
+    assert "How the forecast of its end narrowed" in batches
+    assert "doubled line row 0 came twice 0.5 USD" in text_of(answer, "incidents")
+    assert "row-1 client_error the prompt was <refused>" in text_of(answer, "failed")
+    assert SECRET not in answer.text
+
+
+def test_a_job_that_is_not_there_is_not_found(visitor: Visitor, opened: SqlStore) -> None:
+    answer = visitor.get("/jobs/%3Cb%3E")
+    assert (answer.status, "has no job &#x27;&lt;b&gt;&#x27;" in answer.text) == (404, True)
+
+
+def test_what_does_not_change_is_not_sent_again(
+    visitor: Visitor, shelf: Bench, opened: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version names what is shown, and clocks on a page go in steps."""
+    from smartbatch.dashboard.source import Source
+
+    started(opened, shelf, 3)
+    monkeypatch.setattr(Source, "now", lambda self: 1_795_000_000.0)
+    for page in ("/", "/jobs"):
+        version = visitor.get(f"/news?page={page}").json["version"]
+        again = visitor.get(f"/news?page={page}&seen={version}").json
+        assert again == {"version": version, "sections": {}}
+
+
+def test_a_page_is_small(visitor: Visitor, shelf: Bench, opened: SqlStore) -> None:
+    """At most 60 kB travel for a first page, its script and its style sheet included."""
+    for number in range(60):
+        opened.jobs.accept(shelf.job(key=f"a list of some name, number {number}"), new_items(1))
+    for page in ("/", "/jobs"):
+        first = visitor.get(page, Accept_Encoding="gzip")
+        files = re.findall(r'(?:src|href)="(/static/[^"]*)"', first.text)
+        assert len(files) == 2
+        parts = [first, *(visitor.get(unescape(file), Accept_Encoding="gzip") for file in files)]
+        assert sum(len(part.body) for part in parts) < 60_000
+
+
+def test_pages_work_where_they_are_mounted(shelf: Bench, opened: SqlStore) -> None:
+    job, _ = opened.jobs.accept(shelf.job(), new_items(1))
+    visitor = Visitor(app(store=shelf.place, shared="off", access=LOCAL), environ={"SCRIPT_NAME": "/ops/llm"})
+    for page in ("/", "/jobs", f"/jobs/{job.id}"):
+        links = re.findall(r'(?:href|src|action)="([^"#][^"]*)"', visitor.get(page).text)
+        assert links != []
+        assert all(link.startswith("/ops/llm/") for link in links), links
