@@ -36,9 +36,9 @@ def opened(now: float = 0.0) -> CircuitBreaker:
     return breaker
 
 
-def busy(calls_a_second: float) -> CircuitBreaker:
-    """A breaker that has seen a minute of answers, and then an outage from second 60 on."""
-    breaker, now = CircuitBreaker(), 0.0
+def busy(calls_a_second: float, since: float = 0.0) -> CircuitBreaker:
+    """A breaker that has seen answers since a moment, and then an outage from second 60 on."""
+    breaker, now = CircuitBreaker(), since
     while now < 60.0:
         call(breaker, now, OK)
         now += 1.0 / calls_a_second
@@ -170,6 +170,11 @@ def test_a_probe_goes_and_its_success_closes() -> None:
 def test_probes_go_at_two_percent_of_the_rate_before() -> None:
     """With 600 calls a second that is twelve a second, so 500 failing ones are over within a minute."""
     assert 450 <= len(probes(busy(600.0), 60.0, 120.0)) <= 650
+
+
+def test_the_rate_before_is_known_from_a_few_seconds() -> None:
+    """Ten seconds of 600 calls a second are no sixth of a minute of them."""
+    assert 450 <= len(probes(busy(600.0, since=50.0), 60.0, 120.0)) <= 650
 
 
 def test_at_least_one_probe_goes_in_five_seconds() -> None:

@@ -42,6 +42,14 @@ def test_an_untold_limit_is_adopted_with_what_is_left_of_it() -> None:
     assert may_go(quota, 10.0) == 99  # half a per cent is left to the server's clock
 
 
+def test_what_is_left_of_requests_without_their_limit_hides_no_limit_of_tokens() -> None:
+    """Some servers name the remainder of one and the limit of the other."""
+    quota = Quota()
+    report = LimitReport(requests_remaining=7, tokens_limit=60_000, tokens_remaining=30_000)
+    answered(quota, quota.take(0.0, 10.0), 0.0, report)
+    assert quota.reported_limits == {"tokens": 60_000}
+
+
 def test_calls_that_left_after_the_reported_one_are_taken_off() -> None:
     """The figure is from when the server admitted that call; nine more are under way."""
     quota = Quota()

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import smartbatch
+from smartbatch.core.preparation import patterns
 from smartbatch.core.preparation.keywords import COMPARED
 from smartbatch.core.preparation.patterns import LinearPattern, PatternError, compiled
 from smartbatch.core.preparation.structured import (
@@ -236,6 +237,15 @@ def test_patterns_mean_what_they_meant(pattern: str) -> None:
     assert [compiled(pattern).found_in(text) for text in texts] == expected
     assert any(expected)
     assert not all(expected)
+
+
+def test_the_steps_of_a_pattern_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted over the whole text, where no step can be remembered."""
+    monkeypatch.setattr(patterns, "MAX_STEPS", 500)
+    pattern = LinearPattern("(?=b)(a|b)*c")
+    assert pattern.found_in("ab" * 10 + "c")
+    with pytest.raises(PatternError, match="too many steps"):
+        pattern.found_in("ab" * 1_000)
 
 
 @pytest.mark.parametrize("pattern", [r"(a)\1", r"(", r"((a{500}){500}){500}", r"(?>a+)b"])

@@ -10,7 +10,7 @@ import sys
 from typing import Annotated, Any, Literal
 
 import pytest
-from attrs import define, field, frozen, validators
+from attrs import define, field, frozen, make_class, validators
 
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
 from smartbatch.core.preparation.structured import (
@@ -231,6 +231,15 @@ class TestVerdicts:
         """Whatever the model wrote, the verdict is a verdict."""
         assert isinstance(check_answer(*schema_of({"type": "object"}), text, "stop"), Problem)
 
+    def test_two_classes_of_one_name_are_two(self) -> None:
+        """As classes of two modules may be."""
+        other = make_class("Author", {"born": field(type=int)})
+        both = make_class("Both", {"one": field(type=Author), "two": field(type=other)})
+        schema, _ = schema_of(both)
+        names = [schema["properties"][name]["$ref"].rpartition("/")[2] for name in ("one", "two")]
+        assert "name" in schema["$defs"][names[0]]["properties"]
+        assert list(schema["$defs"][names[1]]["properties"]) == ["born"]
+
     def test_a_schema_that_cannot_be_applied_is_final(self) -> None:
         """A reference into the void is the caller's to mend."""
         found = verdict({"$ref": "#/$defs/Nowhere"}, {})
@@ -239,7 +248,13 @@ class TestVerdicts:
 
     @pytest.mark.parametrize(
         "schema",
-        [{"type": "objekt"}, {"properties": []}, {"$ref": "https://example.org/x.json"}, {"required": "a"}],
+        [
+            {"type": "objekt"},
+            {"properties": []},
+            {"$ref": "https://example.org/x.json"},
+            {"anyOf": [{"type": "null"}, {"$ref": "https://example.org/x.json"}]},
+            {"required": "a"},
+        ],
     )
     def test_a_broken_or_foreign_schema_is_refused(self, schema: dict[str, Any]) -> None:
         """Before it is sent, and without fetching anything."""
