@@ -14,6 +14,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.events import Event, JobIncident, ShardChanged
 from smartbatch.jobs.records import Fallback
+from smartbatch.providers.batch_api import Creation, RemoteBatch
 from smartbatch.types import Route
 
 ClientOf = Callable[..., BatchingClient]
@@ -111,3 +112,31 @@ def test_a_request_that_fits_no_batch_goes_in_real_time_where_the_job_allows_it(
     else:
         assert isinstance(large.error, InvalidRequest)
         assert "above what a batch may have" in str(large.error)
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_an_unknown_create_holds_the_next_one_back_only_where_batches_have_no_labels(
+    labels: bool,
+    client_of: ClientOf,
+    remote: Remote,
+    api: Api,
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without labels a batch that turns up could be either's, so the first is searched for before."""
+    api.abilities = evolve(api.abilities, labels=labels, fence=labels)
+    create = Api.create
+    sent: list[float] = []
+
+    def first_is_lost(self: Api, creation: Creation, timeout: float) -> RemoteBatch:
+        sent.append(clock.now())
+        if len(sent) == 1:
+            raise ProviderError("cut", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
+        batch = create(self, creation, timeout)
+        return batch if labels else evolve(batch, mark=None)
+
+    monkeypatch.setattr(Api, "create", first_is_lost)
+    client = client_of(remote, batch_max_requests=6, batch_settle=600)
+    assert client.submit_batch([f"p{n}" for n in range(12)]).wait(LONG).completed == 12
+    assert (sent[1] - sent[0] < 60.0) == labels
+    assert (sent[1] - sent[0] >= 600.0) == (not labels)

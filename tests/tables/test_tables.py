@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,8 @@ def of_arrow() -> Any:
 
 
 def of_datasets() -> Any:
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed: no extra has it")
+    import datasets
+
     shuffled = datasets.Dataset.from_list([ROWS[1], {"id": 9, "text": "no", "n": 0.0}, ROWS[0]])
     return shuffled.select([2, 0])
 
@@ -92,6 +94,16 @@ def column_of(table: Any, name: str) -> list[Any]:
         return [row[name] for row in table]
     values = table[name]
     return [value.as_py() if hasattr(value, "as_py") else value for value in values]
+
+
+@pytest.mark.full
+def test_a_stream_of_rows_is_asked_row_by_row(client: BatchingClient) -> None:
+    """A dataset that is streamed may be endless: it is read as far as it is asked."""
+    import datasets
+
+    stream = datasets.IterableDataset.from_generator(lambda: ({"text": f"t{n}"} for n in itertools.count()))
+    results = client.map(stream, template="{text}!")
+    assert [result.text for result in itertools.islice(results, 3)] == ["re: t0!", "re: t1!", "re: t2!"]
 
 
 @pytest.mark.parametrize("make", sampled(KINDS))
