@@ -135,3 +135,20 @@ class Times:
 def test_very_many_rounds_are_counted_soon() -> None:
     assert rounds_of(1_000_000, 1.5, 1.0, 0.0).count == 1_000_000
     assert rounds_of(10, 1.0, 0.0, 0.0).count == 1
+
+
+class TimesBySize:
+    """A batch takes a second a request."""
+
+    def quantile(self, q: float, size: int) -> float:
+        return float(size)
+
+    def expected(self, size: int) -> float:
+        return float(size)
+
+
+@pytest.mark.parametrize(("requests", "seconds"), [(10, 10.0), (500, 500.0), (1_000, 500.0)])
+def test_a_list_takes_as_long_as_its_largest_batch(requests: int, seconds: float) -> None:
+    """A short one is no full batch, and the batches of a long one run at once."""
+    offer = BatchOffer(times=TimesBySize(), cost=None, most=500)
+    assert offer.finish(requests, 0.5) == seconds
