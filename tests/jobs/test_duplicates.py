@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from jobs.remote import Api, Remote
 
 from smartbatch._clock import VirtualClock
@@ -74,3 +75,37 @@ def test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once(
     _, api = repeated(False)
     clock.sleep(60.0)
     assert [batch.cancelled for batch in api.made.values()] == [False, True, True]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_batch_that_comes_after_it_was_given_up_is_cancelled_where_its_label_proves_it(
+    labels: bool,
+    client_of: Callable[..., BatchingClient],
+    clock: VirtualClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes effect while its rows run in a second batch. Without a label it may be another program's, so
+    it runs to its end."""
+    remote = Remote(clock, turnaround=2 * HOUR)
+    api = remote.api
+    assert api is not None
+    api.abilities = evolve(api.abilities, labels=labels, fence=False)
+    create = api.create
+    late: list[Creation] = []
+
+    def creating(creation: Creation, timeout: float) -> RemoteBatch:
+        if late:
+            return create(creation, timeout)
+        late.append(creation)
+        raise ProviderError("reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
+
+    monkeypatch.setattr(api, "create", creating)
+    job = client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a", "b"])
+    while not api.made:
+        clock.sleep(60.0)
+    create(late[0], 60.0)
+    assert job.wait(10 * HOUR).completed == 2
+    clock.sleep(10 * HOUR)
+    assert [batch.cancelled for batch in api.made.values()] == [False, labels]
