@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from smartbatch.dashboard import choices_page, errors_page, job_page, jobs_page, now_page
+from smartbatch.dashboard import choices_page, errors_page, job_page, jobs_page, models_page, now_page
 from smartbatch.dashboard.page import PageOf
 
 
@@ -29,6 +29,7 @@ PAGES: Mapping[str, PageEntry] = {
     "": PageEntry("Now", now_page.page),
     "jobs": PageEntry("Jobs", jobs_page.page, of_one=job_page.page),
     "choices": PageEntry("Choices", choices_page.page, of_one=choices_page.page_of_one),
+    "models": PageEntry("Models", models_page.page),
     "errors": PageEntry("Errors", errors_page.page),
 }
 """By the first part of the path."""

@@ -12,6 +12,7 @@ from smartbatch.config import BatchingConfig
 from smartbatch.dashboard.shared_view import SharedReader, SharedView
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.store import SqlStore, is_server, resolved_place
+from smartbatch.prices import PriceBook
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.shortcuts import StoredJobs
 from smartbatch.types import evolve
@@ -88,6 +89,11 @@ class Source:
             history.refresh()
         return history
 
+    @property
+    def prices(self) -> PriceBook:
+        """The prices by which requests are counted."""
+        return self._states.get().prices
+
     def now(self) -> float:
         """Return Unix seconds in steps of :data:`STEP`, so that a page on which nothing happens stays as it
         is, and is not sent again each second for its clocks."""
@@ -103,6 +109,7 @@ class _State:
     """What one process has open."""
 
     def __init__(self, config: BatchingConfig, client: BatchingClient | None, clock: Clock) -> None:
+        self.prices = PriceBook(config.prices)
         self.store = OpenedStore(config.store, wall=clock.wall, rng=random.SystemRandom())
         self.history = ForecastHistory(clock, lambda _: None, store=self.store.get)
         self.shared = SharedReader(config.shared, client, clock)

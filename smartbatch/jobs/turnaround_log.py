@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from attrs import evolve, frozen
+
 from smartbatch.events import BatchEnded
 from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
-from smartbatch.types import Kind
+from smartbatch.types import Kind, Route
+
+_ROUTES = frozenset(route.value for route in Route)
 
 
 def late(model: str) -> str:
@@ -23,6 +27,34 @@ def late(model: str) -> str:
 def cancelling(provider: str) -> str:
     """Return the name for cancels at a provider: seconds until the batch had ended."""
     return f"cancel {provider}"
+
+
+@frozen
+class Topic:
+    """What a name in the store is about.
+
+    Attributes:
+        model: ``provider:model``; of cancels the provider.
+        route: of calls; ``BATCH`` for batches, ``None`` for cancels.
+        ended: False for what was given up: it would have taken longer.
+    """
+
+    model: str
+    route: Route | None
+    ended: bool = True
+
+
+def topic_of(name: str) -> Topic | None:
+    """Return what a name in the store is about; ``None`` for a name that is not known here."""
+    if name.startswith("late "):
+        topic = topic_of(name.removeprefix("late "))
+        return None if topic is None else evolve(topic, ended=False)
+    if name.startswith("cancel "):
+        return Topic(name.removeprefix("cancel "), None)
+    if name.startswith("latency "):
+        route, _, model = name.removeprefix("latency ").partition(" ")
+        return Topic(model, Route(route)) if model and route in _ROUTES else None
+    return Topic(name, Route.BATCH) if ":" in name else None
 
 
 def learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:

@@ -303,3 +303,10 @@ def test_pages_read_by_index_and_no_table_of_items(
     for statement, plan in found:
         assert not re.search(r"\b(FROM|JOIN) (item|result)\b", statement)
         assert ordered.match(plan) or plan.startswith("SEARCH"), (plan, statement)
+
+
+def test_names_of_turnarounds_are_listed_once_each(store: SqlStore) -> None:
+    for name in ("openai:b", "latency flex openai:a", "openai:b", "openai:a"):
+        store.facts.observe_turnarounds(name, [(1, 1.0, AT)] * 2)
+    assert store.facts.topics() == ["latency flex openai:a", "openai:a", "openai:b"]
+    assert store.facts.topics(limit=2) == ["latency flex openai:a", "openai:a"]

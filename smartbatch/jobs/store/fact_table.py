@@ -58,6 +58,15 @@ class FactTable:
         latest = "SELECT size, seconds, at FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT ?"
         return [(size, seconds, at) for size, seconds, at in self.db.rows(latest, model, limit)]
 
+    def topics(self, *, limit: int = 1000) -> list[str]:
+        """Return the names under which turnarounds are kept, in order: one look into the index for each."""
+        each = """WITH RECURSIVE topic (name) AS (
+            SELECT min(model) FROM turnaround
+            UNION ALL SELECT (SELECT min(model) FROM turnaround WHERE model > topic.name)
+            FROM topic WHERE topic.name IS NOT NULL)
+            SELECT name FROM topic WHERE name IS NOT NULL LIMIT ?"""
+        return [name for (name,) in self.db.rows(each, limit)]
+
     def remember(self, key: str, value: Any) -> None:
         """Keep a small JSON-able fact, such as a learned limit."""
         self.db.change(REMEMBER, encoded(key), bare(value))

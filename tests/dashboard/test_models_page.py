@@ -1,0 +1,161 @@
+"""The page of models: what the store and the processes know of each."""
+
+from __future__ import annotations
+
+import html
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs.remote import Remote
+
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.dashboard import app
+from smartbatch.dashboard.models_page import quantile
+from smartbatch.dashboard.shared_view import SharedView
+from smartbatch.dashboard.source import Source
+from smartbatch.jobs.store import open_store
+from smartbatch.jobs.turnaround_log import Topic, cancelling, late, topic_of
+from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
+from smartbatch.types import Route
+from tests.dashboard.visits import LOCAL, Visitor
+
+ClientOf = Callable[..., BatchingClient]
+AT = 1_700_000_000.0
+"""22:13:20 UTC."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "jobs.db")
+
+
+@pytest.fixture
+def visitor(place: str) -> Visitor:
+    return Visitor(app(access=LOCAL, store=place, shared="off"))
+
+
+def read(visitor: Visitor) -> str:
+    answer = visitor.get("/models")
+    assert answer.status == 200
+    plain = re.sub(r"<svg.*?</svg>", " ", answer.text, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", plain)).split())
+
+
+@pytest.mark.parametrize(
+    ("name", "topic"),
+    [
+        ("openai:m", Topic("openai:m", Route.BATCH)),
+        (late("openai:m"), Topic("openai:m", Route.BATCH, ended=False)),
+        ("latency flex openai:m", Topic("openai:m", Route.FLEX)),
+        (late("latency individual openai:a b"), Topic("openai:a b", Route.INDIVIDUAL, ended=False)),
+        (cancelling("openai"), Topic("openai", None)),
+        ("latency odd openai:m", None),
+        ("nothing", None),
+    ],
+)
+def test_names_in_the_store_say_what_they_are_about(name: str, topic: Topic | None) -> None:
+    assert topic_of(name) == topic
+
+
+def test_without_a_store_nothing_is_known(visitor: Visitor, place: str) -> None:
+    text = read(visitor)
+    assert "No call or batch was seen yet" in text
+    assert "No batch has ended yet." in text
+    assert "No model was used yet." in text
+    assert not Path(place).exists()
+
+
+def test_what_a_client_learned_is_shown_by_model_and_route(
+    client_of: ClientOf, clock: VirtualClock, visitor: Visitor, place: str
+) -> None:
+    """The names under which clients keep it are those that the page looks for."""
+    client = client_of(Remote(clock, latency=2.0, turnaround=600.0), store=place)
+    for number in range(4):
+        client.submit(f"prompt {number}").result()
+    client.submit_batch([f"prompt {number}" for number in range(4)]).wait()
+    client.generate(["a", "b", "c", "d"])
+    client.stop()
+    text = read(visitor)
+    found = re.search(r"remote:default individual (\d+) 2 s 2 s 2 s 0 ", text)
+    assert found is not None
+    assert int(found[1]) >= 4
+    assert re.search(r"remote:default batch 1 1\d(\.\d)? min", text)
+    assert "remote:default no price is known" in text
+
+
+def test_quantiles_and_turnaround_by_the_hour_come_from_what_is_stored(visitor: Visitor, place: str) -> None:
+    store = open_store(place)
+    rng = random.Random(3)
+    took = [float(each) for each in range(1, 101)]
+    rng.shuffle(took)
+    store.facts.observe_turnarounds("latency flex openai:gpt-5-mini", [(1, each, AT) for each in took])
+    store.facts.observe_turnarounds(late("latency flex openai:gpt-5-mini"), [(1, 300.0, AT)] * 7)
+    created = [AT - 20 * 3600.0, AT - 20 * 3600.0, AT]  # at 02 and at 22 hours
+    store.facts.observe_turnarounds(
+        "openai:gpt-5-mini",
+        [(9, each, at + each) for each, at in zip((60.0, 120.0, 600.0), created, strict=True)],
+    )
+    store.close()
+    text = read(visitor)
+    assert "openai:gpt-5-mini flex 100 50 s 1.58 min 1.65 min 7 2023-11-14 22:13:20" in text
+    assert "openai:gpt-5-mini: half and 95 % of 3 batches, by the hour of their creation (UTC)" in text
+    assert "2 1 min 2 min 22 10 min 10 min" in text
+
+
+def test_prices_are_those_by_which_requests_are_counted(visitor: Visitor, place: str) -> None:
+    store = open_store(place)
+    store.facts.observe_turnarounds("openai:gpt-5-mini", [(9, 60.0, AT)])
+    store.close()
+    text = read(visitor)
+    assert re.search(r"openai:gpt-5-mini standard – 0\.25 0\.025 2 ", text)
+    assert re.search(r"openai:gpt-5-mini batch – 0\.125 ", text)
+
+
+def test_limits_are_those_that_processes_told_of_last(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(limit: float) -> Participant:
+        lanes = (
+            LaneStatus(model="gemini:m", quota="q", requests_per_minute=limit, processes=2),
+            LaneStatus(model="gemini:nothing known", quota="r"),
+        )
+        realtime = RealtimeStatus(lanes=lanes)
+        return Participant(member="m", host="h", pid=1, library="0", started=AT, realtime=realtime)
+
+    view = SharedView(Participants(place="", processes=(told(1_234.0), told(99.0))))
+    monkeypatch.setattr(Source, "participants", lambda _: view)
+    text = read(visitor)
+    assert "gemini:m 1,234 – – – – 2" in text
+    assert text.count("gemini:nothing known") == 1  # among the prices
+
+
+@pytest.mark.parametrize(("q", "expected"), [(0.0, 1.0), (0.5, 2.0), (0.95, 4.0), (1.0, 4.0)])
+def test_a_quantile_is_a_value_that_was_seen(q: float, expected: float) -> None:
+    assert quantile([1.0, 2.0, 3.0, 4.0], q) == expected
+
+
+def test_names_are_found_by_the_index(place: str) -> None:
+    store = open_store(place)
+    names = [f"openai:m{number}" for number in range(5)]
+    for name in reversed(names):
+        store.facts.observe_turnarounds(name, [(1, 1.0, AT)] * 3)
+    assert store.facts.topics() == names
+    assert store.facts.topics(limit=2) == names[:2]
+    seen: list[tuple[str, tuple[object, ...]]] = []
+    rows = store.facts.db.rows
+
+    def noted(statement: str, *values: object) -> list[tuple[object, ...]]:
+        seen.append((statement, values))
+        return rows(statement, *values)
+
+    store.facts.db.rows = noted  # type: ignore[method-assign]
+    store.facts.topics()
+    [(statement, values)] = seen
+    plans = [plan[-1] for plan in rows(f"EXPLAIN QUERY PLAN {statement}", *values)]
+    by_index = "SEARCH turnaround USING COVERING INDEX turnaround_model"
+    assert [plan for plan in plans if "turnaround" in plan] == [by_index, f"{by_index} (model>?)"]
+    store.close()
