@@ -118,6 +118,7 @@ PARTS = {
     "jobs": lambda: options_tables("jobs"),
     "emulator": lambda: options_tables("emulator"),
     "models": lambda: options_tables("models"),
+    "dashboard": lambda: options_tables("dashboard"),
     "doctor": lambda: options_tables("doctor"),
     "completion": lambda: options_tables("completion"),
 }
