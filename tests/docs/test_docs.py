@@ -436,7 +436,9 @@ def test_generated_references_are_up_to_date():
         assert text == (ROOT / name).read_text("utf-8"), f"{name} is stale: python docs/generate.py"
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "jobs", "emulator", "models", "dashboard", "doctor", "completion"])
+@pytest.mark.parametrize(
+    "command", ["run", "plan", "jobs", "emulator", "models", "dashboard", "doctor", "completion"]
+)
 def test_every_option_of_the_help_is_in_the_reference(command: str):
     """Whatever --help lists, the reference of the command line explains."""
     subcommands = build_parser()._subparsers._group_actions[0].choices
