@@ -1,4 +1,4 @@
-"""Files and folders for this user only, and where programs keep what lasts."""
+"""Files and folders for this user only, their locks, and where programs keep what lasts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import stat
 
 from smartbatch.errors import StoreError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    HAS_LOCKS = False
+else:
+    HAS_LOCKS = True
+
 
 def state_folder() -> str:
     """Return this user's folder for what programs keep (XDG base directories, ``XDG_STATE_HOME``)."""
@@ -18,6 +25,35 @@ def state_folder() -> str:
     return os.path.join(base, "smartbatch")
 
 
+def require_locks() -> None:
+    """Check that the system has file locks, and owners of files, as Linux and macOS have them.
+
+    Raises:
+        StoreError: it has not; says what needs them, and where they are.
+    """
+    if not HAS_LOCKS:
+        raise StoreError(
+            "this system has no file locks (the Python module fcntl), which stores, shared limits and "
+            "outputs of runs need: use Linux, macOS or the Windows Subsystem for Linux; requests and lists "
+            "without a key work here, with shared='off'"
+        )
+
+
+def lock_file(fd: int, *, shared: bool = False, wait: bool = False) -> None:
+    """Lock an open file, until its last descriptor is closed.
+
+    Args:
+        shared: together with others that lock it so.
+        wait: for others who hold it.
+
+    Raises:
+        StoreError: as :func:`require_locks`.
+        OSError: others hold it (``BlockingIOError``), or its file system has no locks.
+    """
+    require_locks()
+    fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+
+
 def new_file(path: str) -> int:
     """Make a file for its owner only, or open one that is this user's, and return its descriptor.
 
@@ -25,6 +61,7 @@ def new_file(path: str) -> int:
         StoreError: somebody else has planted what has the name; says what to do.
         OSError: it cannot be made.
     """
+    require_locks()
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -75,8 +112,10 @@ def private_folder(folder: str) -> None:
     """Make a folder, and those above it that are missing, for their owner only, whatever the umask says.
 
     Raises:
+        StoreError: the system has no owners of files, see :func:`require_locks`.
         OSError: it cannot be made.
     """
+    require_locks()
     if os.path.isdir(folder):
         return
     above = os.path.dirname(folder)

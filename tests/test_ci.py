@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import configparser
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = ("pip", "pytest", "ruff", "mypy", "mkdocs")
@@ -14,9 +17,10 @@ STUB = """#!/bin/sh
 echo "${0##*/} $*" >> "$PWD/called"
 case "${0##*/} $*" in "$FAILS"*) exit 3;; esac
 """
-INSTALLS_BROWSER = "apt-get install"
+INSTALLS_PROGRAMS = "apt-get install"
 TOOLS = ("bash", "sh", "cp", "dirname", "mkdir", "mktemp", "rm")
-"""What the script, or its stubs, may use besides: so there is no browser, whatever the machine has."""
+"""What the script, or its stubs, may use besides: so there is no browser and no shell but that, whatever the
+machine has."""
 MAKES_STUBS = f"""#!/bin/sh
 mkdir -p "$3/bin"
 for name in {" ".join(COMMANDS)}; do cp stub "$3/bin/$name"; done
@@ -74,14 +78,29 @@ def test_the_script_fails_where_one_command_does(command: str, project: Path) ->
     assert code_of(project, command) != 0
 
 
-def test_a_browser_that_cannot_be_installed_is_told_and_no_failure(
+def test_programs_that_cannot_be_installed_are_told_and_no_failure(
     project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The tests that need it are skipped by name."""
-    assert code_of(project, INSTALLS_BROWSER) == 0
-    assert "no browser: apt-get cannot install chromium" in capfd.readouterr().err
+    assert code_of(project, INSTALLS_PROGRAMS) == 0
+    assert "apt-get cannot install chromium chromium-driver fish zsh" in capfd.readouterr().err
 
 
-def test_only_root_installs_a_browser(project: Path) -> None:
+def test_only_root_installs_programs(project: Path) -> None:
     assert code_of(project, "nothing", user_id=1000) == 0
     assert [line for line in called(project) if line.startswith("apt-get")] == []
+
+
+def test_the_workflow_runs_the_checks_with_every_python_that_the_package_names() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    named = re.findall(r"Python :: (3\.\d+)", settings["metadata"]["classifiers"])
+    checks, free = workflow["jobs"]["checks"], workflow["jobs"]["free-threaded"]
+    assert checks["strategy"]["matrix"]["python"] == named
+    assert named[-1] + "t" in [step.get("with", {}).get("python-version") for step in free["steps"]]
+    commands = [step["run"] for step in checks["steps"] if "run" in step]
+    assert commands[-1] == ".ci/run"
+    assert {"chromium", "chromium-driver", "fish", "zsh"} <= set(commands[0].split())
+    (tests,) = re.findall(r"tests/\S+", " ".join(step.get("run", "") for step in free["steps"]))
+    assert (ROOT / tests).is_file()

@@ -164,8 +164,24 @@ def _address(url: str) -> str:
 
 
 def _store(config: BatchingConfig) -> Finding:
-    from smartbatch.cli.clients import missing_store
+    from smartbatch._files import require_locks
     from smartbatch.errors import SmartbatchError
+
+    try:
+        require_locks()
+        return Finding("store", _place(config))
+    except SmartbatchError as error:
+        return Finding("store", error.message, wrong=True)
+
+
+def _place(config: BatchingConfig) -> str:
+    """Return what there is to say of the store.
+
+    Raises:
+        SmartbatchError: it cannot be used.
+    """
+    from smartbatch.cli.clients import missing_store
+    from smartbatch.errors import StoreError
     from smartbatch.shortcuts import StoredJobs
 
     path = missing_store(config.store)
@@ -174,16 +190,14 @@ def _store(config: BatchingConfig) -> Finding:
         while not os.path.exists(folder):
             folder = os.path.dirname(folder)
         if os.access(folder, os.W_OK):
-            return Finding("store", f"{path}, which the first job makes")
-        return Finding("store", f"{path} cannot be made: {folder} is not writable", wrong=True)
+            return f"{path}, which the first job makes"
+        raise StoreError(f"{path} cannot be made: {folder} is not writable")
     stored = StoredJobs(config)
     try:
         statuses = stored.statuses(limit=_MOST_JOBS)
         going = sum(not one.done for one in statuses)
         most = " or more" if len(statuses) == _MOST_JOBS else ""
-        return Finding("store", f"{stored.place}: {len(statuses)}{most} jobs, {going} of them not ended")
-    except SmartbatchError as error:
-        return Finding("store", error.message, wrong=True)
+        return f"{stored.place}: {len(statuses)}{most} jobs, {going} of them not ended"
     finally:
         stored.close(0)
 

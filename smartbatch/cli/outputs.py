@@ -12,7 +12,6 @@ delete the other copy of the answers.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from typing import IO, Any, Final
 
 from attrs import define
 
+from smartbatch._files import lock_file, require_locks
 from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys, format_key
 from smartbatch.cli.result_tables import FORMATS, check_format
 from smartbatch.errors import InputError
@@ -222,7 +222,7 @@ class OutputFile:
         try:
             with replaced(self._real, purpose, mode=0o600, check=self.check) as target:
                 # Locked before it has the name, so that no other run takes it before this one is over.
-                fcntl.flock(target.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(target.fileno())
                 os.fchmod(target.fileno(), stat.S_IMODE(os.fstat(self._fd).st_mode))
                 copy = os.dup(target.fileno())
                 for line in lines:
@@ -303,6 +303,7 @@ class OutputFile:
         )
 
     def _open(self) -> int:
+        require_locks()
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW  # links were followed before
         if self._look_only:
             flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe would wait for its writer
@@ -338,7 +339,7 @@ class OutputFile:
         if not os.access(os.path.dirname(self._real), os.W_OK):
             raise InputError(f"{self.shown}: its folder cannot be written, which putting it in order needs")
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(fd)
         except BlockingIOError:
             raise InputError(
                 f"{self.shown}: another run is writing to it; wait for its end or choose another -o"

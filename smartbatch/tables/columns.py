@@ -7,11 +7,13 @@ whose values have no common shape is one of texts.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from attrs import evolve, frozen
 
+from smartbatch.errors import ConfigError
 from smartbatch.tables.template import text_of
 
 if TYPE_CHECKING:
@@ -106,13 +108,25 @@ def fitted(value: Any, shape: Shape) -> Any:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
+@contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """Raise ConfigError for an import that fails in the block, with the extra that has it."""
+    try:
+        yield
+    except ImportError as missing:
+        raise ConfigError(
+            f"this table needs the extra {name!r}: pip install 'smartbatch-llm[{name}]'"
+        ) from missing
+
+
 def to_pandas(columns: Columns, index: Any = None) -> pandas.DataFrame:
     """Return a frame of pandas; nested values are Python's own.
 
     Args:
         index: of its rows; numbered when ``None``.
     """
-    import pandas
+    with _extra("pandas"):
+        import pandas
 
     kinds = {"int": ("int64", "Int64"), "bool": ("bool", "boolean"), "float": ("float64", "float64")}
 
@@ -127,7 +141,8 @@ def to_pandas(columns: Columns, index: Any = None) -> pandas.DataFrame:
 
 def to_polars(columns: Columns) -> polars.DataFrame:
     """Return a frame of Polars."""
-    import polars
+    with _extra("polars"):
+        import polars
 
     def kind(shape: Shape) -> Any:
         if shape.kind == "list" and shape.inner is not None:
@@ -150,7 +165,8 @@ def to_arrow(columns: Columns, shapes: Mapping[str, Shape] | None = None) -> pya
     Args:
         shapes: of the columns, where they are parts of longer ones.
     """
-    import pyarrow
+    with _extra("arrow"):
+        import pyarrow
 
     shapes = {name: shape_of(values) for name, values in columns.items()} if shapes is None else shapes
     arrays = [

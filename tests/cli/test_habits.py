@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import smartbatch
 from smartbatch.cli.main import build_parser, main
 from smartbatch.errors import ConfigError
 from smartbatch.providers import registry
+from tests.programs import installed
 
 KEYS = [(prefix, key) for prefix, read in registry.VARIABLES.items() for key in read.keys]
 
@@ -162,30 +164,69 @@ def test_completion_prints_code_for_each_shell(shell: str, capfd: pytest.Capture
 
 
 @pytest.mark.full
-def test_bash_completes_actions_options_and_choices(folder: Path) -> None:
-    """The code is sourced by a shell, and asks the command."""
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_actions_options_and_choices(shell: str, folder: Path) -> None:
+    """The key is pressed in a shell that a person uses, and the line is sent: the command is given words that
+    were not typed."""
+    program, given = installed(shell, packages=shell), folder / "given"
     script = folder / "smartbatch"
     root = Path(__file__).parents[2]
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={root} exec {sys.executable} -m smartbatch "$@"\n')
+    script.write_text(
+        '#!/bin/sh\nif [ -z "$_ARGCOMPLETE" ] && [ "$1" != completion ]; then '
+        f'echo "$*" >> {given}; exit; fi\n'
+        f'PYTHONPATH={root} exec {sys.executable} -m smartbatch "$@"\n'
+    )
     script.chmod(0o755)
-    ask = """
-    eval "$(smartbatch completion bash)"
-    COMP_LINE="$1" COMP_POINT=${#1} COMP_TYPE=9 COMP_WORDS=($1) COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
-    _python_argcomplete smartbatch; echo ${COMPREPLY[@]}
-    """
-    for line, word in {
-        "jobs wat": "watch",
-        "run x --paral": "--parallelism",
-        "plan x --prefer sp": "speed",
-    }.items():
-        done = subprocess.run(
-            ["bash", "-c", ask, "bash", f"smartbatch {line}"],
-            env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout.split() == [word], done.stderr
+    name, command, ready = SHELLS[shell]
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(ready)
+    home = {"HOME": str(folder), "ZDOTDIR": str(folder), "XDG_CONFIG_HOME": str(folder)}
+    environ = {"PATH": f"{folder}:{os.environ['PATH']}", "TERM": "dumb", **home}
+    for words in ("jobs wat", "run x --paral", "plan x --prefer sp"):
+        press([program, *command], f"smartbatch {words}\t\nexit\n", environ)
+    assert given.read_text().splitlines() == ["jobs watch", "run x --parallelism", "plan x --prefer speed"]
+
+
+SHELLS = {
+    "bash": ("rc", ["--rcfile", "rc", "-i"], "source <(smartbatch completion bash)\nPS1='READY> '\n"),
+    "zsh": (
+        ".zshrc",
+        ["-i"],
+        "autoload -U compinit; compinit -u\nsource <(smartbatch completion zsh)\nPS1='READY> '\n",
+    ),
+    "fish": (
+        "fish/config.fish",
+        ["-i"],
+        "smartbatch completion fish | source\nfunction fish_prompt; echo -n 'READY> '; end\n",
+    ),
+}
+"""Of each shell: the file that it reads first, its arguments, and what stands in the file."""
+
+
+WITH_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Makes its standard input the terminal that controls it, and becomes the command that it is given."""
+
+
+def press(command: list[str], keys: str, environ: dict[str, str]) -> None:
+    """Press keys in a terminal once the shell there is ready for them; return when it has ended."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", WITH_TERMINAL, *command]
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ, start_new_session=True
+    ):
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the other end of the terminal is closed
+            while b"READY> " not in shown:
+                shown += os.read(ours, 1024)
+            os.write(ours, keys.encode())
+            while os.read(ours, 1024):
+                pass
+    os.close(ours)
 
 
 # -- help ----------------------------------------------------------------------------------------------------

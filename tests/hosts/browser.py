@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.programs import installed
 
+PACKAGES = "chromium chromium-driver"
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -23,20 +22,11 @@ FLAGS = (
 )
 
 
-def installed(*names: str) -> str:
-    """Return the path of a program; without it the test is skipped by name, or fails where all must run."""
-    for found in filter(None, map(shutil.which, names)):
-        return found
-    missing = f"{names[0]} is not installed: apt-get install chromium chromium-driver"
-    if os.environ.get("CI"):
-        pytest.fail(missing)
-    pytest.skip(missing)
-
-
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Any]:
     """Run Chromium until the block ends, with a profile of its own in ``folder``."""
-    chromium, driver = installed("chromium", "chromium-browser", "google-chrome"), installed("chromedriver")
+    chromium = installed("chromium", "chromium-browser", "google-chrome", packages=PACKAGES)
+    driver = installed("chromedriver", packages=PACKAGES)
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()

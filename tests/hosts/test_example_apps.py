@@ -18,11 +18,12 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from browser import browser, installed
+from browser import PACKAGES, browser
 from run_script import GUARD, PACKAGE
 from web_servers import WORKERS, Provider, Running, WebServer, provider, run_server, runs_on
 
 from smartbatch.testing import answer_for
+from tests.programs import installed
 
 pytestmark = pytest.mark.full
 
@@ -184,10 +185,10 @@ def test_without_a_browser_tests_say_so_by_name(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="chromium is not installed"):
-        installed("chromium")
+        installed("chromium", packages=PACKAGES)
     monkeypatch.setenv("CI", "1")
     with pytest.raises(pytest.fail.Exception, match="chromium is not installed"):
-        installed("chromium")
+        installed("chromium", packages=PACKAGES)
 
 
 def test_the_reloader_of_runserver_starts_one_client(quick: Provider, tmp_path: Path) -> None:

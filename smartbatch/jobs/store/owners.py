@@ -8,7 +8,6 @@ is closed on exec, and in a forked child: a copy there would keep the lock of a 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import threading
@@ -16,7 +15,7 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import Protocol
 
-from smartbatch._files import own_folder
+from smartbatch._files import lock_file, own_folder
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.items_of_job import delete_items
@@ -165,7 +164,7 @@ class FileLocks(OwnerLocks):
                 " there; make it writable, or name another store"
             ) from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(lock)
             ours = os.fstat(lock).st_ino == os.stat(path).st_ino  # else another process deleted it meanwhile
         except OSError:
             ours = False
@@ -186,7 +185,7 @@ class FileLocks(OwnerLocks):
             return True
         try:
             # shared: two who look at the same time must not take each other for the owner
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock_file(lock, shared=True)
             return False
         except OSError:
             return True
@@ -216,7 +215,7 @@ class FileLocks(OwnerLocks):
         with contextlib.suppress(OSError):
             lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(lock)
                 os.unlink(path)
             finally:
                 os.close(lock)

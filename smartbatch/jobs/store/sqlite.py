@@ -10,7 +10,6 @@ The file is never opened but by SQLite: closing any descriptor of it would drop 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import json
 import os
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from smartbatch._clock import RealClock
-from smartbatch._files import check_own, new_file
+from smartbatch._files import check_own, lock_file, new_file
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import StoredCounts
@@ -134,7 +133,7 @@ class SqliteDatabase(Database):
         """Make the file, while no other process does."""
         lock = new_file(f"{self.place}.new")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # held by others for the few milliseconds that making it takes
+            lock_file(lock, wait=True)  # held by others for the few milliseconds that making it takes
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             check_own(self.place)  # an empty file may have been put there by anybody
