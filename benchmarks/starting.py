@@ -54,13 +54,13 @@ class Way:
     """One way to a first request.
 
     Attributes:
-        over: the way whose CPU time is taken off before the target is looked at.
+        over: the way whose CPU time is taken off before its bound is looked at.
     """
 
     name: str
     command: Sequence[str]
     over: str | None = None
-    target: float | None = None
+    most: float | None = None
 
 
 @frozen
@@ -208,7 +208,7 @@ def main() -> None:
         own = statistics.median(found[way.name])
         if way.over in found:
             own = statistics.median(a - b for a, b in zip(found[way.name], found[way.over], strict=True))
-        told = "" if way.target is None else targets.at_most(own, way.target, " s")
+        told = "" if way.most is None else targets.at_most(own, way.most, " s")
         above = f" above {way.over}" if way.over in found else ""
         print(f"{way.name:36} {own:6.3f} s of CPU{above}   {told}")
     targets.exit()

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from smartbatch._html import Html, el, escaped, fragment
-from smartbatch.reports.html import document, facts, progress, section, standalone, state, style_sheet, table
+from smartbatch.reports.html import facts, progress, section, standalone, state, style_sheet, table
 from tests.hostile import HOSTILE
 
 
@@ -92,7 +92,7 @@ def test_the_style_sheet_is_xml_safe() -> None:
 
 
 def test_a_document_has_a_language_and_fits_a_small_screen() -> None:
-    page = parsed(document("t", section("now", "Now", facts([("a", "b")]))))
+    page = parsed(standalone("t", section("now", "Now", facts([("a", "b")]))))
     assert page.get("lang") == "en"
     assert {"viewport", "color-scheme", "referrer"} <= {meta.get("name") for meta in page.iter("meta")}
     part = next(page.iter("section"))
