@@ -19,6 +19,7 @@ from smartbatch.cli import (
     doctor_command,
     emulator_command,
     models_command,
+    report_command,
 )
 from smartbatch.cli.option_tables import OneScreen, add_options, number, whole
 from smartbatch.errors import SmartbatchError, did_you_mean
@@ -30,6 +31,7 @@ _COMMANDS = {
     "run": "run",
     "plan": "plan_command",
     "jobs": "jobs_command",
+    "report": "report_command",
     "dashboard": "dashboard_command",
     "emulator": "emulator_command",
     "models": "models_command",
@@ -254,7 +256,14 @@ def build_parser(program: str = "smartbatch") -> _Parser:
     _add_run(add)
     _add_plan(add)
     _add_jobs(add)
-    for each in (dashboard_command, emulator_command, models_command, doctor_command, completion_command):
+    for each in (
+        report_command,
+        dashboard_command,
+        emulator_command,
+        models_command,
+        doctor_command,
+        completion_command,
+    ):
         each.add_parser(add)
     parser.commands = subparsers.choices
     return parser

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from smartbatch.jobs.records import OPEN_SHARDS, ShardRow
 from smartbatch.reports.charts import Span, TimelineRow
 
-WAITING, RUNNING, COLLECTING = "before its creation", "running", "being collected"
-UNCERTAIN, RESCUED = "creation unknown", "cancelled, the rest rescued"
+WAITING, RUNNING, COLLECTED = "not created yet", "running", "collected"
+UNCERTAIN, RESCUED = "creation unknown", "rescued"
 
 
 def timeline_rows(created_at: float, shards: Iterable[ShardRow], wall: float) -> tuple[TimelineRow, ...]:
@@ -44,7 +44,7 @@ def _spans(shard: ShardRow, created_at: float, wall: float) -> Iterator[Span]:
         yield Span(RUNNING, sent, stopped)
         yield Span(RESCUED, stopped, until)
     if ended is not None and last > ended:
-        yield Span(COLLECTING, ended, last)
+        yield Span(COLLECTED, ended, last)
 
 
 def _note(shard: ShardRow) -> str:

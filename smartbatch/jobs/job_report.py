@@ -8,8 +8,16 @@ from collections.abc import Iterator
 from smartbatch._version import __version__
 from smartbatch.errors import StoreError
 from smartbatch.jobs.batch_timeline import timeline_rows
+from smartbatch.jobs.error_patterns import kind_of, pattern_of
 from smartbatch.jobs.incident_titles import incident_title
-from smartbatch.jobs.payload import Shared, decode_params, decode_result, item_id, with_earlier_tries
+from smartbatch.jobs.payload import (
+    Shared,
+    decode_error,
+    decode_params,
+    decode_result,
+    item_id,
+    with_earlier_tries,
+)
 from smartbatch.jobs.records import IncidentRow, JobPolicy, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import span
 from smartbatch.jobs.store import SqlStore
@@ -66,18 +74,21 @@ def job_figures(store: SqlStore, row: JobRow, wall: float) -> ReportedJob:
     ended = row.state is JobState.DONE
     known = ended and not row.unpriced
     paid = row.cost + sum(one.money or 0.0 for one in incidents)
-    route = row.policy.route
+    stored = store.summaries.decision(row.id)
+    measured = None if stored is None else stored.measured
+    route = None if row.policy.route is None else row.policy.route.value
     return ReportedJob(
         id=row.id,
         key=row.key,
         state=row.state.value if row.note is None or ended else f"{row.state.value}: {row.note}",
-        route=None if route is None else route.value,
+        route=route if stored is None else stored.route,
+        decision=None if stored is None else stored.decision,
         settings=tuple(_settings(row.policy, row.created_at)),
         created=row.created_at,
         finished=row.finished_at if ended else None,
         paid=paid if known else None,
         individual_cost=row.realtime_cost if known else None,
-        batch_cost=None,
+        batch_cost=None if measured is None else measured.batch_cost,
         timeline=timeline_rows(row.created_at, store.shards.of_job(row.id), wall),
         incidents=tuple(map(_incident, incidents)),
     )
@@ -93,17 +104,19 @@ class _Seen:
 
     def __init__(self, store: SqlStore, row: JobRow) -> None:
         self.sample, self.failures = EvenSample(), FailureGroups()
-        self.failures_read = 0
         self.dropped: dict[str, str] = {}
         for result_row in _places(store, row):
             if not result_row.follower:
                 self._add(_result(result_row, row.id))
-        for result_row in store.items.failed(row.id, limit=_FAILURES) if row.failed else ():
-            error = _result(result_row, row.id).error
+        line = store.overview.get(row.id)
+        found = [] if line is None else store.overview.failed(line, limit=_FAILURES)
+        failed = [each for each in found if each.outcome == "failed"]
+        for each in failed:
+            request_id = item_id(row.id, each.ix, each.user_id)
+            error = decode_error(each.body, request_id=request_id)
             if error is not None:
-                kind = type(error).__name__ if error.kind is None else error.kind.value
-                self.failures.add(kind, error.message, item_id(row.id, result_row.ix, result_row.user_id))
-                self.failures_read += 1
+                self.failures.add(kind_of(error), pattern_of(error.message), request_id)
+        self.failures_read = len(failed)
 
     def _add(self, result: Result) -> None:
         self.dropped.update(result.dropped)

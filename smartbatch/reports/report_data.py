@@ -71,6 +71,7 @@ class ReportData:
         title: what it is about, such as ``job nightly``.
         place: the store or the file it was read from, without a password.
         made_at: Unix seconds.
+        written_at: when the file it was read from was last written; ``None`` where it is a store.
         kind: what was asked for: ``generate``, ``embed``; ``None`` where it is not recorded.
         models: ``provider:model``, those of most requests first.
         parameters: of all requests: names and words, none of them a prompt; ``None`` where not recorded.
@@ -92,6 +93,7 @@ class ReportData:
     title: str
     place: str
     made_at: float
+    written_at: float | None = None
     kind: str | None = None
     models: tuple[str, ...]
     parameters: tuple[tuple[str, str], ...] | None = None

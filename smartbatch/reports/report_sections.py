@@ -58,7 +58,7 @@ def body(data: ReportData, bounds: Bounds) -> Html:
         section("results", "What came", _results(data)),
         section("route", "By which route, and why", _how(data), _each(jobs, _route) or _no_route()),
         section("cost", "What it cost, and what the alternatives would have", _costs(data)),
-        section("time", "When", _each(jobs, when) or el("p", "When it ran is not recorded.")),
+        section("time", "When", _written(data), _each(jobs, when)),
         section("distributions", "Latency, cost and tokens of a request", _distributions(data)),
         section("failures", "Failures", _failures(data, bounds)),
         section("incidents", "Incidents", _incidents(jobs, bounds)),
@@ -185,8 +185,10 @@ def _alternatives(job: ReportedJob) -> Html:
         chosen, alone, batch = decision.chosen, decision.alone, decision.batch
     rows = [
         _alternative("as it was done", chosen, job.paid, took),
-        _alternative("always individual", alone, job.individual_cost, None),
-        _alternative("always batch", batch, job.batch_cost, None),
+        _alternative(
+            "always individual", alone, job.individual_cost, took if job.route == "individual" else None
+        ),
+        _alternative("always batch", batch, job.batch_cost, took if job.route == "batch" else None),
     ]
     notes = [
         "The measured cost of an alternative is that of the tokens really used, at its price. How long it "
@@ -215,6 +217,13 @@ def _alternative(
         UNKNOWN if option is None else seconds(option.p95),
         UNKNOWN if took is None else seconds(took),
     )
+
+
+def _written(data: ReportData) -> Html | None:
+    if data.written_at is None:
+        return None
+    known = "" if data.jobs else " When its requests were sent is not recorded."
+    return el("p", f"The file was last written at {moment(data.written_at)} UTC.{known}")
 
 
 def _when(job: ReportedJob, bounds: Bounds) -> Html:

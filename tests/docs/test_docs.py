@@ -437,7 +437,8 @@ def test_generated_references_are_up_to_date():
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "plan", "jobs", "emulator", "models", "dashboard", "doctor", "completion"]
+    "command",
+    ["run", "plan", "jobs", "report", "emulator", "models", "dashboard", "doctor", "completion"],
 )
 def test_every_option_of_the_help_is_in_the_reference(command: str):
     """Whatever --help lists, the reference of the command line explains."""

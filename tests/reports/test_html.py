@@ -94,7 +94,7 @@ def test_the_style_sheet_is_xml_safe() -> None:
 def test_a_document_has_a_language_and_fits_a_small_screen() -> None:
     page = parsed(standalone("t", section("now", "Now", facts([("a", "b")]))))
     assert page.get("lang") == "en"
-    assert {"viewport", "color-scheme", "referrer"} <= {meta.get("name") for meta in page.iter("meta")}
+    assert {"viewport", "color-scheme"} <= {meta.get("name") for meta in page.iter("meta")}
     part = next(page.iter("section"))
     assert part.get("aria-labelledby") == part.findall("h2")[0].get("id")
 

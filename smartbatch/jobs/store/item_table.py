@@ -158,17 +158,6 @@ class ItemTable:
         behind = first_in(self.db, "result", first + limit, end, column=column)
         return [] if behind is None else self._page(f"r.{column}", behind, min(behind + limit, end))
 
-    def failed(self, job_id: str, *, limit: int) -> list[ResultRow]:
-        """Return the first requests of a job that failed, in order; the job's other results are passed over.
-
-        Args:
-            limit: at most so many.
-        """
-        job = job_number(self.db, job_id)
-        one = _RESULTS.replace("{columns}", _WHOLE).replace("{order}", "r.no")
-        some = one.replace(" ORDER BY", " AND r.outcome = 'failed' ORDER BY") + " LIMIT ?"
-        return [result_row(row) for row in self.db.rows(some, first_of(job), first_of(job + 1), limit)]
-
     def _page(self, order: str, first: int, end: int) -> list[ResultRow]:
         """Return results of a range of numbers, or the first of them where they are large."""
         sizes, whole = (

@@ -1,0 +1,216 @@
+"""``smartbatch report``: of outputs and jobs, to a file, with a picture where there is a browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch import BatchingClient
+from smartbatch.cli import output_report, screenshot
+from smartbatch.cli.main import main
+from smartbatch.reports.report import MOST_BYTES, Report
+from tests.hostile import HOSTILE
+from tests.hosts.browser import browser
+from tests.levels import sampled
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
+    return tmp_path
+
+
+@pytest.fixture
+def client(folder: Path) -> Iterator[BatchingClient]:
+    with BatchingClient("sim:demo?latency=0&batch_seconds=0", batch_poll_interval=0.01) as client:
+        yield client
+
+
+def report(*args: str) -> int:
+    return main(["report", *args])
+
+
+def line(index: int, **changes: Any) -> dict[str, Any]:
+    """A line of an output."""
+    usage = {"input_tokens": 3, "output_tokens": 5}
+    whole = {"index": index, "id": f"r{index}", "model": "sim:demo", "text": "SECRET", "usage": usage}
+    return {**whole, "cost": 0.5, "latency": 0.25, "attempts": 1, "dropped": {}, "error": None, **changes}
+
+
+def failed(index: int, message: str = "it broke") -> dict[str, Any]:
+    return line(index, error={"kind": "timeout", "message": message}, cost=None)
+
+
+def written(folder: Path, *lines: dict[str, Any]) -> str:
+    (folder / "out.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return "out.jsonl"
+
+
+def test_of_an_output_the_report_has_its_sums_and_no_answer(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert report(written(folder, line(0), line(1, cost=None), failed(2)), "-o", "r.html") == 0
+    assert "report of 3 requests in r.html" in capfd.readouterr().err
+    html = (folder / "r.html").read_text("utf-8")
+    assert "2 of 3 requests were answered, 1 failed. They cost 0.500000 USD, without 2 results" in html
+    assert "it broke" in html
+    assert "SECRET" not in html
+    assert "no job of it is in the store" in html
+
+
+def test_of_lines_of_one_row_the_answered_one_counts(folder: Path) -> None:
+    """As long as a run lasts its output may have several lines for a row."""
+    path = written(folder, failed(0), line(1), failed(2, "first"), line(0), failed(2, "last"), failed(1))
+    data = output_report.output_report(path, (), 0.0)
+    assert (data.total, data.succeeded, data.failed, data.cost) == (3, 2, 1, 1.0)
+    assert [group.message for group in data.failures] == ["last"]
+
+
+def test_a_torn_last_line_is_left_out(folder: Path) -> None:
+    path = written(folder, line(0))
+    with open(path, "a") as file:
+        file.write('{"index": 1, "id')
+    assert output_report.output_report(path, (), 0.0).total == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON",
+        "[]",
+        '{"index": -1, "error": null}',
+        '{"index": 1e999, "error": null}',
+        '{"index": 999999999999, "error": null}',
+        '{"index": 0, "error": "x"}',
+        '{"index": 0, "error": null, "cost": "1"}',
+        '{"index": 0, "error": null, "usage": 7}',
+    ],
+)
+def test_a_file_that_is_no_output_is_refused(
+    folder: Path, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "x.jsonl").write_text(text + "\n")
+    assert report("x.jsonl") == 2
+    assert "x.jsonl: line 1 is no" in capfd.readouterr().err
+    assert not (folder / "report.html").exists()
+
+
+def test_a_table_and_the_results_of_a_job_are_outputs_too(client: BatchingClient, folder: Path) -> None:
+    client.submit_batch(["a", "b"], key="letters").wait(20)
+    assert main(["jobs", "results", "letters", "-o", "results.jsonl"]) == 0
+    assert output_report.output_report("results.jsonl", (), 0.0).succeeded == 2
+    prompts = folder / "in.txt"
+    prompts.write_text("a\nb\n")
+    assert main(["run", str(prompts), "--model", "sim:demo?latency=0", "-o", "out.csv", "--quiet"]) == 0
+    assert output_report.output_report("out.csv", (), 0.0).succeeded == 2
+
+
+def test_the_job_of_an_output_is_found_in_the_store(folder: Path) -> None:
+    """So the report of the file says which route was taken, why, and when."""
+    (folder / "in.txt").write_text("a\nb\n")
+    by_batch = ["--strategy", "batch", "--batch-poll-interval", "0.01", "--quiet"]
+    model = "sim:demo?batch_seconds=0"
+    assert main(["run", "in.txt", "--model", model, "-o", "out.jsonl", *by_batch]) == 0
+    assert report("out.jsonl") == 0
+    html = (folder / "report.html").read_text("utf-8")
+    assert "Route: <strong>batch</strong>" in html
+    assert "because: strategy=&#x27;batch&#x27; was asked for" in html
+    assert "Batches of job job-" in html
+
+
+def test_of_a_job_by_id_and_by_key(client: BatchingClient, folder: Path) -> None:
+    job = client.submit_batch(["a", "b"], key="letters")
+    job.wait(20)
+    for name in (job.id, "letters"):
+        assert report(name) == 0
+        assert "<title>Job letters – smartbatch report</title>" in (folder / "report.html").read_text("utf-8")
+
+
+def test_a_job_that_is_not_there_is_told(client: BatchingClient, capfd: pytest.CaptureFixture[str]) -> None:
+    assert report("nobody", "--store", "none.db") == 1
+    assert "'nobody' is no file, and there is no store at none.db" in capfd.readouterr().err
+    assert not Path("none.db").exists()
+    client.submit_batch(["a"]).wait(20)
+    assert report("nobody") == 1
+    assert "has no job of the id or key 'nobody'" in capfd.readouterr().err
+
+
+def test_only_a_report_is_replaced(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = written(folder, line(0))
+    assert report(path, "-o", "r.html") == report(path, "-o", "r.html") == 0
+    (folder / "mine.html").write_text("<!doctype html><title>mine</title>")
+    assert report(path, "-o", "mine.html") == 2
+    assert report(path, "-o", path) == 2
+    told = capfd.readouterr().err
+    assert "mine.html: is there already and is no report" in told
+    assert "out.jsonl: a report is HTML" in told
+    assert "mine" in (folder / "mine.html").read_text()
+
+
+def test_without_a_browser_a_picture_is_refused_before_anything_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = written(folder, line(0))
+    monkeypatch.setenv("PATH", str(folder))
+    assert report(path, "--png") == 2
+    assert "a picture needs Chromium, Chrome or Edge, and none is installed" in capfd.readouterr().err
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.full
+def test_a_picture_is_as_high_as_the_report(folder: Path) -> None:
+    screenshot.browser()
+    assert report(written(folder, line(0), failed(1)), "--png") == 0
+    picture = (folder / "report.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    width, height = int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")
+    assert width == 1100
+    assert 1000 < height < 3000
+
+
+@pytest.mark.parametrize("name", sampled(HOSTILE))
+def test_texts_of_a_file_stay_text(folder: Path, name: str) -> None:
+    text = HOSTILE[name]
+    error = {"kind": text, "message": text}
+    path = written(folder, line(0, model=text, dropped={text: text}), line(1, id=text, error=error))
+    page = Report(output_report.output_report(path, (), 0.0)).html
+    assert "<script>" not in page
+    assert "<img" not in page
+    assert len(page.encode()) < MOST_BYTES
+
+
+@pytest.mark.full
+def test_a_report_of_a_large_output_is_small(folder: Path) -> None:
+    with open("out.jsonl", "w") as file:
+        for number in range(100_000):
+            file.write(
+                json.dumps(line(number) if number % 3 else failed(number, f"row {number + 10_000}: no"))
+                + "\n"
+            )
+    data = output_report.output_report("out.jsonl", (), 0.0)
+    assert (data.succeeded, data.failed, data.sampled_of) == (66_666, 33_334, 66_666)
+    assert [group.count for group in data.failures] == [33_334], "numbers tell no groups apart"
+    assert len(Report(data).html.encode()) <= MOST_BYTES
+
+
+@pytest.mark.full
+def test_a_browser_shows_a_report_without_a_complaint(client: BatchingClient, folder: Path) -> None:
+    """Its policy lets its style sheet work, and nothing is asked of anybody."""
+    job = client.submit_batch([f"prompt {number}" for number in range(50)])
+    job.wait(20)
+    job.report().save(folder / "job.html")
+    with browser(folder) as page:
+        page.get((folder / "job.html").as_uri())
+        assert page.title == f"Job {job.id} – smartbatch report"
+        assert page.get_log("browser") == []
+        loaded = page.execute_script("return performance.getEntriesByType('resource').length")
+        assert loaded == 0
+        font = page.execute_script("return getComputedStyle(document.querySelector('h1')).fontSize")
+        assert font == "24px", "the style sheet is in force"
+        wide = page.execute_script("return document.documentElement.scrollWidth > innerWidth")
+        assert not wide
