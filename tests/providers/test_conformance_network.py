@@ -186,6 +186,27 @@ def test_connections_are_kept_and_as_many_as_the_workers(serve, reach, service):
     assert server.connections <= 8
 
 
+def test_every_call_has_the_same_head_though_an_sdk_builds_it_once(serve, reach, service):
+    """But for the length, and for the time-out that a service is told of."""
+    server = serve(says(service.answer("fine")))
+    provider = reach(server)
+    sdk = getattr(provider, "_sdk", None)
+    for prompt, timeout in (("one", 30.0), ("a longer one", 30.0), ("one", 8.0), ("one", 30.0)):
+        ask(provider, prompt, timeout=timeout)
+    told = [
+        {name: value for name, value in request.headers.items() if name != "content-length"}
+        for request in server.requests
+    ]
+    assert told[0] == told[1] == told[3]
+    assert server.requests[0].headers["content-length"] != server.requests[1].headers["content-length"]
+    changed = {name for name in told[0] if told[0][name] != told[2][name]}
+    assert changed <= {"x-server-timeout", "x-stainless-timeout", "x-stainless-read-timeout"}
+    assert bool(changed) == (sdk is not None)
+    if sdk is not None:
+        sdk.get().send = None  # it is not asked again
+        assert ask(provider, timeout=29.5).text == "fine"
+
+
 def test_closing_ends_calls_under_way(serve, reach, service):
     """close() cuts calls that wait for an answer, may be called twice, and open() makes it work again."""
     server = serve(hangs, hangs, says(service.answer("again")))

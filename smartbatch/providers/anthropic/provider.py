@@ -124,7 +124,7 @@ class AnthropicProvider(Provider):
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
         """See :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`."""
         body, dropped = self._message(request, model)
-        reply = self._sdk.get().ask("post", _PATH, timeout, body=encode_json(body))
+        reply = self._sdk.get().post(_PATH, encode_json(body), timeout)
         return read_message(self._errors.answer(reply, (request,)), reply, dropped)
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002

@@ -37,6 +37,7 @@ class AnthropicSdk(SdkCalls):
         *,
         authorization: bool,
     ) -> None:
+        super().__init__(transport)
         _keep_prompts_out_of_logs()
         # Something must be passed for both, or the SDK would look for credentials elsewhere.
         secret: dict[str, Any] = {"auth_token": token} if token and not key else {"api_key": key or "none"}

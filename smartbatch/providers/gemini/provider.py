@@ -19,6 +19,7 @@ from attrs import evolve
 from smartbatch.errors import ConfigError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
+from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.flex import GEMINI, FlexTier
 from smartbatch.providers.gemini.answers import read_answer, read_embeddings
 from smartbatch.providers.gemini.batches import GeminiBatches
@@ -177,7 +178,7 @@ class GeminiProvider(Provider):
         self, path: str, body: dict[str, Any], requests: Sequence[Request], timeout: float
     ) -> dict[str, Any]:
         """Post ``body`` and return the decoded answer; errors in a 200 are errors too."""
-        reply = self._sdk.get().ask("post", path, timeout, body=body)
+        reply = self._sdk.get().post(path, encode_json(body), timeout)
         if reply.status != 200:  # another success is nothing this API sends
             raise self._errors.refused(reply, requests)
         return self._errors.answer(reply, requests)

@@ -35,6 +35,7 @@ class GeminiSdk(SdkCalls):
     def __init__(
         self, transport: Transport, key: str, base_url: str, version: str, headers: Mapping[str, str]
     ) -> None:
+        super().__init__(transport)
         self._network = network = http_client(transport)
         self._leads_to = transport.leads_to
         self._base_url, self._headers = base_url.rstrip("/"), dict(headers)
@@ -69,7 +70,7 @@ class GeminiSdk(SdkCalls):
                 service gave is asked as it is, of the base URL's server and of no other: behind a gateway the
                 address is that of the service itself. The key is not sent there.
             timeout: total seconds; the service is told as well, in ``X-Server-Timeout``.
-            more: the ``body`` as a mapping, and ``headers``, of this call.
+            more: the ``body`` as a mapping or as encoded JSON, and ``headers``, of this call.
         """
         headers = more.get("headers", {})
         if "://" in path:
@@ -78,7 +79,12 @@ class GeminiSdk(SdkCalls):
                 url = httpx2.URL(self._base_url + url.raw_path.decode("ascii"))
             return self._network.post(url, headers={**self._headers, **headers}, timeout=timeout)
         options = types.HttpOptions(timeout=max(1, math.ceil(timeout * 1000)), headers=headers or None)
-        return self._once(self._build(method, path, dict(more.get("body", {})), options))
+        body = more.get("body", {})
+        if not isinstance(body, bytes):
+            return self._once(self._build(method, path, dict(body), options))
+        built = self._build(method, path, {}, options)
+        built.data = body
+        return self._once(built)
 
 
 class _Nowhere(httpx2.AsyncBaseTransport):

@@ -8,6 +8,7 @@ Importing this module imports ``httpx2``; adapters do so when their SDK is first
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -26,6 +27,9 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.providers.http.transport import Transport
 
+_KEPT = 256
+"""Heads of requests that are kept, each about a kilobyte."""
+
 
 @define
 class _Call:
@@ -34,6 +38,7 @@ class _Call:
     live: bool = False
     body: SpooledBody | None = None
     cutoff: Cutoff | None = None
+    head: bytes | None = None
     ended: Reply | LiveReply | ProviderError | None = None
 
 
@@ -51,6 +56,9 @@ def http_client(transport: Transport) -> httpx2.Client:
 class SdkCalls(ABC):
     """One SDK client over one transport, for all threads of a process. Its retries are off.
 
+    Args:
+        transport: what the SDK speaks through.
+
     ``more`` of each call are ``body``, as the SDK takes it, ``headers``, and what else the SDK knows.
 
     Raises:
@@ -58,9 +66,31 @@ class SdkCalls(ABC):
             and not chained.
     """
 
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._heads: dict[tuple[str, int], bytes] = {}
+
     @abstractmethod
     def send(self, method: str, path: str, timeout: float, **more: Any) -> object:
         """Let the SDK make one request; what it returns is not looked at."""
+
+    def post(self, path: str, body: bytes, timeout: float) -> Reply:
+        """Post encoded JSON in real time; return the whole answer, whatever its status.
+
+        The SDK names the address and the headers of a path once for each whole second of a time-out, which is
+        among them. What it builds costs several times as much as the call.
+        """
+        key = path, math.ceil(timeout)
+        head = self._heads.get(key)
+        if head is not None:
+            return self._transport.send(head, body, timeout)
+        call = _Call()
+        reply = cast(Reply, _through(partial(self.send, "post", path, timeout, body=body), call))
+        if len(self._heads) >= _KEPT:
+            self._heads.clear()
+        if call.head is not None:
+            self._heads[key] = call.head
+        return reply
 
     def ask(
         self, method: str, path: str, timeout: float, *, spooled: SpooledBody | None = None, **more: Any
@@ -133,7 +163,7 @@ class _Bridge(httpx2.BaseTransport):
         url = request.url
         # Where it goes is not the SDK's to decide.
         address = Url(url.scheme, None, url.host, url.port, url.raw_path.decode("ascii"))
-        head = self._transport.head_for(request.method, address, request.headers.raw)
+        head = call.head = self._transport.head_for(request.method, address, request.headers.raw)
         body = call.body or request.read()
         if call.live:
             return self._transport.begin(head, body, timeout, call.cutoff)
