@@ -17,6 +17,8 @@ from smartbatch.reports import charts, html
 from smartbatch.reports.axes import Axis, seconds, share, usd
 from smartbatch.reports.decision_view import decision_view
 
+EVERY = 2.0
+"""Seconds between two looks while somebody watches; what is shown is written every few seconds."""
 PAGE = 50
 """Decisions of a page."""
 SUMMED = 1_000
@@ -56,7 +58,7 @@ def page(source: Source, query: Query) -> Page:
     store = source.store
     if store is None:
         return _alone("Choices", f"There is no store yet at {source.place}: the first job makes it.")
-    figures = store.summaries.figures(limit=SUMMED)
+    figures = store.summaries.decisions(limit=SUMMED)
     return Page(
         "Choices",
         (
@@ -64,6 +66,7 @@ def page(source: Source, query: Query) -> Page:
             Section("saved", "Saved and lost, by route", _saved(figures)),
             Section("decisions", "Decisions", _decisions(store, query)),
         ),
+        every=EVERY,
     )
 
 

@@ -11,6 +11,8 @@ from smartbatch.dashboard.source import Source
 from smartbatch.jobs.summary_records import ErrorGroup
 from smartbatch.reports import html
 
+EVERY = 2.0
+"""Seconds between two looks while somebody watches; what is shown is written every few seconds."""
 SHOWN = 100
 """Groups of a page."""
 _HEAD = ("kind", "message", "failed", "first seen (UTC)", "last seen (UTC)", "model", "example")
@@ -30,6 +32,7 @@ def page(source: Source, query: Query) -> Page:
             Section("kinds", "Kinds", _kinds(groups, kind, query)),
             Section("errors", "Errors", _errors([each for each in groups if kind in ("", each.kind)], query)),
         ),
+        every=EVERY,
     )
 
 

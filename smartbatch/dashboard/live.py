@@ -14,11 +14,9 @@ from typing import final
 
 from smartbatch._clock import Clock
 from smartbatch._fork import PerProcess
-from smartbatch.dashboard.page import Page
+from smartbatch.dashboard.page import TICK, Page
 from smartbatch.errors import SmartbatchError
 
-TICK = 1.0
-"""Seconds between two looks at a page that is watched."""
 HEARTBEAT = 10.0
 """Seconds after which a stream without news says that it is there; by that a gone browser is noticed."""
 LONGEST = 600.0
@@ -72,7 +70,9 @@ def stream(render: Callable[[], Page], seen: str, clock: Clock, stop: Callable[[
         elif clock.now() >= spoke + HEARTBEAT:
             yield b": here\n\n"
             spoke = clock.now()
-        clock.sleep(TICK)
+        look_at = clock.now() + page.every
+        while not stop() and clock.now() < look_at:
+            clock.sleep(TICK)
 
 
 @final

@@ -21,6 +21,8 @@ from smartbatch.reports import charts, html
 from smartbatch.reports.axes import Axis, seconds
 from smartbatch.types import Route
 
+EVERY = 5.0
+"""Seconds between two looks while somebody watches; what is shown is written every few seconds."""
 TOPICS = 60
 """Models and routes of a page; of each what the store keeps, some hundred calls or batches."""
 SAMPLE = 500
@@ -62,6 +64,7 @@ def page(source: Source, query: Query) -> Page:  # noqa: ARG001 - the same for a
             Section("limits", "Limits that were told or learned", _limits(shared)),
             Section("prices", "Prices", _prices(source, sorted(_models(source, store, times, shared)))),
         ),
+        every=EVERY,
     )
 
 

@@ -11,6 +11,8 @@ from attrs import field, frozen
 from smartbatch._html import Html
 from smartbatch.dashboard.source import Source
 
+TICK = 1.0
+"""Seconds between two looks at a page that is watched."""
 Granted: TypeAlias = Literal["all", "read"]
 """What a request may do: act and look, or only look."""
 
@@ -70,10 +72,12 @@ class Page:
     Attributes:
         title: its heading.
         sections: from top to bottom.
+        every: seconds between two looks at it while somebody watches; more for one that costs more to make.
     """
 
     title: str
     sections: tuple[Section, ...]
+    every: float = TICK
 
 
 PageOf: TypeAlias = Callable[[Source, Query], Page]

@@ -115,25 +115,26 @@ class SummaryLog:
     def _fold_locked(self) -> None:
         while self._ended:
             model, route, cost, usage, error, message, request_id = self._ended.popleft()
-            unpriced = cost is None and (error is None or usage.total_tokens > 0)
-            spent = Spending(
-                model,
-                "" if route is None else route.value,
-                requests=1,
-                failed=int(error is not None),
-                usd=cost or 0.0,
-                realtime_usd=cost or 0.0,
-                unpriced=int(unpriced),
-                input_tokens=usage.input_tokens,
-                output_tokens=usage.output_tokens,
-            )
-            self._spend_locked(spent)
+            spent = self._spent_locked(model, "" if route is None else route.value)
+            spent.requests += 1
+            spent.failed += error is not None
+            spent.usd += cost or 0.0
+            spent.realtime_usd += cost or 0.0
+            spent.unpriced += cost is None and (error is None or usage.total_tokens > 0)
+            spent.input_tokens += usage.input_tokens
+            spent.output_tokens += usage.output_tokens
             if error is not None:
                 pattern = pattern_of(message or "")
                 self._fail_locked([Failures(snake_case(error), pattern, model, 1, request_id=request_id)])
 
+    def _spent_locked(self, model: str, route: str) -> Spending:
+        known = self._spent.get((model, route))
+        if known is None:
+            known = self._spent[model, route] = Spending(model, route)
+        return known
+
     def _spend_locked(self, more: Spending) -> None:
-        known = self._spent.setdefault((more.model, more.route), Spending(more.model, more.route))
+        known = self._spent_locked(more.model, more.route)
         known.requests += more.requests
         known.failed += more.failed
         known.usd += more.usd

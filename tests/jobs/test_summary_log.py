@@ -61,7 +61,9 @@ def test_the_decision_on_a_list_in_real_time_is_there_soon_and_measured(
 ) -> None:
     client.generate(PROMPTS)
     clock.sleep(SOON)
-    [found] = other.summaries.decisions()
+    [listed] = other.summaries.decisions()
+    found = other.summaries.numbered(listed.no)
+    assert found is not None
     assert found.decision is not None
     assert (found.route, found.requests, found.job_id) == ("individual", 3, None)
     assert (found.p50, found.model) == (found.decision.chosen.p50, MODEL)

@@ -307,7 +307,8 @@ def _store_job(tx: Transaction, no: int, job: JobRow, digest: Digest, total: int
         total,
     )
     tx.change("INSERT INTO job_params (no, body) VALUES (?, ?)", no, job.params)
-    summary_tables.trim(tx, job.created_at)
+    if no % summary_tables.TRIM_EVERY == 0:
+        summary_tables.trim(tx, job.created_at)
     [row] = tx.rows(_BY_ID, job.id)
     return job_row(row)
 

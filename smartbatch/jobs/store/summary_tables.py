@@ -41,6 +41,8 @@ GROUPS_KEPT = 500
 """Groups of errors that are kept: those seen last."""
 GROUPS_AT_ONCE = 20
 """Groups that one transaction adds to; further errors of each kind are counted as one group."""
+TRIM_EVERY = 20
+"""Jobs after which what is old is deleted; requests in real time have it deleted with each write."""
 TRIMMED = 1_000
 """Groups that are deleted at once, at most."""
 OTHERS = "(further messages)"
@@ -101,24 +103,20 @@ class SummaryTable:
         found = self.db.row(_DECISIONS.replace("{body}", "d.body") + "WHERE j.id = ?", job_id)
         return None if found is None else _stored_decision(found)
 
-    def decisions(self, *, before: int | None = None, limit: int = 50) -> list[StoredDecision]:
-        """Return decisions, newest first, from the one before number ``before``."""
-        page = _DECISIONS.replace("{body}", "d.body")
-        if before is None:
-            rows = self.db.rows(f"{page}ORDER BY d.no DESC LIMIT ?", limit)
-        else:
-            rows = self.db.rows(f"{page}WHERE d.no < ? ORDER BY d.no DESC LIMIT ?", before, limit)
-        return [_stored_decision(row) for row in rows]
-
     def numbered(self, no: int) -> StoredDecision | None:
         """Return the decision of a number."""
         found = self.db.row(_DECISIONS.replace("{body}", "d.body") + "WHERE d.no = ?", no)
         return None if found is None else _stored_decision(found)
 
-    def figures(self, *, limit: int = 1000) -> list[StoredDecision]:
-        """Return the latest decisions, newest first, without what they rest on: for sums over many."""
+    def decisions(self, *, before: int | None = None, limit: int = 50) -> list[StoredDecision]:
+        """Return decisions, newest first, from the one before number ``before``; without what they rest on,
+        so that there may be many."""
         page = _DECISIONS.replace("{body}", "NULL")
-        return [_stored_decision(row) for row in self.db.rows(f"{page}ORDER BY d.no DESC LIMIT ?", limit)]
+        if before is None:
+            rows = self.db.rows(f"{page}ORDER BY d.no DESC LIMIT ?", limit)
+        else:
+            rows = self.db.rows(f"{page}WHERE d.no < ? ORDER BY d.no DESC LIMIT ?", before, limit)
+        return [_stored_decision(row) for row in rows]
 
     # -- errors and spending ---------------------------------------------------------------------------------
 
