@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from smartbatch._html import Child, el, fragment
-from smartbatch.dashboard.page import Query
+from attrs import frozen
+
 from smartbatch.dashboard.shared_view import SharedView
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.records import JobState
@@ -25,48 +25,65 @@ MOST = 20
 """Needs of one kind that are shown."""
 
 
-def needs_of(source: Source, query: Query, shared: SharedView) -> Iterator[Child]:
+@frozen
+class Need:
+    """What needs a person.
+
+    Attributes:
+        text: in words; where it is about a job, these are followed by the job's name.
+        job_id, name: the job, and how people call it.
+        note: what is to be said after the name.
+    """
+
+    text: str
+    job_id: str | None = None
+    name: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}{self.name}{self.note}"
+
+
+def needs_of(source: Source, shared: SharedView) -> Iterator[Need]:
     """Yield each need. The kinds, in order: creations nobody knows of; storage; jobs that are held; money;
     providers that are down or pause long; a limiter on its own; jobs without an owner; lost processes.
     """
     store = source.store
     if store is not None:
-        yield from _unknown(store, query)
+        yield from _unknown(store)
         yield from _storage(source)
         for line in store.overview.page(JobFilter(state=JobState.HELD), limit=MOST):
-            yield fragment(
-                "Held: ", _job(line.id, line.key, query), f" – {line.note or 'waits for a person'}"
-            )
+            yield _of_job("Held: ", line, line.note or "waits for a person")
     if shared.problem is not None:
-        yield f"The place where processes share limits cannot be read: {shared.problem}"
+        yield Need(f"The place where processes share limits cannot be read: {shared.problem}")
     for one in shared.found.living:
         if one.realtime.budget and one.realtime.spent >= SPENT * one.realtime.budget:
             told = f"{one.realtime.spent:.2f} of {one.realtime.budget:.2f} USD"
-            yield f"The budget of process {one.pid} on {one.host} is spent: {told}."
+            yield Need(f"The budget of process {one.pid} on {one.host} is spent: {told}.")
     yield from _providers(shared)
     if store is not None:
-        yield from _waiting(store, query)
+        yield from _waiting(store)
     for one in shared.found.lost:
         heard = f"has not been heard for {span(one.age)}, and did not say that it ended"
-        yield f"Process {one.pid} on {one.host} {heard}."
+        yield Need(f"Process {one.pid} on {one.host} {heard}.")
 
 
-def _unknown(store: SqlStore, query: Query) -> Iterator[Child]:
+def _unknown(store: SqlStore) -> Iterator[Need]:
     for shard in store.overview.unknown_creations(limit=MOST):
         told = f"Nobody knows whether the provider created batch {shard.no} ({shard.state.value}): "
-        yield fragment(told, _job(shard.job_id, None, query), f" – {shard.note or 'it is looked for'}")
+        yield Need(told, shard.job_id, shard.job_id, f" – {shard.note or 'it is looked for'}")
 
 
-def _storage(source: Source) -> Iterator[Child]:
+def _storage(source: Source) -> Iterator[Need]:
     """Yield that the disk is nearly full; a server's is not seen from here."""
     if source.file is not None:
         disk = os.statvfs(source.file)
         free = disk.f_bavail * disk.f_frsize
         if free < ROOM:
-            yield f"The disk of the store {source.file} has {free / 2**20:,.0f} MiB left."
+            yield Need(f"The disk of the store {source.file} has {free / 2**20:,.0f} MiB left.")
 
 
-def _providers(shared: SharedView) -> Iterator[Child]:
+def _providers(shared: SharedView) -> Iterator[Need]:
     seen: set[tuple[str, str]] = set()
     for one in shared.found.living:
         for lane in one.realtime.lanes:
@@ -75,29 +92,25 @@ def _providers(shared: SharedView) -> Iterator[Child]:
                 yield from _provider(lane)
 
 
-def _provider(lane: LaneStatus) -> Iterator[Child]:
+def _provider(lane: LaneStatus) -> Iterator[Need]:
     if lane.breaker != "closed":
-        yield f"{lane.model}: the provider is down, the breaker is {lane.breaker}."
+        yield Need(f"{lane.model}: the provider is down, the breaker is {lane.breaker}.")
     if lane.cooldown >= LONG:
-        yield f"{lane.model}: paused for {span(lane.cooldown)} after a refusal."
+        yield Need(f"{lane.model}: paused for {span(lane.cooldown)} after a refusal.")
     if lane.is_lost:
-        yield f"{lane.model}: the place that shares the limit is away; each process keeps to its own share."
+        told = "the place that shares the limit is away; each process keeps to its own share"
+        yield Need(f"{lane.model}: {told}.")
 
 
-def _waiting(store: SqlStore, query: Query) -> Iterator[Child]:
+def _waiting(store: SqlStore) -> Iterator[Need]:
     for line in store.overview.waiting(limit=MOST):
-        job = _job(line.id, line.key, query)
         if line.note is not None:
-            yield fragment("Waits: ", job, f" – {line.note}")
-        elif not _is_interrupted(line):
-            yield fragment("Carried on by no living process: ", job)
+            yield _of_job("Waits: ", line, line.note)
+        elif not line.policy.attended:
+            yield _of_job("Carried on by no living process: ", line)
         else:
-            yield fragment("An interrupted run: ", job, " – the same command again goes on with it")
+            yield _of_job("An interrupted run: ", line, "the same command again goes on with it")
 
 
-def _is_interrupted(line: JobLine) -> bool:
-    return line.policy.attended
-
-
-def _job(job_id: str, key: str | None, query: Query) -> Child:
-    return el("a", key or job_id, href=query.link("jobs", job_id))
+def _of_job(text: str, line: JobLine, note: str = "") -> Need:
+    return Need(text, line.id, line.key or line.id, f" – {note}" if note else "")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from smartbatch._html import Child, Html, el, fragment
-from smartbatch.dashboard.attention import needs_of
+from smartbatch.dashboard.attention import Need, needs_of
 from smartbatch.dashboard.job_rows import jobs_table
 from smartbatch.dashboard.page import Page, Query, Section
-from smartbatch.dashboard.shared_view import SharedView
+from smartbatch.dashboard.shared_view import SharedView, failures_of
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.status import span
 from smartbatch.jobs.store import SqlStore
@@ -58,10 +58,16 @@ def page(source: Source, query: Query) -> Page:
 
 def _attention(source: Source, query: Query, shared: SharedView) -> Html:
     """Return what does not go on by itself."""
-    found = [el("li", each) for each in needs_of(source, query, shared)]
+    found = [el("li", _need(each, query)) for each in needs_of(source, shared)]
     if not found:
         return el("p", html.state("Nothing needs a person.", "good"))
     return el("ul", found, class_="notice bad")
+
+
+def _need(need: Need, query: Query) -> Html:
+    if need.job_id is None:
+        return fragment(need.text)
+    return fragment(need.text, el("a", need.name, href=query.link("jobs", need.job_id)), need.note)
 
 
 def _going(source: Source, store: SqlStore | None, query: Query) -> Html:
@@ -187,30 +193,19 @@ def _money(status: RealtimeStatus, spending: Sequence[Spending]) -> Html:
 
 
 def _failures(shared: SharedView) -> Html:
-    """Return failed calls and requests by kind, of all processes that ever shared."""
-    counts: dict[str, list[float]] = {}
-    for at, family in enumerate(("call_failures", "request_failures")):
-        for name, count in shared.found.sums.items():
-            known, _, kind = name.partition(":")
-            if known == family:
-                counts.setdefault(kind, [0.0, 0.0])[at] += count
-    last = _last_seen(shared)
     rows = [
-        (kind, f"{calls:,.0f}", f"{requests:,.0f}", last.get(kind, "–"))
-        for kind, (calls, requests) in sorted(counts.items(), key=lambda each: -sum(each[1]))
+        (
+            one.kind,
+            f"{one.calls:,.0f}",
+            f"{one.requests:,.0f}",
+            "–" if one.age is None else f"{span(one.age)} ago",
+        )
+        for one in failures_of(shared)
     ]
     if not rows:
         return el("p", "No call has failed, as far as processes told.", class_="soft")
     head = ("kind", "calls", "requests failed for good", "last")
     return html.table("Failures by kind", head, rows, numbers=(1, 2))
-
-
-def _last_seen(shared: SharedView) -> dict[str, str]:
-    ages: dict[str, float] = {}
-    for one in shared.found.processes:
-        for kind, age in one.errors.items():
-            ages[kind] = min(ages.get(kind, one.age + age), one.age + age)
-    return {kind: f"{span(age)} ago" for kind, age in ages.items()}
 
 
 def _processes(shared: SharedView) -> Html:

@@ -70,6 +70,39 @@ class SharedView:
     is_off: bool = False
 
 
+@frozen
+class KindFailures:
+    """Failures of one kind, of all processes that ever shared.
+
+    Attributes:
+        kind: see :class:`~smartbatch.ErrorKind`.
+        calls: that failed.
+        requests: that failed for good.
+        age: seconds since the last, as far as processes still tell.
+    """
+
+    kind: str
+    calls: float
+    requests: float
+    age: float | None
+
+
+def failures_of(shared: SharedView) -> list[KindFailures]:
+    """Return failed calls and requests by kind, the most frequent first."""
+    counts: dict[str, list[float]] = {}
+    for at, family in enumerate(("call_failures", "request_failures")):
+        for name, count in shared.found.sums.items():
+            known, _, kind = name.partition(":")
+            if known == family:
+                counts.setdefault(kind, [0.0, 0.0])[at] += count
+    ages: dict[str, float] = {}
+    for one in shared.found.processes:
+        for kind, age in one.errors.items():
+            ages[kind] = min(ages.get(kind, one.age + age), one.age + age)
+    found = [KindFailures(kind, both[0], both[1], ages.get(kind)) for kind, both in counts.items()]
+    return sorted(found, key=lambda each: -each.calls - each.requests)
+
+
 @final
 class SharedReader:
     """Reads what the processes published, once for all who look at the same time.
