@@ -9,7 +9,6 @@ although no answer came is :attr:`~smartbatch.errors.ProviderError.maybe_billed`
 from __future__ import annotations
 
 import enum
-import json
 import math
 import re
 from abc import ABC, abstractmethod
@@ -20,6 +19,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.http.replies import decode_json
 from smartbatch.types import Answer, Kind, Request
 
 
@@ -352,7 +352,7 @@ def line_of(line: bytes, id_field: str, read: Callable[[dict[str, Any]], Answer]
 
 def _decoded(line: bytes, id_field: str) -> tuple[str, dict[str, Any]]:
     try:
-        data = json.loads(line)
+        data = decode_json(line)
     except RecursionError:
         raise ValueError("the line is nested too deeply") from None
     except ValueError:

@@ -6,7 +6,6 @@ an :class:`ErrorReader` that knows this of its own API.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from attrs import frozen
 
 from smartbatch.errors import ErrorKind, ProviderError, has_secret
 from smartbatch.providers.foreign_text import PLAIN_ID, fields, safe_text, short
-from smartbatch.providers.http.replies import Reply, is_html
+from smartbatch.providers.http.replies import Reply, decode_json, is_html
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_retry_after
 from smartbatch.types import LimitReport, Request, Usage
 
@@ -187,7 +186,7 @@ class ErrorReader:
         if is_html(reply.headers) or body.lstrip()[:1] == b"<":
             raise self.unusable(reply, "html", f"a web page came back, {_NOT_THE_PROVIDER}")
         try:
-            data = json.loads(body)
+            data = decode_json(body)
         except RecursionError:
             raise self.unusable(reply, "shape", "the answer is nested too deeply") from None
         except ValueError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -16,7 +15,7 @@ from smartbatch.providers.foreign_text import SoundText, unusable
 from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.pool import seconds_left
-from smartbatch.providers.http.replies import Reply
+from smartbatch.providers.http.replies import Reply, decode_json
 from smartbatch.types import Answer, Request, Usage
 
 EVENTS = "text/event-stream"
@@ -174,7 +173,7 @@ class EventStream(AnswerStream):
     def _decoded(self, name: str, event: bytes, head: Reply) -> dict[str, Any]:
         """The object of an event; an error among the events is raised."""
         try:
-            data = json.loads(event)
+            data = decode_json(event)
         except (ValueError, RecursionError):
             raise self._errors.broken(head, "garbled", "an event of the stream is not whole JSON") from None
         if isinstance(data, list) and data:  # some servers wrap an error in a list
