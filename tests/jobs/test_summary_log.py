@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hosts.run_script import run_script
 from inside import inside
 from jobs.remote import Remote
 
@@ -15,6 +17,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
 from smartbatch.jobs import summary_log
 from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.summary_log import LATEST
 from smartbatch.types import Request
 
 ClientOf = Callable[..., BatchingClient]
@@ -116,6 +119,44 @@ def test_the_decision_of_a_job_is_stored_with_the_job_and_once(
 def test_a_job_whose_route_nobody_chose_has_no_decision(client: BatchingClient, other: SqlStore) -> None:
     job = client.submit_batch(PROMPTS)
     assert other.summaries.decision(job.id) is None
+
+
+def test_a_list_of_a_client_that_names_no_store_is_written_soon_all_the_same(
+    client_of: ClientOf, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It opens the user's own store because the list may go by batch; nothing carries jobs on there."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    client = client_of(Remote(clock))
+    client.generate(PROMPTS * 2)
+    store = open_store(None)
+    clock.sleep(1.0)  # lets the thread write that was started
+    clock.sleep(LATEST + 1.0)
+    client.generate(PROMPTS * 2)
+    clock.sleep(1.0)
+    assert len(store.summaries.decisions()) == 2
+    assert not inside(client).service.is_working
+    store.close()
+
+
+@pytest.mark.full
+def test_a_process_that_is_killed_has_left_what_its_jobs_came_to(place: str) -> None:
+    ended = run_script(
+        f"""
+        import smartbatch
+        from smartbatch.testing import MockProvider
+        client = smartbatch.BatchingClient(MockProvider(), store={place!r}, shared="off")
+        client.generate(["a", "b", "c"], key="k")
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    assert ended.code == -signal.SIGKILL
+    store = open_store(place)
+    [job] = store.jobs.latest()
+    found = store.summaries.decision(job.id)
+    assert found is not None
+    assert found.measured is not None
+    assert sum(requests for requests, _ in spent(store).values()) == 3
+    store.close()
 
 
 # -- spending and errors -------------------------------------------------------------------------------------
