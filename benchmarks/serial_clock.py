@@ -85,10 +85,14 @@ class SerialClock:
         """Whether the calling thread is registered."""
         return getattr(self._mine, "counted", False)
 
-    def park(self, waiter: WaitingThread, timeout: float | None, *, idle: bool) -> None:
+    def park(
+        self, waiter: WaitingThread, timeout: float | None, *, idle: bool, glance: float | None = None
+    ) -> None:
         """Let ``waiter`` wait, and the next thread run."""
         with self._guard:
             deadline = math.inf if timeout is None else self._now + max(0.0, timeout)
+            if glance is not None:
+                self._idle[waiter] = self._now + max(0.0, glance)
             if idle:
                 self._idle[waiter] = deadline
             elif timeout is not None:

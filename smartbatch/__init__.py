@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from smartbatch.config import BatchingConfig as BatchingConfig
     from smartbatch.config import ClientParams as ClientParams
     from smartbatch.config import Settings as Settings
+    from smartbatch.core.limits.model_controls import ModelLimit as ModelLimit
+    from smartbatch.core.limits.model_controls import Pause as Pause
     from smartbatch.errors import AllRequestsFailed as AllRequestsFailed
     from smartbatch.errors import BudgetExceeded as BudgetExceeded
     from smartbatch.errors import ClientClosed as ClientClosed
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
     from smartbatch.errors import ValidationFailed as ValidationFailed
     from smartbatch.errors import WrongProcess as WrongProcess
     from smartbatch.interrupted import Interrupted as Interrupted
+    from smartbatch.jobs.act_records import Act as Act
+    from smartbatch.jobs.act_records import Acted as Acted
+    from smartbatch.jobs.act_records import JobSelection as JobSelection
+    from smartbatch.jobs.act_records import RetriedRows as RetriedRows
     from smartbatch.jobs.job import Job as Job
     from smartbatch.jobs.job import StoredResult as StoredResult
     from smartbatch.jobs.status import JobStatus as JobStatus
@@ -57,6 +63,9 @@ if TYPE_CHECKING:
     from smartbatch.shortcuts import generate as generate
     from smartbatch.shortcuts import job as job
     from smartbatch.shortcuts import jobs as jobs
+    from smartbatch.shortcuts import pause as pause
+    from smartbatch.shortcuts import paused as paused
+    from smartbatch.shortcuts import resume as resume
     from smartbatch.types import Answer as Answer
     from smartbatch.types import Attempt as Attempt
     from smartbatch.types import Embedding as Embedding
@@ -85,6 +94,8 @@ _NAMES_OF = {
         "WrongProcess"
     ),
     "interrupted": "Interrupted",
+    "core.limits.model_controls": "ModelLimit Pause",
+    "jobs.act_records": "Act Acted JobSelection RetriedRows",
     "jobs.job": "Job StoredResult",
     "jobs.status": "JobStatus",
     "results": "ResultList",
@@ -92,7 +103,7 @@ _NAMES_OF = {
         "Answer Attempt Embedding EmbeddingListParams EmbeddingParams Generation GenerationParams JobParams "
         "ListParams Message Priority Request RequestParams Result Route SubmitParams Usage"
     ),
-    "shortcuts": "EmbeddingScriptParams ScriptParams StoredJobs embed generate job",
+    "shortcuts": "EmbeddingScriptParams ScriptParams StoredJobs embed generate job pause paused resume",
     "observe.participants": "LaneStatus Participant Participants RealtimeStatus",
     "plan": "Plan",
     "prices": "Price",

@@ -34,11 +34,12 @@ class Monitor(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def wait(self, timeout: float | None = None, *, idle: bool = False) -> bool:
+    def wait(self, timeout: float | None = None, *, idle: bool = False, glance: float | None = None) -> bool:
         """Release the lock, wait for a notification or ``timeout`` seconds, take the lock again.
 
         Returns False when the time ran out. The lock must be held. With ``idle`` the time-out is only there
-        to tidy up: virtual time does not step to it, and it is noticed when time has passed it anyway.
+        to tidy up: virtual time does not step to it, and it is noticed when time has passed it anyway. So it
+        is with ``glance``, seconds after which the wait ends as well.
         """
         ...
 
@@ -106,8 +107,16 @@ class _RealMonitor(threading.Condition):
         super().__init__(lock)
         self.lock = lock
 
-    def wait(self, timeout: float | None = None, *, idle: bool = False) -> bool:  # noqa: ARG002
+    def wait(
+        self,
+        timeout: float | None = None,
+        *,
+        idle: bool = False,  # noqa: ARG002
+        glance: float | None = None,
+    ) -> bool:
         """Wait as :class:`Monitor` says; a time the system cannot count to is cut, so look again after it."""
+        if glance is not None:
+            timeout = glance if timeout is None else min(timeout, glance)
         return super().wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
 
@@ -265,9 +274,13 @@ class VirtualClock:
     def counted(self) -> bool:
         return getattr(self._mine, "counted", False)
 
-    def park(self, waiter: WaitingThread, timeout: float | None, *, idle: bool) -> None:
+    def park(
+        self, waiter: WaitingThread, timeout: float | None, *, idle: bool, glance: float | None = None
+    ) -> None:
         with self._guard:
             deadline = math.inf if timeout is None else self._now + max(0.0, timeout)
+            if glance is not None:
+                self._idle[waiter] = self._now + max(0.0, glance)
             if idle:
                 self._idle[waiter] = deadline
             elif timeout is not None:
@@ -312,7 +325,9 @@ class VirtualTime(Protocol):
         """Whether the calling thread is registered."""
         ...
 
-    def park(self, waiter: WaitingThread, timeout: float | None, *, idle: bool) -> None:
+    def park(
+        self, waiter: WaitingThread, timeout: float | None, *, idle: bool, glance: float | None = None
+    ) -> None:
         """Count the calling thread as waiting, until :meth:`wake` or its time-out."""
         ...
 
@@ -338,10 +353,10 @@ class VirtualMonitor:
     ) -> None:
         self.lock.release()
 
-    def wait(self, timeout: float | None = None, *, idle: bool = False) -> bool:
+    def wait(self, timeout: float | None = None, *, idle: bool = False, glance: float | None = None) -> bool:
         waiter = WaitingThread(self._clock.counted())
         self._waiters.append(waiter)
-        self._clock.park(waiter, timeout, idle=idle)
+        self._clock.park(waiter, timeout, idle=idle, glance=glance)
         self.lock.release()
         try:
             waiter.gate.acquire()

@@ -234,6 +234,29 @@ class FlexChanged(Event):
 
 
 @frozen(kw_only=True)
+class PauseChanged(Event):
+    """Somebody paused a model, or ended its pause: this process sends nothing new to it, or does again."""
+
+    model: str
+    """``provider:*`` for every model of a provider."""
+    paused: bool
+    reason: str | None
+    by: str | None
+    """Who paused it; ``None`` where the pause ended."""
+
+
+@frozen(kw_only=True)
+class LimitChanged(Event):
+    """Somebody set limits of a model, or took them back; those of the settings hold where there are none."""
+
+    model: str
+    requests_per_minute: float | None
+    tokens_per_minute: float | None
+    by: str | None
+    """Who set them; ``None`` where they were taken back."""
+
+
+@frozen(kw_only=True)
 class ParameterDropped(RequestEvent):
     """A parameter the provider does not take was left out."""
 

@@ -31,6 +31,7 @@ from smartbatch.events import (
     LongWait,
     Observer,
     ParameterDropped,
+    PauseChanged,
     RequestFinished,
     RetryScheduled,
     ShardChanged,
@@ -127,7 +128,7 @@ class RunningState:
         )
         store = _store(settings, bus)
         self.history = history = ForecastHistory(clock, self._forecast_moved, store=store.get)
-        self.realtime = realtime = _realtime(settings, bus, history, self.metrics)
+        self.realtime = realtime = _realtime(settings, bus, history, self.metrics, self._read_controls)
         self._budget = budget = ClientBudget(
             JobReservations(realtime.budget, realtime.guard_money, _account(config), realtime.await_money),
             store.get,
@@ -189,8 +190,8 @@ class RunningState:
         bus.subscribe(self.routing.job_finished, JobFinished)
         bus.subscribe(self._budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
         bus.subscribe(dropped, ParameterDropped)
-        bus.subscribe(LongWaits(), CooldownStarted, LongWait, RetryScheduled)
-        shown = (CooldownStarted, LongWait, RetryScheduled, BreakerChanged)
+        bus.subscribe(LongWaits(), CooldownStarted, LongWait, RetryScheduled, PauseChanged)
+        shown = (CooldownStarted, LongWait, RetryScheduled, BreakerChanged, PauseChanged)
         bus.subscribe(self.routing.displays, *shown)
         bus.subscribe(self._started, ClientStarted)
         bus.subscribe(self._accepted, JobAccepted)
@@ -286,6 +287,15 @@ class RunningState:
         self._bus.tell(event)
         self.advisor.learned(event)  # what follows from it is told after it
 
+    def _read_controls(self) -> None:
+        """Hear of pauses and limits before the first request goes, where there is a store to hear from."""
+        if not self._carries_store and not self.service.is_working:
+            return
+        try:
+            self.service.controls.read()
+        except SmartbatchError as error:  # requests in real time do not need it
+            logs.job_error(None, error)
+
     def _started(self, _: ClientStarted) -> None:
         """Carry on the jobs of a store that was named: any process started on it does its share, and keeps
         there what it learns.
@@ -348,7 +358,11 @@ def _learn(running: weakref.ref[RunningState]) -> None:
 
 
 def _realtime(
-    settings: ClientSettings, bus: EventBus, history: ForecastHistory, metrics: BatchMetrics
+    settings: ClientSettings,
+    bus: EventBus,
+    history: ForecastHistory,
+    metrics: BatchMetrics,
+    read_controls: Callable[[], object],
 ) -> Realtime:
     """Return what answers requests in real time."""
     setup = RealtimeSetup(
@@ -361,6 +375,7 @@ def _realtime(
         calibration=history.calibration,
         fallback=settings.fallback,
         metrics=metrics,
+        read_controls=read_controls,
     )
     return Realtime(setup, settings.model, settings.preparer)
 
@@ -445,6 +460,7 @@ def _dependencies(
         serve=realtime.serve,
         ask=partial(ask_item, realtime),
         drop=realtime.drop,
+        control=realtime.control,
         process=settings.hooks.process,
         new_future=lambda: stored_future(callbacks),
         run_callback=settings.hooks.run_callback,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Unpack, final
 
 from smartbatch._clock import Clock, RealClock
@@ -15,23 +17,27 @@ from smartbatch._settings import seconds_of
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig, Settings, check_names
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.model_controls import ModelControls, ModelLimit, Pause, name_of
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.validation import refuse_for_vectors
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Throughput
-from smartbatch.errors import ClientClosed, ConfigError, WrongProcess
+from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, JobNotFound, WrongProcess
 from smartbatch.events import (
     CallFinished,
     CooldownStarted,
     LongWait,
     ParameterDropped,
+    PauseChanged,
     RetryScheduled,
 )
 from smartbatch.interrupted import as_interrupted
+from smartbatch.jobs.act_records import Act, Acted, JobSelection, actor, cut
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.jobs.store import resolved_place
@@ -196,6 +202,42 @@ def jobs(*, store: str | None = None, unfinished: bool = False, limit: int = 100
     return _stored(store).jobs(unfinished=unfinished, limit=limit)
 
 
+def pause(
+    provider: str,
+    model: str | None = None,
+    *,
+    reason: str | None = None,
+    by: str | None = None,
+    store: str | None = None,
+) -> Pause:
+    """Have nothing new sent to a model by any process that uses a store; see :meth:`StoredJobs.pause`.
+
+    Args:
+        store: as for :func:`job`.
+    """
+    return _stored(store).pause(provider, model, reason=reason, by=by)
+
+
+def resume(
+    provider: str, model: str | None = None, *, by: str | None = None, store: str | None = None
+) -> bool:
+    """End a pause; False where there is none. See :meth:`StoredJobs.resume`.
+
+    Args:
+        store: as for :func:`job`.
+    """
+    return _stored(store).resume(provider, model, by=by)
+
+
+def paused(*, store: str | None = None) -> list[Pause]:
+    """Return the pauses that hold in a store, oldest first.
+
+    Args:
+        store: as for :func:`job`.
+    """
+    return _stored(store).paused()
+
+
 def _stored(store: str | None) -> StoredJobs:
     config = BatchingConfig.load(store=store)
     # one that is not named in full is another one after ``os.chdir``
@@ -280,6 +322,104 @@ class StoredJobs:
             for row in service.store.jobs.latest(limit=limit)
         ]
 
+    # -- acting ----------------------------------------------------------------------------------------------
+
+    def pause(
+        self, provider: str, model: str | None = None, *, reason: str | None = None, by: str | None = None
+    ) -> Pause:
+        """Have nothing new sent to a model, by any process that uses the store, until :meth:`resume`.
+
+        Calls under way end, and batches that were sent are followed to their end. What waits goes on waiting,
+        within its own time-outs, and nothing is lost. A process hears of it within two seconds, and one that
+        starts later at once. A model that is paused already keeps its pause.
+
+        Args:
+            provider: the name before the colon, such as ``openai``.
+            model: the name behind it; ``None`` for all models of the provider.
+            reason: for those who wait.
+            by: who acts; by default the user and the machine.
+        """
+        controls = self._state.service.store.controls
+        return self._acted(controls.pause(name_of(provider, model), cut(reason), actor(by)))
+
+    def resume(self, provider: str, model: str | None = None, *, by: str | None = None) -> bool:
+        """End a pause; False where there is none. A model that was paused by its own name, and by that of its
+        provider, goes on when both have ended."""
+        return self._acted(self._state.service.store.controls.resume(name_of(provider, model), actor(by)))
+
+    def paused(self) -> list[Pause]:
+        """Return the pauses that hold, oldest first."""
+        return list(self._state.service.store.controls.controls().pauses.values())
+
+    def set_limit(
+        self,
+        provider: str,
+        model: str,
+        *,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        by: str | None = None,
+    ) -> None:
+        """Set limits of a model in place of the settings ``max_rpm`` and ``max_tpm``, for all that use the
+        store; ``None`` leaves those of the settings, or has them hold again.
+        """
+        given = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
+        for field, value in given.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and 0 < value < math.inf):
+                raise InvalidRequest(f"{field} = {value!r:.60} is no number above 0", field=field)
+        self._acted(
+            self._state.service.store.controls.set_limit(
+                name_of(provider, model), requests_per_minute, tokens_per_minute, actor(by)
+            )
+        )
+
+    def limits(self) -> list[ModelLimit]:
+        """Return the limits that were set, oldest first."""
+        return list(self._state.service.store.controls.controls().limits.values())
+
+    def cancel_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
+        """Ask for jobs to be cancelled, by whoever carries them on; 1,000 at a time."""
+        return self._acted(self._state.service.store.acts.cancel(chosen, actor(by)))
+
+    def resume_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
+        """Have held jobs go on; 1,000 at a time. This process does not carry them on by that."""
+        return self._acted(self._state.service.store.acts.resume(chosen, actor(by)))
+
+    def forget_jobs(self, chosen: JobSelection, *, by: str | None = None) -> Acted:
+        """Delete finished jobs, their requests and their results; 1,000 at a time."""
+        store = self._state.service.store
+        ids, left_out = store.acts.finished(chosen)
+        count = 0
+        for job_id in ids:
+            with suppress(JobNotFound):  # another process was quicker
+                store.jobs.forget(job_id, actor(by))
+                count += 1
+        return Acted(count, left_out)
+
+    def retry_jobs(self, chosen: JobSelection, *, billed: bool = False, by: str | None = None) -> Acted:
+        """Ask the failed rows of jobs again, as :meth:`~smartbatch.Job.retry_failed`; 1,000 jobs at a time.
+
+        Returns:
+            how many rows are asked again, and how many jobs are left.
+        """
+        store = self._state.service.store
+        ids, left_out = store.acts.with_failed_rows(chosen)
+        count = 0
+        for job_id in ids:
+            with suppress(JobNotFound):
+                count += retry_failed(store, job_id, None, actor(by), billed=billed).count
+        return self._acted(Acted(count, left_out))
+
+    def acts(self, *, before: int | None = None, job_id: str | None = None, limit: int = 100) -> list[Act]:
+        """Return what people did, newest first; the store remembers the latest 10,000 acts.
+
+        Args:
+            before: only those before the act of this number.
+            job_id: only those on this job alone.
+        """
+        return self._state.service.store.controls.latest(before=before, job_id=job_id, limit=limit)
+
     def close(self, timeout: Duration | None = None) -> None:
         """Store what comes within ``timeout`` seconds, by default ``exit_grace``, and give the jobs back."""
         seconds = seconds_of("timeout", timeout)
@@ -288,6 +428,11 @@ class StoredJobs:
     @property
     def _state(self) -> _StoreState:
         return self._states.get()
+
+    def _acted(self, done: T) -> T:
+        """Have this process hear of an act at once, where it carries jobs on."""
+        self._state.service.look_at_acts()
+        return done
 
     def _handle(self, row: JobRow) -> Job:
         return Job(self._service, row)
@@ -325,6 +470,7 @@ class _StoreState:
                 serve=self._serve,
                 ask=self._ask,
                 drop=self._drop,
+                control=self._control,
                 process=lambda result: result,
                 new_future=lambda: stored_future(self._callbacks),
                 tell=self._bus.tell,
@@ -337,7 +483,7 @@ class _StoreState:
         )
         self._bus.subscribe(self._history, CallFinished)
         self._bus.subscribe(dropped, ParameterDropped)
-        self._bus.subscribe(LongWaits(), CooldownStarted, LongWait, RetryScheduled)
+        self._bus.subscribe(LongWaits(), CooldownStarted, LongWait, RetryScheduled, PauseChanged)
         on_fork(self)
         on_exit(self)
 
@@ -379,6 +525,12 @@ class _StoreState:
         if self._realtime is not None:
             self._realtime.drop(future)
 
+    def _control(self, controls: ModelControls) -> None:
+        with self._making:
+            realtime = self._realtime
+        if realtime is not None:
+            realtime.control(controls)
+
     def _speed(self, row: JobRow) -> Speed:
         """Return how fast requests of a job are answered in real time, by what the store knows of it."""
         self._history.refresh()
@@ -408,6 +560,7 @@ class _StoreState:
                     calibration=self._history.calibration,
                 )
                 self._realtime = Realtime(setup, model, preparer)
+                self._realtime.control(self.service.controls.current)
             return self._realtime
 
 

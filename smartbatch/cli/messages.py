@@ -12,6 +12,7 @@ from smartbatch.events import (
     Event,
     FlexChanged,
     PackingChanged,
+    PauseChanged,
     RetryScheduled,
 )
 from smartbatch.observe.text import SafeStream, escape
@@ -69,6 +70,10 @@ def _text_of(event: Event) -> str | None:
             return f"rate limit of {event.model}: all its requests pause for {event.seconds:.1f} s"
         case BreakerChanged():
             return f"{event.model}: breaker {event.before} -> {event.after}: {event.reason}"
+        case PauseChanged(paused=True):
+            return f"{event.model}: paused by {event.by}" + (f": {event.reason}" if event.reason else "")
+        case PauseChanged():
+            return f"{event.model}: goes on, its pause has ended"
         case PackingChanged():
             return f"{event.model}: packing turned {'on' if event.enabled else 'off'}: {event.reason}"
         case FlexChanged():

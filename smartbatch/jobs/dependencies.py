@@ -9,6 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.model_controls import ModelControls
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed_speed
 from smartbatch.events import Event
@@ -59,6 +60,7 @@ class JobDependencies:
         exchange_enqueued: makes an exchange with the quota of enqueued tokens that processes share, of a
             provider's scope and a model; ``None`` where nothing is shared. It returns ``None`` while the
             back end is away.
+        control: given all that people set for models, whenever it changed in the store.
         report: told what went wrong: the job's id, where it is about one, and the error.
         speed: says how fast requests of a job are answered in real time.
         calibration: says what was learned of the tokens of a job's model.
@@ -81,4 +83,5 @@ class JobDependencies:
     outer_budget: Callable[[JobRow], Budget | None] = lambda _: None
     save: Callable[[SqlStore], object] = lambda _: None
     tell_dropped: Callable[[str, str], None] = lambda _name, _reason: None
+    control: Callable[[ModelControls], None] = lambda _: None
     exchange_enqueued: EnqueuedExchange | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,17 +11,23 @@ from typing import TYPE_CHECKING
 from attrs import evolve, frozen
 
 from smartbatch._display import paragraph, short
-from smartbatch._settings import seconds_of
-from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
+from smartbatch._settings import seconds_of, usd
+from smartbatch.core.routing.constraints import seconds_until
+from smartbatch.errors import InvalidRequest, JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.interrupted import Interrupted
-from smartbatch.jobs.payload import encode_error
-from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
+from smartbatch.jobs.act_records import JobSelection, RetriedRows, actor
+from smartbatch.jobs.job_budget import remaining_budget
+from smartbatch.jobs.payload import decode_result, encode_error, item_id
+from smartbatch.jobs.records import IncidentRow, JobPolicy, JobRow, JobState, ResultRow
+from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.supervisor import LEASE
 from smartbatch.jobs.watcher import PAGE, SeenChanges, stored_job
 from smartbatch.observe.progress import Progress, new_display
+from smartbatch.observe.text import duration
+from smartbatch.prices import dollars
 from smartbatch.results import ResultList
-from smartbatch.types import Duration, Result, Route, T, Usage
+from smartbatch.types import Deadline, Duration, Result, Route, T, Usage
 
 if TYPE_CHECKING:
     from smartbatch.jobs.service import JobService
@@ -295,29 +301,127 @@ class Job:
 
     # -- acting ----------------------------------------------------------------------------------------------
 
-    def cancel(self) -> None:
+    def cancel(self, *, by: str | None = None) -> None:
         """Ask for the job to be cancelled, and return at once; :meth:`wait` sees the end.
 
         Nothing more is sent, batches under way are cancelled at the provider, and what they have done by
         then, and is paid for, is kept.
+
+        Args:
+            by: who acts, for the store's list of acts; by default the user and the machine. So it is below.
         """
-        self._service.store.jobs.request_cancel(self.id)
+        self._service.store.acts.cancel(JobSelection(ids=(self.id,)), actor(by))
         self._carry_on()
         self._service.recall(self.id)
 
-    def resume(self) -> None:
+    def resume(self, *, by: str | None = None) -> None:
         """Go on with a job that is held, or waits for a budget; and look at any other one now."""
-        self._service.store.jobs.unhold(self.id)
+        self._service.store.acts.resume(JobSelection(ids=(self.id,)), actor(by))
         self._carry_on()
         self._service.resume(self.id)
 
-    def forget(self) -> None:
+    def forget(self, *, by: str | None = None) -> None:
         """Delete a finished job, its requests and its results from the store.
 
         Raises:
             StoreError: it is not finished, so that answers that are paid for could be lost.
         """
-        self._service.store.jobs.forget(self.id)
+        self._service.store.jobs.forget(self.id, actor(by))
+
+    def set_deadline(self, deadline: Deadline | None, *, by: str | None = None) -> None:
+        """Change when the last result has to be there; whoever carries the job on hears of it.
+
+        From then on what would come too late goes in real time, at the price of real time. Without a deadline
+        what a batch has not run goes into another batch. An attended job has its time-outs instead.
+
+        Args:
+            deadline: such as ``"2h"``, seconds or a ``timedelta`` from now by the clock of the store, or a
+                ``datetime`` with its time zone; ``None`` for none.
+
+        Raises:
+            ConfigError: it has passed, or is no time.
+            JobNotFound: the job was forgotten.
+        """
+        now = self._service.store.acts.db.now()
+        left = seconds_until(deadline, now)
+        until = None if left is None else now + left
+        detail = "none" if left is None else f"in {duration(left)}"
+
+        def change(policy: JobPolicy) -> JobPolicy:
+            return evolve(policy, deadline=until, fallback="batch" if until is None else "individual")
+
+        self._service.store.acts.change_policy(self.id, change, "set_deadline", detail, actor(by))
+        self._service.look_at_acts()
+
+    def set_budget(self, budget: float | str | None, *, by: str | None = None) -> float:
+        """Change what may be spent on the job in all; whoever carries it on hears of it.
+
+        A budget below what is spent and reserved already stops nothing that is under way: nothing more is
+        sent until something has ended below its reservation, and what never finds room ends with
+        ``BudgetExceeded``. What more a raised budget allows is not held back in the budget of a client.
+
+        Args:
+            budget: USD, or text such as ``"5 USD"``; ``None`` for no limit.
+
+        Returns:
+            the USD that are left of it; below 0 where more is spent or reserved already.
+
+        Raises:
+            InvalidRequest: it is no amount.
+            JobNotFound: the job was forgotten.
+        """
+        most = None if budget is None else usd(budget)
+        number = isinstance(most, int | float) and not isinstance(most, bool)
+        if most is not None and not (number and 0 <= most < math.inf):
+            raise InvalidRequest(f"budget = {budget!r:.60} is no amount of USD", field="budget")
+        limit = None if most is None else float(most)
+        row = self._service.store.acts.change_policy(
+            self.id,
+            lambda policy: evolve(policy, budget=limit),
+            "set_budget",
+            "none" if limit is None else dollars(limit),
+            actor(by),
+        )
+        self._service.look_at_acts()
+        return remaining_budget(row)
+
+    def retry_failed(
+        self, rows: Collection[int] | None = None, *, billed: bool = False, by: str | None = None
+    ) -> RetriedRows:
+        """Ask failed rows again, and have this process carry the job on.
+
+        A row gets a new result in its place. The old one stays in :meth:`earlier_results`, and what it cost
+        stays counted. A row that was, or may have been, paid for is left out, unless it is among ``rows`` or
+        ``billed`` is true; then an incident names it. At most 100,000 rows at a time. A deadline that has
+        passed holds no longer.
+
+        Args:
+            rows: positions of failed requests, from 0; all when ``None``.
+            billed: with those that were, or may have been, paid for.
+
+        Raises:
+            StoreError: the job is being cancelled.
+            JobNotFound: the job was forgotten.
+        """
+        retried = retry_failed(self._service.store, self.id, rows, actor(by), billed=billed)
+        if retried.count:
+            self._service.look_at_acts()
+            self._carry_on()
+        return retried
+
+    def earlier_results(self, *, after: StoredResult | None = None, limit: int = PAGE) -> list[StoredResult]:
+        """Return a page of the results of rows before they were asked again, by their position.
+
+        Args:
+            after: the last one that was read; ``None`` begins.
+            limit: at most so many.
+        """
+        begin = (-1, 0) if after is None else (after.index, after.sequence)
+        kept = self._service.store.acts.earlier_results(self.id, after=begin, limit=limit)
+        return [
+            StoredResult(one.ix, one.seq, decode_result(one.body, request_id=item_id(self.id, one.ix, None)))
+            for one in kept
+        ]
 
     def withdraw(self) -> bool:
         """End the requests of an attended job that were not sent, with no need of its account.

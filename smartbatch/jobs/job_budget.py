@@ -40,7 +40,7 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.steps.context import JobRuntime, StepContext
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.verdicts import LATER, Verdict
+from smartbatch.jobs.verdicts import LATER, SOON, Verdict
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.types import Request, Result
@@ -116,10 +116,10 @@ def _whole(usd: float) -> float:
 
 
 def remaining_budget(row: JobRow) -> float:
-    """Return the USD of a job's budget that are neither spent nor reserved; below 0 when it cost too much."""
+    """Return the USD of a job's budget that are neither spent nor reserved; below 0 when it cost too much,
+    infinity where somebody took the budget away."""
     budget = row.policy.budget
-    assert budget is not None
-    return budget - row.cost - row.reserved
+    return math.inf if budget is None else budget - row.cost - row.reserved
 
 
 @frozen
@@ -185,6 +185,10 @@ def short_of_budget(store: SqlStore, row: JobRow, refused: Mapping[int, float], 
         error = BudgetExceeded("what is left of the job's budget is held for requests under way")
         return Verdict("unrun", Result("", error=error, cost=0.0), wait=LATER, note=f"waits: {error.message}")
     fresh = store.jobs.get(row.id) or row
+    raised = fresh.policy.budget != row.policy.budget
+    if raised and min(refused.values()) <= remaining_budget(fresh) + _TINY:  # somebody did so just now
+        error = BudgetExceeded("the job's budget had no room")
+        return Verdict("unrun", Result("", error=error, cost=0.0), wait=SOON, asked=False)
     error = exceeded(fresh, len(refused), min(refused.values()))
     return Verdict("failed", Result("", error=error, cost=0.0), asked=False)
 

@@ -178,11 +178,11 @@ class RealtimeRunner:
         return False
 
     def resume(self, job_id: str) -> None:
-        """Claim items of a job at once, although it was paused."""
+        """Claim items of a job at once, although it waited, after its row was read anew."""
         with self._monitor:
             job = self._jobs.get(job_id)
             if job is not None:
-                job.wanting, job.resumes_at = True, -math.inf
+                job.wanting, job.goes_on, job.short, job.resumes_at = True, False, False, -math.inf
                 self._monitor.notify()
 
     def forget(self, job_id: str) -> None:
@@ -302,7 +302,7 @@ class RealtimeRunner:
     def _claim(self, turn: Turn) -> Sequence[StoredItem]:
         """Claim items of the job whose turn it is. The cases, in order:
 
-        1. The job is cancelled, held or gone: nothing is claimed.
+        1. The job is cancelled, held or gone, or its model is paused: nothing is claimed.
         2. The claim fails: nothing changed, and the caller tries again later.
         """
         job, items, told = turn.job, list[StoredItem](), True
@@ -310,7 +310,8 @@ class RealtimeRunner:
             with self._monitor:
                 job.goes_on = True  # before its row is read: a recall may come meanwhile
             row = self._store.jobs.get(job.lease.job_id)
-            if row is None or row.state is not JobState.ACTIVE or row.cancel_requested:
+            held = row is None or row.state is not JobState.ACTIVE or row.cancel_requested
+            if row is None or held or self._runtime.pause_of(row.model) is not None:
                 told = row is not None and row.cancel_requested
                 with self._monitor:
                     job.goes_on = False

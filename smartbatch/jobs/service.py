@@ -36,6 +36,7 @@ from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.claim_turns import most_under_way
 from smartbatch.jobs.dependencies import JobDependencies
+from smartbatch.jobs.live_controls import LiveControls, News
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, item_id, with_earlier_tries
 from smartbatch.jobs.realtime_runner import RealtimeRunner
@@ -93,6 +94,7 @@ class JobService:
     Attributes:
         wall: Unix seconds by which jobs wait and are late, whatever the machine's clock is set to.
         notifier: notified whenever something of a job was stored.
+        controls: what people set for models, and their acts on jobs.
         serving: finds the provider of a job.
         new_future, report, tell_dropped: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
     """
@@ -117,11 +119,12 @@ class JobService:
         self._reads = TimedReads(clock)
         self.new_future, self.report = dependencies.new_future, dependencies.report
         self.tell_dropped = dependencies.tell_dropped
+        self.controls = LiveControls(lambda: self.store, clock, dependencies.control, dependencies.tell)
         self.serving = Serving(dependencies.providers, opened=dependencies.serve, clock=clock)
         self._supervisor: JobSupervisor | None = None
         self._watchers: dict[str, Watcher] = {}
         self._drop_watchers_at = WATCHERS
-        self._finished: dict[str, None] = {}
+        self._finished: dict[str, JobFinished] = {}
         self._held: dict[str, str | None] = {}
         self._attended: set[str] = set()
         self._closed = False
@@ -310,6 +313,7 @@ class JobService:
                 enqueued_tokens=config.batch_enqueued_tokens,
             ),
             provider_of=self.serving.provider_of,
+            pause_of=lambda model: self.controls.current.pause_of(model),
             tell=self.told,
             report=dependencies.report,
             speed=dependencies.speed,
@@ -333,7 +337,20 @@ class JobService:
             realtime=realtime,
             changed=self.notifier.notify,
             save=partial(dependencies.save, store),
+            news=self._news,
         )
+
+    def look_at_acts(self) -> None:
+        """Look at once at what people did to the store, where this process carries jobs on."""
+        if self._supervisor is not None:
+            self._supervisor.look()
+
+    def _news(self) -> News | None:
+        news = self.controls.news()
+        if news is not None:
+            for job_id in news.jobs:
+                self.notifier.notify(job_id)
+        return news
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -429,9 +446,10 @@ class JobService:
         """Tell an event; the end of a job once only, whoever stored its last result."""
         if isinstance(event, JobFinished):
             with self._lock:
-                if event.job_id in self._finished:
+                end = evolve(event, at=0.0)  # a job whose failed rows were asked again has another one
+                if self._finished.get(event.job_id) == end:
                     return
-                self._finished[event.job_id] = None
+                self._finished[event.job_id] = end
                 if len(self._finished) > REMEMBERED:
                     del self._finished[next(iter(self._finished))]
                 self._held.pop(event.job_id, None)
@@ -458,6 +476,8 @@ class JobService:
         supervisor = self._supervisor
         if row.state is JobState.DONE:
             return None
+        if (pause := self.store.controls.controls().pause_of(row.model)) is not None:
+            return str(pause)
         if supervisor is not None and (error := supervisor.problem_with(row.id)) is not None:
             return error
         if row.policy.attended and row.id not in self._attended and self.is_free(row.id):

@@ -18,6 +18,7 @@ from smartbatch._clock import Monitor
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import ErrorKind, JobNotFound, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import ClockStepped
+from smartbatch.jobs.live_controls import News
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import JobLease, JobRow, JobState, LeaseLost
@@ -32,6 +33,8 @@ RENEW_EVERY = 5.0
 """Seconds between renewals: two may fail before the lease is over."""
 CLAIM_EVERY = 10.0
 """Seconds between searches for jobs without an owner; the own jobs are read anew at the same time."""
+LOOK_EVERY = 1.0
+"""Seconds between looks at what people did to the store: one read of an index."""
 WORKERS = 4
 """Steps that run at the same time: a long upload of one job must not delay the polls of the others."""
 IDLE_SECONDS = 30.0
@@ -73,6 +76,7 @@ class JobSupervisor:
         wanted: whether anybody here waits for an attended job that is owned; else it is given back.
         changed: called with a job's id, with no lock held, after every step of it.
         save: writes summaries into the store; called before each search for jobs.
+        news: returns what people did to the store since the last call.
     """
 
     _runtime: JobRuntime
@@ -82,6 +86,7 @@ class JobSupervisor:
     realtime: RealtimeRunner = field(kw_only=True)
     _changed: Callable[[str], None] = field(kw_only=True)
     _save: Callable[[], object] = field(default=lambda: None, kw_only=True)
+    _news: Callable[[], News | None] = field(default=lambda: None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._store, self._report = self._runtime.store, self._runtime.report
@@ -94,7 +99,7 @@ class JobSupervisor:
         self._threads = OwnThreads(clock)
         self._workers = self._idle = self._busy = 0
         self._named: dict[str, None] = {}
-        self._claim_at = self._renew_at = -math.inf
+        self._claim_at = self._renew_at = self._look_at = -math.inf
         self._wall_offset = clock.wall() - clock.now()
         self._stepped = self._runtime.wall.ahead()
         self._halted = self._stopping = self._started = False
@@ -123,6 +128,12 @@ class JobSupervisor:
                 owned.notified = True
             else:
                 owned.due = -math.inf
+            self._monitor.notify()
+
+    def look(self) -> None:
+        """Look at once at what people did to the store."""
+        with self._monitor:
+            self._look_at = -math.inf
             self._monitor.notify()
 
     def owns(self, job_id: str) -> bool:
@@ -191,10 +202,11 @@ class JobSupervisor:
 
         1. It stops: None.
         2. Leases are to be renewed: that first, also while halted, since steps may still run.
-        3. Jobs were named, and it is not halted: claim these.
-        4. It is time to search for jobs, and it is not halted: claim jobs.
-        5. Otherwise queue the jobs that are due, and wait for the earliest of the times above, of the next
-           due job, or a notification.
+        3. It is time to look at what people did to the store, also while halted: a pause may end.
+        4. Jobs were named, and it is not halted: claim these.
+        5. It is time to search for jobs, and it is not halted: claim jobs.
+        6. Otherwise queue the jobs that are due, and wait for the earliest of the times above but the third,
+           of the next due job, or a notification.
         """
         if self._stopping:
             return None
@@ -202,6 +214,8 @@ class JobSupervisor:
         task: Callable[[], None] | None = None
         if self._owned and now >= self._renew_at:
             self._renew_at, task = now + RENEW_EVERY, self._renew
+        elif now >= self._look_at:
+            self._look_at, task = now + LOOK_EVERY, self._look
         elif self._named and not self._halted:
             task = partial(self._claim_named, list(self._named))
             self._named.clear()
@@ -214,6 +228,10 @@ class JobSupervisor:
         if not self._halted:
             soonest = min(self._queue_due_locked(), self._claim_at - now)
         return min(soonest, self._renew_at - now) if self._owned else soonest
+
+    def look_in_locked(self) -> float:
+        """Return the seconds to the next look at the store: idle time does not have to be waited for."""
+        return self._look_at - self._clock.now()
 
     @property
     def owns_any(self) -> bool:
@@ -249,6 +267,32 @@ class JobSupervisor:
         for lease in leases:
             if lease not in kept:
                 self._drop(lease)
+
+    def _look(self) -> None:
+        """Have people's acts take effect on the own jobs, and claim jobs that go on by them. In order:
+
+        1. Models were paused: of their jobs, what has not started in real time is taken back. Others go on.
+        2. Jobs were acted on: their rows are read anew, and their budgets may have more room.
+        3. Jobs that nobody carries on may wait for somebody: they are searched for.
+        """
+        news = self._news()
+        if news is None:
+            return
+        with self._monitor:
+            all_owned = list(self._owned.values())
+            if news.claims:
+                self._claim_at = -math.inf
+        for owned in all_owned:
+            job_id = owned.lease.job_id
+            acted_on = news.any_job or job_id in news.jobs
+            if acted_on:
+                self._refresh(owned)
+            if news.models and self._runtime.pause_of(owned.row.model) is not None:
+                self.realtime.recall(job_id)
+            elif news.models or acted_on:
+                self.realtime.resume(job_id)
+            if news.models or acted_on:
+                self.notify(job_id)
 
     def _claim_named(self, job_ids: Iterable[str]) -> None:
         """Claim jobs by their ids: of the others, which may be many, nothing is read."""
@@ -322,13 +366,16 @@ class JobSupervisor:
         with self._monitor:
             all_owned = list(self._owned.values())
         for owned in all_owned:
-            row = self._store.jobs.get(owned.lease.job_id)
-            before, owned.row = owned.row, row or owned.row
-            cancelled = row is not None and row.cancel_requested and not before.cancel_requested
-            if cancelled:
-                self.realtime.recall(owned.lease.job_id)
-            if cancelled or row is None or row.state is not before.state:
-                self.notify(owned.lease.job_id)
+            self._refresh(owned)
+
+    def _refresh(self, owned: OwnedJob) -> None:
+        row = self._store.jobs.get(owned.lease.job_id)
+        before, owned.row = owned.row, row or owned.row
+        cancelled = row is not None and row.cancel_requested and not before.cancel_requested
+        if cancelled:
+            self.realtime.recall(owned.lease.job_id)
+        if cancelled or row is None or row.state is not before.state:
+            self.notify(owned.lease.job_id)
 
     # -- the workers -----------------------------------------------------------------------------------------
 
@@ -452,9 +499,10 @@ def _watch(of: weakref.ref[JobSupervisor], monitor: Monitor) -> None:
                 return
             if isinstance(following, float):
                 _held = supervisor if supervisor.owns_any else None
+                glance = supervisor.look_in_locked()
                 del supervisor
                 if following > 0:
-                    monitor.wait(None if following == math.inf else following)
+                    monitor.wait(None if following == math.inf else following, glance=glance)
                 continue
         supervisor.run_task(following)
         del supervisor, following

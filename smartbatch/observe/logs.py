@@ -33,8 +33,10 @@ from smartbatch.events import (
     JobHeld,
     JobIncident,
     JobRescued,
+    LimitChanged,
     LongWait,
     PackingChanged,
+    PauseChanged,
     RequestFinished,
     RouteChosen,
     RouteScored,
@@ -230,6 +232,7 @@ def level_of(event: Event) -> str:
             LongWait()
             | PackingChanged(enabled=False)
             | FlexChanged(enabled=False)
+            | PauseChanged(paused=True)
             | JobIncident()
             | JobHeld()
         ):
@@ -239,6 +242,8 @@ def level_of(event: Event) -> str:
         case ClientStopped(failed=failed) if failed:
             return "warning"
         case CooldownStarted() | BreakerChanged() | PackingChanged() | FlexChanged():
+            return "info"
+        case PauseChanged() | LimitChanged():
             return "info"
         case JobAccepted() | JobFinished() | JobRescued() | ShardChanged() | BatchEnded() | StoreAvailable():
             return "info"

@@ -1,10 +1,10 @@
-"""Tells the user of waits of more than a minute that a provider asked for."""
+"""Tells the user of long waits: of more than a minute that a provider asked for, and of pauses by people."""
 
 from __future__ import annotations
 
 import logging
 
-from smartbatch.events import CooldownStarted, Event, LongWait, RetryScheduled
+from smartbatch.events import CooldownStarted, Event, LongWait, PauseChanged, RetryScheduled
 from smartbatch.observe.text import duration
 
 LONG_WAIT = 60.0
@@ -24,6 +24,9 @@ class LongWaits:
         self._told: dict[tuple[str, bool], float] = {}  # by model, and whether all calls wait: until when
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, PauseChanged) and event.paused:
+            why = "" if event.reason is None else f": {event.reason}"
+            _LOGGER.warning("%s: nothing is sent, as it is paused by %s%s", event.model, event.by, why)
         if not isinstance(event, CooldownStarted | LongWait | RetryScheduled):
             return
         all_wait = not isinstance(event, RetryScheduled)

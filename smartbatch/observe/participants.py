@@ -39,8 +39,8 @@ class LaneStatus:
         model: as ``provider:model``.
         quota: the salted hash that names the shared limit; equal where processes share it.
         waiting, in_flight: requests in real time.
-        waits_for: why the next one waits: ``window``, ``breaker``, ``cooldown``, ``budget``, ``limit``,
-            ``slot``, ``retry``; empty where none waits.
+        waits_for: why the next one waits: ``pause`` (by a person), ``window``, ``breaker``, ``cooldown``,
+            ``budget``, ``limit``, ``slot``, ``retry``; empty where none waits.
         breaker: its state.
         requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute: the limits,
             told or learned; 0 where none is known.

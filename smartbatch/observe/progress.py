@@ -17,7 +17,7 @@ from attrs import Factory, define, field
 
 from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError
-from smartbatch.events import BreakerChanged, CooldownStarted, Event, LongWait, RetryScheduled
+from smartbatch.events import BreakerChanged, CooldownStarted, Event, LongWait, PauseChanged, RetryScheduled
 from smartbatch.observe.long_waits import LONG_WAIT
 from smartbatch.observe.text import SafeStream, duration, escape
 from smartbatch.types import Result
@@ -178,6 +178,8 @@ class Progress:
         elif isinstance(event, RetryScheduled):
             if event.delay > LONG_WAIT:
                 self._set_note(f"retry {event.model}", "a retry waits", event.at + event.delay)
+        elif isinstance(event, PauseChanged):
+            self._set_note(f"pause {event.model}", f"{event.model} is paused" if event.paused else "", None)
         elif isinstance(event, BreakerChanged):
             opened = event.after == "open"
             until = event.at + event.pause if 0 < event.pause < math.inf else None

@@ -61,7 +61,7 @@ class Collector:
         The lanes are looked at in the order of their heads (:meth:`_place`). For each lane, in order:
 
         1. Retries whose backoff is over wait for service again.
-        2. Nothing waits: the next lane.
+        2. Nothing waits, or a person paused the model: the next lane. Whoever ends the pause wakes this.
         3. The window is not over: look again when it is; the next lane.
         4. The head can be sent, or what it shares a call with: that call is the answer.
         5. A gate is closed: look again when it may open; the next lane.
@@ -81,7 +81,7 @@ class Collector:
         for lane_queue in lane_queues:
             if lane_queue.delayed:
                 wake = min(wake, lane_queue.promote(now))
-            while lane_queue.waiting:
+            while lane_queue.waiting and lane_queue.lane.provider_health.pause is None:
                 ready = lane_queue.ready(now, flushed=queue.flushing)
                 if ready > now:
                     wake = min(wake, ready)

@@ -16,6 +16,7 @@ from attrs import evolve
 
 from smartbatch._fork import run_after_collection
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.model_controls import ModelControls
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import Event, RequestSubmitted
 from smartbatch.observe.participants import RealtimeStatus
@@ -50,13 +51,20 @@ class RealtimeEngine:
         budget: the client's money, which outlives a stop.
         lock: guards the budget, and is that of the monitor.
         cache: answers kept from run to run; ``None`` where there is none.
+        controls: what people set for models, as it stands when the engine is made.
     """
 
     def __init__(
-        self, setup: RealtimeSetup, budget: Budget, lock: threading.Lock, cache: ResponseCache | None
+        self,
+        setup: RealtimeSetup,
+        budget: Budget,
+        lock: threading.Lock,
+        cache: ResponseCache | None,
+        controls: ModelControls,
     ) -> None:
         config, clock = setup.config, setup.clock
         self._setup = setup
+        self._controls = controls
         self._clock = clock
         self.queue = RequestQueue(
             clock,
@@ -147,18 +155,43 @@ class RealtimeEngine:
         for lane in self.queue.lanes:
             lane.quota.detach(self.queue, now)
 
-    def _attach(self, lane: Lane) -> None:
-        config = self._setup.config
-        self.queue.add_lane(lane)
+    def control(self, controls: ModelControls) -> None:
+        """Keep to what people set for models. No lock may be held."""
         now = self._clock.now()
+        with self.queue.monitor:
+            self._controls = controls
+            for lane in self.queue.lanes:
+                lane.provider_health.pause = controls.pause_of(lane.label)
+            self.dispatcher.wake_locked()
+        for lane in self.queue.lanes:
+            lane.quota.limit(self.queue, *self._limits(lane, controls), now)
+
+    def _limits(self, lane: Lane, controls: ModelControls) -> tuple[float | None, float | None]:
+        """Return requests and tokens a minute: what a person set for the model, or else the settings."""
+        config, set_ = self._setup.config, controls.limits.get(lane.label)
+        rpm = config.max_rpm if set_ is None else set_.requests_per_minute or config.max_rpm
+        tpm = config.max_tpm if set_ is None else set_.tokens_per_minute or config.max_tpm
+        return rpm, tpm
+
+    def _attach(self, lane: Lane) -> None:
+        self.queue.add_lane(lane)
+        while True:  # no lock may be taken here, and a change may come meanwhile
+            controls = self._controls
+            lane.provider_health.pause = controls.pause_of(lane.label)
+            if controls is self._controls:
+                break
+        now = self._clock.now()
+        max_rpm, max_tpm = self._limits(lane, controls)
         lane.quota.attach(
             self.queue,
-            config.max_rpm,
-            config.max_tpm,
+            max_rpm,
+            max_tpm,
             now=now,
             wake=self._wake,
             sharing=self._sharing(lane),
         )
+        if self._controls is not controls:
+            lane.quota.limit(self.queue, *self._limits(lane, self._controls), now)
         if self.queue.closed is not None:  # stopped meanwhile: its limits must not outlive it
             lane.quota.detach(self.queue, self._clock.now())
 

@@ -15,6 +15,7 @@ from attrs import define, field
 from smartbatch.core.batching.packing import packable
 from smartbatch.core.batching.window import BatchAccumulator
 from smartbatch.core.limits.breaker import CircuitBreaker
+from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.limits.throttle import AdaptiveThrottle
 from smartbatch.core.preparation.tokens import Calibration
@@ -37,11 +38,13 @@ class ProviderHealth:
         answered: whether the provider gave any answer at all, an error included.
         open_since: when the breaker opened, monotonic seconds; ``None`` while it is closed.
         outages: changes that other processes told of, as far as the breaker followed them.
+        pause: a person's, during which no call begins; ``None`` for none.
     """
 
     answered: bool = False
     open_since: float | None = None
     outages: int = 0
+    pause: Pause | None = None
 
 
 @define(eq=False)

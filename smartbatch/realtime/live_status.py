@@ -66,16 +66,19 @@ def _oldest(queue: RequestQueue, now: float) -> float:
 def _cause(lane_queue: LaneQueue, facts: QuotaFacts, budget: Budget, now: float, *, flushed: bool) -> str:
     """Return what the first request of a lane waits for; empty where none waits. The cases, in order:
 
-    1. The window is not over.
-    2. The provider is down.
-    3. The pause after a refusal is not over.
-    4. There is too little money left for it now.
-    5. The limits let no call go, when the collector looked last.
-    6. Otherwise for a free slot.
+    1. A person paused the model.
+    2. The window is not over.
+    3. The provider is down.
+    4. The pause after a refusal is not over.
+    5. There is too little money left for it now.
+    6. The limits let no call go, when the collector looked last.
+    7. Otherwise for a free slot.
     """
     lane, head = lane_queue.lane, lane_queue.head()
     if head is None:
         return ""
+    if lane.provider_health.pause is not None:
+        return "pause"
     if lane_queue.ready(now, flushed=flushed) > now:
         return "window"
     if lane.provider_health.open_since is not None:

@@ -18,6 +18,7 @@ from attrs import evolve
 from smartbatch._clock import Clock
 from smartbatch._fork import something_ended, something_started
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.model_controls import ModelControls
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ClientClosed, InvalidRequest, RequestCancelled, SmartbatchError, WrongProcess
@@ -117,6 +118,7 @@ class Realtime:
         self._starting = threading.Lock()
         self.engine: RealtimeEngine | None = None
         self._stopping: RealtimeEngine | None = None
+        self._controls = ModelControls()
         self._told_at: SharedLeases | None = None  # where others can see how it stands
         self.is_stopped = False
 
@@ -308,13 +310,14 @@ class Realtime:
             for provider in list(self._providers.values()):
                 provider.open(self._config.parallelism)
             share, leases = self._shared_budget(), self._leases()
+            self._setup.read_controls()  # a pause holds from the first request on
             if share is not None:  # before anything can wait for money
                 share.leases.join(share)
             try:
                 with self._starting:
                     self._check_not_stopped()
                     engine = self.engine = RealtimeEngine(
-                        self._setup, self.budget, self._lock, self.admission.cache
+                        self._setup, self.budget, self._lock, self.admission.cache, self._controls
                     )
             except BaseException:
                 if share is not None:
@@ -338,6 +341,14 @@ class Realtime:
             leases = shared_leases(config.shared, self._clock)
             self._budget_share = BudgetShare(leases, config.budget_scope, config.budget, self)
         return self._budget_share
+
+    def control(self, controls: ModelControls) -> None:
+        """Keep to what people set for models, from now on."""
+        with self._starting:
+            self._controls = controls
+            engines = [engine for engine in (self.engine, self._stopping) if engine is not None]
+        for engine in engines:
+            engine.control(controls)
 
     def look_again(self) -> None:
         """Have what waits for money looked at."""

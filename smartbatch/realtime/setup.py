@@ -102,6 +102,7 @@ class RealtimeSetup:
             lanes go on teaching it. It may read a file.
         fallback: answers while the breaker of another model is open; ``None`` where there is none.
         metrics: the client's figures, for processes that share limits; ``None`` for no client's.
+        read_controls: has what people set for models read anew; it may read a store, and never raises.
     """
 
     config: BatchingConfig
@@ -113,3 +114,4 @@ class RealtimeSetup:
     calibration: Callable[[str, Kind], Calibration] = lambda _model, _kind: Calibration()
     fallback: OpenedModel | None = None
     metrics: BatchMetrics | None = None
+    read_controls: Callable[[], object] = lambda: None

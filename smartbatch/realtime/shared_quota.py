@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch._fork import identity
 from smartbatch.core.limits.lease import LimitLease
@@ -141,6 +141,16 @@ class SharedQuota:
         except RuntimeError as error:  # no thread can be had: each process for itself
             joined.end()
             logs.warn("shared_limits_off", error=str(error))
+
+    def limit(self, owner: object, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
+        """Change the limits of ``owner``, where it uses the quota. No lock may be held."""
+        with self.lock:
+            known = self._owners.get(owner)
+            if known is None or (known.max_rpm, known.max_tpm) == (max_rpm, max_tpm):
+                return
+            self._owners[owner] = evolve(known, max_rpm=max_rpm, max_tpm=max_tpm)
+            self._configure_locked(now)
+        self.wake_all()
 
     def detach(self, owner: object, now: float) -> None:
         """Forget ``owner``; its limits no longer count, what it used still does. No lock may be held."""

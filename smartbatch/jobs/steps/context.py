@@ -15,6 +15,7 @@ from smartbatch._clock import Clock, SteadyWall
 from smartbatch._files import sync_folder
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed, assumed_speed
@@ -110,6 +111,7 @@ class JobRuntime:
         rng: for nonces and backoff.
         wall: Unix seconds by which the jobs of a client wait and are late: that the clock of the machine is
             set must not move them.
+        pause_of: says whether a person paused a model, ``provider:model``, as far as this process knows.
         tell, report, speed, calibration, outer_budget, exchange_enqueued: as in
             :class:`~smartbatch.jobs.dependencies.JobDependencies`.
     """
@@ -121,6 +123,7 @@ class JobRuntime:
     prices: PriceBook = field(factory=PriceBook)
     limits: StepLimits = field(factory=StepLimits)
     provider_of: Callable[[JobRow], Provider | None] = lambda _: None
+    pause_of: Callable[[str], Pause | None] = lambda _: None
     tell: Callable[[Event], None] = lambda _: None
     report: Callable[[str | None, BaseException], None] = logs.job_error
     speed: Callable[[JobRow], Speed] = assumed_speed

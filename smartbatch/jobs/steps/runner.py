@@ -67,9 +67,10 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
     2. It is cancelled: items that were not sent end now.
     3. This process lacks its account, or that has no Batch API: only what needs no provider is done.
     4. It is held because of uncertain creates whose outcome is known by now: it goes on.
-    5. It has open items: they become shards.
-    6. It has a deadline and is late: a batch is taken back.
-    7. Otherwise the shard that is due first has its step, by its state.
+    5. It has open items: they become shards, unless its model is paused.
+    6. It has a deadline and is late: a batch is taken back. While its model is paused that would not help.
+    7. Otherwise the shard that is due first has its step, by its state. What was sent is followed to its end,
+       also while the job is held or its model is paused.
 
     One thread at a time may run a job's step; different jobs may run concurrently.
 
@@ -90,7 +91,8 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
     step = StepContext(runtime=runtime, api=api, job=job, lease=lease)
     if recover.resume_if_known(step):
         return StepResult(step.wall)
-    if job.state is JobState.ACTIVE and not job.cancel_requested and plan_shards(step):
+    goes_on = job.state is JobState.ACTIVE and not _is_paused(runtime, job)
+    if goes_on and not job.cancel_requested and plan_shards(step):
         return StepResult(step.wall, _has_realtime(runtime, job))
     return _step(step)
 
@@ -101,12 +103,12 @@ def _step(step: StepContext) -> StepResult:
         for shard in step.store.shards.of_job(step.job.id)
         if shard.state in OPEN_SHARDS or not shard.cleaned_up
     ]
-    check_at = job_rescue.rescue_late_job(step, shards)
+    paused = _is_paused(step.runtime, step.job)
+    check_at = math.inf if paused else job_rescue.rescue_late_job(step, shards)
     realtime = _has_realtime(step.runtime, step.job)
     if check_at <= step.wall:
         return StepResult(step.wall, realtime)
-    # what was sent is followed to its end, also while the job is held
-    held = step.job.state is JobState.HELD and not step.job.cancel_requested
+    held = (paused or step.job.state is JobState.HELD) and not step.job.cancel_requested
     runnable = [shard for shard in shards if not (held and shard.state in UNSENT_SHARDS)]
     due = min(runnable, key=lambda shard: shard.due_at, default=None)
     if due is None:
@@ -132,7 +134,13 @@ def _due_at(step: StepContext, shard: ShardRow) -> float:
     return -math.inf if shard.due_at > step.wall + 2 * longest else shard.due_at
 
 
+def _is_paused(runtime: JobRuntime, job: JobRow) -> bool:
+    return runtime.pause_of(job.model) is not None
+
+
 def _has_realtime(runtime: JobRuntime, job: JobRow) -> bool:
-    return job.state is JobState.ACTIVE and bool(
-        runtime.store.items.in_state(job.id, state=ItemState.REALTIME, limit=1)
+    return (
+        job.state is JobState.ACTIVE
+        and not _is_paused(runtime, job)
+        and bool(runtime.store.items.in_state(job.id, state=ItemState.REALTIME, limit=1))
     )

@@ -1,0 +1,330 @@
+"""Acts of other processes reach those that run: models are paused, limits, deadlines and budgets change."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from jobs.remote import Remote
+
+from smartbatch import Acted, BatchingClient, JobSelection, Price, RetriedRows, StoredJobs
+from smartbatch._clock import VirtualClock
+from smartbatch.config import BatchingConfig
+from smartbatch.errors import (
+    BudgetExceeded,
+    ConfigError,
+    ErrorKind,
+    InvalidRequest,
+    ProviderError,
+    RequestTimeout,
+)
+from smartbatch.events import Event, JobFinished, LimitChanged, PauseChanged
+
+ClientOf = Callable[..., BatchingClient]
+LONG = 1e6
+"""Virtual seconds that no test needs."""
+HEARD = 2.0
+"""Seconds in which a process hears of an act."""
+MODEL = ("remote", "default")
+
+
+@pytest.fixture
+def place(tmp_path: object) -> str:
+    return f"{tmp_path}/jobs.db"
+
+
+@pytest.fixture
+def elsewhere(place: str, clock: VirtualClock) -> Iterator[StoredJobs]:
+    """The store as another process opens it, that carries no job on."""
+    stored = StoredJobs(BatchingConfig(store=place), clock)
+    yield stored
+    stored.close(0)
+
+
+@pytest.fixture
+def remote(clock: VirtualClock) -> Remote:
+    return Remote(clock)
+
+
+def hear(clock: VirtualClock) -> None:
+    """Let the time pass in which everybody hears of what was done; the second wait is for those who read."""
+    clock.sleep(HEARD)
+    clock.sleep(0.001)
+
+
+# -- pauses in real time -------------------------------------------------------------------------------------
+
+
+def test_a_paused_model_is_asked_nothing_until_its_pause_ends(
+    client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
+) -> None:
+    """What waits goes on waiting with a reason of its own, and the pause is told once."""
+    told: list[Event] = []
+    client = client_of(remote, store=place, observers=[told.append])
+    assert client.submit("before").result().text == "re: before"
+    pause = elsewhere.pause(*MODEL, reason="too dear", by="ada")
+    assert pause.model == "remote:default"
+    hear(clock)
+    waiting = [client.submit(f"p{n}") for n in range(3)]
+    clock.sleep(60.0)
+    assert remote.asked == ["before"]
+    assert client.counts.waiting == 3
+    assert elsewhere.resume(*MODEL, by="ada")
+    hear(clock)
+    assert [future.result(timeout=30).text for future in waiting] == ["re: p0", "re: p1", "re: p2"]
+    changes = [(one.model, one.paused, one.reason, one.by) for one in told if isinstance(one, PauseChanged)]
+    assert changes == [
+        ("remote:default", True, "too dear", "ada"),
+        ("remote:default", False, None, None),
+    ]
+    assert [(act.name, act.by) for act in elsewhere.acts()] == [
+        ("resume_model", "ada"),
+        ("pause_model", "ada"),
+    ]
+
+
+def test_a_request_keeps_its_time_out_while_its_model_is_paused(
+    client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
+) -> None:
+    elsewhere.pause("remote")
+    future = client_of(remote, store=place).submit("p", timeout=5.0)
+    clock.sleep(6.0)
+    assert isinstance(future.exception(timeout=30), RequestTimeout)
+    assert remote.asked == []
+
+
+def test_a_pause_outlives_those_who_were_told_and_holds_from_the_first_request(
+    client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
+) -> None:
+    """It ends while the client is stopping, which waits for what was submitted."""
+    elsewhere.pause(*MODEL, reason="in use")
+    assert [str(pause).partition(" by ")[0] for pause in elsewhere.paused()] == ["remote:default is paused"]
+    client = client_of(remote, store=place)
+    future = client.submit("p")
+    clock.sleep(30.0)
+    assert remote.asked == []
+    stopping = threading.Thread(target=client.stop)
+    stopping.start()
+    elsewhere.resume(*MODEL)
+    hear(clock)
+    stopping.join()
+    assert future.result(timeout=0).text == "re: p"
+
+
+def test_other_models_go_on_while_one_is_paused(
+    client_of: ClientOf, place: str, elsewhere: StoredJobs, clock: VirtualClock
+) -> None:
+    elsewhere.pause("first")
+    first, second = (Remote(clock, name=name, scope=name) for name in ("first", "second"))
+    client_of(first, store=place).submit("p")
+    assert client_of(second, store=place).submit("q").result(timeout=30).text == "re: q"
+    assert first.asked == []
+
+
+def test_a_client_without_a_store_is_given_none(client_of: ClientOf, remote: Remote, tmp_path: Path) -> None:
+    client = client_of(remote)
+    client.submit("p").result()
+    assert [thread.name for thread in threading.enumerate() if "supervisor" in thread.name] == []
+    assert list(tmp_path.rglob("*.db")) == []
+
+
+# -- limits --------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_that_is_set_holds_instead_of_that_of_the_settings(
+    client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
+) -> None:
+    """6,000 a minute take a second for a hundred; with 60 a minute they take more than half a minute."""
+    told: list[Event] = []
+    client = client_of(remote, store=place, max_rpm=6_000, observers=[told.append])
+    client.submit("first").result()
+    elsewhere.set_limit(*MODEL, requests_per_minute=60, by="ada")
+    hear(clock)
+    began = clock.now()
+    for future in [client.submit(f"p{n}") for n in range(100)]:
+        future.result(timeout=30)
+    assert clock.now() - began > 30.0
+    elsewhere.set_limit(*MODEL, by="ada")
+    clock.sleep(120.0)
+    began = clock.now()
+    for future in [client.submit(f"q{n}") for n in range(100)]:
+        future.result(timeout=30)
+    assert clock.now() - began < 10.0
+    limits = [one.requests_per_minute for one in told if isinstance(one, LimitChanged)]
+    assert limits == [60.0, None]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("inf"), "60", True])
+def test_a_limit_that_is_none_is_refused(elsewhere: StoredJobs, wrong: object) -> None:
+    with pytest.raises(InvalidRequest, match="requests_per_minute"):
+        elsewhere.set_limit(*MODEL, requests_per_minute=wrong)  # type: ignore[arg-type]
+    assert elsewhere.limits() == []
+
+
+# -- pauses of jobs ------------------------------------------------------------------------------------------
+
+
+def test_no_batch_is_created_of_a_paused_model_and_those_that_run_are_collected(
+    client_of: ClientOf, remote: Remote, place: str, elsewhere: StoredJobs, clock: VirtualClock
+) -> None:
+    assert remote.api is not None
+    client = client_of(remote, store=place)
+    running = client.submit_batch([f"p{n}" for n in range(20)])
+    clock.sleep(10.0)
+    elsewhere.pause(*MODEL, reason="too dear", by="ada")
+    hear(clock)
+    later = client.submit_batch([f"q{n}" for n in range(20)])
+    assert running.wait(LONG).completed == 20
+    clock.sleep(600.0)
+    assert len(remote.api.made) == 1
+    assert later.status().note == "remote:default is paused by ada: too dear"
+    elsewhere.resume(*MODEL)
+    assert later.wait(LONG).completed == 20
+    assert len(remote.api.made) == 2
+
+
+def test_items_of_a_paused_model_are_taken_back_and_asked_once_when_it_goes_on(
+    client_of: ClientOf, place: str, elsewhere: StoredJobs, clock: VirtualClock
+) -> None:
+    """Items wait in the store, not in the queue: who dies meanwhile leaves none that may be paid for."""
+    remote = Remote(clock, latency=10.0)
+    client = client_of(remote, store=place, parallelism=2)
+    plan = client.forecast(["p"], strategy="individual")
+    job = client.submit_run([f"p{n}" for n in range(8)], plan)
+    clock.sleep(5.0)
+    elsewhere.pause(*MODEL)
+    hear(clock)
+    clock.sleep(100.0)
+    assert sorted(remote.asked) == ["p0", "p1"]
+    assert job.status().submitted == 2
+    elsewhere.resume(*MODEL)
+    assert job.wait(LONG).completed == 8
+    assert sorted(remote.asked) == [f"p{n}" for n in range(8)]
+
+
+# -- jobs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_deadline_that_comes_later_has_a_batch_taken_back(
+    client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
+) -> None:
+    """By batch it would take ten hours; the act comes from a process that does not own the job."""
+    remote = Remote(clock, turnaround=36_000.0)
+    job = client_of(remote, store=place).submit_batch([f"p{n}" for n in range(20)])
+    clock.sleep(60.0)
+    assert remote.asked == []
+    elsewhere.job(job.id).set_deadline("10min", by="ada")
+    began = clock.now()
+    assert job.wait(LONG).completed == 20
+    assert clock.now() - began < 900.0
+    assert len(remote.asked) == 20
+    [act] = elsewhere.acts(job_id=job.id)
+    assert (act.name, act.by, act.detail) == ("set_deadline", "ada", "in 10:00 min")
+
+
+def test_a_deadline_that_has_passed_is_refused_and_none_is_none(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    remote = Remote(clock, turnaround=36_000.0)
+    job = client_of(remote, store=place).submit_batch([f"p{n}" for n in range(20)])
+    for wrong in (datetime(2020, 1, 1, tzinfo=UTC), "-1s", 0):
+        with pytest.raises(ConfigError, match="deadline"):
+            job.set_deadline(wrong)
+    job.set_deadline("10min")
+    job.set_deadline(None)
+    clock.sleep(1200.0)
+    assert remote.asked == []
+    assert job.wait(LONG).completed == 20
+
+
+def test_a_raised_budget_lets_rows_go_that_waited_for_it(
+    client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
+) -> None:
+    """The budget has room for one of four calls at a time; with a larger one the others go at once."""
+    remote = Remote(clock, latency=100.0, priced=True)
+    price = Price(input=1000.0, output=1000.0)
+    client = client_of(remote, store=place, prices={"remote:default": price}, max_tokens=10, parallelism=8)
+    elsewhere.pause(*MODEL)
+    plan = client.forecast([f"p{n}" for n in range(4)], strategy="individual", budget=1.0)
+    job = client.submit_run([f"p{n}" for n in range(4)], plan)
+    assert elsewhere.job(job.id).set_budget(0.03, by="ada") == 0.03
+    elsewhere.resume(*MODEL)
+    hear(clock)
+    assert len(remote.asked) == 1
+    assert elsewhere.job(job.id).set_budget("1 USD", by="ada") > 0.9
+    hear(clock)
+    assert len(remote.asked) == 4
+    assert job.wait(LONG).completed == 4
+
+
+def test_a_budget_below_what_is_reserved_ends_what_was_not_sent(
+    client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
+) -> None:
+    remote = Remote(clock, latency=100.0, priced=True)
+    price = Price(input=1000.0, output=1000.0)
+    client = client_of(remote, store=place, prices={"remote:default": price}, max_tokens=10, parallelism=2)
+    plan = client.forecast([f"p{n}" for n in range(300)], strategy="individual", budget=100.0)
+    job = client.submit_run([f"p{n}" for n in range(300)], plan)
+    job.set_budget(100.0)
+    clock.sleep(105.0)
+    assert elsewhere.job(job.id).set_budget(0.001) < 0
+    status = job.wait(LONG)
+    assert status.completed + status.failed == 300
+    assert 2 <= status.completed < 300
+    assert {type(result.error) for result in job.results() if not result.ok} == {BudgetExceeded}
+
+
+@pytest.mark.parametrize("wrong", [-1, "much", True, float("nan")])
+def test_an_amount_that_is_none_is_refused(
+    client_of: ClientOf, remote: Remote, place: str, wrong: object
+) -> None:
+    job = client_of(remote, store=place).submit_batch(["p"] * 3)
+    with pytest.raises(InvalidRequest, match="budget"):
+        job.set_budget(wrong)  # type: ignore[arg-type]
+
+
+def test_failed_rows_are_asked_again_and_their_job_ends_once_more(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    down = {"p1", "p2"}
+
+    def reply(prompt: str) -> str:
+        if prompt in down:
+            raise ProviderError("refused", kind=ErrorKind.CLIENT_ERROR, status=400)
+        return prompt.upper()
+
+    told: list[Event] = []
+    client = client_of(Remote(clock, reply=reply), store=place, observers=[told.append])
+    plan = client.forecast(["p"], strategy="individual")
+    job = client.submit_run([f"p{n}" for n in range(3)], plan)
+    assert job.wait(LONG).failed == 2
+    down.clear()
+    assert job.retry_failed(by="ada") == RetriedRows(2, 0, ())
+    status = job.wait(LONG)
+    assert (status.completed, status.failed) == (3, 0)
+    assert [result.text for result in job.results()] == ["P0", "P1", "P2"]
+    assert [result.text for result in job.results(ordered=False)] == ["P0", "P1", "P2"]
+    kept = job.earlier_results()
+    assert [(one.index, type(one.result.error)) for one in kept] == [(1, ProviderError), (2, ProviderError)]
+    assert [one.index for one in job.earlier_results(after=kept[0])] == [2]
+    hear(clock)
+    assert len([one for one in told if isinstance(one, JobFinished)]) == 2
+    assert job.retry_failed() == RetriedRows(0, 0, ())
+
+
+def test_acts_on_many_jobs_are_done_by_those_who_carry_them_on(
+    client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
+) -> None:
+    remote = Remote(clock, turnaround=36_000.0)
+    client = client_of(remote, store=place)
+    jobs = [client.submit_batch([f"{mark}{n}" for n in range(5)]) for mark in "abc"]
+    clock.sleep(60.0)
+    chosen = JobSelection(state="active", model="remote:default")
+    assert elsewhere.cancel_jobs(chosen, by="ada") == Acted(3, 0)
+    assert {job.wait(LONG).cancelled for job in jobs} == {5}
+    assert elsewhere.forget_jobs(JobSelection(state="done")) == Acted(3, 0)
+    assert elsewhere.jobs() == []
+    assert [act.name for act in elsewhere.acts()] == ["forget", "forget", "forget", "cancel"]
