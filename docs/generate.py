@@ -119,6 +119,8 @@ PARTS = {
     "emulator": lambda: options_tables("emulator"),
     "models": lambda: options_tables("models"),
     "dashboard": lambda: options_tables("dashboard"),
+    "pause": lambda: options_tables("pause"),
+    "resume": lambda: options_tables("resume"),
     "report": lambda: options_tables("report"),
     "doctor": lambda: options_tables("doctor"),
     "completion": lambda: options_tables("completion"),

@@ -1,4 +1,4 @@
-"""``smartbatch jobs``: look at jobs, wait for them, fetch their results, cancel, resume, forget."""
+"""``smartbatch jobs``: look at jobs, wait for them, fetch their results, and act on them."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ _MAX_INCIDENTS: Final = 20
 """Incidents in the text of a job; JSON has all of them."""
 _NOT_IN_JSON: Final = frozenset({"shards", "incidents", "created_at", "cancelling"})
 """Fields of a status that JSON leaves out, or has in another form."""
+_OF_ACTION: Final = {"deadline": "set-deadline", "budget": "set-budget", "billed": "retry-failed"}
+"""Options, and the one action that has each."""
+_NEEDS_NAMES: Final = tuple(_OF_ACTION.values())
 _MAX_KEY: Final = 40
 """Letters of a key in the table."""
 
@@ -48,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
         person; 2 for bad usage and a store that cannot be used; 130 after Ctrl-C.
     """
     _check(args)
-    return _Jobs(args, config_of(args)).go()
+    settings = argparse.Namespace(**{**vars(args), "budget": None})  # that of a job, not of the client
+    return _Jobs(args, config_of(settings)).go()
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -56,13 +60,19 @@ def _check(args: argparse.Namespace) -> None:
     named, action = len(args.ids), args.action
     if action == "list" and named:
         raise InputError("jobs list takes no names; say smartbatch jobs show ID_OR_KEY")
-    if action in ("show", "cancel", "forget") and not named:
+    if action in ("show", "cancel", "forget", *_NEEDS_NAMES) and not named:
         raise InputError(f"jobs {action} needs the ids or keys of jobs; smartbatch jobs lists them")
     if action == "results" and named != 1:
         raise InputError("jobs results takes the id or key of one job; smartbatch jobs lists them")
     for option in ("output", "wait"):
         if getattr(args, option) and action != "results":
             raise InputError(f"--{option} is for jobs results only")
+    for option, only in _OF_ACTION.items():
+        given = getattr(args, option)
+        if given and action != only:
+            raise InputError(f"--{option} is for jobs {only} only")
+        if action == only and option in ("deadline", "budget") and given is None:
+            raise InputError(f"jobs {only} needs --{option}, or --{option} none")
     if args.output is not None:
         check_output_name(args.output)
 
@@ -80,7 +90,7 @@ class _Jobs:
         path = missing_store(self._config.store)
         if path is not None:
             return self._no_store(path)
-        action: Callable[[StoredJobs], int] = getattr(self, f"_{self._args.action}")
+        action: Callable[[StoredJobs], int] = getattr(self, f"_{self._args.action.replace('-', '_')}")
         stored = StoredJobs(self._config, self._clock)
         try:
             return action(stored)
@@ -147,11 +157,35 @@ class _Jobs:
             self._print_status(job.status())
         return code if done else 1
 
+    def _retry_failed(self, stored: StoredJobs) -> int:
+        jobs = [_named(stored, name) for name in self._args.ids]
+        for job in jobs:
+            retried = job.retry_failed(billed=self._args.billed)
+            left = f"; {retried.left_out:,} are left" if retried.left_out else ""
+            paid = ", as they were or may have been paid for (--billed asks them, too)"
+            self._say(job, f"{retried.count:,} requests are asked again{left}{paid if left else ''}")
+        return self._follow(jobs)
+
+    def _set_deadline(self, stored: StoredJobs) -> int:
+        given = self._args.deadline
+        return self._each(stored, lambda job: self._set(job, job.set_deadline, given, "deadline"))
+
+    def _set_budget(self, stored: StoredJobs) -> int:
+        given = self._args.budget
+        return self._each(stored, lambda job: self._set(job, job.set_budget, given, "budget"))
+
+    def _set(self, job: Job, verb: Callable[[str | None], object], given: str, what: str) -> None:
+        verb(None if given == "none" else given)
+        self._say(job, f"its {what} is {given} now")
+
+    def _say(self, job: Job, text: str) -> None:
+        if not self._args.quiet:
+            say(f"job {job.id}: {escape(text)}")
+
     def _forget(self, stored: StoredJobs) -> int:
         def forget(job: Job) -> None:
             job.forget()
-            if not self._args.quiet:
-                say(f"job {job.id}: forgotten, with its requests and results")
+            self._say(job, "forgotten, with its requests and results")
 
         return self._each(stored, forget)
 

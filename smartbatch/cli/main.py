@@ -19,6 +19,7 @@ from smartbatch.cli import (
     doctor_command,
     emulator_command,
     models_command,
+    pause_command,
     report_command,
 )
 from smartbatch.cli.option_tables import OneScreen, add_options, number, whole
@@ -31,6 +32,8 @@ _COMMANDS = {
     "run": "run",
     "plan": "plan_command",
     "jobs": "jobs_command",
+    "pause": "pause_command",
+    "resume": "pause_command",
     "report": "report_command",
     "dashboard": "dashboard_command",
     "emulator": "emulator_command",
@@ -59,6 +62,9 @@ ACTIONS = {
     "cancel": "cancel the named jobs and wait for their ends; what is done by then is kept",
     "resume": "go on with the named jobs, or all that have not ended, held ones included; but with an\n"
     "           interrupted run in real time only when it is named",
+    "retry-failed": "ask the failed requests of the named jobs again; those paid for only with --billed",
+    "set-deadline": "change when the named jobs have to be done, to --deadline",
+    "set-budget": "change what may be spent on each of the named jobs, to --budget",
     "forget": "delete the named jobs with their results; only finished ones",
 }
 """What ``smartbatch jobs`` does, by its first argument."""
@@ -153,6 +159,9 @@ _JOBS_OPTIONS = """
 --json                 JSON lines instead of text for people
 -o --output FILE       results: a new file for them, as .jsonl, .csv or .parquet
 --wait                 results: wait for those that are still to come
+--deadline D           set-deadline: such as 2h from now, or none
+--budget USD           set-budget: in all, or none
+--billed               retry-failed: also those that were, or may have been, paid for
 --batch-poll-interval D  time between looks at a batch, such as 2min
 --config FILE          TOML or YAML file of settings; options win over it
 --quiet                no progress
@@ -257,6 +266,7 @@ def build_parser(program: str = "smartbatch") -> _Parser:
     _add_plan(add)
     _add_jobs(add)
     for each in (
+        pause_command,
         report_command,
         dashboard_command,
         emulator_command,

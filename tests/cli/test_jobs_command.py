@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cli.runs import until
 
-from smartbatch import BatchingClient, Job
+from smartbatch import BatchingClient, Job, StoredJobs
 from smartbatch.cli.main import main
 
 SIM = "sim:demo?batch_seconds=0.02"
@@ -195,3 +195,46 @@ def test_arguments_that_do_not_fit_are_refused(
     """Exit code 2, and the reason."""
     assert jobs(*args) == 2
     assert printed in capfd.readouterr().err
+
+
+def test_failed_requests_are_asked_again_and_paid_ones_only_when_it_is_said(
+    client: BatchingClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = client.forecast(["a"], strategy="individual")
+    job = client.submit_run(["a", "b"], plan, key="letters")
+    job.wait(20)
+    assert jobs("retry-failed", "letters") == 0
+    assert "0 requests are asked again\n" in capfd.readouterr().err
+    assert jobs("retry-failed") == 2
+
+
+def test_deadline_and_budget_of_a_job_are_changed(
+    client: BatchingClient, done: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert jobs("set-deadline", "letters", "--deadline", "2h") == 0
+    assert jobs("set-budget", "letters", "--budget", "5 USD") == 0
+    assert f"job {done.id}: its budget is 5 USD now" in capfd.readouterr().err
+    assert jobs("set-budget", "letters", "--budget", "none") == 0
+    assert jobs("set-budget", "letters") == jobs("set-budget", "letters", "--budget", "much") == 2
+    assert jobs("show", "letters", "--deadline", "2h") == 2
+    acts = StoredJobs(client.config).acts(job_id=done.id)
+    assert [act.name for act in acts] == ["set_budget", "set_budget", "set_deadline"]
+
+
+def test_a_model_is_paused_listed_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Looking makes no store."""
+    monkeypatch.setenv("SMARTBATCH_STORE", str(tmp_path / "jobs.db"))
+    assert main(["pause"]) == 0
+    assert main(["resume", "sim:demo"]) == 1
+    assert not (tmp_path / "jobs.db").exists()
+    assert main(["pause", "sim:demo", "openai", "--reason", "too dear"]) == 0
+    capfd.readouterr()
+    assert main(["pause"]) == 0
+    listed = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == ["sim:demo", "openai:*"]
+    assert all(line.endswith(": too dear") for line in listed)
+    assert main(["resume", "sim:demo", "openai"]) == 0
+    assert main(["resume", "openai"]) == 1
+    assert "openai is not paused" in capfd.readouterr().out

@@ -11,7 +11,20 @@ from smartbatch import BatchingConfig, ListParams
 from smartbatch.cli.main import build_parser, main
 
 OF_THE_COMMAND = {
-    *("action", "config", "dask", "format", "help", "id_field", "ids", "input", "json", "limit", "model"),
+    *(
+        "action",
+        "config",
+        "billed",
+        "dask",
+        "format",
+        "help",
+        "id_field",
+        "ids",
+        "input",
+        "json",
+        "limit",
+        "model",
+    ),
     *("output", "prompt_field", "provider_option", "quiet", "template", "verbose", "wait"),
 }
 """What is about files, printing and the choice of the model."""
