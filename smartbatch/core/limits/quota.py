@@ -271,7 +271,7 @@ class Quota:
         self._header_limits.learn(report, reservation, self._traffic, now, alone=self._is_alone)
         if self.lease is not None and known != self.reported_limits:
             self.lease.tell()
-            self._space_all(now)
+        self._space_all(now)
         if self._window.is_proving and (report.requests_remaining is not None or self._configured is None):
             self._window.open()  # the report says how much of the burst is left
 
@@ -552,7 +552,7 @@ class Quota:
     def _space_all(self, now: float) -> None:
         """Space the calls of all processes at a small bucket of the provider's: each would keep to it, and
         all together would not."""
-        if self._spacing is None and not self._is_alone and self._header_limits.is_even:
+        if self._spacing is None and self._header_limits.is_even:
             self._space_known(now)
 
     def _space_known(self, now: float) -> None:
