@@ -145,6 +145,7 @@ class Collector:
         if not isinstance(permit, Permit):
             for ticket in tickets:
                 lane_queue.unpop(ticket)
+            self._gates.lack(lane, lane_queue.waiting, self._config.parallelism)
             self._note_wait(lane, permit, effects)
             return self._end_of_patience(lane, permit)
         starting = [ticket for ticket in tickets if self._queue.start_locked(ticket, now)]

@@ -189,6 +189,7 @@ class RealtimeEngine:
             now=now,
             wake=self._wake,
             sharing=self._sharing(lane),
+            has_account=lane.provider.capabilities.priced,
         )
         if self._controls is not controls:
             lane.quota.limit(self.queue, *self._limits(lane, self._controls), now)

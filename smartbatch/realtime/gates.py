@@ -130,6 +130,13 @@ class Gates:
         lane.throttle.take(now)
         return Permit(lane, demand, reservation, through, self.payer(demand.own_budget).reserve(demand.cost))
 
+    def lack(self, lane: Lane, waiting: int, parallelism: int) -> None:
+        """So many requests wait for a gate: an unknown limit is approached faster for few of them."""
+        quota = lane.quota.quota
+        if quota.is_opening:
+            with lane.quota.lock:
+                quota.lack(waiting, parallelism)
+
     def _look_locked(self, lane: Lane, demand: Demand, now: float) -> float:
         lease = lane.quota.quota.lease
         if lease is not None:

@@ -122,15 +122,19 @@ class SharedQuota:
         now: float,
         wake: Callable[[], None],
         sharing: Sharing | None = None,
+        has_account: bool = False,
     ) -> None:
         """Let ``owner``, which is held weakly, use the quota; of several owners' limits the tightest holds.
 
         ``wake`` is called, without any lock, when a call of another owner ends, or another owner leaves; also
-        when the share of this process has grown. The first owner that is ``sharing`` says how.
+        when the share of this process has grown. The first owner that is ``sharing`` says how. Where there is
+        an account, an unknown limit is approached.
         """
         with self.lock:
             self._owners[owner] = _Owner(max_rpm, max_tpm, wake, sharing is not None)
             self._configure_locked(now)
+            if has_account:
+                self.quota.approach()
             joined: _QuotaShare | None = None
             if sharing is not None and self.quota.lease is None:
                 joined = self._share = _QuotaShare(self, sharing)

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import enum
 import math
 
 from attrs import define, field
 
+from smartbatch.core.limits.header_limits import Reservation
+
 _FIRST, _PROVING = 4.0, 0.5
 """A configured limit starts with 4 calls in flight beyond its even rate and half a call more for each
 success, x1.5 a round trip: some ten calls are refused until it is known that a server honours no burst."""
+
+_OPENS_EVERY = 0.25
+"""Where nobody told a limit 4 calls go first, and twice as many with each round trip, or a quarter of a
+second where answers are slow."""
+
+_LONE = 2
+"""Lone refusals at first contact before one more with as many calls in flight speaks for a cap."""
+
+_PROOF = 2
+"""Refusals of calls sent after a refused one that prove a limit, while none of them is answered: where 4 %
+are refused at random, that happens once in 200 times."""
+
+_PROBE_AFTER = 0.5
+"""Seconds after a refusal at first contact in which half of the calls in flight may end, before a call finds
+out whether more than it are refused."""
 
 _RESTART, _DOUBLING, _DOUBLES_EVERY = 2.0, 1.0, 1.0
 _DECREASE = 0.7
@@ -19,6 +37,20 @@ _WIDE = 4096.0
 """A window this wide limits nobody (workers are at most 1,024) and is dropped."""
 
 
+class FirstRefusal(enum.Enum):
+    """What a refusal at first contact says."""
+
+    LATER = "later"
+    """Nothing: the window did not hold calls back when the call was sent, so it is first contact no more."""
+    LONE = "lone"
+    """Nothing yet: a lone refusal may be a random one."""
+    AGAIN = "again"
+    """With so many calls in flight it is the third one, and fewer were let through each time: there may be a
+    cap on calls at once."""
+    PROOF = "proof"
+    """There is a limit: calls that were sent after the refused one were refused as well."""
+
+
 @define(eq=False)
 class CallWindow:
     """The most calls in flight.
@@ -26,10 +58,21 @@ class CallWindow:
     Attributes:
         size: infinity while there is no window.
         narrowed_at: when it, or a rate in its place, was lowered last, without a cooldown.
+        is_opening: whether it approaches a limit that nobody told.
+        began: when the first calls went, at first contact.
+        short_of: calls that may go next, where they are few enough to go at once after the first answer.
     """
 
     size: float = field(default=math.inf, init=False)
     narrowed_at: float = field(default=-math.inf, init=False)
+    is_opening: bool = field(default=False, init=False)
+    began: float = field(default=math.inf, init=False)
+    short_of: int = field(default=0, init=False)
+    _held_at: float = field(default=math.inf, init=False)  # when a call was refused at first contact
+    _held_from: int = field(default=0, init=False)  # the order of that call
+    _opened: float = field(default=0.0, init=False)  # calls in flight then
+    _refused: int = field(default=0, init=False)  # of calls sent after that one
+    _lone: int = field(default=0, init=False)  # such refusals that turned out to be lone ones
     _narrowed_to: float = field(default=_RESTART, init=False)
     _filled_at: float = field(default=-math.inf, init=False)
     _growth: float = field(default=_DOUBLING, init=False)
@@ -42,22 +85,39 @@ class CallWindow:
 
     def prove_burst(self) -> None:
         self.size, self._growth, self._threshold = _FIRST, _PROVING, math.inf
+        self.is_opening = False
+
+    def begin(self) -> None:
+        """Approach a limit that nobody told: few calls first, and more with each answer."""
+        self.size, self._growth, self._threshold = _FIRST, _DOUBLING, math.inf
+        self.is_opening, self._held_at = True, math.inf
 
     def open(self) -> None:
         """Limit nothing any more."""
-        self.size, self._growth = math.inf, _DOUBLING
+        self.size, self._growth, self.is_opening = math.inf, _DOUBLING, False
 
     def took(self, in_flight: int, now: float) -> None:
         """Count a call, the last of so many in flight."""
         if in_flight >= self.size:
             self._filled_at = now
+            if self.is_opening:  # further ones with time
+                self.began = min(self.began, now)
+                if self._held_at < math.inf:
+                    self.size = 0.0
+                elif in_flight >= self.size + 1.0:
+                    self.size = float(in_flight)
 
-    def let_through(self, started: float) -> None:
-        """A call that was sent then was not refused. One that was sent when the window was not full proves
-        nothing.
-        """
-        if started > self._filled_at:
+    def let_through(self, call: Reservation) -> None:
+        """A call was not refused. One that was sent when the window was not full proves nothing."""
+        if self._held_at < math.inf and self.is_opening:
+            if call.order > self._held_from:  # the one that was refused was a lone one
+                self.size, self._held_at = max(_FIRST, _DECREASE * self._opened), math.inf
+                self._lone += 1
             return
+        if call.started > self._filled_at:
+            return
+        if self.is_opening:
+            self.size += self.short_of
         self.size += self._growth if self.size < self._threshold else 1.0 / self.size
         if self.size > _WIDE:
             self.size = math.inf
@@ -68,13 +128,49 @@ class CallWindow:
         Answers may take a minute, and a restart that waited only for them would take many: the window also
         doubles each second.
         """
+        if self.is_opening:
+            return self._opens_next(now, in_flight)
         if self.is_proving or in_flight >= self._threshold:
             return math.inf
         doublings = math.log2((in_flight + 1) / self._narrowed_to)
         return max(now, max(cool_until, self.narrowed_at) + _DOUBLES_EVERY * doublings)
 
+    def _opens_next(self, now: float, in_flight: int) -> float:
+        """Return when the next call goes at first contact. The cases, in order:
+
+        1. Nothing is in flight: now.
+        2. A call was refused: one more goes, half a second later at the latest; it finds out.
+        3. Otherwise the calls in flight double in each quarter of a second.
+        """
+        if not in_flight:
+            return now
+        if self._held_at < math.inf:
+            return max(now, self._held_at + _PROBE_AFTER) if self.size else math.inf
+        return max(now, self._filled_at + _OPENS_EVERY * math.log2((in_flight + 1) / in_flight))
+
+    def refuse(self, call: Reservation, in_flight: int, now: float) -> FirstRefusal:
+        """A call was refused at first contact, of so many in flight; see :class:`FirstRefusal`.
+
+        After one that was sent when the window held calls back no more calls go, until one that was sent
+        after it, or goes when half of those in flight have ended, shows whether it is a lone one.
+        """
+        if self._held_at < math.inf:
+            if call.order <= self._held_from:
+                return FirstRefusal.LONE
+            self._refused += 1
+            self.size = max(1.0, self.size)  # another one finds out
+            return FirstRefusal.PROOF if self._refused >= _PROOF else FirstRefusal.LONE
+        if call.started > self._filled_at:
+            return FirstRefusal.LATER
+        again = self._lone >= _LONE and in_flight >= _DECREASE * self._opened
+        self._held_at, self._held_from, self._opened = now, call.order, float(in_flight)
+        self._refused = 0
+        self.size = max(1.0, float(in_flight // 2))
+        return FirstRefusal.AGAIN if again else FirstRefusal.LONE
+
     def narrow(self, in_flight: float, now: float) -> None:
         """Let so many calls be in flight from now on."""
+        self.is_opening = False
         self.size = self._narrowed_to = in_flight
         self.narrowed_at = now
 
@@ -88,7 +184,7 @@ class CallWindow:
         """
         again = first and self._threshold != math.inf
         self.size = max(_RESTART, _DECREASE * peak if again else 0.0)
-        self._narrowed_to, self._growth = _RESTART, _DOUBLING
+        self._narrowed_to, self._growth, self.is_opening = _RESTART, _DOUBLING, False
 
     def proven(self, peak: int) -> None:
         """A limit was proven with so many calls in flight."""

@@ -97,6 +97,13 @@ class Traffic:
         """Calls answered in the last minute of traffic."""
         return self.accepted - self._by_second[0][1] + 1 if self._by_second else 0
 
+    def accepted_since(self, moment: float) -> tuple[float, int]:
+        """Return the first moment from then on of which it is known what was answered since, and how much."""
+        for at, accepted in self._by_second:
+            if at >= moment:
+                return at, self.accepted - accepted
+        return math.inf, 0
+
     def start(self, call: Reservation) -> None:
         """Count a call that is sent, and note in it what had been sent until then."""
         self.calls += 1
@@ -186,12 +193,19 @@ class EnforcementCheck:
 
 
 class HeaderLimits:
-    """The limits reported so far. False while there are none: then nothing is held back."""
+    """The limits reported so far. False while there are none: then nothing is held back.
+
+    Attributes:
+        repeats: explained refusals that followed another one soon.
+        spaced: whether calls are spaced at the limit of requests, which holds nobody back besides: what is
+            left of a window says nothing of what comes with its end.
+    """
 
     def __init__(self) -> None:
         self._buckets: dict[int, ReportedBucket] = {}
         self._explained_at = float("-inf")
-        self.repeats = 0  # explained refusals that followed another one soon
+        self.repeats = 0
+        self.spaced = False
         self._check: EnforcementCheck | None = None  # of the limit of requests
 
     def __bool__(self) -> bool:
@@ -243,7 +257,7 @@ class HeaderLimits:
         at = now
         for dimension, bucket in self._buckets.items():
             ready = bucket.look(now, _cost(dimension, tokens, output))
-            if ready > at:
+            if ready > at and not (self.spaced and dimension == _REQUESTS):
                 if dimension == _REQUESTS and self._check is not None:
                     ready = min(ready, self._check.look(now))
                 at = max(at, ready)

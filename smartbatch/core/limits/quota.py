@@ -28,51 +28,27 @@ import math
 from attrs import frozen
 
 from smartbatch.core.limits.backoff import RandomSource, backoff, jittered_minimum, shortest
-from smartbatch.core.limits.bucket import Bucket, limit_bucket, spaced_capacity
-from smartbatch.core.limits.call_window import CallWindow
+from smartbatch.core.limits.bucket import Bucket, limit_bucket
+from smartbatch.core.limits.call_window import CallWindow, FirstRefusal
 from smartbatch.core.limits.concurrency_cap import ConcurrencyCap
 from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, surplus_of
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
 from smartbatch.core.limits.refusal_evidence import RefusalEvidence
 from smartbatch.core.limits.shared_record import NO_BOUND
+from smartbatch.core.limits.spacing import SPACED_SHARE, Spacing
 from smartbatch.types import LimitReport
 
 _UNEVEN = 2
 """Refusals that followed another one soon, although the leases of all kept to what the provider says is left,
 prove that bursts are not honoured."""
 
-_SPACED_SHARE = 0.988
-"""Share of the configured rate used when calls are spaced: leaves 1.2 ms in 100 for arrivals out of step."""
-
 _OWED = 1.0
 """A burst is made up for by at most this many seconds of calls at the even rate."""
 
-_LEARNED_SHARE = 0.95
 _BASELINE = 120.0
 """The calls accepted between two proven refusals, at most this many seconds apart, measure the rate."""
 
-_GROWTH = 0.01
-_GROWTH_SCALE = 5.0
-"""A spaced rate grows by 1 % a second, times ``1 + (t / 5 s)²`` after ``t`` seconds of use without refusal:
-careful near the limit, quick when the limit is far."""
-
-_LOWERED, _LOWERED_SOON = 0.92, 0.85
-"""A measured rate is lowered to these shares by a refusal: after some seconds without one, and sooner."""
-
 _MINUTE = 60.0
-_SLOWEST = 1.0
-_SEARCH = 1.03
-_UNLIMITED = 2000.0
-"""A rate measured across cooldowns may be far too low. It is at least 1 call a second, and grows by 3 % with
-each success until it is refused once, or is 2,000 calls a second, more than threads can send."""
-
-_FORGOTTEN = 4.0
-"""A learned rate that is four times the rate it was refused at limits nothing any more."""
-
-_BURST_AGAIN = 600.0
-"""Seconds without refusal after which the burst of a configured limit is tried again; doubled each time it
-fails."""
-
 _COOLDOWN = 1.0
 _COOLDOWN_MOST = 60.0
 """Seconds of the first cooldown when the server names none, and of the longest; consecutive ones double."""
@@ -110,8 +86,7 @@ class Quota:
         self._kept: tuple[Bucket | None, Bucket | None] = (None, None)  # of requests and tokens
         self._configured: float | None = None  # requests a second
         self._steady: Bucket | None = None  # the configured rate, evenly: it needs no window
-        self._spacing: Bucket | None = None
-        self._base = 0.0  # the rate that was refused last, or the configured one
+        self._spacing = Spacing()
         self._window = CallWindow()
         self._cool_before = self._cool_began = self._cool_until = -math.inf
         self._consecutive = 0
@@ -120,11 +95,6 @@ class Quota:
         self._judged = False  # once a cooldown is enough
         self._baseline = -math.inf
         self._accepted = 0
-        self._searching = False
-        self._grown_at = 0.0
-        self._clean = 0.0
-        self._burst_at = math.inf
-        self._burst_wait = _BURST_AGAIN
 
     def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
         """Set the configured limits, a minute; ``None`` means not configured.
@@ -140,9 +110,21 @@ class Quota:
         self._tokens = limit_bucket(tokens, max_tpm, now)
         self._kept = (self._requests or requests, self._tokens or tokens)
         self._configured = None if max_rpm is None else max_rpm / 60.0
-        self._steady = (
-            None if self._configured is None else Bucket(1.0, self._configured * _SPACED_SHARE, now)
-        )
+        self._steady = None if self._configured is None else Bucket(1.0, self._configured * SPACED_SHARE, now)
+
+    def approach(self) -> None:
+        """Let few calls go first, as nobody knows of a limit; not where one was told, or calls were made."""
+        if self._kept == (None, None) and not self._traffic.calls:
+            self._window.begin()
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether it approaches a limit that nobody told."""
+        return self._window.is_opening
+
+    def lack(self, calls: int, workers: int) -> None:
+        """At first contact so many calls wait; if there are workers for all, they go at the first answer."""
+        self._window.short_of = calls if calls <= workers else 0
 
     @property
     def in_flight(self) -> int:
@@ -156,7 +138,7 @@ class Quota:
     @property
     def spaced_rate(self) -> float | None:
         """Calls a second that calls are spaced to, once refusals made that necessary."""
-        return None if self._spacing is None else self._spacing.rate
+        return self._spacing.rate or None
 
     def look(self, now: float, tokens: float, output: float = 0.0) -> float:
         """Return the earliest time a call that needs ``tokens`` may go: the latest of all five conditions.
@@ -182,8 +164,8 @@ class Quota:
             at = self._cool_until
         if self._requests is not None:
             at = max(at, self._requests.look(now, 1.0))
-        if self._spacing is not None:
-            at = max(at, self._spacing.look(now, 1.0))
+        if self._spacing.bucket is not None:
+            at = max(at, self._spacing.bucket.look(now, 1.0))
         if self._tokens is not None:
             at = max(at, self._tokens.look(now, tokens))
         if self._header_limits:
@@ -203,8 +185,8 @@ class Quota:
         if self._steady is not None:
             self._steady.take(now, 1.0)
             self._steady.level = max(self._steady.level, -self._steady.rate * _OWED)
-        if self._spacing is not None:
-            self._spacing.take(now, 1.0)
+        if self._spacing.bucket is not None:
+            self._spacing.bucket.take(now, 1.0)
         if self._tokens is not None:
             self._tokens.take(now, tokens)
         if self.lease is not None:
@@ -260,8 +242,8 @@ class Quota:
             self._requests.settle(now, 1.0)
         if self._steady is not None:
             self._steady.settle(now, 1.0)
-        if self._spacing is not None:
-            self._spacing.settle(now, 1.0)
+        if self._spacing.bucket is not None:
+            self._spacing.bucket.settle(now, 1.0)
         if self.lease is not None:
             self.lease.settle(now, reservation.leased)
 
@@ -271,8 +253,11 @@ class Quota:
         self._header_limits.learn(report, reservation, self._traffic, now, alone=self._is_alone)
         if self.lease is not None and known != self.reported_limits:
             self.lease.tell()
-        self._space_all(now)
-        if self._window.is_proving and (report.requests_remaining is not None or self._configured is None):
+        if not self._is_alone:
+            self._space_even(now)
+        if self._window.is_opening and report.requests_remaining is not None:
+            self._window.open()
+        elif self._window.is_proving and (report.requests_remaining is not None or self._configured is None):
             self._window.open()  # the report says how much of the burst is left
 
     def refused(
@@ -290,12 +275,13 @@ class Quota:
         1. The reported limits explain the refusal: it proves nothing further, and a cooldown follows.
         2. It is not explained, and stands alone: there is no cooldown. A spaced rate is lowered, otherwise
            the window shrinks. The request waits by itself, also where a cap on calls at once explains it.
-        3. Enough of them came together for the first time: a cap on calls at once is supposed
+        3. It came at first contact, and stands alone: no more calls go until one finds out.
+        4. Enough of them came together for the first time: a cap on calls at once is supposed
            (:mod:`~smartbatch.core.limits.concurrency_cap`). There is no cooldown, unless it does not hold.
-        4. The call was sent after the last cooldown began: a new cooldown, longer than the last one. Where
+        5. The call was sent after the last cooldown began: a new cooldown, longer than the last one. Where
            the refusal is not explained, calls begin again slowly (:meth:`_restart`).
-        5. The call was sent before: it belongs to the same event. Its Retry-After may lengthen the cooldown.
-        6. Unexplained refusals add up to evidence; enough of it, measured against the calls in flight, proves
+        6. The call was sent before: it belongs to the same event. Its Retry-After may lengthen the cooldown.
+        7. Unexplained refusals add up to evidence; enough of it, measured against the calls in flight, proves
            a limit that nobody named (:meth:`_proven`), once a cooldown.
 
         Args:
@@ -312,28 +298,52 @@ class Quota:
             self.lease.tell()
         self._traffic.refused_at = now
         self._header_limits.confirm()
+        spaced = self._header_limits.spaced
         explained = self._header_limits.explain(report, reservation, self._traffic, now, alone=self._is_alone)
-        self._space_all(now)
+        if explained or not self._is_alone:
+            self._space_even(now)
         no_cap = False
         if not explained:
             capped = self._cap.limit < math.inf
             if self._cap.refused(reservation, now, self._traffic.calls):
                 return None
+            lowered = self._cool_began <= reservation.started < self._window.narrowed_at
+            if lowered and self._spacing.bucket is not None and self._known is None:
+                return None  # its rate is not used any more
             no_cap = capped and self._cap.limit == math.inf
             self._evidence.add(reservation.order)
         self._evidence.seen(in_flight)
         proven = no_cap or self._evidence.is_proof
-        if explained and not self._is_alone and self._spacing is None:
+        if self._window.is_opening and explained:
+            self._window.open()
+        elif self._window.is_opening:
+            first = self._window.refuse(reservation, in_flight, now)
+            if first is FirstRefusal.PROOF:
+                self._baseline = self._window.began
+                return self._cool_down(True, False, True, now, retry_after, rng)
+            if self._is_lone(first, now, retry_after):
+                return None
+        if explained and not self._is_alone and self._spacing.bucket is None:
             proven = self._header_limits.repeats >= _UNEVEN
         if proven and not (explained or no_cap) and self._is_at_once(now, retry_after):
             return None
         fresh = reservation.started >= self._cool_began
-        repeated = self._spacing is not None and self._evidence.is_repeated
+        repeated = self._spacing.bucket is not None and self._evidence.is_repeated
         if explained or proven or self._consecutive or repeated:
-            return self._cool_down(fresh, explained, proven, now, retry_after, rng)
+            paced = explained and not spaced  # where the calls were spaced already, their rate is too high
+            return self._cool_down(fresh, paced, proven, now, retry_after, rng)
         if fresh and reservation.started >= self._window.narrowed_at:
             self._give_way(in_flight, now)
         return None
+
+    def _is_lone(self, first: FirstRefusal, now: float, retry_after: float | None) -> bool:
+        """Whether a refusal at first contact may be a lone one, or has a cap on calls at once supposed."""
+        if first is FirstRefusal.LATER:
+            self._window.open()
+            return False
+        if first is FirstRefusal.AGAIN:
+            self._is_at_once(now, retry_after)
+        return True
 
     def _is_at_once(self, now: float, retry_after: float | None) -> bool:
         """Refusals prove a limit: return whether it may be one on calls at once, and suppose it then.
@@ -342,7 +352,7 @@ class Quota:
         2. A cap is known, and does not explain them: it is none.
         3. Otherwise a cap is supposed, unless there was none a while ago; two calls find out.
         """
-        if self._consecutive or self._spacing is not None or self._window.is_proving:
+        if self._consecutive or self._spacing.bucket is not None or self._window.is_proving:
             return False
         if self._cap.limit < math.inf:
             self._cap.leave(now)
@@ -403,7 +413,7 @@ class Quota:
         limits = self._header_limits.known(now)
         caps, rates = list(limits.caps), list(limits.rates)
         at_most, remaining = limits.at_most, limits.remaining
-        if self._spacing is not None:
+        if self._spacing.bucket is not None:
             caps[0] = max(caps[0], _MINUTE * rates[0])
             at_most, remaining = (NO_BOUND, *at_most[1:4]), (0.0, *remaining[1:4])
         for d, bucket in enumerate((self._requests, self._tokens)):
@@ -418,7 +428,7 @@ class Quota:
             admitted=limits.admitted if limits.admitted < math.inf else -math.inf,
             accepted=self._traffic.accepted,
             cool_until=self._cool_until,
-            spaced=self.spaced_rate or 0.0,
+            spaced=self._spacing.rate,
         )
 
     def follow(self, now: float) -> None:
@@ -434,17 +444,13 @@ class Quota:
             self._cool_until = until
             self._consecutive = max(self._consecutive, 1)
             self._judged = True
-            if self._spacing is None and not self.lease.is_limited:
+            if self._spacing.bucket is None and not self.lease.is_limited:
                 self._restart(now)
-        rate = self.lease.spacing(self.spaced_rate or 0.0)
-        if rate and self._spacing is not None and rate > self._spacing.rate:
-            self._spacing.reshape(now, spaced_capacity(rate), rate)  # they grow; so does this one from there
-        elif rate:
-            self._base = rate
-            self._space(rate, now)
-            self._searching = False
-        elif rate == 0.0:
-            self._spacing = None
+        rate = self.lease.spacing(self._spacing.rate)
+        if rate is not None:
+            self._spacing.at_told(rate, now)
+            if rate:
+                self._window.open()
 
     @property
     def _known(self) -> float | None:
@@ -478,9 +484,10 @@ class Quota:
         """No limit refused the call: more may go."""
         self._accepted += 1
         if reservation.started >= self._cool_began:
-            self._window.let_through(reservation.started)
-        if self._spacing is not None:
-            self._quicken(self._spacing, now)
+            self._window.let_through(reservation)
+        if self._spacing.bucket is not None and self._spacing.quicken(self._known, now, self._cool_began):
+            self._header_limits.spaced = False
+            self._window.prove_burst()
 
     def _pause(self, asked: float | None, rng: RandomSource) -> float:
         """Return the seconds of a new cooldown.
@@ -499,7 +506,7 @@ class Quota:
 
     def _give_way(self, in_flight: int, now: float) -> None:
         """Lower what is sent after a refusal that stands alone: the rate, or the calls in flight."""
-        if self._spacing is not None:
+        if self._spacing.bucket is not None:
             self._restart(now)
         else:
             self._window.give_way(in_flight, now)
@@ -512,17 +519,12 @@ class Quota:
            proven before, it only shrinks to 0.7 of the calls in flight.
         2. Calls are spaced: a lower rate; the lower, the sooner the refusal came.
         """
-        if self._spacing is None:
+        if self._spacing.bucket is None:
             self._window.restart(self._evidence.peak, first=self._consecutive == 1)
-            return
-        soon = self._clean < _GROWTH_SCALE
-        if self._known is not None:
-            slower = 0.9 if soon else 0.97
         else:
-            slower = _LOWERED_SOON if soon and not self._searching else _LOWERED
-        self._searching = False
-        self._base = self._spacing.rate
-        self._space(self._base * slower, now)
+            lone = self._evidence.is_lone
+            self._spacing.lower(self._traffic, now, known=self._known is not None, lone=lone)
+            self._window.open()
 
     def _proven(self, now: float) -> None:
         """A limit below what was tried is proven: space the calls.
@@ -534,66 +536,30 @@ class Quota:
         """
         self._evidence.clear()
         self._window.proven(self._evidence.peak)
-        if self._spacing is None and self._known is not None:
+        if self._spacing.bucket is None and self._known is not None:
             self._space_known(now)
         elif self._accepted and now - self._baseline <= _BASELINE:
-            measured = self._accepted / max(now - self._baseline, _COOLDOWN / 2)
+            until, accepted = now, self._accepted
+            if (
+                self._baseline == self._window.began
+            ):  # before the first pause as after each a burst is accepted
+                until, accepted = self._cool_until, accepted + self.in_flight
+            measured = accepted / max(until - self._baseline, _COOLDOWN / 2)
             if self.lease is not None:
                 measured += self.lease.others_rate
-            measured *= _LEARNED_SHARE
-            measured = max(measured, _SLOWEST)
-            if self._spacing is None or measured < self._spacing.rate:
-                self._base = measured
-                self._space(measured, now)
-                self._searching = True
+            if self._spacing.at_measured(measured, now):
+                self._window.open()
         if self._accepted:
             self._baseline, self._accepted = now, 0
 
-    def _space_all(self, now: float) -> None:
-        """Space the calls of all processes at a small bucket of the provider's: each would keep to it, and
-        all together would not."""
-        if self._spacing is None and self._header_limits.is_even:
+    def _space_even(self, now: float) -> None:
+        """Space the calls at a small bucket of the provider's: it may be a window that does not refill before
+        its end; and where others share it, each would keep to it, and all together would not."""
+        if self._spacing.bucket is None and self._header_limits.is_even:
             self._space_known(now)
+            self._header_limits.spaced = self._spacing.bucket is not None
 
     def _space_known(self, now: float) -> None:
-        """No bursts are honoured: space the calls at the known rate, and try a burst again later."""
-        self._base = self._known or self._base
-        self._space(self._base * _SPACED_SHARE, now)
-        self._burst_at, self._burst_wait = now + self._burst_wait, 2.0 * self._burst_wait
-
-    def _space(self, rate: float, now: float) -> None:
-        """Space the calls at ``rate`` a second; then there is no window."""
-        if self._spacing is None:
-            self._spacing = Bucket(spaced_capacity(rate), rate, now, level=0.0)
-        else:
-            self._spacing.reshape(now, spaced_capacity(rate), rate)
+        """No bursts are honoured: space the calls at the known rate; then there is no window."""
+        self._spacing.at_known(self._known, now)
         self._window.open()
-        self._grown_at, self._clean = now, 0.0
-
-    def _quicken(self, spacing: Bucket, now: float) -> None:
-        """Let a spaced rate that is used and not refused grow.
-
-        1. A rate is known: up to that rate; after ten minutes without refusal the burst is tried again.
-        2. A rate was measured: beyond four times the refused rate it is dropped.
-        """
-        # idle time proves nothing, so only the time between calls at this rate counts
-        step = min(now - self._grown_at, 2.0 / spacing.rate)
-        self._grown_at = now
-        if step <= 0.0:
-            return
-        self._clean += step
-        faster = spacing.rate * (1.0 + step * _GROWTH * (1.0 + (self._clean / _GROWTH_SCALE) ** 2))
-        if self._searching:
-            faster = spacing.rate * _SEARCH
-        known = self._known
-        if known is not None:
-            faster = min(faster, known * _SPACED_SHARE)
-            if now >= self._burst_at and now - self._cool_began >= _BURST_AGAIN:
-                self._spacing = None
-                self._window.prove_burst()
-                return
-        elif faster > (_UNLIMITED if self._searching else _FORGOTTEN * self._base):
-            self._spacing = None
-            return
-        if faster != spacing.rate:
-            spacing.reshape(now, spaced_capacity(faster), faster)

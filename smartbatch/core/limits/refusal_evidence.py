@@ -61,6 +61,11 @@ class RefusalEvidence:
         return self._in_row or self._weight >= max(_PROOF, _PROOF_SHARE * self.peak)
 
     @property
+    def is_lone(self) -> bool:
+        """Whether 25 calls were answered since the one before."""
+        return self._weight <= 1.0
+
+    @property
     def is_repeated(self) -> bool:
         """Whether the last one was not a lone one."""
         return self._weight >= _REPEATED

@@ -1,0 +1,193 @@
+"""Calls at an even rate, where refusals proved that bursts are not honoured, or a limit that nobody named."""
+
+from __future__ import annotations
+
+import math
+
+from attrs import define, field
+
+from smartbatch.core.limits.bucket import Bucket, spaced_capacity
+from smartbatch.core.limits.header_limits import Traffic
+
+SPACED_SHARE = 0.988
+"""Share of the configured rate used when calls are spaced: leaves 1.2 ms in 100 for arrivals out of step."""
+
+_GROWTH, _GROWTH_SCALE = 0.01, 5.0
+"""A spaced rate grows by 1 % a second, times ``1 + (t / 5 s)²`` after ``t`` seconds of use without refusal:
+careful near the limit, quick when the limit is far."""
+
+_KNOWN_LOWERED, _KNOWN_LOWERED_SOON = 0.97, 0.9
+"""A known rate is lowered to these shares by a refusal: after some seconds without one, and sooner."""
+
+_LOWERED, _LOWERED_SOON = 0.92, 0.85
+"""The same for one that was not measured at an even rate."""
+
+_MEASURED, _MEASURED_LEAST, _MEASURED_SEARCHING = 5.0, 2.0, 1.0
+_USED = 0.85
+"""What was accepted in the last five seconds measures the limit within a few per cent, if calls were spaced
+for two of them, or one while a rate is searched, and at least 0.85 of the present rate was used."""
+
+_HELD_SHARE, _HELD_SHARE_SOON = 0.99, 0.985
+_FOUND_LEAST = 0.8
+"""Then the rate is held at these shares of it, after some seconds without a refusal and sooner, and at least
+at 0.8 of the rate that was refused: what was accepted while it was searched began far below."""
+
+_OVERSHOT = 0.5
+"""Seconds for which the next call waits at most, as too many were sent lately."""
+
+_HOLD, _HOLD_MOST, _NEAR = 12.0, 64.0, 0.04
+"""Seconds for which it is held; doubled while it is found again within 4 %: each try of more is refused."""
+
+_FOUND_GROWTH, _FOUND_SCALE = 0.003, 7.0
+"""Growth after that, as above."""
+
+_LEARNED_SHARE, _SLOWEST, _UNLIMITED = 0.98, 1.0, 2000.0
+_SEARCH, _SEARCH_SCALE = 0.1, 2.0
+"""A rate measured across cooldowns may be far too low. It is at least 1 call a second, and grows by 10 % a
+second, times ``1 + (t / 2 s)²``, until it is refused once, or is 2,000 calls a second, more than threads can
+send."""
+
+_FORGOTTEN = 4.0
+"""A learned rate that is four times the rate it was refused at limits nothing any more."""
+
+_BURST_AGAIN = 600.0
+"""Seconds without refusal after which the burst of a configured limit is tried again; doubled each time it
+fails."""
+
+
+@define(eq=False)
+class Spacing:
+    """An even rate that grows while it is used and not refused.
+
+    Attributes:
+        bucket: paces the calls; ``None`` while they are not spaced.
+    """
+
+    bucket: Bucket | None = field(default=None, init=False)
+    _base: float = field(default=0.0, init=False)  # the rate that was refused last, or the known one
+    _searching: bool = field(default=False, init=False)
+    _grown_at: float = field(default=0.0, init=False)
+    _clean: float = field(default=0.0, init=False)
+    _since: float = field(default=0.0, init=False)
+    _found: float = field(default=0.0, init=False)  # the limit as it was measured last
+    _lowered_held: bool = field(default=False, init=False)  # since it is held
+    _hold: float = field(default=0.0, init=False)  # seconds for which the rate is held
+    _held_until: float = field(default=-math.inf, init=False)
+    _burst_at: float = field(default=math.inf, init=False)
+    _burst_wait: float = field(default=_BURST_AGAIN, init=False)
+
+    @property
+    def rate(self) -> float:
+        """Calls a second; 0 while they are not spaced."""
+        return 0.0 if self.bucket is None else self.bucket.rate
+
+    def at_known(self, known: float | None, now: float) -> None:
+        """No bursts are honoured: space the calls at the known rate, and try a burst again later."""
+        self._base = known or self._base
+        self._at(self._base * SPACED_SHARE, now)
+        self._burst_at, self._burst_wait = now + self._burst_wait, 2.0 * self._burst_wait
+
+    def at_measured(self, rate: float, now: float) -> bool:
+        """So many calls a second were accepted: space them at a little less, if that is lower than the
+        present rate; return whether it is."""
+        rate = max(_LEARNED_SHARE * rate, _SLOWEST)
+        if self.bucket is not None and rate >= self.bucket.rate:
+            return False
+        self._base = rate
+        self._at(rate, now)
+        self._searching, self._found = True, 0.0
+        return True
+
+    def at_told(self, rate: float, now: float) -> None:
+        """Follow the rate of the other processes; 0 for none. Where theirs has grown, this one has, too."""
+        if not rate:
+            self.bucket = None
+        elif self.bucket is not None and rate > self.bucket.rate:
+            self.bucket.reshape(now, spaced_capacity(rate), rate)
+        else:
+            self._base = rate
+            self._at(rate, now)
+            self._searching = False
+
+    def lower(self, traffic: Traffic, now: float, *, known: bool, lone: bool) -> None:
+        """A call was refused: a lower rate. The cases, in order:
+
+        1. A rate is known: the lower, the sooner the refusal came.
+        2. A measured rate is held, and was lowered once since: a ``lone`` refusal may be a random one.
+        3. What was accepted lately measures the limit: just below it, for the longer, the more often the same
+           was found. The next calls wait for what was sent too much within a second.
+        4. Nothing was measured: the lower, the sooner the refusal came.
+        """
+        assert self.bucket is not None
+        rate, soon = self.bucket.rate, self._clean < _GROWTH_SCALE
+        measured = 0.0 if known else self._measured(traffic, now)
+        if known:
+            slower = rate * (_KNOWN_LOWERED_SOON if soon else _KNOWN_LOWERED)
+        elif measured:
+            held = now < self._held_until
+            if held and lone and self._lowered_held:
+                return
+            found = min(rate, max(measured, _FOUND_LEAST * rate))
+            slower = found * (_HELD_SHARE_SOON if soon or self._searching else _HELD_SHARE)
+            again = abs(found - self._found) < _NEAR * found
+            self._found, self._lowered_held = found, held
+            if not held or not again:
+                self._hold = min(2.0 * self._hold, _HOLD_MOST) if again else _HOLD
+                self._held_until = now + self._hold
+        else:
+            slower = rate * (_LOWERED_SOON if soon and not self._searching else _LOWERED)
+        self._searching = False
+        self._base = rate
+        self._at(slower, now)
+        if not known:
+            self.bucket.level = min(self.bucket.level, -min(rate - slower, _OVERSHOT * slower))
+
+    def _measured(self, traffic: Traffic, now: float) -> float:
+        """Return the calls a second that were accepted at about the present rate; 0 where nobody can tell."""
+        assert self.bucket is not None
+        since, accepted = traffic.accepted_since(max(self._since, now - _MEASURED))
+        if now - since < (_MEASURED_SEARCHING if self._searching else _MEASURED_LEAST):
+            return 0.0
+        rate = (accepted + 0.5) / (now - since)  # the next answer is half due
+        return rate if self._searching or rate > _USED * self.bucket.rate else 0.0
+
+    def _at(self, rate: float, now: float) -> None:
+        if self.bucket is None:
+            self.bucket = Bucket(spaced_capacity(rate), rate, now, level=0.0)
+            self._since = now
+        else:
+            self.bucket.reshape(now, spaced_capacity(rate), rate)
+            self.bucket.level = max(self.bucket.level, 0.0)
+        self._grown_at, self._clean = now, 0.0
+
+    def quicken(self, known: float | None, now: float, cooled_at: float) -> bool:
+        """Let a rate that is used and not refused grow; return whether the burst is to be tried again.
+
+        1. A rate is known: up to that rate; after ten minutes without refusal the burst is tried again.
+        2. A rate was measured: not while it is held. Beyond four times the refused rate it is dropped.
+        """
+        bucket = self.bucket
+        assert bucket is not None
+        # idle time proves nothing, so only the time between calls at this rate counts
+        step = min(now - self._grown_at, 2.0 / bucket.rate)
+        self._grown_at = now
+        if step <= 0.0:
+            return False
+        if known is None and now < self._held_until and not self._searching:
+            return False
+        self._clean += step
+        growth, scale = (_FOUND_GROWTH, _FOUND_SCALE) if self._found else (_GROWTH, _GROWTH_SCALE)
+        faster = bucket.rate * (1.0 + step * growth * (1.0 + (self._clean / scale) ** 2))
+        if self._searching:
+            faster = bucket.rate * (1.0 + step * _SEARCH * (1.0 + (self._clean / _SEARCH_SCALE) ** 2))
+        if known is not None:
+            faster = min(faster, known * SPACED_SHARE)
+            if now >= self._burst_at and now - cooled_at >= _BURST_AGAIN:
+                self.bucket = None
+                return True
+        elif faster > (_UNLIMITED if self._searching else _FORGOTTEN * self._base):
+            self.bucket = None
+            return False
+        if faster != bucket.rate:
+            bucket.reshape(now, spaced_capacity(faster), faster)
+        return False

@@ -1,0 +1,165 @@
+"""An unknown limit is approached, not hit: few calls first, and more with each answer."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from core.limits.limit_server import bucket, constant, fixed_windows, lognormal, noisy, run
+from core.limits.metered_server import Client, SecondMeter, Server, fill
+
+from smartbatch.core.limits.header_limits import Reservation
+from smartbatch.core.limits.quota import Quota
+from smartbatch.types import LimitReport
+from tests.levels import sampled
+
+
+def unknown() -> Quota:
+    quota = Quota()
+    quota.approach()
+    return quota
+
+
+def take_all(quota: Quota, now: float, most: int = 64) -> list[Reservation]:
+    """Take as many calls as may go at once."""
+    calls: list[Reservation] = []
+    while len(calls) < most and quota.look(now, 0.0) <= now:
+        calls.append(quota.take(now, 0.0))
+    return calls
+
+
+def test_four_calls_go_first_and_two_more_with_each_answer() -> None:
+    """The answered one's successor, and one more."""
+    quota = unknown()
+    calls = take_all(quota, 0.0)
+    assert len(calls) == 4
+    for number in range(4):
+        quota.succeeded(calls[number], 0.1, 0.0)
+        assert len(take_all(quota, 0.1)) == 2
+
+
+def test_slow_answers_keep_no_call_waiting_for_long() -> None:
+    """The calls in flight double in each quarter of a second: 64 after a second."""
+    quota, now = unknown(), 0.0
+    take_all(quota, now)
+    while quota.in_flight < 64:
+        now = quota.look(now, 0.0)
+        take_all(quota, now)
+    assert now == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_list_that_all_workers_can_take_at_once_goes_with_the_first_answer() -> None:
+    """It loses less than a round trip; a longer list opens slowly."""
+    for waiting, more in ((60, 62), (65, 2)):
+        quota = unknown()
+        first = take_all(quota, 0.0)[0]
+        quota.lack(waiting, workers=64)
+        quota.succeeded(first, 0.05, 0.0)
+        assert len(take_all(quota, 0.05)) == more
+
+
+def test_an_answer_that_tells_the_limit_opens_at_once() -> None:
+    quota = unknown()
+    call = take_all(quota, 0.0)[0]
+    quota.succeeded(call, 0.05, 0.0)
+    quota.learn(LimitReport(requests_limit=6000, requests_remaining=5999), call, 0.05)
+    assert len(take_all(quota, 0.05)) == 61 + 3
+
+
+def test_a_told_limit_and_one_that_is_in_use_are_not_approached() -> None:
+    """The burst of a told one is tested; clients that come later find what is known."""
+    told = Quota()
+    told.configure(600, None, 0.0)
+    told.approach()
+    assert not told.is_opening
+    used = Quota()
+    used.take(0.0, 0.0)
+    used.approach()
+    assert not used.is_opening
+
+
+def test_after_a_refusal_one_call_finds_out_whether_it_is_a_lone_one() -> None:
+    """No other goes meanwhile; answered, it goes on."""
+    quota, rng = unknown(), random.Random(0)
+    calls = take_all(quota, 0.0)
+    assert quota.refused(calls[3], 0.01, None, rng) is None
+    assert quota.look(0.02, 0.0) > 0.02
+    for call in calls[:2]:
+        quota.succeeded(call, 0.05, 0.0)
+    [probe] = take_all(quota, 0.05)
+    quota.succeeded(probe, 0.1, 0.0)
+    assert len(take_all(quota, 0.1)) >= 3
+
+
+def test_refusals_of_calls_sent_after_a_refused_one_prove_a_limit() -> None:
+    """A pause for all, and then the rate that was accepted before it and in it."""
+    quota, rng = unknown(), random.Random(0)
+    calls = take_all(quota, 0.0)
+    quota.succeeded(calls[0], 0.05, 0.0)
+    later = take_all(quota, 0.05)
+    assert quota.refused(calls[1], 0.06, 1.0, rng) is None
+    assert quota.refused(later[0], 0.061, 1.0, rng) is None
+    pause = quota.refused(later[1], 0.062, 1.0, rng)
+    assert pause is not None
+    assert quota.spaced_rate == pytest.approx(2.5, abs=0.2)  # one answered, two in flight, 1.2 s
+
+
+def test_a_probe_that_is_never_sent_holds_nobody_up() -> None:
+    quota, rng = unknown(), random.Random(0)
+    calls = take_all(quota, 0.0)
+    quota.refused(calls[3], 0.01, None, rng)
+    for call in calls[:3]:
+        quota.succeeded(call, 0.05, 0.0)
+    for call in take_all(quota, 0.05):
+        quota.dropped(call, 0.06)
+    assert quota.look(0.06, 0.0) == 0.06
+
+
+@pytest.mark.parametrize("latency", sampled(["50 ms", "around 50 ms"]))
+def test_twenty_a_second_without_bursts_that_nobody_told(latency: str) -> None:
+    """64 workers, 1,500 calls: 95 % used, and 15 refused at most; 70 without the approach."""
+    how = constant(0.05) if latency == "50 ms" else lognormal(0.05, 0.3)
+    for seed in range(3):
+        windows = fixed_windows(20, 1.0, random.Random(seed).random())
+        outcome = run(
+            unknown(), windows, 1500, latency=how, seed=seed, quick_refusals=True, retry_after=lambda _: 1.0
+        )
+        assert outcome.refused <= 15, f"seed={seed}"
+        assert 1500 / (20 * outcome.seconds) >= 0.95, f"seed={seed}"
+
+
+@pytest.mark.parametrize("style", sampled(["openai", "gemini"], keep=2))
+@pytest.mark.parametrize("told", [None, 1200])
+def test_twenty_a_second_without_bursts_that_answers_or_refusals_tell(style: str, told: int | None) -> None:
+    """98 % used, and at most 0.5 % refused, or 0.6 % where nothing but a refusal names the limit; as windows, what is left of one says nothing of the next."""
+    server = Server(style, {"requests": 1200})
+    server.meters = {"requests": SecondMeter(1200)}
+    quota = Quota()
+    quota.configure(told, None, 0.0)
+    quota.approach()
+    client = Client(quota, lognormal(0.05, 0.3))
+    fill(server, client, seconds=75.0, jitter=0.002)
+    assert server.meters["requests"].used(0.0, 75.0) >= 0.98
+    assert client.counts.share <= (0.006 if style == "gemini" else 0.005)
+
+
+def test_a_service_without_limits_is_at_full_width_within_a_few_round_trips() -> None:
+    """640 calls of 50 ms on 64 workers: ten round trips, and four more."""
+    outcome = run(unknown(), bucket(1e9, 1e9), 640, latency=constant(0.05))
+    assert outcome.seconds <= 14 * 0.05 + 1e-6
+
+
+def test_random_refusals_at_first_contact_cost_a_few_round_trips() -> None:
+    """2 % of 2,000 calls, quicker than answers: 1.6 s without any."""
+    for seed in range(3):
+        quota = unknown()
+        outcome = run(
+            quota,
+            noisy(0.02, random.Random(seed)),
+            2000,
+            latency=lognormal(0.05, 0.3),
+            seed=seed,
+            quick_refusals=True,
+        )
+        assert quota.spaced_rate is None, f"seed={seed}"
+        assert outcome.seconds <= 3.2, f"seed={seed}"
