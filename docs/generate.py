@@ -121,6 +121,7 @@ PARTS = {
     "dashboard": lambda: options_tables("dashboard"),
     "pause": lambda: options_tables("pause"),
     "resume": lambda: options_tables("resume"),
+    "top": lambda: options_tables("top"),
     "report": lambda: options_tables("report"),
     "doctor": lambda: options_tables("doctor"),
     "completion": lambda: options_tables("completion"),

@@ -21,6 +21,7 @@ from smartbatch.cli import (
     models_command,
     pause_command,
     report_command,
+    top_command,
 )
 from smartbatch.cli.option_tables import OneScreen, add_options, number, whole
 from smartbatch.errors import SmartbatchError, did_you_mean
@@ -34,6 +35,7 @@ _COMMANDS = {
     "jobs": "jobs_command",
     "pause": "pause_command",
     "resume": "pause_command",
+    "top": "top_command",
     "report": "report_command",
     "dashboard": "dashboard_command",
     "emulator": "emulator_command",
@@ -267,6 +269,7 @@ def build_parser(program: str = "smartbatch") -> _Parser:
     _add_jobs(add)
     for each in (
         pause_command,
+        top_command,
         report_command,
         dashboard_command,
         emulator_command,

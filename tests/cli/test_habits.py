@@ -232,7 +232,9 @@ def press(command: list[str], keys: str, environ: dict[str, str]) -> None:
 # -- help ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "jobs", "emulator", "models", "doctor", "completion"])
+@pytest.mark.parametrize(
+    "command", ["run", "plan", "jobs", "top", "report", "emulator", "models", "doctor", "completion"]
+)
 def test_the_help_of_a_command_is_one_screen_with_examples(
     command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

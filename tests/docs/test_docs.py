@@ -438,7 +438,7 @@ def test_generated_references_are_up_to_date():
 
 @pytest.mark.parametrize(
     "command",
-    ["run", "plan", "jobs", "report", "emulator", "models", "dashboard", "doctor", "completion"],
+    ["run", "plan", "jobs", "top", "report", "emulator", "models", "dashboard", "doctor", "completion"],
 )
 def test_every_option_of_the_help_is_in_the_reference(command: str):
     """Whatever --help lists, the reference of the command line explains."""

@@ -1,0 +1,268 @@
+"""One frame of ``smartbatch top``: what the page *Now* shows, as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from attrs import frozen
+
+from smartbatch.cli.text_table import Column, fitted, text_table
+from smartbatch.dashboard.attention import needs_of
+from smartbatch.dashboard.outlook import outlook, risk_of
+from smartbatch.dashboard.shared_view import SharedView, failures_of
+from smartbatch.dashboard.source import Source
+from smartbatch.errors import SmartbatchError
+from smartbatch.jobs.records import JobState
+from smartbatch.jobs.status import span, usd
+from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store.job_overview import JobFilter, JobLine
+from smartbatch.observe.participants import LaneStatus, RealtimeStatus, merged
+from smartbatch.observe.text import escape
+
+_JOBS, _LANES, _PROCESSES, _NEEDS = 10, 12, 8, 6
+"""Rows of each kind."""
+_DAY = 24
+"""Hours of spending."""
+_BAR = 10
+"""Cells of a bar."""
+
+_JOB_COLUMNS = (
+    Column("job"),
+    Column("state", drop=2),
+    Column("done"),
+    Column("requests", right=True, drop=3),
+    Column("left", right=True, drop=1),
+    Column("cost", right=True, drop=4),
+    Column("deadline", drop=5),
+    Column("model", drop=6),
+)
+_LANE_COLUMNS = (
+    Column("model"),
+    Column("requests/min", right=True, drop=2),
+    Column("tokens/min", right=True, drop=3),
+    Column("waiting", right=True, drop=1),
+    Column("in flight", right=True, drop=1),
+    Column("waits for", drop=4),
+)
+_PROCESS_COLUMNS = (
+    Column("process"),
+    Column("state"),
+    Column("waiting", right=True, drop=1),
+    Column("in flight", right=True, drop=1),
+    Column("USD", right=True, drop=2),
+    Column("version", drop=3),
+)
+
+
+@frozen
+class TopLine:
+    """A line of a frame.
+
+    Attributes:
+        style: ``title``, ``bad``, ``head``, or empty.
+    """
+
+    text: str
+    style: str = ""
+
+
+def frame(source: Source, width: int, height: int | None) -> list[TopLine]:
+    """Return what there is to see now, at most ``height`` lines of ``width`` cells.
+
+    What cannot be read is told in its place.
+    """
+    lines = list(_lines(source, width))
+    if height is not None and len(lines) > height:
+        more = TopLine(fitted(f"… {len(lines) - height + 1} more lines: a taller window shows them", width))
+        lines = [*lines[: max(0, height - 1)], more]
+    return lines
+
+
+def _lines(source: Source, width: int) -> Iterator[TopLine]:
+    shared = source.participants()
+    status = merged([one.realtime for one in shared.found.living])
+    now = datetime.fromtimestamp(source.clock.wall(), UTC)
+    try:
+        store = source.store
+        place = source.place
+        needs = [str(need) for need in needs_of(source, shared)]
+        jobs = list(_jobs(source, store, width))
+        spending = _spending(source, store)
+    except SmartbatchError as error:
+        place, jobs, spending = str(source.config.store), [], ""
+        needs = [f"The store cannot be read: {error.message}"]
+    yield TopLine(fitted(escape(f"smartbatch  {now:%H:%M:%S} UTC  {place}"), width), "title")
+    yield from _needs(needs, width)
+    yield from jobs
+    yield from _lanes(status, width)
+    yield from _realtime(status, shared, width)
+    yield TopLine(fitted(f"money      {_money(status)}{spending}", width))
+    yield from _failures(shared, width)
+    yield from _processes(shared, width)
+
+
+def _needs(needs: Sequence[str], width: int) -> Iterator[TopLine]:
+    if not needs:
+        yield TopLine(fitted("needs a person: nothing", width))
+    for need in needs[:_NEEDS]:
+        yield TopLine(fitted(escape(f"! {need}"), width), "bad")
+    if len(needs) > _NEEDS:
+        yield TopLine(fitted(f"! and {len(needs) - _NEEDS} more", width), "bad")
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Iterator[TopLine]:
+    head, *told = text_table(columns, rows, width)
+    yield TopLine("")
+    yield TopLine(head, "head")
+    yield from map(TopLine, told)
+
+
+# -- jobs and money
+
+
+def _jobs(source: Source, store: SqlStore | None, width: int) -> Iterator[TopLine]:
+    if store is None:
+        yield TopLine(fitted(escape(f"jobs       there is no store yet at {source.place}"), width))
+        return
+    lines = store.overview.page(JobFilter(unfinished=True), limit=_JOBS + 1)
+    if not lines:
+        yield TopLine(fitted("jobs       none is under way", width))
+        return
+    yield from _table(_JOB_COLUMNS, [_job(source, store, line) for line in lines[:_JOBS]], width)
+    if len(lines) > _JOBS:
+        yield TopLine(fitted("and more: smartbatch jobs", width))
+
+
+def _job(source: Source, store: SqlStore, line: JobLine) -> tuple[str, ...]:
+    shards, times = store.overview.shards(line), source.history.turnaround(line.model)
+    now = source.now()
+    ends, risk = outlook(line, shards, times, now), risk_of(line, shards, times, now)
+    left = "?" if ends is None else f"{span(max(0.0, ends.median - now))}"
+    if ends is not None and ends.late > ends.median + 1:
+        left += f" to {span(ends.late - now)}"
+    cancelling = line.cancel_requested and line.state is not JobState.DONE
+    failed = f", {line.failed:,} failed" if line.failed else ""
+    return (
+        line.key or line.id,
+        "cancelling" if cancelling else line.state.value,
+        f"{_bar(line.finished, line.total)} {_percent(line.finished, line.total)}",
+        f"{line.finished:,}/{line.total:,}{failed}",
+        left,
+        f"{usd(line.cost, 4)} USD" + (" + ?" if line.unpriced else ""),
+        _deadline(line, risk, now),
+        line.model,
+    )
+
+
+def _bar(done: float, total: float) -> str:
+    filled = round(_BAR * min(max(done / total, 0.0), 1.0)) if total > 0 else 0
+    return "#" * filled + "." * (_BAR - filled)
+
+
+def _percent(done: float, total: float) -> str:
+    return f"{int(100 * done / total) if total > 0 else 100:3d}%"
+
+
+def _deadline(line: JobLine, risk: float | None, now: float) -> str:
+    deadline = line.policy.deadline
+    if deadline is None:
+        return "-"
+    if now > deadline:
+        return f"missed {span(now - deadline)} ago"
+    return f"in {span(deadline - now)}" + ("" if risk is None else f", risk {risk:.0%}")
+
+
+def _money(status: RealtimeStatus) -> str:
+    words = f"{usd(status.spent, 4)} USD in real time"
+    return words + (f" of {usd(status.budget, 2)}" if status.budget else "")
+
+
+def _spending(source: Source, store: SqlStore | None) -> str:
+    if store is None:
+        return ""
+    hours = store.summaries.spending(source.now() - _DAY * 3600)
+    paid, realtime = sum(one.usd for one in hours), sum(one.realtime_usd for one in hours)
+    return f"; {usd(paid, 4)} USD in {_DAY} hours, {usd(realtime - paid, 4)} USD saved against real time"
+
+
+# -- real time
+
+
+def _lanes(status: RealtimeStatus, width: int) -> Iterator[TopLine]:
+    if status.lanes:
+        yield from _table(_LANE_COLUMNS, [_lane(lane) for lane in status.lanes[:_LANES]], width)
+
+
+def _lane(lane: LaneStatus) -> tuple[str, ...]:
+    tokens = (lane.tokens_left, lane.tokens_per_minute)
+    if not lane.tokens_per_minute:
+        tokens = (lane.input_tokens_left, lane.input_tokens_per_minute)
+    waits = [f"breaker {lane.breaker}"] if lane.breaker != "closed" else []
+    waits += [f"cooldown {span(lane.cooldown)}"] if lane.cooldown else []
+    waits += ["own share only"] if lane.is_lost else []
+    waits += [lane.waits_for] if lane.waits_for else []
+    return (
+        lane.model,
+        _level(lane.requests_left, lane.requests_per_minute),
+        _level(*tokens),
+        f"{lane.waiting:,}",
+        f"{lane.in_flight:,}",
+        ", ".join(waits) or "-",
+    )
+
+
+def _level(left: float, limit: float) -> str:
+    """Return how full a limit is; one that no process shares has no level."""
+    if not limit:
+        return "-"
+    return f"{limit:,.0f}" if not left else f"{_percent(limit - left, limit)} of {limit:,.0f}"
+
+
+def _realtime(status: RealtimeStatus, shared: SharedView, width: int) -> Iterator[TopLine]:
+    waits = ", ".join(f"{name} {count:,}" for name, count in status.waits.items())
+    pending = ", ".join(f"{name} {count:,}" for name, count in status.pending.items() if count)
+    yield TopLine("")
+    oldest = f", the oldest for {span(status.oldest_wait)}" if status.waiting else ""
+    words = f"real time  {status.waiting:,} waiting{oldest}, {status.in_flight:,} in flight"
+    yield TopLine(fitted(f"{words}, {status.workers:,} threads", width))
+    if pending:
+        yield TopLine(fitted(escape(f"           by priority: {pending}"), width))
+    if waits:
+        yield TopLine(fitted(escape(f"           waiting for: {waits}"), width))
+    if shared.rates:
+        rate = shared.rates[-1]
+        told = f"           {rate.requests:,.0f} calls and {rate.tokens:,.0f} tokens a minute"
+        yield TopLine(fitted(told, width))
+
+
+def _failures(shared: SharedView, width: int) -> Iterator[TopLine]:
+    found = failures_of(shared)
+    told = ", ".join(
+        f"{one.kind} {max(one.calls, one.requests):,.0f}"
+        + ("" if one.age is None else f" ({span(one.age)} ago)")
+        for one in found
+    )
+    yield TopLine(fitted(escape(f"failures   {told or 'none, as far as processes told'}"), width))
+
+
+def _processes(shared: SharedView, width: int) -> Iterator[TopLine]:
+    found = shared.found.processes
+    if not found:
+        why = "they share nothing" if shared.is_off else "none was heard in the last ten minutes"
+        yield TopLine(fitted(f"processes  {why}", width))
+        return
+    rows = [
+        (
+            f"{one.host} {one.pid}",
+            "living" if one.is_alive else "ended" if one.ended else "LOST",
+            f"{one.realtime.waiting:,}",
+            f"{one.realtime.in_flight:,}",
+            f"{one.realtime.spent:.4f}",
+            one.library,
+        )
+        for one in found[:_PROCESSES]
+    ]
+    yield from _table(_PROCESS_COLUMNS, rows, width)
+    if len(found) > _PROCESSES:
+        yield TopLine(fitted(f"and {len(found) - _PROCESSES:,} more", width))

@@ -1,0 +1,269 @@
+"""``smartbatch top``: what it shows, on terminals of any size, in a pipe, and how it leaves a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from smartbatch import BatchingClient
+from smartbatch.cli.main import main
+from smartbatch.cli.text_table import Column, cells_of, fitted, text_table
+from smartbatch.cli.top_frame import frame
+from smartbatch.dashboard.source import Source
+from tests.hostile import HOSTILE
+
+SLOW = "sim:demo?batch_seconds=600"
+LEFT = "\x1b[?25h\x1b[?1049l"
+"""What shows the cursor and the first screen again."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
+    monkeypatch.setenv("SMARTBATCH_STORE", str(tmp_path / "jobs.db"))
+    monkeypatch.setenv("SMARTBATCH_SHARED", "off")
+    return tmp_path
+
+
+@pytest.fixture
+def client() -> Iterator[BatchingClient]:
+    with BatchingClient(SLOW) as client:
+        yield client
+
+
+def shown(width: int = 110, height: int | None = None, client: BatchingClient | None = None) -> list[str]:
+    """The lines of a frame."""
+    return [line.text for line in frame(Source(client=client), width, height)]
+
+
+def test_a_frame_says_what_runs(client: BatchingClient) -> None:
+    client.submit_batch(["a", "b", "c"], key="letters")
+    lines = shown()
+    assert re.fullmatch(r"smartbatch  \d\d:\d\d:\d\d UTC  .*/jobs\.db", lines[0])
+    assert "needs a person: nothing" in lines
+    (job,) = [line for line in lines if line.startswith("letters")]
+    assert re.search(r"^letters  active  \.{10}   0%  +0/3 ", job)
+    assert job.endswith(SLOW.partition("?")[0])
+    assert any(
+        line.startswith("money      0.0000 USD in real time; 0.0000 USD in 24 hours") for line in lines
+    )
+    assert "processes  they share nothing" in lines
+
+
+def test_what_needs_a_person_stands_first(client: BatchingClient) -> None:
+    job = client.submit_batch(["a"], key="letters")
+    store = Source().store
+    assert store is not None
+    client.stop(timeout=5)
+    lease = store.leases.claim(job.id, 60.0)
+    assert lease is not None
+    store.jobs.note(lease, "nobody knows", hold=True)
+    found = frame(Source(), 110, None)[1]
+    assert (found.text, found.style) == ("! Held: letters – nobody knows", "bad")
+
+
+def test_a_client_shows_its_live_queue() -> None:
+    with BatchingClient("sim:demo?latency=0") as client:
+        client.submit("a").result()
+        lines = shown(client=client)
+    assert "real time  0 waiting, 0 in flight, " in "\n".join(lines)
+    assert re.search(r"^\S+ \d+ +living +0 +0 +0\.0000", "\n".join(lines), re.MULTILINE)
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(client: BatchingClient, width: int) -> None:
+    client.submit_batch(["a"], key="見出し " * 20)
+    client.submit_batch(["b"], key="letters", deadline="2h")
+    lines = shown(width, 12)
+    assert max(map(cells_of, lines)) <= width
+    assert len(lines) <= 12
+
+
+def test_a_low_terminal_is_told_what_it_does_not_show(client: BatchingClient) -> None:
+    whole = shown()
+    lines = shown(height=4)
+    assert lines[1:3] == whole[1:3]
+    assert lines[3] == f"… {len(whole) - 3} more lines: a taller window shows them"
+
+
+def test_no_name_reaches_the_terminal_as_a_control() -> None:
+    for text in HOSTILE.values():
+        columns = (Column("a"), Column("b"))
+        assert all(line.isprintable() for line in text_table(columns, [(text[:500], "x")], 80))
+
+
+def test_a_narrow_table_loses_columns_before_its_first_one_is_unreadable() -> None:
+    columns = (Column("name"), Column("kept", right=True), Column("dropped", drop=1))
+    rows = [("a long name of a job", "12", "further")]
+    assert text_table(columns, rows, 40) == [
+        "name                  kept  dropped",
+        "a long name of a job    12  further",
+    ]
+    assert text_table(columns, rows, 26) == ["name         kept  dropped", "a long nam…    12  further"]
+    assert text_table(columns, rows, 14) == ["name      kept", "a long …    12"]
+    assert fitted("見出し", 4) == "見…"
+
+
+def test_in_a_pipe_it_is_one_plain_frame(
+    client: BatchingClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.submit_batch(["a"], key="letters")
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["top"]) == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert "letters" in told
+    assert max(map(len, told.splitlines())) <= 60
+
+
+def test_without_a_store_none_is_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--store", "none.db"]) == 0
+    assert "there is no store yet at" in capsys.readouterr().out
+    assert not (folder / "none.db").exists()
+
+
+def test_a_store_that_cannot_be_used_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "text.db").write_text("this is no database, only some text that is long enough for its header")
+    assert main(["top", "--store", "text.db"]) == 2
+    assert "text.db" in capsys.readouterr().err
+
+
+# -- on a terminal -------------------------------------------------------------------------------------------
+
+
+class Screen:
+    """A terminal that shows what a program draws, as far as ``smartbatch top`` uses it.
+
+    Attributes:
+        rows: what is seen.
+        modes: private modes that are set, such as ``1049``, its second screen.
+        colours: whether any was used.
+    """
+
+    def __init__(self, width: int, height: int) -> None:
+        self.leader, self.follower = pty.openpty()
+        self.modes: set[str] = set()
+        self.colours = False
+        self._pending = self._line = ""
+        self.resize(width, height)
+
+    def resize(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        fcntl.ioctl(self.leader, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        self.rows = [""] * height
+        self._at = 0
+
+    def until(self, words: str) -> None:
+        """Read until the screen shows words; the program's end is an error."""
+        while not any(words in row for row in self.rows):
+            self._draw(os.read(self.leader, 65536).decode())
+
+    def rest(self) -> str:
+        """Return what was written and not read."""
+        os.set_blocking(self.leader, False)
+        return os.read(self.leader, 65536).decode()
+
+    def _draw(self, text: str) -> None:
+        text = self._pending + text
+        self._pending = ""
+        for found in re.finditer(r"\x1b\[(\?)?([\d;]*)([A-Za-z])|\r\n|\x1b[^A-Za-z]*$|[^\x1b\r]+", text):
+            private, number, act = found.groups()
+            part = found.group()
+            if act is None and part.startswith("\x1b"):
+                self._pending = part
+            elif private:
+                (self.modes.add if act == "h" else self.modes.discard)(number)
+            elif act == "H":
+                self._at, self._line = 0, ""
+            elif act == "J" and number == "2":
+                self.rows = [""] * self.height
+            elif act == "J":
+                self.rows[self._at + 1 :] = [""] * (self.height - self._at - 1)
+            elif act == "K":
+                self.rows[self._at] = self._line
+            elif act == "m":
+                self.colours = True
+            elif part == "\r\n":
+                self._at, self._line = self._at + 1, ""
+                assert self._at < self.height, "the screen would scroll"
+            else:
+                self._line += part
+                assert cells_of(self._line) <= self.width, "the line would wrap"
+
+
+@contextmanager
+def top(screen: Screen, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the command in a terminal until the block ends."""
+    environ = {**os.environ, "TERM": "xterm", **environ}
+    command = [sys.executable, "-m", "smartbatch", "top"]
+    streams = {"stdin": screen.follower, "stdout": screen.follower, "stderr": screen.follower}
+    with subprocess.Popen(command, env=environ, start_new_session=True, **streams) as running:  # type: ignore[call-overload]
+        try:
+            yield running
+        finally:
+            running.kill()
+            os.close(screen.leader)
+            os.close(screen.follower)
+
+
+def modes_of(screen: Screen) -> list[object]:
+    return termios.tcgetattr(screen.follower)[:4]
+
+
+@pytest.mark.full
+def test_on_a_terminal_it_goes_on_until_q_and_leaves_it_as_it_was(client: BatchingClient) -> None:
+    screen = Screen(80, 24)
+    before = modes_of(screen)
+    with top(screen) as running:
+        screen.until("none is under way")
+        assert "1049" in screen.modes
+        assert modes_of(screen) != before
+        client.submit_batch(["a"], key="letters")
+        screen.until("letters")
+        os.write(screen.leader, b"xq")
+        assert running.wait(20) == 0
+        assert modes_of(screen) == before
+        assert screen.rest().endswith(LEFT)
+        assert screen.colours
+
+
+@pytest.mark.full
+def test_it_follows_the_size_of_its_window(client: BatchingClient) -> None:
+    client.submit_batch(["a"], key="letters")
+    screen = Screen(120, 30)
+    with top(screen, NO_COLOR="1") as running:
+        screen.until("sim:demo")
+        screen.resize(40, 6)
+        screen.until("a taller window")
+        assert not any("sim:demo" in row for row in screen.rows)
+        screen.resize(120, 30)
+        screen.until("sim:demo")
+        os.write(screen.leader, b"q")
+        assert running.wait(20) == 0
+        assert not screen.colours
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_the_terminal_in_order(folder: Path, number: signal.Signals, code: int) -> None:
+    screen = Screen(80, 24)
+    before = modes_of(screen)
+    with top(screen) as running:
+        screen.until("there is no store yet")
+        running.send_signal(number)
+        assert running.wait(20) == code
+        assert modes_of(screen) == before
+        assert screen.rest().endswith(LEFT)
