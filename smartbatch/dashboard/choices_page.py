@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from attrs import define
+from attrs import define, field, frozen
 
 from smartbatch._html import Child, Html, el, fragment
 from smartbatch.dashboard.job_rows import moment_of
@@ -16,6 +16,7 @@ from smartbatch.jobs.summary_records import Measured, StoredDecision
 from smartbatch.reports import charts, html
 from smartbatch.reports.axes import Axis, seconds, share, usd
 from smartbatch.reports.decision_view import decision_view
+from smartbatch.types import Route
 
 EVERY = 2.0
 """Seconds between two looks while somebody watches; what is shown is written every few seconds."""
@@ -36,20 +37,12 @@ _HEAD = (
     "against always-individual",
     "against always-batch",
 )
-_SUMS = (
-    "route",
-    "decisions",
-    "requests",
-    "USD",
-    "USD against always-individual",
-    "time against always-individual",
-    "USD against always-batch",
-    "time against always-batch",
-)
+_SUMS = ("route", "decisions", "requests", "USD", "against always-individual", "against always-batch")
 _TIME = Axis("seconds to the last answer", seconds, log=True)
 _NOTE = (
     "Against always-individual and always-batch: their forecasts, made when the route was chosen, less what "
-    "the list really took and cost."
+    "the list really took and cost. Nothing is compared where it went by that route itself, or there is no "
+    "such route."
 )
 
 
@@ -115,17 +108,52 @@ def _calibration(figures: Sequence[StoredDecision]) -> Html:
     return fragment(html.facts(rows), plot)
 
 
+@frozen
+class _Gain:
+    """What was saved against another route, by its forecast; negative where it was lost.
+
+    Attributes:
+        usd: ``None`` where one of both costs is unknown.
+        seconds: ``None`` where there is nothing to compare with: it is the same route, or there is none.
+    """
+
+    usd: float | None = None
+    seconds: float | None = None
+
+    def __add__(self, other: _Gain) -> _Gain:
+        return _Gain(_sum(self.usd, other.usd), _sum(self.seconds, other.seconds))
+
+
 @define
 class _Sums:
-    """What decisions for one route came to; money only where both sides are known."""
+    """What decisions for one route came to, as far as it is known."""
 
     decisions: int = 0
     requests: int = 0
     paid: float = 0.0
-    usd_individual: float = 0.0
-    usd_batch: float = 0.0
-    seconds_individual: float = 0.0
-    seconds_batch: float = 0.0
+    individual: _Gain = field(factory=_Gain)
+    batch: _Gain = field(factory=_Gain)
+
+
+def _gains(one: StoredDecision, measured: Measured) -> tuple[_Gain, _Gain]:
+    """Return what was saved against always-individual and against always-batch."""
+    return (
+        _gain(one, Route.INDIVIDUAL, one.individual_cost, one.individual_p50, measured),
+        _gain(one, Route.BATCH, one.batch_cost, one.batch_p50, measured),
+    )
+
+
+def _gain(
+    one: StoredDecision, other: Route, cost: float | None, p50: float | None, measured: Measured
+) -> _Gain:
+    if one.route == other.value or p50 is None:
+        return _Gain()
+    usd = None if cost is None or measured.cost is None else cost - measured.cost
+    return _Gain(usd, p50 - measured.seconds)
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return one if other is None else other if one is None else one + other
 
 
 def _saved(figures: Iterable[StoredDecision]) -> Html:
@@ -138,10 +166,9 @@ def _saved(figures: Iterable[StoredDecision]) -> Html:
         sums.decisions += 1
         sums.requests += one.requests
         sums.paid += one.measured.cost or 0.0
-        sums.usd_individual += _less(one.individual_cost, one.measured.cost) or 0.0
-        sums.usd_batch += _less(one.batch_cost, one.measured.cost) or 0.0
-        sums.seconds_individual += one.individual_p50 - one.measured.seconds
-        sums.seconds_batch += _less(one.batch_p50, one.measured.seconds) or 0.0
+        individual, batch = _gains(one, one.measured)
+        sums.individual = sums.individual + individual
+        sums.batch = sums.batch + batch
     if not by_route:
         return el("p", "No decision was measured yet.", class_="soft")
     rows = [
@@ -150,25 +177,24 @@ def _saved(figures: Iterable[StoredDecision]) -> Html:
             f"{sums.decisions:,}",
             f"{sums.requests:,}",
             usd(sums.paid),
-            _difference(sums.usd_individual, usd),
-            _difference(sums.seconds_individual, seconds),
-            _difference(sums.usd_batch, usd),
-            _difference(sums.seconds_batch, seconds),
+            _in_words(sums.individual),
+            _in_words(sums.batch),
         )
         for route, sums in sorted(by_route.items(), key=lambda each: -each[1].decisions)
     ]
     caption = f"The latest {SUMMED:,} decisions that were measured, by route"
-    return fragment(html.table(caption, _SUMS, rows, numbers=range(1, 8)), el("p", _NOTE, class_="soft"))
+    return fragment(html.table(caption, _SUMS, rows, numbers=(1, 2, 3)), el("p", _NOTE, class_="soft"))
 
 
-def _less(forecast: float | None, came: float | None) -> float | None:
-    return None if forecast is None or came is None else forecast - came
+def _in_words(gain: _Gain) -> Child:
+    """Say what was saved and what was lost; never by a sign alone."""
+    if gain.seconds is None:
+        return "–"
+    money = UNKNOWN if gain.usd is None else _difference(gain.usd, usd)
+    return fragment(el("div", money), el("div", _difference(gain.seconds, seconds)))
 
 
-def _difference(saved: float | None, words: Callable[[float], str]) -> Child:
-    """Say what was saved, or lost where it is negative; never by the sign alone."""
-    if saved is None:
-        return UNKNOWN
+def _difference(saved: float, words: Callable[[float], str]) -> str:
     told = words(abs(saved))
     return f"{told} {'saved' if saved >= 0 else 'lost'}" if told != words(0.0) else "the same"
 
@@ -206,8 +232,7 @@ def _row(one: StoredDecision, query: Query) -> tuple[Child, ...]:
         "–" if measured is None else _took(one, measured),
         _usd(one.cost),
         "–" if measured is None else _usd(measured.cost),
-        _against(one.individual_cost, one.individual_p50, measured),
-        "no Batch API" if one.batch_p50 is None else _against(one.batch_cost, one.batch_p50, measured),
+        *_against(one),
     )
 
 
@@ -221,13 +246,17 @@ def _took(one: StoredDecision, measured: Measured) -> Child:
     return fragment(parts)
 
 
-def _against(cost: float | None, p50: float, measured: Measured | None) -> Child:
-    if measured is None:
-        return f"{_usd(cost)}, {seconds(p50)} forecast"
-    return fragment(
-        el("div", _difference(_less(cost, measured.cost), usd)),
-        el("div", _difference(p50 - measured.seconds, seconds)),
-    )
+def _against(one: StoredDecision) -> tuple[Child, Child]:
+    """Return what always-individual and always-batch were forecast to come to, or what was saved by then."""
+    if one.measured is not None:
+        individual, batch = _gains(one, one.measured)
+        return _in_words(individual), _in_words(batch)
+    by_batch = "no Batch API" if one.batch_p50 is None else _forecast(one.batch_cost, one.batch_p50)
+    return _forecast(one.individual_cost, one.individual_p50), by_batch
+
+
+def _forecast(cost: float | None, p50: float) -> str:
+    return f"{_usd(cost)}, {seconds(p50)} forecast"
 
 
 def _outcome(one: StoredDecision, query: Query) -> Html:
@@ -248,10 +277,8 @@ def _outcome(one: StoredDecision, query: Query) -> Html:
         ("cost really", _usd(measured.cost)),
         ("the same tokens in real time", _usd(measured.individual_cost)),
         ("the same tokens by batch", _usd(measured.batch_cost)),
-        ("against always-individual", _against(one.individual_cost, one.individual_p50, measured)),
     ]
-    if one.batch_p50 is not None:
-        rows.append(("against always-batch", _against(one.batch_cost, one.batch_p50, measured)))
+    rows += zip(("against always-individual", "against always-batch"), _against(one), strict=True)
     return fragment(html.facts(rows), el("p", _NOTE, class_="soft"))
 
 

@@ -20,6 +20,7 @@ from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewResult
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.summary_records import Failures, ListDecision, Measured
+from smartbatch.reports.axes import seconds as told
 from tests.dashboard.visits import LOCAL, Visitor
 
 HOSTILE = "<script>alert('\"&')</script>"
@@ -87,15 +88,21 @@ def test_an_empty_store_has_empty_pages(visitor: Visitor, store: SqlStore, path:
 def test_a_decision_is_shown_with_what_it_saved_and_lost_against_the_forecasts(
     visitor: Visitor, store: SqlStore
 ) -> None:
-    made = decision(strategy="batch")
-    took = 2 * made.chosen.p95
-    write(store, ListDecision(AT, "openai:m", made, measured(took)))
+    by_batch, alone = decision(strategy="batch"), decision(strategy="individual")
+    late, soon = 2 * by_batch.chosen.p95, 0.5 * alone.chosen.p50
+    write(store, ListDecision(AT, "openai:m", by_batch, measured(late)))
+    write(store, ListDecision(AT, "openai:m", alone, measured(soon, 0.7)))
+    assert alone.batch is not None
     text = read(visitor, "/choices")
+    for row in (
+        # by route, then each: against always-individual, against always-batch
+        f"batch 1 400 0.4 USD 0.6 USD saved {told(late - alone.chosen.p50)} lost –",
+        f"individual 1 400 0.7 USD – 0.2 USD lost {told(alone.batch.p50 - soon)} saved",
+        f"{told(late)} beyond 95 % 0.5 USD 0.4 USD 0.6 USD saved {told(late - alone.chosen.p50)} lost –",
+        f"{told(soon)} within half 1 USD 0.7 USD – 0.2 USD lost {told(alone.batch.p50 - soon)} saved",
+    ):
+        assert row in text
     assert "2023-11-14 22:13:20 openai:m 400 batch" in text
-    assert "beyond 95 %" in text
-    assert "0.6 USD saved" in text  # 1 USD forecast in real time, 0.4 paid
-    assert "0.1 USD saved" in text  # 0.5 forecast by batch
-    assert re.search(r"[\d.]+ (s|min|h|d) lost", text)
     assert "their forecasts, made when the route was chosen" in text
 
 
