@@ -46,9 +46,15 @@ class SmartbatchError(Exception):
         kind: the :class:`ErrorKind`, where a call failed.
         request_id: the request it happened to.
         batch_id: the batch the request was part of.
+
+    Attributes:
+        attempts: calls that were made for the request; 0 where none was.
+        route: the :class:`~smartbatch.Route` of the last of them; ``None`` where none was.
     """
 
     kind: ErrorKind | None = None
+    attempts: int = 0
+    route: Any = None
 
     def __init__(
         self,

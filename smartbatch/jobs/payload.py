@@ -231,7 +231,10 @@ def decode_result(data: bytes, *, request_id: str, context: Any = None) -> Resul
         error = _error_of(form, request_id)
         if isinstance(error, ValidationFailed) and "text" in form:
             error.text = form["text"]
-        return Result(request_id, **{"context": context, **given, "error": error})
+        result = Result(request_id, **{"context": context, **given, "error": error})
+        if error is not None:
+            error.attempts, error.route = result.attempts, result.route
+        return result
 
     return _read(data, made)
 

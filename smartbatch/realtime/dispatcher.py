@@ -340,13 +340,16 @@ class BatchDispatcher:
         self.tell(self._finished(call, outcomes))
 
     def _finished(self, call: InFlightCall, outcomes: Sequence[Outcome]) -> CallFinished:
-        now, lane = self._clock.now(), call.permit.lane
+        now, lane, batch = self._clock.now(), call.permit.lane, call.batch
         errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
         failed = errors and not any(isinstance(outcome, Answer) for outcome in outcomes)
         error = errors[-1] if failed else None
+        route = _route(call, outcomes)
+        for ticket in batch.items:
+            ticket.route = route
         return CallFinished(
             at=now,
-            batch_id=call.batch.id,
+            batch_id=batch.id,
             model=lane.label,
             size=len(outcomes),
             seconds=now - call.started,
@@ -354,7 +357,7 @@ class BatchDispatcher:
             cost=call.bill.cost,
             error=None if error is None else error.kind.value,
             maybe_billed=error is not None and error.maybe_billed,
-            route=_route(call, outcomes),
+            route=route,
             requests=call.requests,
         )
 

@@ -78,6 +78,7 @@ class DeferredEffects:
         for position, waiter in enumerate(waiters):
             first = position == 0 and not left
             own = named(error, waiter.request_id)
+            own.attempts, own.route = ticket.attempts, ticket.route
             result = Result(
                 request_id=waiter.request_id,
                 text=kept.text,

@@ -23,7 +23,7 @@ from smartbatch.interrupted import Interrupted
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.text_stream import ChunkBox
-from smartbatch.types import Priority, Request, Result, T, Usage
+from smartbatch.types import Priority, Request, Result, Route, T, Usage
 
 PATIENCE: dict[Priority, float] = {
     Priority.URGENT: -86_400.0,
@@ -251,6 +251,7 @@ class Ticket:
         repairs: times it was sent again for an answer that did not fit its schema.
         refused: why the last of these answers was refused, with its text.
         cost: USD of all tries; ``None`` once one of them is unknown.
+        route: of the last try; ``None`` before it, and for a function of the user's.
     """
 
     submission: Submission
@@ -282,6 +283,7 @@ class Ticket:
     cost: float | None = 0.0
     started: float = 0.0
     last_error: SmartbatchError | None = None
+    route: Route | None = None
 
     @classmethod
     def of(cls, submission: Submission, waiter: Waiter) -> Ticket:

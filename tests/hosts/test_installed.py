@@ -79,12 +79,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     source, dist, environment = folder / "source", folder / "dist", folder / "environment"
     shutil.copytree(ROOT, source, ignore=LEFT_OUT)
     data = data_files(source)
-    subprocess.run([sys.executable, "-m", "build", "--outdir", dist, source], check=True, capture_output=True)
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    build = [sys.executable, "-m", "build", "--outdir", dist, source]
+    subprocess.run(build, env=alone, check=True, capture_output=True)
     shutil.rmtree(source)
     (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     pip = [environment / "bin" / "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, wheel], check=True)
+    subprocess.run([*pip, wheel], env=alone, check=True)
     (folder / "work").mkdir()
     return Installed(environment, sdist, wheel, data, folder / "work")
 
