@@ -57,6 +57,27 @@ def test_a_stream_tells_what_changed_and_that_it_is_there() -> None:
     assert clock.now() - began == pytest.approx(live.HEARTBEAT, abs=live.TICK)
 
 
+def test_a_page_that_costs_more_is_looked_at_less_often() -> None:
+    clock, made = VirtualClock(), []
+
+    def render() -> Page:
+        made.append(clock.now())
+        return Page("t", (Section("a", "a", Html(str(len(made)))),), every=5.0)
+
+    events = events_of(live.stream(render, "", clock, lambda: False))
+    assert [next(events)["sections"] for _ in range(3)] == [{"a": "1"}, {"a": "2"}, {"a": "3"}]
+    assert [later - made[0] for later in made] == pytest.approx([0.0, 5.0, 10.0])
+
+
+def test_a_stop_ends_a_stream_that_waits_for_its_next_look() -> None:
+    clock = VirtualClock()
+    page = Page("t", (Section("a", "a", Html("1")),), every=1_000.0)
+    stopped_at = clock.now() + 3.0
+    began = clock.now()
+    list(live.stream(lambda: page, "", clock, lambda: clock.now() >= stopped_at))
+    assert clock.now() - began <= 3.0 + live.TICK
+
+
 def test_a_browser_that_comes_back_gets_what_it_missed() -> None:
     clock = VirtualClock()
     seen = live.version_of(page_of(a="1", b="2"))

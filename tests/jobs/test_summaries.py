@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from attrs import evolve
 from jobs.decisions import decision
 from jobs.stores import Bench, bench, led, new_items, postgres_address, result, started, store
 
@@ -143,6 +145,29 @@ def test_a_decision_of_a_newer_release_is_shown_without_its_table(store: SqlStor
     found = store.summaries.numbered(listed.no)
     assert found is not None
     assert (found.decision, found.requests) == (None, 7)
+
+
+def test_what_is_only_shown_makes_no_write_fail(store: SqlStore, bench: Bench) -> None:
+    """Neither that of a job nor, again and again, that of what came in real time."""
+    made = decision(strategy="individual")
+    nan = evolve(made.chosen, p50=math.nan, p95=math.nan)
+    odd = evolve(made, chosen=nan, alone=nan, options=(nan,), reason="nul \0, half \ud800")
+    job, new = store.jobs.accept(bench.job(), new_items(1), decision=odd)
+    assert new
+    write(
+        store,
+        ListDecision(AT, "nul \0, half \ud800", odd, MEASURED),
+        failures=[Failures("k\0", "nul \0, half \ud800", "m\0\ud800", 1, request_id="\0\ud800")],
+        spent=[Spending("m\0\ud800", "individual", 1)],
+    )
+    found = store.summaries.decision(job.id)
+    assert found is not None
+    assert found.p50 == found.p95 == math.inf
+    [listed, _] = store.summaries.decisions()
+    assert listed.model == "nul ?, half ?"
+    [group] = store.summaries.error_groups()
+    assert (group.kind, group.message, group.model) == ("k?", "nul \0, half \ud800", "m??")
+    assert [each.model for each in store.summaries.spending(AT)] == ["m??"]
 
 
 # -- errors --------------------------------------------------------------------------------------------------

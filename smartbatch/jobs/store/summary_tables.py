@@ -11,6 +11,7 @@ statements go along with the commit, and those of jobs are spread over :data:`PA
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -218,7 +219,8 @@ def add_failures(tx: Transaction, failures: Iterable[Failures], at: float) -> No
         told = f"{group.kind}\n{group.message}"
         digest = hashlib.blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         message, request_id = encoded(group.message), encoded(group.request_id)
-        values = (group.kind, message, group.count, at, at, group.model, group.item, request_id)
+        model = _text(group.model)
+        values = (_text(group.kind), message, group.count, at, at, model, group.item, request_id)
         tx.at_commit(_FAIL, digest, *values)
 
 
@@ -244,16 +246,16 @@ def _columns(job: int | None, decision: Decision, model: str, at: float) -> tupl
     return (
         job,
         at,
-        model,
+        _text(model),
         chosen.route.value,
         decision.load.requests,
         decision.constraints.deadline,
-        chosen.p50,
-        chosen.p95,
+        _known(chosen.p50),
+        _known(chosen.p95),
         expected_usd(chosen.cost),
-        alone.p50,
+        _known(alone.p50),
         expected_usd(alone.cost),
-        None if batch is None else batch.p50,
+        None if batch is None else _known(batch.p50),
         None if batch is None else expected_usd(batch.cost),
         decision_text(decision),
     )
@@ -356,7 +358,7 @@ def _add_spending(tx: Transaction, spent: Iterable[Spending], at: float, part: i
         tx.at_commit(
             _SPEND,
             _hour(at),
-            each.model,
+            _text(each.model),
             each.route,
             part % PARTS,
             each.requests,
@@ -367,6 +369,16 @@ def _add_spending(tx: Transaction, spent: Iterable[Spending], at: float, part: i
             each.input_tokens,
             each.output_tokens,
         )
+
+
+def _text(value: str) -> str:
+    """Return a name as any text column takes it: what is only shown must not make a write fail."""
+    return value.encode("utf-8", "replace").decode().replace("\0", "?")
+
+
+def _known(value: float) -> float:
+    """Return a time that every database keeps: what is no number is endless."""
+    return math.inf if math.isnan(value) else value
 
 
 def _hour(at: float) -> int:
