@@ -47,8 +47,11 @@ def seconds(value: float) -> str:
 
 
 def usd(value: float) -> str:
-    """Return an amount of money."""
-    return f"{value:.2f} USD" if abs(value) >= 100 else f"{value:.3g} USD"
+    """Return an amount of money, never as a power of ten."""
+    if abs(value) >= 100:
+        return f"{value:.2f} USD"
+    digits = 2 - math.floor(math.log10(abs(value))) if value else 1
+    return f"{value:.{max(1, digits)}f}".rstrip("0").rstrip(".") + " USD"
 
 
 def number(value: float) -> str:

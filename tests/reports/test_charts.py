@@ -151,7 +151,15 @@ def test_values_are_told_with_their_units() -> None:
         "1.5 h",
         "1.04 d",
     ]
-    assert (usd(0.00123), usd(1234.5), share(0.125)) == ("0.00123 USD", "1234.50 USD", "12.5 %")
+    assert [usd(value) for value in (0, 0.00000775, 0.00123, 2.5, -42, 1234.5)] == [
+        "0 USD",
+        "0.00000775 USD",
+        "0.00123 USD",
+        "2.5 USD",
+        "-42 USD",
+        "1234.50 USD",
+    ]
+    assert share(0.125) == "12.5 %"
 
 
 def test_of_many_values_the_first_and_the_last_stay() -> None:
