@@ -45,13 +45,16 @@ class Need:
 
 
 def needs_of(source: Source, shared: SharedView) -> Iterator[Need]:
-    """Yield each need. The kinds, in order: creations nobody knows of; storage; jobs that are held; money;
-    providers that are down or pause long; a limiter on its own; jobs without an owner; lost processes.
+    """Yield each need. The kinds, in order: creations nobody knows of; storage; paused models; jobs that are
+    held; money; providers that are down or pause long; a limiter on its own; jobs without an owner; lost
+    processes.
     """
     store = source.store
     if store is not None:
         yield from _unknown(store)
         yield from _storage(source)
+        for pause in store.controls.controls().pauses.values():
+            yield Need(f"{pause}. Nothing new is sent to it until somebody resumes it.")
         for line in store.overview.page(JobFilter(state=JobState.HELD), limit=MOST):
             yield _of_job("Held: ", line, line.note or "waits for a person")
     if shared.problem is not None:

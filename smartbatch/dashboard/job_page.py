@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from smartbatch._html import Child, Html, el, fragment
+from smartbatch.dashboard import act_forms
 from smartbatch.dashboard.downloads import formats, may_download
 from smartbatch.dashboard.job_rows import deadline_of, moment_of, progress_of, state_of, time_of
 from smartbatch.dashboard.outlook import course, outlook, risk_of
@@ -48,6 +49,7 @@ def page(source: Source, query: Query) -> Page:
             Section("incidents", "Incidents", _incidents(store.overview.incidents(line.id, limit=INCIDENTS))),
             Section("failed", "Failed requests", _failed(store.overview.failed(line, limit=FAILED + 1))),
             Section("results", "Results", _downloads(source, line, query)),
+            Section("act", "Act", act_forms.of_job(line, query), live=False),
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from smartbatch._html import Html, el, fragment
+from smartbatch.dashboard import act_forms
 from smartbatch.dashboard.job_rows import jobs_table
 from smartbatch.dashboard.page import Page, Query, Section
 from smartbatch.dashboard.source import Source
@@ -28,12 +29,14 @@ def page(source: Source, query: Query) -> Page:
     if store is None:
         told = el("p", f"There is no store yet at {source.place}: the first job makes it.")
         return Page("Jobs", (Section("jobs", "Jobs", told),))
+    forms = act_forms.of_jobs(filter_of(query), query)
     return Page(
         "Jobs",
         (
             Section("counts", "How many", _counts(store)),
             Section("filter", "Which", _form(query), live=False),
             Section("jobs", "Jobs", _jobs(source, store, query)),
+            *(() if forms is None else (Section("act", "Act on them", forms, live=False),)),
         ),
     )
 

@@ -24,6 +24,7 @@ HOURS = 24
 GOING = 5
 """Jobs under way that are shown."""
 WAITS = {
+    "pause": "a person, who paused the model",
     "window": "the window: requests are gathered for one call",
     "breaker": "the breaker: the provider is down",
     "cooldown": "the pause after a refusal",

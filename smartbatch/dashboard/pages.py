@@ -6,7 +6,15 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from smartbatch.dashboard import choices_page, errors_page, job_page, jobs_page, models_page, now_page
+from smartbatch.dashboard import (
+    acts_page,
+    choices_page,
+    errors_page,
+    job_page,
+    jobs_page,
+    models_page,
+    now_page,
+)
 from smartbatch.dashboard.page import PageOf
 
 
@@ -31,5 +39,6 @@ PAGES: Mapping[str, PageEntry] = {
     "choices": PageEntry("Choices", choices_page.page, of_one=choices_page.page_of_one),
     "models": PageEntry("Models", models_page.page),
     "errors": PageEntry("Errors", errors_page.page),
+    "acts": PageEntry("Acts", acts_page.page),
 }
 """By the first part of the path."""

@@ -1,0 +1,158 @@
+"""Acts from the dashboard: forms without JavaScript, done by those who may, noted with who did it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from jobs.stores import Bench, new_items, result, started
+
+from smartbatch.dashboard import app
+from smartbatch.errors import StoreError
+from smartbatch.jobs.payload import encode_error
+from smartbatch.jobs.records import JobState
+from smartbatch.jobs.store import SqlStore
+from tests.dashboard.visits import Answer, Visitor
+
+
+def said(answer: Answer) -> str:
+    """What the page that follows an act says."""
+    found = re.search(r'<p role="status">(.*?)</p>', answer.text)
+    assert found is not None
+    return found[1]
+
+
+def fields_of(page: str, act: str) -> dict[str, str]:
+    """The hidden fields of a form of a page, as a browser sends them."""
+    [form] = re.findall(rf'<form[^>]*action="[^"]*/act/{act}"[^>]*>(.*?)</form>', page, re.S)
+    pairs = re.findall(r'<input type="hidden" name="([a-z]+)" value="([^"]*)"/>', form)
+    return dict(pairs)
+
+
+def failed_job(store: SqlStore, shelf: Bench) -> str:
+    """The id of a job that has ended with a failed row."""
+    job, _ = store.jobs.accept(shelf.job(), new_items(2, realtime=True))
+    lease = store.leases.claim(job.id, 60.0)
+    assert lease is not None
+    store.items.claim_realtime(lease, 2)
+    body = encode_error(StoreError("no"))
+    store.items.answer(lease, [result(0), result(1, "failed", body, cost=0.0)], at=9.0)
+    return job.id
+
+
+def test_a_job_is_cancelled_by_the_form_of_its_page(visitor: Visitor, opened: SqlStore, shelf: Bench) -> None:
+    job, _ = started(opened, shelf)
+    fields = fields_of(visitor.get(f"/jobs/{job.id}").text, "cancel")
+    assert fields == {"id": job.id, "back": f"/jobs/{job.id}"}
+    answer = visitor.post("/act/cancel", fields)
+    assert (answer.status, said(answer).partition(" No")[0]) == (200, "1 job is being cancelled.")
+    assert f'href="/jobs/{job.id}"' in answer.text
+    assert opened.jobs.get(job.id).cancel_requested  # type: ignore[union-attr]
+    again = visitor.post("/act/cancel", fields)
+    assert said(again).startswith("No job was concerned")
+    [act] = opened.controls.latest()
+    assert (act.name, act.by, act.job_id) == ("cancel", "token", job.id)
+
+
+def test_it_says_where_nobody_carries_a_job_on(visitor: Visitor, opened: SqlStore, shelf: Bench) -> None:
+    job, lease = started(opened, shelf)
+    opened.leases.release(lease)
+    text = said(visitor.post("/act/cancel", {"id": job.id}))
+    assert "No living process carries the job on" in text
+
+
+def test_deadline_and_budget_are_set_and_what_is_none_is_refused(
+    visitor: Visitor, opened: SqlStore, shelf: Bench
+) -> None:
+    job, _ = started(opened, shelf)
+    assert said(visitor.post("/act/deadline", {"id": job.id, "deadline": "2h"})).endswith("is in 2h.")
+    assert "neither spent nor reserved" in said(visitor.post("/act/budget", {"id": job.id, "budget": "5"}))
+    policy = opened.jobs.get(job.id).policy  # type: ignore[union-attr]
+    assert policy.budget == 5.0
+    assert policy.deadline is not None
+    for act, value in (("deadline", "-1s"), ("deadline", ""), ("budget", "much")):
+        answer = visitor.post(f"/act/{act}", {"id": job.id, act: value})
+        assert answer.status == 409
+    assert "no budget" in said(visitor.post("/act/budget", {"id": job.id, "budget": "none"}))
+    assert visitor.post("/act/budget", {"id": "job-none", "budget": "5"}).status == 404
+
+
+def test_failed_requests_are_asked_again_and_a_finished_job_is_forgotten(
+    visitor: Visitor, opened: SqlStore, shelf: Bench
+) -> None:
+    job_id = failed_job(opened, shelf)
+    fields = fields_of(visitor.get(f"/jobs/{job_id}").text, "retry")
+    assert said(visitor.post("/act/retry", fields)).startswith("Failed requests that are asked again: 1.")
+    assert opened.jobs.get(job_id).state is JobState.ACTIVE  # type: ignore[union-attr]
+    assert said(visitor.post("/act/forget", {"id": job_id})).startswith("No job was concerned")
+    other = failed_job(opened, shelf)
+    assert "1 job is forgotten" in said(visitor.post("/act/forget", {"id": other}))
+    assert opened.jobs.get(other) is None
+
+
+def test_acts_on_a_list_concern_the_jobs_of_its_state(
+    visitor: Visitor, opened: SqlStore, shelf: Bench
+) -> None:
+    for model in ("openai:m", "openai:m", "openai:n"):
+        started(opened, shelf, model=model)
+    assert "/act/" not in visitor.get("/jobs").text  # a list of all jobs is no selection
+    fields = fields_of(visitor.get("/jobs?state=active&model=openai:m").text, "cancel")
+    assert said(visitor.post("/act/cancel", fields)) == "2 jobs are being cancelled."
+    assert visitor.post("/act/cancel", {}).status == 409
+
+
+def test_a_model_is_paused_limited_and_goes_on(visitor: Visitor, opened: SqlStore) -> None:
+    visitor.post("/act/pause", {"model": "openai:m", "reason": "<b>too dear</b>"})
+    visitor.post("/act/limit", {"model": "openai:m", "requests": "60", "tokens": ""})
+    page = visitor.get("/acts").text
+    assert "&lt;b&gt;too dear" in page
+    assert "<b>" not in page
+    assert "60 requests a minute" in page
+    assert "openai:m is paused by token" in visitor.get("/").text
+    assert [one.model for one in opened.controls.controls().pauses.values()] == ["openai:m"]
+    assert said(visitor.post("/act/unpause", fields_of(page, "unpause"))).startswith("openai:m goes on")
+    assert opened.controls.controls().pauses == {}
+    for wrong in ({"model": ""}, {"model": "a b:\x00"}, {"model": "openai", "requests": "1"}):
+        assert visitor.post("/act/limit", wrong).status == 409
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Authorization": ""}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}],
+    ids=["without the token", "of another origin", "across sites"],
+)
+def test_an_act_that_is_refused_does_nothing(
+    visitor: Visitor, opened: SqlStore, headers: dict[str, str]
+) -> None:
+    assert visitor.post("/act/pause", {"model": "openai"}, **headers).status == 403
+    assert opened.controls.latest() == []
+
+
+def test_who_may_only_look_is_shown_no_form_and_does_nothing(
+    reader_of: Callable[..., Visitor], opened: SqlStore, shelf: Bench
+) -> None:
+    job, _ = started(opened, shelf)
+    reader = reader_of()
+    for path in (f"/jobs/{job.id}", "/jobs?state=active", "/acts"):
+        assert "/act/" not in reader.get(path).text
+    assert reader.post("/act/cancel", {"id": job.id}).status == 403
+    assert opened.controls.latest() == []
+
+
+def test_the_user_of_the_host_application_is_noted(opened: SqlStore, shelf: Bench) -> None:
+    board = app(store=shelf.place, shared="off", access=lambda environ: "all")
+    Visitor(board, environ={"REMOTE_USER": "ada"}).post("/act/pause", {"model": "openai"})
+    assert opened.controls.latest()[0].by == "ada"
+
+
+def test_forms_lead_to_where_the_dashboard_is_mounted(visitor: Visitor, opened: SqlStore) -> None:
+    mounted = Visitor(visitor.app, environ={"SCRIPT_NAME": "/board"})
+    assert 'action="/board/act/pause"' in mounted.get("/acts").text
+    assert opened.controls.latest() == []
+
+
+def test_an_act_on_a_job_makes_no_store(tmp_path: object) -> None:
+    board = app(store=f"{tmp_path}/none.db", shared="off", access=lambda environ: "all")
+    assert Visitor(board).post("/act/cancel", {"id": "job-1"}).status == 404
+    assert "There is no store yet" in Visitor(board).get("/acts").text
