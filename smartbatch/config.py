@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from attrs import Attribute, fields_dict, frozen
 
+from smartbatch._display import fields_repr
 from smartbatch._settings import Setting, choice, seconds, setting, spec_of
 from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.prices import Price
@@ -39,6 +39,8 @@ class BatchingConfig:
         ConfigError: for a value out of its range, for settings that contradict each other (both are named),
             and for an unknown one (the nearest is suggested).
     """
+
+    __repr__ = fields_repr
 
     batch_window: float = seconds(0.1, "How long a request waits for others to share its call.", 0.01, 5)
     max_batch_size: int = setting(10, "int", "Most prompts in a shared call.", 1, 50)
@@ -459,6 +461,8 @@ def _from_table(table: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def _table(path: Path) -> Mapping[str, Any]:
     """Return the settings table of a TOML or YAML file, with or without a byte order mark."""
+    import tomllib  # late: most programs have no such file
+
     form = "YAML" if path.suffix in (".yaml", ".yml") else "TOML"
     try:
         text = path.read_bytes().decode("utf-8-sig")

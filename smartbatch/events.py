@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from attrs import asdict, field, frozen
 
-from smartbatch._display import brief
+from smartbatch._display import brief, fields_repr
 from smartbatch.types import Kind, Priority, Route, Usage
 
 Observer: TypeAlias = "Callable[[Event], None]"
@@ -36,6 +36,8 @@ class Event:
     Attributes:
         at: monotonic seconds of the client's clock.
     """
+
+    __repr__ = fields_repr  # of all events, which are therefore made with ``repr=False``
 
     at: float
 
@@ -59,7 +61,7 @@ def _plain(_event: Any, _field: Any, value: Any) -> Any:
 _LEFT_OUT = frozenset({"context", "requests", "message"})
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class RequestEvent(Event):
     """Root of the events that concern one request.
 
@@ -89,7 +91,7 @@ class CalledRequest:
     variables: Context = field(repr=False)
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class RequestSubmitted(RequestEvent):
     priority: Priority
     model: str
@@ -97,7 +99,7 @@ class RequestSubmitted(RequestEvent):
     """True when it joined an identical request in flight and no call of its own follows."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class CallStarted(Event):
     batch_id: str
     model: str
@@ -113,7 +115,7 @@ class CallStarted(Event):
     """Those it is made for and that somebody waits for."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class CallFinished(Event):
     batch_id: str
     model: str
@@ -131,7 +133,7 @@ class CallFinished(Event):
     """As in :class:`CallStarted`."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class RetryScheduled(RequestEvent):
     model: str
     kind: str
@@ -143,7 +145,7 @@ class RetryScheduled(RequestEvent):
     """True when the failed call may have been carried out, so that the retry may be paid a second time."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class RequestFinished(RequestEvent):
     priority: Priority
     model: str
@@ -165,7 +167,7 @@ class RequestFinished(RequestEvent):
     """The error's own text, which may be a provider's: without keys, cut, and no part of :meth:`fields`."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class CooldownStarted(Event):
     scope: str
     model: str
@@ -173,7 +175,7 @@ class CooldownStarted(Event):
     consecutive: int
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class SharedLimitsLost(Event):
     """The place where processes share a limit cannot be used; told once, until it can be again."""
 
@@ -185,7 +187,7 @@ class SharedLimitsLost(Event):
     """Those that shared the limit when it was seen last, this one included; 0 where none was ever seen."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class SharedLimitsRestored(Event):
     """The limit is shared again."""
 
@@ -196,7 +198,7 @@ class SharedLimitsRestored(Event):
     """Since :class:`SharedLimitsLost`."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class LongWait(Event):
     """What is known of the limits lets no call go for more than a minute; once, until that is over."""
 
@@ -205,7 +207,7 @@ class LongWait(Event):
     seconds: float
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class BreakerChanged(Event):
     model: str
     before: str
@@ -215,7 +217,7 @@ class BreakerChanged(Event):
     """Seconds until the next probe may go, where the breaker opened."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class PackingChanged(Event):
     """Packing was suspended for a model, as too many requests had to be sent again; or it was resumed."""
 
@@ -224,7 +226,7 @@ class PackingChanged(Event):
     reason: str
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class FlexChanged(Event):
     """A model's slower tier was suspended, as it refused requests; or it is tried again."""
 
@@ -233,7 +235,7 @@ class FlexChanged(Event):
     reason: str
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class PauseChanged(Event):
     """Somebody paused a model, or ended its pause: this process sends nothing new to it, or does again."""
 
@@ -245,7 +247,7 @@ class PauseChanged(Event):
     """Who paused it; ``None`` where the pause ended."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class LimitChanged(Event):
     """Somebody set limits of a model, or took them back; those of the settings hold where there are none."""
 
@@ -256,7 +258,7 @@ class LimitChanged(Event):
     """Who set them; ``None`` where they were taken back."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class ParameterDropped(RequestEvent):
     """A parameter the provider does not take was left out."""
 
@@ -264,18 +266,18 @@ class ParameterDropped(RequestEvent):
     reason: str
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class ClientStarted(Event):
     workers: int
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class ClientStopped(Event):
     failed: int
     """Requests that had to be failed because the time-out of ``stop`` ended."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class JobAccepted(Event):
     """A job is in the store; from now on it cannot be lost."""
 
@@ -284,7 +286,7 @@ class JobAccepted(Event):
     items: int
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class ShardChanged(Event):
     """A shard of a job, which is one batch at the provider, moved to another state."""
 
@@ -298,7 +300,7 @@ class ShardChanged(Event):
     reason: str = ""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class BatchEnded(Event):
     """A batch of a job has ended at the provider. What it took is learned from at once."""
 
@@ -322,7 +324,7 @@ class BatchEnded(Event):
     """The span of whoever submitted the job, as W3C Trace Context writes it; ``None`` for none."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class JobProgress(Event):
     """The state of a job after a poll or after results were stored."""
 
@@ -338,7 +340,7 @@ class JobProgress(Event):
     realtime_cost: float
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class JobResultsStored(Event):
     """Results of a job were stored by this process: those of one transaction that came by one route."""
 
@@ -360,7 +362,7 @@ class JobResultsStored(Event):
     unpriced: int
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class JobRescued(Event):
     """A batch was taken back so that its requests are answered before the job's deadline."""
 
@@ -374,7 +376,7 @@ class JobRescued(Event):
     """Seconds that all that is not answered needs in real time, with the cancelling."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class JobHeld(Event):
     """A job is held, and a caller of this process waits for it; sent once."""
 
@@ -385,7 +387,7 @@ class JobHeld(Event):
     """What lets it continue."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class JobIncident(Event):
     """Something that should not have happened; it is kept in the store as well."""
 
@@ -396,7 +398,7 @@ class JobIncident(Event):
     money: float | None
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class ClockStepped(Event):
     """The wall clock was set while jobs were carried on; their waits and deadlines go on as they were."""
 
@@ -404,7 +406,7 @@ class ClockStepped(Event):
     """For how many it was set ahead; negative where it was set back."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class CacheUnavailable(Event):
     """The response cache could not be written: answers are not kept for a while. Told once, until one is."""
 
@@ -412,7 +414,7 @@ class CacheUnavailable(Event):
     reason: str
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class StoreUnavailable(Event):
     """Answers of jobs cannot be stored: they are kept in memory, and no job asks anything in real time."""
 
@@ -421,7 +423,7 @@ class StoreUnavailable(Event):
     """Answers that are kept in memory, by now."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class StoreAvailable(Event):
     """The answers that were kept in memory are stored, and jobs go on."""
 
@@ -429,7 +431,7 @@ class StoreAvailable(Event):
     """Since :class:`StoreUnavailable`."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class AnswersLost(Event):
     """The client ended while answers could not be stored: they may be paid for, and are not there."""
 
@@ -441,7 +443,7 @@ class AnswersLost(Event):
     reason: str
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class JobFinished(Event):
     job_id: str
     model: str
@@ -457,7 +459,7 @@ class JobFinished(Event):
     """As in :class:`BatchEnded`."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class RouteChosen(Event):
     """A list, or a job, was given its route."""
 
@@ -477,7 +479,7 @@ class RouteChosen(Event):
     """Every open route: name, p50, p95, expected cost in USD, whether it met the constraints."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class ThresholdMoved(Event):
     """The number of requests from which lists like the latest one go by batch has changed."""
 
@@ -488,7 +490,7 @@ class ThresholdMoved(Event):
     reason: str
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class RouteScored(Event):
     """What a decision really took, with its forecast, and with what the two plain routes would have: their
     seconds by the forecast, their cost by their prices for the tokens that were really used."""
@@ -513,7 +515,7 @@ class RouteScored(Event):
     """Whether the deadline was met; ``None`` without one."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, repr=False)
 class ForecastMoved(Event):
     """The forecast of calls or batches changed by more than a quarter.
 

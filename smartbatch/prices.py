@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from attrs import Attribute, asdict, evolve, field, fields, frozen
 
+from smartbatch._display import fields_repr
 from smartbatch._kept import keep, read_kept
 from smartbatch._version import __version__
 from smartbatch.errors import ConfigError
@@ -109,6 +110,8 @@ class Price:
             price of the slower tier.
     """
 
+    __repr__ = fields_repr
+
     input: float = field(validator=_usd)
     output: float = field(validator=_usd)
     cached_input: float | None = field(default=None, validator=_usd)
@@ -147,6 +150,8 @@ class Price:
 class Band:
     """USD per token for requests of more than ``above`` input tokens."""
 
+    __repr__ = fields_repr
+
     above: int
     input: float
     cached: float
@@ -170,6 +175,8 @@ class RateCard:
         writes_by_itself: the model writes long prompts to its cache unasked, at a price above that of input.
         exact: returns the USD of one request where the bands cannot say it, by a slower way; else ``None``.
     """
+
+    __repr__ = fields_repr
 
     source: str
     bands: tuple[Band, ...]
@@ -399,6 +406,8 @@ def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:
 @frozen
 class _Listed:
     """What the bundled table says of a model: its card, the provider's id in the table, the plain rates."""
+
+    __repr__ = fields_repr
 
     card: RateCard
     provider: str

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAli
 
 from attrs import evolve, field, frozen
 
-from smartbatch._display import brief, short
+from smartbatch._display import brief, fields_repr, short
 from smartbatch.errors import SmartbatchError, did_you_mean
 
 if TYPE_CHECKING:  # defaults of type variables are no part of Python 3.11; type checkers know them
@@ -153,6 +153,8 @@ class Message:
         content: text, or the provider's list of content parts.
     """
 
+    __repr__ = fields_repr
+
     role: str
     content: str | tuple[Mapping[str, Any], ...] = field(repr=short)
 
@@ -195,6 +197,8 @@ class Usage:
         cache_write_1h_tokens: the part of ``cache_write_tokens`` that Anthropic keeps for an hour, at a
             higher price than its five minutes.
     """
+
+    __repr__ = fields_repr
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -247,6 +251,8 @@ class Generation:
         extra: further fields of the request body, passed through untouched.
     """
 
+    __repr__ = fields_repr
+
     system: str | None = field(default=None, repr=short)
     max_tokens: int | None = None
     temperature: float | None = None
@@ -270,6 +276,8 @@ class Embedding:
         task_type: what it will be used for, in the provider's words, such as ``RETRIEVAL_DOCUMENT``.
         dimensions: length of the vector; the model's own when ``None``.
     """
+
+    __repr__ = fields_repr
 
     task_type: str | None = None
     dimensions: int | None = None
@@ -298,6 +306,8 @@ class Request:
             ``timeout`` of this try. The prompt is what the callable makes of it; a vector cannot be asked
             for besides.
     """
+
+    __repr__ = fields_repr
 
     prompt: str | tuple[Message, ...] = field(default="", repr=short)
     params: Generation = Generation()
@@ -341,6 +351,8 @@ class LimitReport:
         requests_reset, tokens_reset, input_reset, output_reset: seconds until the bucket is full again.
     """
 
+    __repr__ = fields_repr
+
     requests_limit: int | None = None
     requests_remaining: int | None = None
     requests_reset: float | None = None
@@ -374,6 +386,8 @@ class Answer:
         tier: the tier of service that answered, in the provider's word; ``None`` when it did not say.
         kept: whether it was kept from an earlier call, see the setting ``cache``.
     """
+
+    __repr__ = fields_repr
 
     text: str | None = field(default=None, repr=short)
     usage: Usage | None = None
@@ -417,6 +431,8 @@ class Result(Generic[T_co]):
         deduplicated: True when the answer came from an identical request in flight, or of the same list or
             job (then ``cost`` is 0).
     """
+
+    __repr__ = fields_repr
 
     request_id: str = field(repr=short)
     text: str | None = field(default=None, repr=short)

@@ -27,7 +27,7 @@ NOUNS = frozenset({"errors", "types", "events", "results", "interrupted"})
 """What travels everywhere: it imports nothing above itself."""
 
 FOR_ALL = frozenset(
-    {"_clock", "_display", "_files", "_fork", "_html", "_kept"}
+    {"_clock", "_display", "_files", "_fork", "_html", "_importing", "_kept"}
     | {"_postgres", "_settings", "_sqlite", "_version"}
 )
 """Files at the root that every room may import."""
@@ -53,6 +53,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "_files": frozenset({"errors"}),  # files for this user only
     "_fork": frozenset(),  # forks and the interpreter's end
     "_html": frozenset(),  # escaping, elements
+    "_importing": frozenset(),  # how modules are imported late
     "_kept": frozenset({"errors"}),  # what the next process need not work out again
     "_postgres": frozenset({"errors"}),  # addresses of PostgreSQL servers
     "_sqlite": frozenset(),  # connections to an SQLite file

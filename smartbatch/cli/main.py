@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
+from smartbatch._importing import collector_paused
 from smartbatch._version import __version__
 from smartbatch.cli import (
     completion_command,
@@ -205,7 +206,9 @@ def main(
     logger = logging.getLogger("smartbatch")
     logger.addHandler(handler)
     try:
-        code: int = import_module(f"smartbatch.cli.{_COMMANDS[args.command]}").run(args)
+        with collector_paused():
+            command = import_module(f"smartbatch.cli.{_COMMANDS[args.command]}")
+        code: int = command.run(args)
     except KeyboardInterrupt:
         print("smartbatch: interrupted", file=sys.stderr)
         return 130

@@ -11,6 +11,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
+from smartbatch._display import fields_repr
 from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.limits.budget_reservations import NewReservation
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
@@ -45,6 +46,8 @@ class JobOptions:
         carry_on: whether this process carries the job on from the beginning.
     """
 
+    __repr__ = fields_repr
+
     key: str | None = None
     metadata: Mapping[str, str] | None = None
     fallback: Fallback | None = None
@@ -60,6 +63,8 @@ class WaitOptions:
         on_progress: called with the status after each change.
         progress: whether a bar is shown, or lines where there is no terminal; in a notebook when ``None``.
     """
+
+    __repr__ = fields_repr
 
     timeout: float | None = None
     on_progress: Callable[[JobStatus], object] | None = None
@@ -79,6 +84,8 @@ class _Draft:
         decision: by which it goes, where its route was chosen.
     """
 
+    __repr__ = fields_repr
+
     kind: Kind
     requests: Iterator[Request]
     params: Mapping[str, Any]
@@ -91,6 +98,8 @@ class _Draft:
 @frozen
 class JobSubmission:
     """Stores jobs for one client, within its budget; ``deduplicate`` gives equal rows of a job one answer."""
+
+    __repr__ = fields_repr
 
     _config: BatchingConfig
     _clock: Clock

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 from attrs import define, field, frozen
 from attrs.converters import optional
 
+from smartbatch._display import fields_repr
 from smartbatch.errors import SmartbatchError
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Route, Usage
@@ -98,6 +99,10 @@ UNSENT_SHARDS = frozenset({_S.PLANNED, _S.UPLOADING, _S.READY})
 """Shards whose create was certainly not sent yet."""
 
 
+LEASE = 15.0
+"""Seconds after which a job of a process that does not renew its lease may be taken over."""
+
+
 @frozen
 class JobLease:
     """The right to write to a job: lost as soon as another process takes the job over.
@@ -106,6 +111,8 @@ class JobLease:
         job_id: the job.
         epoch: grows by one with every taking; a write under an old one changes nothing.
     """
+
+    __repr__ = fields_repr
 
     job_id: str
     epoch: int
@@ -146,6 +153,8 @@ class JobPolicy:
             is running. They end as they would without a job, instead of waiting for money.
         traceparent: the span of whoever submitted it, as W3C Trace Context writes it; ``None`` for none.
     """
+
+    __repr__ = fields_repr
 
     version: ClassVar[int] = 2
 
@@ -196,6 +205,8 @@ class RemoteProgress:
             examined.
     """
 
+    __repr__ = fields_repr
+
     version: ClassVar[int] = 1
 
     state: RemoteState | None = field(default=None, converter=optional(RemoteState))
@@ -237,6 +248,8 @@ class NewItem:
         leader: position of the equal item before it whose result it gets; ``None`` where it is sent itself.
     """
 
+    __repr__ = fields_repr
+
     user_id: str | None
     payload: bytes
     size: int
@@ -272,6 +285,8 @@ class JobRow:
             time, can still cost, and what answers that are lost may have cost. Counted for jobs with a
             budget.
     """
+
+    __repr__ = fields_repr
 
     id: str
     key: str | None
@@ -310,6 +325,8 @@ class JobRow:
 class OpenItem:
     """An item that waits to be put into a shard, or to be sent in real time."""
 
+    __repr__ = fields_repr
+
     ix: int
     size: int
     tokens: int
@@ -326,6 +343,8 @@ class NewShard:
         items: positions in the job, in the shard's order.
         reserved: the most it can cost, USD; reserved from the budget of a job that has one.
     """
+
+    __repr__ = fields_repr
 
     id: str
     nonce: str
@@ -361,6 +380,8 @@ class ShardRow:
         cost: USD of the answers in its results, once it is settled; ``None`` where it cannot be known.
         reserved: USD it is counted with in ``JobRow.reserved``, besides the results that are stored.
     """
+
+    __repr__ = fields_repr
 
     id: str
     job_id: str
@@ -411,6 +432,8 @@ class NewResult:
         in_realtime: whether it was a request in real time, which is counted there.
     """
 
+    __repr__ = fields_repr
+
     ix: int
     outcome: str
     body: bytes = field(repr=False)
@@ -435,6 +458,8 @@ class JobNote:
         hold: it waits for a person.
     """
 
+    __repr__ = fields_repr
+
     text: str | None
     hold: bool = False
 
@@ -452,6 +477,8 @@ class StoredCounts:
         realtime_cost: USD the same would have cost in real time.
         unpriced: results whose cost is unknown.
     """
+
+    __repr__ = fields_repr
 
     model: str
     route: Route | None
@@ -476,6 +503,8 @@ class EarlierTries:
         refused: the result of the last one, as bytes, where it brought an answer.
     """
 
+    __repr__ = fields_repr
+
     cost: float | None
     usage: Usage
     refused: bytes | None = field(default=None, repr=False)
@@ -495,6 +524,8 @@ class ResultRow:
         follower: whether ``body`` is the result of the equal item that it followed.
         earlier: tries before the one in ``body``, likewise; ``None`` where nothing was billed for them.
     """
+
+    __repr__ = fields_repr
 
     ix: int
     user_id: str | None
@@ -516,6 +547,8 @@ class NamedPlace:
         answered: it had its result before it was named here.
     """
 
+    __repr__ = fields_repr
+
     job_id: str
     ix: int
     digest: str
@@ -532,6 +565,8 @@ class IncidentRow:
         detail: in words, without prompts or answers.
         money: USD it cost besides what results hold, where that can be said.
     """
+
+    __repr__ = fields_repr
 
     kind: str
     job_id: str
@@ -551,6 +586,8 @@ class StoredItem:
         tries: shards and calls it went through before.
     """
 
+    __repr__ = fields_repr
+
     ix: int
     user_id: str | None
     payload: bytes = field(repr=False)
@@ -561,6 +598,8 @@ class StoredItem:
 @frozen
 class ItemSize:
     """The size of an item: bytes of its request in the store, estimated input tokens."""
+
+    __repr__ = fields_repr
 
     bytes: int
     tokens: int
@@ -575,6 +614,8 @@ class UnsettledItem:
         body: the error that came with the verdict.
         tries: shards and calls it went through before.
     """
+
+    __repr__ = fields_repr
 
     ix: int
     verdict: str | None
@@ -592,6 +633,8 @@ class StoredResults:
         counts: what it counted, where that is still to be told.
         claimed: items that were claimed along with it.
     """
+
+    __repr__ = fields_repr
 
     final: tuple[int, ...] = ()
     doubled: tuple[int, ...] = ()

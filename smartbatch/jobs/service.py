@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import evolve
 
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch._fork import something_ended, something_started
+from smartbatch._importing import collector_paused
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import (
     ClientClosed,
@@ -34,24 +35,23 @@ from smartbatch.events import (
 )
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
-from smartbatch.jobs.claim_turns import most_under_way
 from smartbatch.jobs.dependencies import JobDependencies
 from smartbatch.jobs.live_controls import LiveControls, News
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.payload import Shared, decode_request, decode_result, item_id, with_earlier_tries
-from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NamedPlace, NewItem, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.context import JobRuntime, StepLimits
-from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store_health import UnstoredAnswers
-from smartbatch.jobs.supervisor import JobSupervisor
 from smartbatch.jobs.threads import TimedReads, run_within
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result, T, Usage
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.store_health import UnstoredAnswers
+    from smartbatch.jobs.supervisor import JobSupervisor
 
 ELSEWHERE = 1.0
 """Seconds between looks at a job that another process carries on."""
@@ -298,6 +298,12 @@ class JobService:
             )
 
     def _new_supervisor(self, store: SqlStore) -> JobSupervisor:
+        """Return what carries jobs on, which is imported with the first job: most clients have none."""
+        with collector_paused():
+            from smartbatch.jobs.claim_turns import most_under_way
+            from smartbatch.jobs.realtime_runner import RealtimeRunner
+            from smartbatch.jobs.steps.runner import run_step
+            from smartbatch.jobs.supervisor import JobSupervisor
         config, dependencies = self._config, self._dependencies
         runtime = JobRuntime(
             store=store,

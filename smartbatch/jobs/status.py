@@ -7,7 +7,7 @@ from functools import partial
 
 from attrs import evolve, field, frozen
 
-from smartbatch._display import bar, counted, facts, short
+from smartbatch._display import bar, counted, facts, fields_repr, short
 from smartbatch.core.forecast.turnaround import RunningBatch, remaining
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Times
@@ -53,6 +53,8 @@ class ShardStatus:
         note: what it waits for.
     """
 
+    __repr__ = fields_repr
+
     no: int
     state: str
     batch_id: str | None
@@ -89,6 +91,8 @@ class JobStatus:
         created_at: Unix seconds at which it was accepted.
         cancelling: whether it was cancelled and has not ended.
     """
+
+    __repr__ = fields_repr
 
     id: str
     key: str | None = field(repr=short)

@@ -21,14 +21,11 @@ from smartbatch.events import ClockStepped
 from smartbatch.jobs.live_controls import News
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.realtime_runner import RealtimeRunner
-from smartbatch.jobs.records import JobLease, JobRow, JobState, LeaseLost
-from smartbatch.jobs.steps.context import JobRuntime
-from smartbatch.jobs.steps.runner import StepResult
+from smartbatch.jobs.records import LEASE, JobLease, JobRow, JobState, LeaseLost
+from smartbatch.jobs.steps.context import JobRuntime, StepResult
 from smartbatch.jobs.threads import OwnThreads, wait_while
 from smartbatch.types import Result
 
-LEASE = 15.0
-"""Seconds after which a job of a process that does not renew its lease may be taken over."""
 RENEW_EVERY = 5.0
 """Seconds between renewals: two may fail before the lease is over."""
 CLAIM_EVERY = 10.0

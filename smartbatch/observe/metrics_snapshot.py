@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from attrs import asdict, define, field, fields, frozen, has
 
-from smartbatch._display import table
+from smartbatch._display import fields_repr, table
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.types import Usage
 
@@ -51,6 +51,8 @@ def _documented(kind: _T) -> _T:
 class DecisionFigures:
     """The choices of routes of a session."""
 
+    __repr__ = fields_repr
+
     chosen: dict[str, int] = _figure("Lists and jobs, by the route that was chosen.", dict)
     forecasts_moved: int = _counter("Changes of forecasts by more than a quarter.")
     thresholds_moved: int = _counter("Changes of the number of requests from which lists go by batch.")
@@ -70,6 +72,8 @@ class DecisionFigures:
 @define
 class RouteFigures:
     """The requests that ended by one route."""
+
+    __repr__ = fields_repr
 
     succeeded: int = _figure("Requests that were answered.")
     failed: int = _figure("Requests that failed for good.")
@@ -94,6 +98,8 @@ class EventCounts:
     ``cached``, ``local``, or ``none`` for requests without an answer in real time and those of jobs that were
     not sent.
     """
+
+    __repr__ = fields_repr
 
     by_route: dict[str, RouteFigures] = _figure("Requests that ended, by route.", dict)
     deduplicated: int = _counter("Requests that joined an identical one in flight, or in their job.")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, evolve, field, fields_dict, frozen
 
+from smartbatch._display import fields_repr
+
 if TYPE_CHECKING:
     from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 
@@ -52,6 +54,8 @@ class LaneStatus:
         answered: calls that were answered since the process began.
     """
 
+    __repr__ = fields_repr
+
     model: str
     quota: str = ""
     waiting: int = 0
@@ -90,6 +94,8 @@ class RealtimeStatus:
         lanes_left_out: how many are not there because they are too many.
     """
 
+    __repr__ = fields_repr
+
     waiting: int = 0
     in_flight: int = 0
     pending: Mapping[str, int] = field(factory=dict)
@@ -120,6 +126,8 @@ class Participant:
         realtime: its requests.
     """
 
+    __repr__ = fields_repr
+
     member: str
     host: str
     pid: int
@@ -148,6 +156,8 @@ class Participants:
             those of Prometheus. Those that count never go down, also when a process ends, or is killed.
         unreadable: records of a later version, which were passed over.
     """
+
+    __repr__ = fields_repr
 
     place: str
     processes: tuple[Participant, ...] = ()

@@ -161,9 +161,16 @@ class Provider(ABC):
         return ProviderError(scrub(f"{type(error).__name__}: {error}"), kind=kind)
 
     def open(self, workers: int) -> None:
-        """Prepare for ``workers`` calls at once; called before the first call. Cheap when that is done."""
+        """Begin to prepare for ``workers`` calls at once; called before the first call. It waits for nothing,
+        and is cheap when that is done.
+        """
         if self.network is not None:
             self.network.open(workers)
+
+    def ready(self) -> None:
+        """Wait until calls can be made; called after :meth:`open`, with no lock held."""
+        if self.network is not None:
+            self.network.ready()
 
     def close(self) -> None:
         """Close connections. Calls under way end soon, with an error. May be called twice."""

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from smartbatch._display import fields_repr
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.http.replies import decode_json
 from smartbatch.types import Answer, Kind, Request
@@ -40,6 +41,8 @@ class BatchAbilities:
         retention: seconds after the create for which results can be fetched.
         priced: False where batches cost nothing by nature, so that a missing price is not an error.
     """
+
+    __repr__ = fields_repr
 
     max_requests: int
     max_bytes: int
@@ -83,6 +86,8 @@ class RemoteFile:
         ready: False while the provider still processes it.
     """
 
+    __repr__ = fields_repr
+
     id: str
     name: str
     size: int | None = None
@@ -105,6 +110,8 @@ class RemoteBatch:
         outputs: where its results are, in a form of the adapter's own; all of them are to be read.
         error: why it failed as a whole, scrubbed; ``None`` when it did not.
     """
+
+    __repr__ = fields_repr
 
     id: str
     state: RemoteState
@@ -139,6 +146,8 @@ class BatchPage:
         server_time: Unix seconds of the answer's ``Date`` header, where there is one.
     """
 
+    __repr__ = fields_repr
+
     batches: tuple[RemoteBatch, ...]
     next: str | None = None
     server_time: float | None = None
@@ -156,6 +165,8 @@ class Creation:
         file_id: the uploaded input; ``None`` for an inline create.
         lines: the spooled input for an inline create: a file of the lines :meth:`BatchApi.encode` made.
     """
+
+    __repr__ = fields_repr
 
     mark: str
     model: str
@@ -187,6 +198,8 @@ class Line:
         answer: for ``OK``.
         error: for the others; usage it was billed for is in ``error.usage``.
     """
+
+    __repr__ = fields_repr
 
     wire_id: str
     outcome: LineOutcome

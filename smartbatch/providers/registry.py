@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from smartbatch._clock import Clock, RealClock
+from smartbatch._importing import collector_paused
 from smartbatch.errors import ConfigError, InvalidRequest, did_you_mean, scrub
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request
@@ -88,7 +89,8 @@ def _adapter(module: str, name: str) -> Factory:
     """The factory of a class that needs no clock; it is imported when it is first used."""
 
     def make(model: str, _clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
-        kind = getattr(importlib.import_module(f"smartbatch.providers.{module}"), name)
+        with collector_paused():
+            kind = getattr(importlib.import_module(f"smartbatch.providers.{module}"), name)
         return _made(kind, options), model
 
     return make

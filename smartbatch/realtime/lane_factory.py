@@ -106,7 +106,8 @@ class LaneFactory:
         return lane
 
     def read(self, provider: Provider, model: str, kind: Kind = Kind.GENERATE) -> _Knowledge:
-        """Read the prices of a model and what is known of its tokens, once. No lock may be held.
+        """Read the prices of a model and what is known of its tokens, once, and wait until its provider can
+        be called. No lock may be held.
 
         Raises:
             ConfigError: there is a budget and the model's price is unknown.
@@ -115,7 +116,9 @@ class LaneFactory:
         known = self._known.get(key)
         if known is None:
             calibration = self._setup.calibration(f"{provider.name}:{model}", kind)
-            known = self._known.setdefault(key, _Knowledge(self._rates(provider, model), calibration))
+            rates = self._rates(provider, model)
+            provider.ready()
+            known = self._known.setdefault(key, _Knowledge(rates, calibration))
         return known
 
     def _flex_lane(self, standard: Lane, known: _Knowledge, rates: RateCard) -> Lane:

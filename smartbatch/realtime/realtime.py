@@ -295,8 +295,7 @@ class Realtime:
     def start(self) -> RealtimeEngine:
         """Return the engine, which is started if none runs.
 
-        Providers are opened under a lock of its own, since that may import an SDK: whoever needs no start
-        does not wait for it.
+        Providers are opened under a lock of its own: whoever needs no start does not wait for it.
 
         Raises:
             ClientClosed: it was stopped; see :meth:`allow_start`.

@@ -42,7 +42,9 @@ def test_importing_the_library_starts_and_opens_nothing() -> None:
         """
     )
     assert ended.err == ""
-    assert ended.lines == ["[] [] 1 ['smartbatch', 'smartbatch._version', 'smartbatch.jobs']"]
+    assert ended.lines == [
+        "[] [] 1 ['smartbatch', 'smartbatch._importing', 'smartbatch._version', 'smartbatch.jobs']"
+    ]
 
 
 def test_nothing_that_is_made_at_module_level_has_a_lock_yet() -> None:

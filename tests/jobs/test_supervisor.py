@@ -16,12 +16,11 @@ from jobs.stores import new_items, new_job
 
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import JobLease, JobRow, LeaseLost
-from smartbatch.jobs.steps.context import JobRuntime
-from smartbatch.jobs.steps.runner import StepResult
+from smartbatch.jobs.records import LEASE, JobLease, JobRow, LeaseLost
+from smartbatch.jobs.steps.context import JobRuntime, StepResult
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.leases import LeaseTable
-from smartbatch.jobs.supervisor import CLAIM_EVERY, LEASE, WORKERS, JobSupervisor
+from smartbatch.jobs.supervisor import CLAIM_EVERY, WORKERS, JobSupervisor
 
 T = TypeVar("T")
 

@@ -270,10 +270,27 @@ def test_the_sdk_is_imported_when_it_is_first_needed():
         "import sys; from smartbatch.providers import create; from smartbatch._clock import VirtualClock\n"
         "p, _ = create('anthropic:m', clock=VirtualClock(), options={'api_key': 'sk-12345678'})\n"
         "before = 'anthropic' in sys.modules or 'httpx2' in sys.modules\n"
-        "p.open(1); print(before, 'anthropic' in sys.modules)"
+        "p.ready(); print(before, 'anthropic' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.full
+def test_the_sdk_is_imported_in_the_background_and_a_fork_waits_for_it():
+    """A child of a process that is importing would find a module half imported, and wait for ever."""
+    code = (
+        "import os, signal, sys, threading; from smartbatch.providers import create\n"
+        "from smartbatch._clock import VirtualClock\n"
+        "p, _ = create('anthropic:m', clock=VirtualClock(), options={'api_key': 'sk-12345678'})\n"
+        "p.open(1); print('smartbatch-import' in str(threading.enumerate()), flush=True)\n"
+        "if os.fork():\n"
+        "    print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+        "else:\n"
+        "    signal.alarm(20); p.open(1); p.ready(); os._exit('anthropic' not in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "0"]
 
 
 def test_two_accounts_have_two_scopes_and_no_text_has_the_key():

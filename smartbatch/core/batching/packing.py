@@ -19,6 +19,7 @@ from typing import Any
 
 from attrs import define, evolve, frozen
 
+from smartbatch._display import fields_repr
 from smartbatch.core.limits.backoff import RandomSource
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.types import Request, Usage
@@ -75,6 +76,8 @@ That is why the ids are no ``enum`` in it; they are checked here."""
 @frozen
 class Packed:
     """Several requests as one, with the items' ids and check words in the order of the requests."""
+
+    __repr__ = fields_repr
 
     request: Request
     ids: tuple[str, ...]
@@ -134,6 +137,8 @@ def suspicious(prompt: str) -> bool:
 class PackRoom:
     """What a pack still has room for, in estimated tokens."""
 
+    __repr__ = fields_repr
+
     prompts: int = PROMPT_ROOM - HEAD_TOKENS
     output: int = OUTPUT_ROOM
 
@@ -162,6 +167,8 @@ class BatchCompiler:
         ids: draws a fresh random word of 8 letters or more; see :func:`random_word`.
         native_schema: whether the provider takes a JSON schema for the answer.
     """
+
+    __repr__ = fields_repr
 
     _ids: Callable[[], str]
     _native_schema: bool

@@ -28,6 +28,7 @@ from statistics import NormalDist
 
 from attrs import Attribute, define, field, frozen
 
+from smartbatch._display import fields_repr
 from smartbatch.core.forecast.change_detection import ChangeDetector, LevelCorrection, MomentCounts
 from smartbatch.core.forecast.distribution import Distribution, imputed_level, redistributed
 
@@ -87,6 +88,8 @@ class Prior:
             of which there are few: each change is reported.
     """
 
+    __repr__ = fields_repr
+
     times: tuple[tuple[float, float], ...]
     growth: float = 0.0
     weight: float = field(default=0.5, validator=_positive)
@@ -123,6 +126,8 @@ class Observation:
             would never learn that they are late.
     """
 
+    __repr__ = fields_repr
+
     size: int
     seconds: float
     at: float
@@ -140,6 +145,8 @@ class ForecastChange:
         sudden: True for a change of regime, False for a gradual one.
     """
 
+    __repr__ = fields_repr
+
     before: float
     after: float
     seen: int
@@ -155,6 +162,8 @@ class _Kept:
     ``least`` is what it took.
     """
 
+    __repr__ = fields_repr
+
     seen: Observation
     size: float
     seconds: float
@@ -167,6 +176,8 @@ class _Kept:
 @frozen
 class _Fit:
     """A fitted forecast: a distribution for the log size ``center``, and how seconds grow with size."""
+
+    __repr__ = fields_repr
 
     curve: Distribution
     growth: float
@@ -400,6 +411,8 @@ class ForecastAt:
     Attributes:
         observations: how many it rests on.
     """
+
+    __repr__ = fields_repr
 
     _fit: _Fit
     _correction: LevelCorrection

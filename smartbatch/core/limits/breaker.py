@@ -14,6 +14,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
+from smartbatch._display import fields_repr
 from smartbatch.core.limits.backoff import RandomSource, jittered
 
 
@@ -52,6 +53,8 @@ LEGAL: Final[Mapping[tuple[BreakerState, BreakerState], str]] = {
 class Transition:
     """A change of state, for an event."""
 
+    __repr__ = fields_repr
+
     before: BreakerState
     after: BreakerState
     reason: str
@@ -62,6 +65,8 @@ class BreakerPermit:
     """A call that may go; ended once. ``epoch`` is the breaker's when the call was taken; ``overdue`` is when
     a probe, if it is one, no longer keeps other probes from going.
     """
+
+    __repr__ = fields_repr
 
     epoch: int
     overdue: float
@@ -118,6 +123,8 @@ class CircuitBreaker:
     Attributes:
         passed_at: when the last call succeeded.
     """
+
+    __repr__ = fields_repr
 
     _threshold: int = 5
     _pause: float = 1.0

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from attrs import Factory, define, field, frozen
 
+from smartbatch._display import fields_repr
 from smartbatch.core.limits.budget import Budget, SpendReservation
 
 _T = TypeVar("_T")
@@ -45,6 +46,8 @@ class _JobReservation:
         submitting: it is being stored, so that a store that does not have it says nothing.
     """
 
+    __repr__ = fields_repr
+
     held: SpendReservation
     cost: float
     submitting: bool = True
@@ -53,6 +56,8 @@ class _JobReservation:
 @define
 class NewReservation:
     """Money held back for a job that is being submitted, USD; ``job_id`` once it was assigned to the job."""
+
+    __repr__ = fields_repr
 
     usd: float = 0.0
     held: SpendReservation | None = None
@@ -70,6 +75,8 @@ class JobReservations:
             money back for them; of a shared budget, that it is held back there by one of those that share it.
         until: leases more where the budget is shared.
     """
+
+    __repr__ = fields_repr
 
     budget: Budget
     _guard: MoneyGuard

@@ -11,6 +11,7 @@ from collections import deque
 
 from attrs import define, field, frozen
 
+from smartbatch._display import fields_repr
 from smartbatch.core.limits.lease import Amounts
 from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround, believed_reset
 from smartbatch.core.limits.shared_record import NO_BOUND
@@ -59,6 +60,8 @@ class Reservation:
         leased: what it took of the lease, by dimension.
     """
 
+    __repr__ = fields_repr
+
     started: float
     tokens: float
     output: float
@@ -72,6 +75,8 @@ class Reservation:
 @define(eq=False)
 class Traffic:
     """What was sent through one quota, and what of it (``held_…``) is in flight, in expected tokens."""
+
+    __repr__ = fields_repr
 
     calls: int = 0
     in_flight: int = 0
@@ -151,6 +156,8 @@ class KnownLimits:
         remaining: what was left at the latest answered call, and ``admitted``, when that was sent.
     """
 
+    __repr__ = fields_repr
+
     caps: Amounts
     rates: Amounts
     at_most: Amounts
@@ -169,6 +176,8 @@ class EnforcementCheck:
         over: whether it is known.
         unenforced: whether it is known that nobody enforces it.
     """
+
+    __repr__ = fields_repr
 
     next: float
     left: int = 1

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from attrs import define, frozen
 
+from smartbatch._display import fields_repr
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity
 from smartbatch.core.limits.shared_record import DIMENSIONS, LeaseAsk, LeaseGrant
 
@@ -80,6 +81,8 @@ class QuotaFacts:
         spaced: calls a second to which it spaces its calls; 0 for not at all.
     """
 
+    __repr__ = fields_repr
+
     caps: Amounts
     rates: Amounts
     at_most: Amounts
@@ -93,6 +96,8 @@ class QuotaFacts:
 @define
 class _Slots:
     """Calls at the spaced rate that were leased together."""
+
+    __repr__ = fields_repr
 
     next_at: float
     left: float

@@ -12,6 +12,7 @@ from typing import Final
 
 from attrs import define, field, frozen, validators
 
+from smartbatch._display import fields_repr
 from smartbatch.core.limits.backoff import (
     RandomSource,
     backoff,
@@ -37,6 +38,8 @@ class RetryPolicy:
         limit_retries: how often one request may be refused for the rate limit. Such refusals do not count
             against ``retries``, since the whole quota pauses; the cap ends requests that are always refused.
     """
+
+    __repr__ = fields_repr
 
     retries: int = field(default=3, validator=validators.ge(0))
     initial: float = field(default=1.0, validator=validators.ge(0.0))
@@ -71,6 +74,8 @@ class RetryCount:
         once: kinds of failure that are retried only once, and were.
     """
 
+    __repr__ = fields_repr
+
     counted: float = 0.0
     whole: int = 0
     partial: int = 0
@@ -94,6 +99,8 @@ class Circumstances:
         latency: mean seconds of an answered call; 0 while unknown.
     """
 
+    __repr__ = fields_repr
+
     unavailable: bool = False
     maybe_billed: bool = False
     outage: bool = False
@@ -113,6 +120,8 @@ class Retry:
     longer. ``counted`` is False when the failure was the provider's state and did not count as a whole try of
     the request.
     """
+
+    __repr__ = fields_repr
 
     delay: float
     counted: bool

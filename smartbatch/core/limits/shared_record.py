@@ -13,6 +13,8 @@ import math
 
 from attrs import define, field, frozen
 
+from smartbatch._display import fields_repr
+
 DIMENSIONS = 4
 """Requests, tokens, input tokens and output tokens, in this order; a budget uses the first alone, in USD."""
 
@@ -103,6 +105,8 @@ class LeaseAsk:
         leaving: 1 for the last exchange of a process, else 0.
     """
 
+    __repr__ = fields_repr
+
     member: str
     version: int = 1
     generation: int = 0
@@ -151,6 +155,8 @@ class LeaseGrant:
         outage: 1 while a process found the provider down, else 0.
     """
 
+    __repr__ = fields_repr
+
     members: int
     granted: list[float]
     slots: float
@@ -171,6 +177,8 @@ class LeaseGrant:
 class Member:
     """A process in a record: when it was heard last, what it holds and knows, and since when it waits."""
 
+    __repr__ = fields_repr
+
     seen: float
     held: list[float]
     caps: list[float]
@@ -185,6 +193,8 @@ class Member:
 class Account:
     """What a client has of a budget, as its last exchange left it: when that was, its number, the totals that
     the client drew and gave, and what it holds of that, in USD."""
+
+    __repr__ = fields_repr
 
     seen: float
     number: int
@@ -205,6 +215,8 @@ class SharedRecord:
         accounts: of a budget, by client. They outlive the members: what a dead one held stays taken, and one
             that was silent for long may still give back.
     """
+
+    __repr__ = fields_repr
 
     at: float = 0.0
     generation: int = 0

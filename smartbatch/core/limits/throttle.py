@@ -16,6 +16,7 @@ import math
 
 from attrs import define, field
 
+from smartbatch._display import fields_repr
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity
 
 _USUAL = 0.1
@@ -65,6 +66,8 @@ class _Cohort:
     ended together there are too many of them.
     """
 
+    __repr__ = fields_repr
+
     began: float
     ended: float = math.inf
     calls: int = 0
@@ -89,6 +92,8 @@ class AdaptiveThrottle:
     Attributes:
         latency: mean seconds of accepted calls; 0 while there was none.
     """
+
+    __repr__ = fields_repr
 
     latency: float = field(default=0.0, init=False)
     _bucket: Bucket | None = field(default=None, init=False)

@@ -27,6 +27,7 @@ from typing import TypeAlias
 
 from attrs import evolve, field, frozen
 
+from smartbatch._display import fields_repr
 from smartbatch.core.forecast.turnaround import LATEST
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Load, Offer, expected_usd
@@ -71,6 +72,8 @@ class Decision:
         alone: what always-individual would be.
         batch: what always-batch would be; ``None`` where there is no Batch API for it.
     """
+
+    __repr__ = fields_repr
 
     load: Load
     constraints: Constraints

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from attrs import frozen
 
+from smartbatch._display import fields_repr
 from smartbatch._settings import EXAMPLES, seconds_in
 from smartbatch.errors import ConfigError
 from smartbatch.types import Deadline, Prefer, Strategy
@@ -26,6 +27,8 @@ class Constraints:
         threshold: fewest requests that may go as a batch alone.
         at_once: a list of at most so many requests always goes in real time.
     """
+
+    __repr__ = fields_repr
 
     strategy: Strategy = Strategy.AUTO
     prefer: Prefer = "balanced"

@@ -6,6 +6,7 @@ import math
 
 from attrs import field, frozen
 
+from smartbatch._display import fields_repr
 from smartbatch.core.forecast.turnaround import LATEST
 from smartbatch.core.routing.throughput import Throughput, Times
 from smartbatch.types import Route
@@ -14,6 +15,8 @@ from smartbatch.types import Route
 @frozen
 class Cost:
     """USD of a whole list: 5 of 100 such lists cost less than ``low``, and 5 more than ``high``."""
+
+    __repr__ = fields_repr
 
     low: float
     expected: float
@@ -41,6 +44,8 @@ class AnswerLengths:
         unlimited: requests of the list without ``max_tokens``.
     """
 
+    __repr__ = fields_repr
+
     seen: int
     tokens: float
     unlimited: int = 0
@@ -57,6 +62,8 @@ class Load:
             pay them twice.
         answers: what ``tokens_out`` rests on; ``None`` where nothing is generated.
     """
+
+    __repr__ = fields_repr
 
     requests: int
     tokens_in: float = 0.0
@@ -82,6 +89,8 @@ class Offer:
         open: False for a route that is not offered, only compared with.
     """
 
+    __repr__ = fields_repr
+
     route: Route
     throughput: Throughput
     cost: Cost | None
@@ -103,6 +112,8 @@ class BatchOffer:
         share: as in :class:`Offer`.
         seen: whether any batch was observed; where none was, one is tried if it is likely to be better.
     """
+
+    __repr__ = fields_repr
 
     times: Times
     cost: Cost | None

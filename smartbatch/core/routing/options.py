@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
 
+from smartbatch._display import fields_repr
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer, expected_usd
 from smartbatch.core.routing.risk import MARGIN, SURE, best_start, chance_within, late_penalty, rescue_starts
@@ -58,6 +59,8 @@ class Option:
         late_cost: what the chance of a batch to miss the deadline counts as; in the unit of :func:`price`.
         ruled_out: why it was not compared with the others although it is feasible; empty when it was.
     """
+
+    __repr__ = fields_repr
 
     route: Route
     p50: float
@@ -184,6 +187,8 @@ class _Rescue:
         share: share of its requests that are answered before that.
         met: probability to meet the deadline.
     """
+
+    __repr__ = fields_repr
 
     at: float | None
     needs: float

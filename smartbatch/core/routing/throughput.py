@@ -9,6 +9,8 @@ from typing import Protocol
 
 from attrs import frozen
 
+from smartbatch._display import fields_repr
+
 _FIVE = ((0.0469, 0.1185), (0.2308, 0.2393), (0.5, 0.2844), (0.7692, 0.2393), (0.9531, 0.1185))
 """Levels and weights of Gauss-Legendre quadrature: the mean of a distribution by five quantiles."""
 _WIDEST = 2.0
@@ -45,6 +47,8 @@ class Throughput:
         tokens: tokens of one request, input and output.
         rpm, tpm: calls and tokens a minute; infinity where no limit is known.
     """
+
+    __repr__ = fields_repr
 
     call: Times
     parallelism: int = 1

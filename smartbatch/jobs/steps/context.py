@@ -12,6 +12,7 @@ from typing import Any
 from attrs import Factory, field, frozen
 
 from smartbatch._clock import Clock, SteadyWall
+from smartbatch._display import fields_repr
 from smartbatch._files import sync_folder
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.budget import Budget
@@ -85,6 +86,8 @@ class StepLimits:
         longest_pause: between two tries of a call that fails.
     """
 
+    __repr__ = fields_repr
+
     poll_interval: float = 30.0
     timeout: float = HOUR
     settle: float = 30 * MINUTE
@@ -115,6 +118,8 @@ class JobRuntime:
         tell, report, speed, calibration, outer_budget, exchange_enqueued: as in
             :class:`~smartbatch.jobs.dependencies.JobDependencies`.
     """
+
+    __repr__ = fields_repr
 
     store: SqlStore
     clock: Clock
@@ -180,6 +185,8 @@ class StepContext:
         job: as it was at the beginning of the step.
         model: the job's model without the provider's prefix.
     """
+
+    __repr__ = fields_repr
 
     runtime: JobRuntime = field(repr=False)
     api: BatchApi = field(repr=False)
@@ -426,3 +433,32 @@ def held_note(error: SmartbatchError) -> str:
     """Return the note of a job whose account cannot be used."""
     what = "the account has no credit" if error.kind is ErrorKind.NO_MONEY else "the key is refused"
     return f"held: {what} ({error.message}); fix it, then resume the job"
+
+
+@frozen
+class StepResult:
+    """What a job needs next.
+
+    Attributes:
+        next_at: Unix seconds when the next step is due; ``None`` when nothing comes due by itself.
+        realtime: there are items to run in real time now.
+        finished: everything is done and cleaned up; the job may be released.
+    """
+
+    next_at: float | None = None
+    realtime: bool = False
+    finished: bool = False
+
+
+def is_paused(runtime: JobRuntime, job: JobRow) -> bool:
+    """Whether somebody paused the job's model."""
+    return runtime.pause_of(job.model) is not None
+
+
+def has_realtime(runtime: JobRuntime, job: JobRow) -> bool:
+    """Whether a job has items to run in real time now."""
+    return (
+        job.state is JobState.ACTIVE
+        and not is_paused(runtime, job)
+        and bool(runtime.store.items.in_state(job.id, state=ItemState.REALTIME, limit=1))
+    )

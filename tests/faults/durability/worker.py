@@ -22,7 +22,6 @@ from typing import Any
 from smartbatch import BatchingClient, Job, Request, Result, StoreError
 from smartbatch._clock import RealClock
 from smartbatch.cli.main import main
-from smartbatch.jobs import supervisor
 from smartbatch.jobs.steps.context import StepLimits
 from smartbatch.prices import PriceBook
 from smartbatch.providers.anthropic.provider import AnthropicProvider
@@ -147,6 +146,7 @@ def _carry(client: BatchingClient, task: WorkerTask) -> None:
 def scale_times(task: WorkerTask) -> None:
     """Shorten what no setting reaches: the provider of this world answers within seconds, not hours."""
     service: Any = importlib.import_module("smartbatch.jobs.service")
+    supervisor: Any = importlib.import_module("smartbatch.jobs.supervisor")
     send_within = StepLimits().send_within
     if task.lease is not None:
         share = task.lease / supervisor.LEASE

@@ -1,0 +1,83 @@
+"""One step of the batches of a job: which shard is due, and which function does its step, by its state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from smartbatch.errors import ProviderError
+from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, JobState, ShardRow, ShardState
+from smartbatch.jobs.steps import collect, create, job_rescue, orphans, poll, recover, settle
+from smartbatch.jobs.steps.context import StepContext, StepResult, has_realtime, is_paused
+from smartbatch.jobs.steps.shard import plan_shards
+
+_S = ShardState
+_STEPS: Mapping[ShardState, Callable[[StepContext, ShardRow], ShardRow]] = {
+    _S.PLANNED: create.begin,
+    _S.UPLOADING: create.resume_upload,
+    _S.READY: create.submit,
+    _S.SUBMITTING: recover.mark_uncertain,
+    _S.UNCERTAIN: recover.search,
+    _S.PROVISIONAL: recover.verify,
+    _S.FENCED: recover.search,
+    _S.SUBMITTED: poll.poll,
+    _S.ENDED: collect.fetch,
+    _S.INGESTING: settle.settle,
+    _S.DEAD: orphans.watch_dead_shard,
+    _S.SETTLED: settle.clean_up,
+}
+
+
+def run_batch_step(step: StepContext) -> StepResult:
+    """Run the step that is due first, if one is due. The cases, in order:
+
+    1. The job is held because of uncertain creates whose outcome is known by now: it goes on.
+    2. It has open items: they become shards, unless its model is paused.
+    3. It has a deadline and is late: a batch is taken back. While its model is paused that would not help.
+    4. Otherwise the shard that is due first has its step, by its state. What was sent is followed to its end,
+       also while the job is held or its model is paused.
+    """
+    if recover.resume_if_known(step):
+        return StepResult(step.wall)
+    job = step.job
+    goes_on = job.state is JobState.ACTIVE and not is_paused(step.runtime, job)
+    if goes_on and not job.cancel_requested and plan_shards(step):
+        return StepResult(step.wall, has_realtime(step.runtime, job))
+    return _step(step)
+
+
+def _step(step: StepContext) -> StepResult:
+    shards = [
+        shard
+        for shard in step.store.shards.of_job(step.job.id)
+        if shard.state in OPEN_SHARDS or not shard.cleaned_up
+    ]
+    paused = is_paused(step.runtime, step.job)
+    check_at = math.inf if paused else job_rescue.rescue_late_job(step, shards)
+    realtime = has_realtime(step.runtime, step.job)
+    if check_at <= step.wall:
+        return StepResult(step.wall, realtime)
+    held = (paused or step.job.state is JobState.HELD) and not step.job.cancel_requested
+    runnable = [shard for shard in shards if not (held and shard.state in UNSENT_SHARDS)]
+    due = min(runnable, key=lambda shard: shard.due_at, default=None)
+    if due is None:
+        finished = not shards and step.job.state is JobState.DONE
+        return StepResult(None if check_at == math.inf else check_at, realtime, finished)
+    at = min(_due_at(step, due), check_at)
+    if at > step.wall:
+        return StepResult(at, realtime)
+    if due.state in UNSENT_SHARDS and step.job.cancel_requested:
+        step.discard(due, "the job was cancelled")
+        return StepResult(step.wall, realtime)
+    try:
+        _STEPS[due.state](step, due)
+    except ProviderError as error:
+        step.retry_later(due, error)
+    return StepResult(step.wall, realtime)
+
+
+def _due_at(step: StepContext, shard: ShardRow) -> float:
+    """Return when a shard is due. A wall clock that was set back must not turn a pause into hours."""
+    limits = step.limits
+    longest = max(limits.longest_pause, limits.poll_interval, limits.reread_pause, limits.visibility)
+    return -math.inf if shard.due_at > step.wall + 2 * longest else shard.due_at
