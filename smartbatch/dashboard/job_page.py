@@ -12,6 +12,8 @@ from smartbatch.dashboard.outlook import course, outlook, risk_of
 from smartbatch.dashboard.page import Page, Query, Section
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import JobNotFound
+from smartbatch.jobs.batch_timeline import timeline_rows
+from smartbatch.jobs.incident_titles import incident_title
 from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import IncidentRow, ShardRow, ShardState
 from smartbatch.jobs.status import span
@@ -110,23 +112,10 @@ def _batches(source: Source, line: JobLine, shards: Sequence[ShardRow]) -> Html:
     head = ("batch", "state", "requests", "done", "id at the provider", "sent (UTC)", "took", "cost", "note")
     rows = [_batch(shard, now) for shard in shards[-BATCHES:]]
     return fragment(
-        charts.timeline("When batches ran", [_timeline(shard, line, now) for shard in shards]),
+        charts.timeline("When batches ran", timeline_rows(line.created_at, shards, line.finished_at or now)),
         charts.band("How the forecast of its end narrowed", ahead, axis, came=came) if ahead else None,
         html.table(f"Batches, the last {BATCHES} at most", head, rows, numbers=(2, 3, 6, 7)),
     )
-
-
-def _timeline(shard: ShardRow, line: JobLine, now: float) -> charts.TimelineRow:
-    """Return when a batch ran, was collected, or was rescued: taken back before its end."""
-    ended = shard.ended_at or shard.died_at
-    spans = []
-    if shard.submitted_at is not None:
-        what = "rescued" if shard.cancelled or shard.state is ShardState.DEAD else "running"
-        spans.append(charts.Span(what, shard.submitted_at, ended or max(now, shard.submitted_at)))
-    if shard.ended_at is not None:
-        until = shard.settled_at or line.finished_at or max(now, shard.ended_at)
-        spans.append(charts.Span("collected", shard.ended_at, max(until, shard.ended_at)))
-    return charts.TimelineRow(f"batch {shard.no}", tuple(spans), shard.state.value)
 
 
 def _batch(shard: ShardRow, now: float) -> tuple[Child, ...]:
@@ -156,7 +145,7 @@ def _incidents(incidents: Sequence[IncidentRow]) -> Html:
     rows = [
         (
             moment_of(one.at),
-            one.kind.replace("_", " "),
+            incident_title(one.kind),
             one.detail,
             "–" if one.money is None else usd(one.money),
         )

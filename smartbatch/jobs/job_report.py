@@ -109,8 +109,7 @@ class _Seen:
             if not result_row.follower:
                 self._add(_result(result_row, row.id))
         line = store.overview.get(row.id)
-        found = [] if line is None else store.overview.failed(line, limit=_FAILURES)
-        failed = [each for each in found if each.outcome == "failed"]
+        failed = [] if line is None else store.overview.failed(line, limit=_FAILURES, cancelled=False)
         for each in failed:
             request_id = item_id(row.id, each.ix, each.user_id)
             error = decode_error(each.body, request_id=request_id)

@@ -158,7 +158,9 @@ def test_a_job_says_how_it_stands(visitor: Visitor, shelf: Bench, opened: SqlSto
     assert "batch_é" in batches
     assert {"running", "collected", "settled", "submitted"} <= set(batches.split())
     assert "How the forecast of its end narrowed" in batches
-    assert "doubled line row 0 came twice 0.5 USD" in text_of(answer, "incidents")
+    assert "Requests were answered twice, differently row 0 came twice 0.5 USD" in text_of(
+        answer, "incidents"
+    )
     assert "row-1 client_error the prompt was <refused>" in text_of(answer, "failed")
     assert SECRET not in answer.text
 

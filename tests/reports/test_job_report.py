@@ -16,6 +16,7 @@ from smartbatch.reports.report import MOST_BYTES, Report
 from smartbatch.reports.report_data import ReportData, ReportedJob, ReportIncident
 from smartbatch.reports.sampling import MOST_SAMPLED, FailureGroup, RequestFigures
 from tests.hostile import HOSTILE
+from tests.levels import sampled
 
 PRICES = {"sim:demo": {"input": 1000.0, "output": 4000.0, "batch_discount": 0.5}}
 SIM = "sim:demo?latency=0&batch_seconds=0"
@@ -90,7 +91,7 @@ def test_a_report_holds_no_prompt_no_answer_and_nothing_of_the_system_text(clien
     assert "schema 1 properties" in section(job.report(), "asked")
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", sampled(HOSTILE, keep=2))
 def test_texts_of_strangers_stay_text_and_are_cut(name: str) -> None:
     """Names, labels, error messages, incidents, even what comes from a store that somebody else wrote."""
     text = HOSTILE[name]
@@ -143,12 +144,22 @@ def test_texts_of_strangers_stay_text_and_are_cut(name: str) -> None:
 
 def test_failures_are_told_by_kind_and_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
-    with BatchingClient(SIM, store=str(tmp_path / "jobs.db"), batch_poll_interval=0.01) as client:
-        job = client.submit_batch(["a", "b"])
+    settings = {"store": str(tmp_path / "jobs.db"), "batch_poll_interval": 0.01, "retries": 0}
+    with BatchingClient("sim:demo?latency=0&faults=timeout:1", **settings) as client:  # type: ignore[arg-type]
+        report = done(client, ["a", "b"]).report()
+    assert "0 of 2 requests were answered" in report.html
+    assert "timeout simulated: no answer in time 2 " in section(report, "failures")
+    assert "No request was answered." in section(report, "distributions")
+
+
+def test_cancelled_requests_are_no_failures(client: BatchingClient) -> None:
+    with BatchingClient("sim:demo?batch_seconds=600", store=client.config.store) as slow:
+        job = slow.submit_batch(["a", "b"])
         job.cancel()
-        status = job.wait(60)
-        told = section(job.report(), "results")
-        assert f"answered {status.completed} failed {status.failed} cancelled {status.cancelled}" in told
+        job.wait(60)
+        report = job.report()
+    assert "answered 0 failed 0 cancelled 2" in section(report, "results")
+    assert "No request failed." in section(report, "failures")
 
 
 def test_a_report_is_saved_and_shown_in_a_frame_of_its_own(client: BatchingClient, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ _ACCOUNTS = """WITH RECURSIVE account(scope) AS (
 _FAILED = """SELECT r.no, p.user_id, r.outcome, coalesce(l.body, r.body)
     FROM result r JOIN payload p ON p.no = r.no
     LEFT JOIN follower f ON f.no = r.no LEFT JOIN result l ON l.no = f.leader
-    WHERE r.outcome <> 'succeeded' AND r.no >= ? AND r.no < ? ORDER BY r.no LIMIT ?"""
+    WHERE r.outcome <> 'succeeded' AND r.outcome <> ? AND r.no >= ? AND r.no < ? ORDER BY r.no LIMIT ?"""
 
 
 @frozen
@@ -229,11 +229,16 @@ class JobOverview:
         )
         return [shard_row(row) for row in rows]
 
-    def failed(self, job: JobLine, *, limit: int = 50) -> list[FailedRequest]:
-        """Return requests of a job that ended without an answer, in order."""
-        if not job.failed + job.cancelled:
+    def failed(self, job: JobLine, *, limit: int = 50, cancelled: bool = True) -> list[FailedRequest]:
+        """Return requests of a job that ended without an answer, in order.
+
+        Args:
+            cancelled: those that were cancelled, too.
+        """
+        if not job.failed + (job.cancelled if cancelled else 0):
             return []
-        rows = self.db.rows(_FAILED, first_of(job.no), first_of(job.no + 1), limit)
+        without = "" if cancelled else "cancelled"
+        rows = self.db.rows(_FAILED, without, first_of(job.no), first_of(job.no + 1), limit)
         return [
             FailedRequest(position(no), decoded(user_id), outcome, body)
             for no, user_id, outcome, body in rows
