@@ -327,11 +327,11 @@ def test_only_the_clock_waits() -> None:
 
 
 def test_only_the_clock_makes_conditions() -> None:
-    """threading.Condition is for clock.py; a future in a forked child renews its own."""
+    """threading.Condition is for clock.py."""
     made = [
         f"{file.relative_to(ROOT.parent)}:{node.lineno}"
         for file in files()
-        if room(file) not in ("_clock", "emulator") and file != ROOT / "realtime" / "ticket.py"
+        if room(file) not in ("_clock", "emulator")
         for node in ast.walk(tree(file))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "threading.Condition"
     ]

@@ -82,6 +82,8 @@ class RealtimeEngine:
         self.lanes = LaneFactory(setup, self._attach, cache)
         if setup.fallback is not None:  # its lane is built under the monitor, where nothing may be read
             self.lanes.read(setup.fallback.provider, setup.fallback.name)
+        self._run_later, self._cancelled = self.callbacks.run_later, self.cancelled  # one object for all
+        self._interrupted = self.cancel_pending
         self._wake = partial(_wake, weakref.ref(self.dispatcher))
         self.dispatcher.start()
 
@@ -92,7 +94,7 @@ class RealtimeEngine:
         """
         now = self._clock.now()
         if future is None:
-            future = ResultFuture(self.callbacks.run_later, self.cancelled, self.cancel_pending)
+            future = ResultFuture(self._run_later, self._cancelled, self._interrupted)
         waiter = Waiter.of(submission, future, now)
         ticket = Ticket.of(submission, waiter)
         if ticket.stream is not None:

@@ -7,7 +7,6 @@ ticket, and a future that is cancelled leads back to its waiter.
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, InvalidStateError
 from contextvars import Context, copy_context
@@ -15,6 +14,7 @@ from typing import Any
 
 from attrs import define, field
 
+from smartbatch._clock import FutureCondition
 from smartbatch._fork import notice_fork
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.retry import RetryCount
@@ -23,7 +23,7 @@ from smartbatch.interrupted import Interrupted
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.submission import Submission
 from smartbatch.realtime.text_stream import ChunkBox
-from smartbatch.types import Priority, Request, Result, Route, T, Usage
+from smartbatch.types import NO_USAGE, Priority, Request, Result, Route, T, Usage
 
 PATIENCE: dict[Priority, float] = {
     Priority.URGENT: -86_400.0,
@@ -76,7 +76,12 @@ class ResultFuture(Future[Result[T]]):
         on_cancel: Callable[[ResultFuture[T]], None],
         on_interrupt: Callable[[], object] = _nothing,
     ) -> None:
-        super().__init__()
+        # What Future.__init__ makes, with another condition.
+        self._condition = FutureCondition()
+        self._state = "PENDING"
+        self._result = self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[Future[Any]], object]] = []
         self.outcome: Result[T] | None = None
         self.waiter: Waiter | None = None
         self._run_later = run_later
@@ -84,16 +89,15 @@ class ResultFuture(Future[Result[T]]):
         self._on_interrupt = on_interrupt
         self.withdraw: Callable[[ResultFuture[T]], bool] | None = None
 
-    @property
-    def _condition(self) -> threading.Condition:
+    @property  # type: ignore[override]  # it has all that a future and concurrent.futures.wait use
+    def _condition(self) -> FutureCondition:
         """Where all wait, ``concurrent.futures.wait`` too: so nobody waits for threads of the parent."""
         notice_fork()
-        own: threading.Condition = vars(self)["_condition"]
-        return own
+        return self._own_condition
 
     @_condition.setter
-    def _condition(self, own: threading.Condition) -> None:
-        vars(self)["_condition"] = own
+    def _condition(self, own: FutureCondition) -> None:
+        self._own_condition = own
 
     def result(self, timeout: float | None = None) -> Result[T]:
         """Wait for the result; Ctrl-C meanwhile cancels every request of the client that has not started.
@@ -165,8 +169,8 @@ class ResultFuture(Future[Result[T]]):
         The condition may have been locked by a thread that does not exist here, so it is made anew;
         callbacks belong to the parent and are forgotten.
         """
-        self._condition = threading.Condition()
-        vars(self)["_done_callbacks"] = []
+        self._condition = FutureCondition()
+        self._done_callbacks = []
         if not self.done():
             self.set_exception(error)
 
@@ -279,7 +283,7 @@ class Ticket:
     repairs: int = 0
     refused: ValidationFailed | None = None
     retry_count: RetryCount = field(factory=RetryCount)
-    usage: Usage = field(factory=Usage)
+    usage: Usage = NO_USAGE
     cost: float | None = 0.0
     started: float = 0.0
     last_error: SmartbatchError | None = None

@@ -26,6 +26,9 @@ IDLE_SECONDS = 60.0
 """A connection that was idle for so long is closed by us: servers, gateways and address translation drop it
 about then, some without a word, and only a failed call would find that out."""
 
+_NEARLY = 0.01
+"""Seconds by which a read or write may end late."""
+
 _PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 _KEEP_ALIVE = [
@@ -64,11 +67,11 @@ class PlainSocket(_Plain):
     deadline = 0.0
 
     def recv_into(self, *args: Any) -> int:
-        self.settimeout(seconds_left(self.deadline))
+        _arm(self)
         return super().recv_into(*args)
 
     def sendall(self, *args: Any) -> None:
-        self.settimeout(seconds_left(self.deadline))
+        _arm(self)
         return super().sendall(*args)
 
 
@@ -78,16 +81,28 @@ class _TlsSocket(_Tls):
     deadline = 0.0
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:
-        self.settimeout(seconds_left(self.deadline))
+        _arm(self)
         return super().read(len, buffer)
 
     def send(self, data: Any, flags: int = 0, **more: Any) -> int:
-        self.settimeout(seconds_left(self.deadline))
+        _arm(self)
         return super().send(data, flags, **more)
 
     def sendall(self, data: Any, flags: int = 0) -> None:
-        self.settimeout(seconds_left(self.deadline))  # that of green threads reads it once, at its start
+        _arm(self)  # that of green threads reads it once, at its start
         return super().sendall(data, flags)
+
+
+def _arm(sock: Any) -> None:
+    """Let the next read or write of a socket end at its deadline, or up to 10 ms later.
+
+    A time-out that holds nearly so long is left as it is: setting one is a call of the system's, for which
+    the interpreter's lock is given away.
+    """
+    left = seconds_left(sock.deadline)
+    at_hand = sock.gettimeout()
+    if at_hand is None or not 0 <= at_hand - left < _NEARLY:
+        sock.settimeout(left)
 
 
 @lru_cache(maxsize=8)

@@ -23,6 +23,7 @@ _END = re.compile(rb"\r?\n\r?\n")
 _STATUS = re.compile(r"HTTP/1\.(\d)[ \t]+([1-9]\d\d)(?:[ \t\r]|$)", re.ASCII)
 _FIELD = re.compile(r"^([^\x00-\x20:\x7f]+):[ \t]*([^\r\n\x00]*)\r?$", re.MULTILINE)
 _FOLD = re.compile(r"\r?\n[ \t]+")
+_PADDED = (" \r", "\t\r", " \n", "\t\n")
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
@@ -235,7 +236,12 @@ def _fields(head: str) -> tuple[dict[str, str], bool]:
     if lines != len(found):
         head = _FOLD.sub(" ", head)
         found, lines = _FIELD.findall(head), head.count("\n")
-    headers = {name.lower(): value.rstrip() for name, value in found}
+    if not found:
+        return {}, not lines
+    names, values = zip(*found, strict=True)
+    headers = dict(zip("\n".join(names).lower().split("\n"), values, strict=True))
+    if head.endswith((" ", "\t")) or any(end in head for end in _PADDED):
+        headers = {name: value.rstrip() for name, value in headers.items()}
     if len(headers) != len(found):
         lengths = {value.rstrip() for name, value in found if name.lower() == "content-length"}
         if len(lengths) > 1:

@@ -31,8 +31,9 @@ def _understand(reply: Reply, data: Any) -> Refusal:
 
 
 def _limits(headers: Mapping[str, str]) -> LimitReport | None:
-    if any(name.startswith("x-ratelimit-") for name in headers):
-        return read_limits(headers, time.time())
+    for name in headers:
+        if name.startswith("x-ratelimit-"):
+            return read_limits(headers, time.time())
     return None
 
 
