@@ -26,6 +26,9 @@ _OPTIONS = """
 --show-content         show prompts and answers, and let them be downloaded
 """
 
+_STREAMS = 64
+"""Each has a thread of its own, and the machine's owner alone opens them."""
+
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add the subcommand to those of ``smartbatch``.
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from smartbatch.dashboard import TokenAccess, app
 
     access = TokenAccess(granted="read" if args.read_only else "all")
-    dashboard = app(store=args.store, access=access, show_content=args.show_content)
+    dashboard = app(store=args.store, access=access, show_content=args.show_content, streams=_STREAMS)
     try:
         server = LocalServer(args.port, dashboard)
     except (OSError, OverflowError) as error:

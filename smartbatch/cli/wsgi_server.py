@@ -38,7 +38,8 @@ class LocalServer(socketserver.ThreadingMixIn, WSGIServer):
 
     def __init__(self, port: int, application: Callable[..., Any]) -> None:
         super().__init__((HOST, port), _Handler)
-        self.set_app(application)
+        # its handler says that there is one thread, whatever the server is
+        self.set_app(lambda environ, start: application({**environ, "wsgi.multithread": True}, start))
 
     def server_bind(self) -> None:
         """Bind; without the look-up of the host's name, which may take seconds."""

@@ -48,7 +48,11 @@ _HEADERS = (
     ("Cross-Origin-Opener-Policy", "same-origin"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
-_STATIC = {"dashboard.css": "text/css; charset=utf-8", "live.js": "text/javascript; charset=utf-8"}
+_STATIC = {
+    "dashboard.css": "text/css; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    "live.js": "text/javascript; charset=utf-8",
+}
 _NO_ACCESS = (
     "This dashboard has no rule of access: give smartbatch.dashboard.app() an access= that says who may look "
     "and who may act. Behind a proxy every visitor seems to come from this machine, so there is no default."

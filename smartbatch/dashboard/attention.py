@@ -21,8 +21,8 @@ SPENT = 0.98
 """Share of a budget from which it counts as spent."""
 ROOM = 256 << 20
 """Bytes that should be free where the store is."""
-MOST = 20
-"""Needs of one kind that are shown."""
+MOST = 5
+"""Jobs of one kind that are shown; what comes next is to be seen without scrolling far."""
 
 
 @frozen
@@ -55,8 +55,11 @@ def needs_of(source: Source, shared: SharedView) -> Iterator[Need]:
         yield from _storage(source)
         for pause in store.controls.controls().pauses.values():
             yield Need(f"{pause}. Nothing new is sent to it until somebody resumes it.")
-        for line in store.overview.page(JobFilter(state=JobState.HELD), limit=MOST):
+        held = store.overview.page(JobFilter(state=JobState.HELD), limit=MOST + 1)
+        for line in held[:MOST]:
             yield _of_job("Held: ", line, line.note or "waits for a person")
+        if len(held) > MOST:
+            yield Need("Further jobs are held: the list of jobs has them, by this state.")
     if shared.problem is not None:
         yield Need(f"The place where processes share limits cannot be read: {shared.problem}")
     for one in shared.found.living:

@@ -42,7 +42,7 @@ def page(source: Source, query: Query) -> Page:
     line = None if store is None else store.overview.get(query.argument)
     if store is None or line is None:
         raise JobNotFound(f"The store {source.place} has no job {query.argument!r:.80}.")
-    shards = store.overview.shards(line)
+    shards = store.overview.shards([line])[line.id]
     return Page(
         f"Job {line.key or line.id}",
         (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from smartbatch._html import Child, Html, el, fragment
@@ -20,21 +20,33 @@ _KINDS = {JobState.ACTIVE: "", JobState.HELD: "bad", JobState.DONE: "good"}
 
 
 def jobs_table(caption: str, lines: Sequence[JobLine], source: Source, query: Query) -> Html:
-    """Return a table of jobs; each costs one look into an index besides its row."""
+    """Return a table of jobs; two questions to the store besides that for the jobs themselves."""
     store = source.store
-    told = {} if store is None else store.overview.forecasts(lines)
-    rows = [_row(line, told, source, query) for line in lines]
+    if store is None:
+        return fragment()
+    told, now = store.overview.forecasts(lines), source.now()
+    going = [line for line in lines if line.state is not JobState.DONE]
+    shards = store.overview.shards(going)
+    history = source.history
+    times = {model: history.turnaround(model) for model in {line.model for line in going}}
+    rows = []
+    for line in lines:
+        ends, risk = None, None
+        if line.id in shards:
+            of_job = shards[line.id], times[line.model], now
+            ends, risk = outlook(line, *of_job), risk_of(line, *of_job)
+        rows.append(_row(line, told.get(line.no), ends, risk, now, query))
     return html.table(caption, HEAD, rows, numbers=(6, 7))
 
 
 def _row(
-    line: JobLine, told: Mapping[int, AcceptedForecast], source: Source, query: Query
+    line: JobLine,
+    forecast: AcceptedForecast | None,
+    ends: Outlook | None,
+    risk: float | None,
+    now: float,
+    query: Query,
 ) -> tuple[Child, ...]:
-    now, ends, risk = source.now(), None, None
-    if line.state is not JobState.DONE and source.store is not None:
-        shards, times = source.store.overview.shards(line), source.history.turnaround(line.model)
-        ends, risk = outlook(line, shards, times, now), risk_of(line, shards, times, now)
-    forecast = told.get(line.no)
     return (
         fragment(
             el("a", line.key or line.id, href=query.link("jobs", line.id)),

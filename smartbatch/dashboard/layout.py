@@ -60,7 +60,10 @@ def message(title: str, text: str, query: Query, *, back: str = "") -> bytes:
 
 
 def _whole(title: str, query: Query, body: Html, *, script: bool) -> bytes:
-    head = [el("link", rel="stylesheet", href=_place(query, "dashboard.css"))]
+    head = [
+        el("link", rel="stylesheet", href=_place(query, "dashboard.css")),
+        el("link", rel="icon", href=_place(query, "icon.svg")),
+    ]
     if script:
         head.append(el("script", src=_place(query, "live.js"), defer=True))
     skip = el("a", "Skip to the content", href="#content", class_="skip")

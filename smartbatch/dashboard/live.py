@@ -17,8 +17,9 @@ from smartbatch._fork import PerProcess
 from smartbatch.dashboard.page import TICK, Page
 from smartbatch.errors import SmartbatchError
 
-HEARTBEAT = 10.0
-"""Seconds after which a stream without news says that it is there; by that a gone browser is noticed."""
+HEARTBEAT = 2.0
+"""Seconds after which a stream without news says that it is there. By that a browser that went away is
+noticed, so it is short: whoever goes through the pages leaves a stream on each."""
 LONGEST = 600.0
 """Seconds of a stream; the browser opens the next one with the version it has."""
 RETRY = 2_000

@@ -121,7 +121,7 @@ PAGES: dict[str, Callable[[SqlStore], object]] = {
     "count": lambda kept: kept.overview.count(JobState.ACTIVE),
     "unknown creations": lambda kept: kept.overview.unknown_creations(),
     "waiting": lambda kept: kept.overview.waiting(),
-    "batches": lambda kept: kept.overview.shards(kept.overview.page(JobFilter())[0]),
+    "batches": lambda kept: kept.overview.shards(kept.overview.page(JobFilter())),
     "failed": lambda kept: kept.overview.failed(kept.overview.page(JobFilter())[0]),
     "incidents": lambda kept: kept.overview.incidents("job-0000000000000001"),
     "forecasts": lambda kept: kept.overview.forecasts(kept.overview.page(JobFilter())),

@@ -1,11 +1,11 @@
 /* Renews the sections of a page by Server-Sent Events, and by polling where these do not go. */
 "use strict";
 (() => {
-  const POLL = 5000, SPEAK = 10000;
+  const POLL = 5000, AGAIN = 6, SPEAK = 10000; // after so many questions a stream is tried again
   const news = document.getElementById("news");
   if (!news) return;
   const { root, page } = news.dataset;
-  let version = news.dataset.version, source = null, timer = 0, spoken = 0, failed = 0;
+  let version = news.dataset.version, source = null, timer = 0, spoken = 0, failed = 0, asked = 0, leaving = false;
 
   const address = (way) =>
     `${root}/${way}?page=${encodeURIComponent(page)}&seen=${encodeURIComponent(version)}`;
@@ -51,15 +51,15 @@
       if (!failed) say(`Not renewed since ${at()}: the dashboard does not answer.`, true);
       failed += 1;
     }
-    if (!document.hidden) timer = setTimeout(poll, POLL);
+    asked += 1;
+    if (!document.hidden) timer = setTimeout(asked % AGAIN ? poll : listen, POLL);
   };
 
   const listen = () => {
     source = new EventSource(address("live"));
     source.addEventListener("sections", (event) => take(JSON.parse(event.data), event.lastEventId));
     source.onerror = () => {
-      const refused = source.readyState === EventSource.CLOSED;
-      if (!refused) return; // the browser opens it again, with the last id
+      if (leaving || source?.readyState !== EventSource.CLOSED) return; // else it is opened again by itself
       stop();
       poll();
     };
@@ -75,7 +75,9 @@
     stop();
     if (!document.hidden) listen();
   });
+  window.addEventListener("beforeunload", () => { leaving = true; });
   window.addEventListener("pagehide", stop);
+  window.addEventListener("pageshow", (event) => { if (event.persisted) { leaving = false; stop(); listen(); } });
   say(`Renewed while you look; loaded at ${at()}.`, true);
   if (!document.hidden) listen();
 })();

@@ -214,10 +214,14 @@ class JobOverview:
         [(found,)] = self.db.rows(counted, state.value, COUNTED + 1)
         return int(found)
 
-    def shards(self, job: JobLine) -> list[ShardRow]:
-        """Return the batches of a job, in the order of planning."""
-        rows = self.db.rows(f"SELECT {SHARD_COLUMNS} FROM shard WHERE job = ? ORDER BY no", job.no)
-        return [shard_row(row) for row in rows]
+    def shards(self, jobs: Sequence[JobLine]) -> dict[str, list[ShardRow]]:
+        """Return the batches of jobs, by the ids of these and in the order of planning."""
+        found: dict[str, list[ShardRow]] = {job.id: [] for job in jobs}
+        asked = f"SELECT {SHARD_COLUMNS} FROM shard WHERE job IN {{numbers}} ORDER BY job, no"
+        for row in self.db.rows(asked, [job.no for job in jobs]):
+            shard = shard_row(row)
+            found[shard.job_id].append(shard)
+        return found
 
     def unknown_creations(self, *, limit: int = 20) -> list[ShardRow]:
         """Return batches of which nobody knows whether the provider has them."""

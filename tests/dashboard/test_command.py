@@ -1,0 +1,102 @@
+"""``smartbatch dashboard``: its address, its server, its end."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from benchmarks.dashboard import Served
+from smartbatch.cli.main import main
+from smartbatch.cli.wsgi_server import LocalServer
+from smartbatch.dashboard import app
+from smartbatch.jobs.store import SqlStore
+from tests.dashboard.visits import LOCAL, TOKEN
+from tests.jobs.stores import Bench, new_items
+
+
+@contextmanager
+def serving(shelf: Bench) -> Iterator[LocalServer]:
+    """Serve the dashboard on a thread."""
+    board = app(store=shelf.place, shared="off", access=LOCAL)
+    server = LocalServer(0, board)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        board.stop()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_the_server_streams_to_several_browsers_at_a_time(shelf: Bench, opened: SqlStore) -> None:
+    with serving(shelf) as server:
+        streams = []
+        for _ in range(3):
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+            connection.request("GET", "/live?page=/jobs", headers={"Authorization": f"Bearer {TOKEN}"})
+            streams.append(connection.getresponse())
+        opened.jobs.accept(shelf.job(key="the new one"), new_items(1))
+        for stream in streams:
+            assert stream.status == 200
+            while b"the new one" not in (line := stream.readline()):
+                assert line, "the stream ended"
+
+
+def test_a_browser_that_goes_away_is_no_error(
+    shelf: Bench, opened: SqlStore, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serving(shelf) as server, socket.create_connection(("127.0.0.1", server.server_port)) as half:
+        half.sendall(b"GET / HTTP/1.0\r\n")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_port_that_is_taken_is_bad_usage(shelf: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["dashboard", "--store", shelf.place, "--port", str(port)]) == 2
+    assert f"--port {port}: Address already in use" in capfd.readouterr().err
+    assert main(["dashboard", "--store", shelf.place, "--port", "70000"]) == 2
+
+
+@pytest.mark.full
+def test_the_command_prints_its_address_serves_and_ends(shelf: Bench, opened: SqlStore) -> None:
+    with Served(shelf.place) as served:
+        body, _ = served.get("/")
+        assert body
+        refused = http.client.HTTPConnection(served.address, timeout=30)
+        refused.request("GET", "/")
+        assert refused.getresponse().status == 403
+    assert served.ended == 0
+
+
+@pytest.mark.full
+def test_a_reader_may_not_act(shelf: Bench, opened: SqlStore) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "smartbatch",
+        "dashboard",
+        "--store",
+        shelf.place,
+        "--port",
+        "0",
+        "--read-only",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address, _, token = process.stdout.readline().strip().removeprefix("http://").partition("/?token=")
+        connection = http.client.HTTPConnection(address, timeout=30)
+        headers = {"Authorization": f"Bearer {token}", "Origin": f"http://{address}"}
+        connection.request("POST", "/act/cancel", headers=headers)
+        answer = connection.getresponse()
+        assert (answer.status, b"not act" in answer.read()) == (403, True)
+        process.terminate()

@@ -1,0 +1,210 @@
+"""The dashboard in Chromium: pages over 10,000 jobs, live news of another process, acts, accessibility."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.dashboard import Served, fill
+from smartbatch.jobs.store import open_store
+from tests.jobs.stores import new_items, new_job
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # pipes of the driver
+]
+JOBS = 10_000
+PAGES = {"now": "/", "jobs": "/jobs", "job": "/jobs/job-0000000000009999", "choices": "/choices"}
+PAGES |= {"models": "/models", "errors": "/errors"}
+PICTURES = Path(__file__).parents[2] / "docs" / "images"
+"""The pictures of the documentation; ``DASHBOARD_PICTURES=1`` has them made anew."""
+CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store of 10,000 jobs."""
+    place = str(tmp_path_factory.mktemp("browser") / "jobs.db")
+    fill(place, JOBS, 20 * JOBS)
+    return place
+
+
+@pytest.fixture(scope="module")
+def served(place: str) -> Iterator[Served]:
+    with Served(place) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser; the full tests fail without it."""
+    from playwright.sync_api import sync_playwright
+
+    program = next((path for path in CHROMIUM if os.path.exists(path)), None)
+    assert program is not None, "Chromium is not installed: apt-get install chromium"
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Any, served: Served) -> Iterator[Any]:
+    """A page of somebody with the token, which notes what it asks for and what goes wrong on it."""
+    context = chromium.new_context()
+    tab = context.new_page()
+    tab.asked, tab.wrong = [], []
+    tab.on("request", lambda request: tab.asked.append(request.url))
+    tab.on("console", lambda told: tab.wrong.append(told.text) if told.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: tab.wrong.append(str(error)))
+    tab.goto(f"http://{served.address}/?token={served.token}")
+    yield tab
+    context.close()
+
+
+def at(served: Served, path: str) -> str:
+    return f"http://{served.address}{path}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_each_page_loads_and_asks_no_other_host(page: Any, served: Served, name: str) -> None:
+    page.goto(at(served, PAGES[name]))
+    assert page.locator("main h1").inner_text() != ""
+    assert page.locator("main section").count() >= 1
+    page.wait_for_function("document.getElementById('news').textContent.startsWith('Renewed')")
+    assert all(url.startswith(f"http://{served.address}/") for url in page.asked)
+    assert [told for told in page.wrong if "favicon" not in told] == []
+    assert "token" not in page.url
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_each_page_is_accessible(page: Any, served: Served, name: str) -> None:
+    """Nothing serious is found by axe, in light and in dark."""
+    source = files("axe_playwright_python").joinpath("axe.min.js").read_text()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.goto(at(served, PAGES[name]))
+        page.evaluate(source)
+        found = page.evaluate("axe.run()")["violations"]
+        serious = [one for one in found if one["impact"] in ("serious", "critical")]
+        told = [(one["id"], [node["html"][:200] for node in one["nodes"][:3]]) for one in serious]
+        assert told == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_each_page_is_complete_without_javascript(chromium: Any, served: Served, name: str) -> None:
+    context = chromium.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(f"http://{served.address}/?token={served.token}")
+    tab.goto(at(served, PAGES[name]))
+    assert tab.locator("main section").count() >= 1
+    assert "without it, reload it" in tab.locator("#news").inner_text()
+    context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_is_wider_than_a_narrow_screen(page: Any, served: Served, name: str) -> None:
+    """Tables scroll by themselves; the page does not."""
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(at(served, PAGES[name]))
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_news_of_another_process_are_seen_without_a_reload(page: Any, served: Served, place: str) -> None:
+    """By the stream: no question of the fallback was asked."""
+    with page.expect_request(lambda request: "/live?" in request.url):
+        page.goto(at(served, "/jobs"))
+    page.asked.clear()
+    store = open_store(place)
+    store.jobs.accept(new_job("job-of-another-pro", key="accepted just now"), new_items(3))
+    page.get_by_text("accepted just now").wait_for()
+    with sqlite3.connect(place) as other:
+        other.execute("UPDATE job SET succeeded = 2 WHERE id = 'job-of-another-pro'")
+    other.close()
+    page.get_by_text("2 of 3", exact=True).wait_for()
+    assert not [url for url in page.asked if "/news?" in url]
+    store.close()
+
+
+def test_a_hidden_page_asks_nothing(page: Any, served: Served) -> None:
+    page.goto(at(served, "/jobs"))
+    page.wait_for_function("document.getElementById('news').textContent.startsWith('Renewed')")
+    hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+    show = "document.dispatchEvent(new Event('visibilitychange'))"
+    page.evaluate((hide % "true") + show)
+    page.asked.clear()
+    with page.expect_request(lambda request: "/live?" in request.url):
+        page.evaluate((hide % "false") + show)
+    assert len([url for url in page.asked if "/live?" in url]) == 1
+
+
+def test_where_no_stream_is_free_the_page_asks_now_and_then(chromium: Any, served: Served) -> None:
+    context = chromium.new_context()
+    tab = context.new_page()
+    tab.route("**/live?*", lambda route: route.fulfill(status=503, body="no"))
+    tab.goto(f"http://{served.address}/?token={served.token}")
+    with tab.expect_response(lambda response: "/news?" in response.url and response.status == 200):
+        tab.reload()
+    context.close()
+
+
+def test_what_is_open_stays_open_and_keeps_the_focus(page: Any, served: Served, place: str) -> None:
+    """A section that is replaced keeps its opened tables, and whoever is at a link stays there."""
+    page.goto(at(served, "/jobs/job-0000000000009999"))
+    page.locator("#batches details summary").first.click()
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+    with sqlite3.connect(place) as other:
+        other.execute("UPDATE shard SET note = CAST('still at it' AS BLOB) WHERE job = 9999")
+    other.close()
+    page.get_by_text("still at it").first.wait_for()
+    assert page.locator("#batches details").first.get_attribute("open") is not None
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+
+
+def test_the_keyboard_reaches_the_content_first(page: Any, served: Served) -> None:
+    page.goto(at(served, "/jobs"))
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+
+
+def test_a_filter_and_its_pages_work_by_keyboard(page: Any, served: Served) -> None:
+    page.goto(at(served, "/jobs"))
+    page.get_by_label("State").select_option("held")
+    page.get_by_role("button", name="Show").press("Enter")
+    page.wait_for_url("**/jobs?state=held*")
+    first = page.locator("#jobs tbody tr").first.inner_text()
+    page.get_by_role("link", name="Older jobs").press("Enter")
+    page.wait_for_url("**before=*")
+    assert page.locator("#jobs tbody tr").first.inner_text() != first
+
+
+def test_without_the_token_nothing_is_seen_and_nothing_done(chromium: Any, served: Served) -> None:
+    context = chromium.new_context()
+    tab = context.new_page()
+    assert tab.goto(at(served, "/")).status == 403
+    refused = tab.evaluate("fetch('/act/cancel', {method: 'POST'}).then(answer => answer.status)")
+    assert refused == 403
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pictures(page: Any, served: Served, tmp_path: Path, scheme: str) -> None:
+    """Each page has a picture, wide and narrow; some are the documentation's, and made anew on request."""
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    for width, names in ((1100, PAGES), (360, ["now"])):
+        page.set_viewport_size({"width": width, "height": 900})
+        for name in names:
+            page.goto(at(served, PAGES[name]))
+            file = f"dashboard-{name}-{scheme}{'-narrow' if width < 500 else ''}.png"
+            kept = PICTURES / file
+            wanted = os.environ.get("DASHBOARD_PICTURES") and kept.exists()
+            picture = page.screenshot(path=str(kept if wanted else tmp_path / file))
+            assert picture.startswith(b"\x89PNG")
