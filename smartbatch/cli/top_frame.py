@@ -135,7 +135,7 @@ def _jobs(source: Source, store: SqlStore | None, width: int) -> Iterator[TopLin
 
 
 def _job(source: Source, store: SqlStore, line: JobLine) -> tuple[str, ...]:
-    shards, times = store.overview.shards(line), source.history.turnaround(line.model)
+    shards, times = store.overview.shards([line])[line.id], source.history.turnaround(line.model)
     now = source.now()
     ends, risk = outlook(line, shards, times, now), risk_of(line, shards, times, now)
     left = "?" if ends is None else f"{span(max(0.0, ends.median - now))}"
