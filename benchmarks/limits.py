@@ -62,14 +62,21 @@ class Wanted:
 
 
 def filled(
-    targets: Targets, title: str, server: list[str], *, burst: int, wanted: Wanted | None, **settings: Any
+    targets: Targets,
+    title: str,
+    server: list[str],
+    *,
+    burst: int,
+    wanted: Wanted | None,
+    rate: int = 10,
+    **settings: Any,
 ) -> None:
-    """Fill ten requests a second for a minute or more behind the burst, and print how well."""
-    count = max(900, burst + 600)
+    """Fill so many requests a second for a minute or more behind the burst, and print how well."""
+    count = max(900, burst + 600) if rate == 10 else 75 * rate
     lost, wall, report = run(count, server, **settings)
     calls = report["received"]
-    used, refused = 100 * (count - burst) / (10 * wall), 100 * (calls - count) / calls
-    print(f"{title:<55} lost {lost}  used {used:5.1f} %  refused {refused:4.1f} %  in {wall:.1f} s")
+    used, refused = 100 * (count - burst) / (rate * wall), 100 * (calls - count) / calls
+    print(f"{title:<55} lost {lost}  used {used:5.1f} %  refused {refused:4.2f} %  in {wall:.1f} s")
     if wanted is not None:
         print(f"{'':<55} ({targets.at_least(used, wanted.used)}, {targets.at_most(refused, wanted.refused)})")
     targets.at_most(lost, 0)
@@ -87,6 +94,13 @@ def main() -> None:
     for api in ("openai", "anthropic", "gemini"):
         title = f"600 a minute, learned from {api}'s answers"
         fill(title, ["--rpm", "600"], burst=600, wanted=well, api=api)
+    first, twenty = Wanted(used=98, refused=0.5), ["--rpm", "1200", "--enforce", "second"]
+    for api in ("openai", "anthropic", "gemini"):
+        title = f"20 a second, no burst, learned from {api}'s answers"
+        fill(title, twenty, burst=0, wanted=first, rate=20, api=api)
+    fill("20 a second, no burst, told", twenty, burst=0, wanted=first, rate=20, max_rpm=1200)
+    silent = [*twenty, "--no-limit-headers"]
+    fill("20 a second, no burst, not told", silent, burst=0, wanted=first, rate=20)
     tokens = ["--tpm", "60000"]  # each call is charged its output cap: 600 a minute again
     fill("60,000 tokens a minute, learned from headers", tokens, burst=600, wanted=well, max_tokens=100)
     targets.exit()

@@ -12,7 +12,14 @@ from collections.abc import Callable
 
 from smartbatch.core.batching.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKENS, PackRoom
 from smartbatch.core.batching.request_batch import Batch, BatchState
-from smartbatch.errors import BudgetExceeded, ErrorKind, ProviderUnavailable, RequestTimeout, scrub
+from smartbatch.errors import (
+    BudgetExceeded,
+    ConfigError,
+    ErrorKind,
+    ProviderUnavailable,
+    RequestTimeout,
+    scrub,
+)
 from smartbatch.events import FlexChanged, LongWait, PackingChanged
 from smartbatch.observe.long_waits import LONG_WAIT
 from smartbatch.observe.text import duration
@@ -135,8 +142,7 @@ class Collector:
             at = self._gates.look(lane, _demand(lane, [head]), now)
             if at > now:
                 self._note_changes_locked(lane, effects)
-                self._note_wait(lane, at, effects)
-                return self._end_of_patience(lane, at)
+                return self._held_back_locked(lane_queue, head, at, effects)
         tickets = self._fill_locked(lane_queue, head, now)
         demand = _demand(lane, tickets)
         permit = self._gates.admit(lane, demand, now)
@@ -145,9 +151,7 @@ class Collector:
         if not isinstance(permit, Permit):
             for ticket in tickets:
                 lane_queue.unpop(ticket)
-            self._gates.lack(lane, lane_queue.waiting, self._config.parallelism)
-            self._note_wait(lane, permit, effects)
-            return self._end_of_patience(lane, permit)
+            return self._held_back_locked(lane_queue, head, permit, effects)
         starting = [ticket for ticket in tickets if self._queue.start_locked(ticket, now)]
         if not starting:
             self._gates.end(permit, Ending.DROPPED, now)
@@ -279,6 +283,23 @@ class Collector:
         if lane.provider_health.open_since is not None:
             for change in lane.breaker.changes():
                 self._router.note_change(lane, change, effects)
+
+    def _held_back_locked(
+        self, lane_queue: LaneQueue, head: Ticket, at: float, effects: DeferredEffects
+    ) -> float:
+        """A gate is closed until ``at``; return when to look again, ``now`` after the head was failed because
+        waiting does not help.
+        """
+        lane = lane_queue.lane
+        refusal = self._gates.refusal(lane)
+        if refusal:
+            self._router.fail_locked(
+                head, ConfigError(f"{refusal}; nothing was sent: shared_lost = stop"), effects
+            )
+            return effects.now
+        self._gates.lack(lane, lane_queue.waiting, self._config.parallelism)
+        self._note_wait(lane, at, effects)
+        return self._end_of_patience(lane, at)
 
     def _note_wait(self, lane: Lane, at: float, effects: DeferredEffects) -> None:
         """Note a wait for a gate, and tell of a long one for the limits; of one for the breaker or a cooldown

@@ -130,6 +130,11 @@ class Gates:
         lane.throttle.take(now)
         return Permit(lane, demand, reservation, through, self.payer(demand.own_budget).reserve(demand.cost))
 
+    def refusal(self, lane: Lane) -> str:
+        """Return why the limits let no call go, where waiting does not help; else an empty text."""
+        lease = lane.quota.quota.lease
+        return "" if lease is None else lease.refusal
+
     def lack(self, lane: Lane, waiting: int, parallelism: int) -> None:
         """So many requests wait for a gate: an unknown limit is approached faster for few of them."""
         quota = lane.quota.quota

@@ -82,10 +82,11 @@ class _QuotaShare:
             self._lease.adopt(grant, now)
             self._shared.quota.follow(now)
 
-    def lose(self, now: float) -> int | None:
+    def lose(self, now: float, incompatible: str) -> int | None:
         with self._shared.lock:
             grant = self._lease.grant
-            return (0 if grant is None else grant.members) if self._lease.lose(now) else None
+            lost = self._lease.lose(now, incompatible)
+            return (0 if grant is None else grant.members) if lost else None
 
     def wake(self) -> None:
         self._shared.wake_all()

@@ -92,6 +92,18 @@ class CallWindow:
         self.size, self._growth, self._threshold = _FIRST, _DOUBLING, math.inf
         self.is_opening, self._held_at = True, math.inf
 
+    @property
+    def opened(self) -> float:
+        """Calls in flight to which it opened at first contact without a refusal; else 0."""
+        return self.size if self.is_opening and self.began < math.inf and self._held_at == math.inf else 0.0
+
+    def widen(self, in_flight: float) -> None:
+        """At first contact: others know of so many calls in flight that were let through."""
+        if in_flight == math.inf:
+            self.open()
+        elif self._held_at == math.inf:
+            self.size = max(self.size, in_flight)
+
     def open(self) -> None:
         """Limit nothing any more."""
         self.size, self._growth, self.is_opening = math.inf, _DOUBLING, False

@@ -79,6 +79,7 @@ class QuotaFacts:
         accepted: calls answered since the start.
         cool_until: when the cooldown of this process ends.
         spaced: calls a second to which it spaces its calls; 0 for not at all.
+        opened: calls in flight to which it opened without a refusal, while no limit was known; else 0.
     """
 
     __repr__ = fields_repr
@@ -91,6 +92,7 @@ class QuotaFacts:
     accepted: int
     cool_until: float
     spaced: float
+    opened: float = 0.0
 
 
 @define
@@ -129,6 +131,7 @@ class LimitLease:
         self.outage, self.outages = False, 0
         self._own_outage: bool | None = None  # to be told
         self._on_lost = on_lost
+        self._incompatible = ""
         self._held = [0.0] * DIMENSIONS
         self._used = [0.0] * DIMENSIONS  # since the last exchange
         self._demand = [0.0] * DIMENSIONS  # units a second
@@ -263,7 +266,9 @@ class LimitLease:
         if now - self._used_at < _IDLE:
             if self._runs_low:
                 return max(now, soonest, self._more_at)
-            return soonest if self._is_new else self._asked_at + _RENEW
+            if self.members > 1 and not self._limited and not self._spaced:
+                return self._asked_at + (_OFTEN if self._is_new else _SOON)  # what another finds concerns all
+            return self._asked_at + _RENEW
         if self.holds:
             return max(now, self._asked_at + _IDLE)
         return self._asked_at + _HEARTBEAT
@@ -334,6 +339,7 @@ class LimitLease:
             spaced=-1.0 if self._spaced > 0.0 == facts.spaced else facts.spaced,
             lowered=int(lowered),
             outage=0 if own_outage is None else 1 if own_outage else -1,
+            opened=facts.opened,
             leaving=int(leaving),
         )
 
@@ -373,6 +379,13 @@ class LimitLease:
             begin, step = now + grant.slots_in, 1.0 / grant.spaced
             self._slots.append(_Slots(begin, grant.slots, begin + (grant.slots + 1.0) * step + _LATE))
 
+    @property
+    def opened(self) -> float:
+        """Calls in flight at first contact, as far as processes know: infinity where a limit is known."""
+        if self.grant is None:
+            return 0.0
+        return math.inf if self._limited or self._spaced else self.grant.opened
+
     def cooldown(self, now: float, own: float) -> float | None:
         """Return until when the others' cooldown lasts, where it is longer than this process's ``own``."""
         until = now + (self.grant.cool if self.grant is not None else 0.0)
@@ -391,11 +404,19 @@ class LimitLease:
             return None
         return None if own == self._spaced else self._spaced
 
-    def lose(self, now: float) -> bool:
+    @property
+    def refusal(self) -> str:
+        """Why no call goes, where waiting does not help; else empty."""
+        return self._incompatible if self.lost and self._on_lost == "stop" else ""
+
+    def lose(self, now: float, incompatible: str = "") -> bool:
         """The back end cannot be reached: use what is leased, then the safe share. True when that begins.
+
+        ``incompatible`` says why waiting does not help, where it does not.
 
         Nothing that was given back counts as held, since the exchange may have been made.
         """
+        self._incompatible = incompatible
         if self.lost or (self.joined and self.holds and now <= self._until):
             return False
         self.joined = self.lost = True

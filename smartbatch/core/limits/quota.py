@@ -253,7 +253,7 @@ class Quota:
         self._header_limits.learn(report, reservation, self._traffic, now, alone=self._is_alone)
         if self.lease is not None and known != self.reported_limits:
             self.lease.tell()
-        if not self._is_alone:
+        if self._spacing.bucket is not None or not self._is_alone:
             self._space_even(now)
         if self._window.is_opening and report.requests_remaining is not None:
             self._window.open()
@@ -429,6 +429,7 @@ class Quota:
             accepted=self._traffic.accepted,
             cool_until=self._cool_until,
             spaced=self._spacing.rate,
+            opened=self._window.opened,
         )
 
     def follow(self, now: float) -> None:
@@ -438,6 +439,8 @@ class Quota:
         before it belong to the same event. Begun again slowly is only where no known limit paces the calls.
         """
         assert self.lease is not None
+        if self._window.is_opening:
+            self._window.widen(self.lease.opened)
         until = self.lease.cooldown(now, self._cool_until)
         if until is not None:
             self._cool_before = self._cool_began = now
@@ -451,6 +454,8 @@ class Quota:
             self._spacing.at_told(rate, now)
             if rate:
                 self._window.open()
+            else:
+                self._header_limits.spaced = False
 
     @property
     def _known(self) -> float | None:
@@ -522,8 +527,9 @@ class Quota:
         if self._spacing.bucket is None:
             self._window.restart(self._evidence.peak, first=self._consecutive == 1)
         else:
+            traffic = self._traffic if self._is_alone else None
             lone = self._evidence.is_lone
-            self._spacing.lower(self._traffic, now, known=self._known is not None, lone=lone)
+            self._spacing.lower(traffic, now, known=self._known is not None, lone=lone)
             self._window.open()
 
     def _proven(self, now: float) -> None:
@@ -545,7 +551,9 @@ class Quota:
             ):  # before the first pause as after each a burst is accepted
                 until, accepted = self._cool_until, accepted + self.in_flight
             measured = accepted / max(until - self._baseline, _COOLDOWN / 2)
-            if self.lease is not None:
+            if until > now and self.lease is not None:
+                measured *= self.lease.members  # they began together, and what they tell now is of moments
+            elif self.lease is not None:
                 measured += self.lease.others_rate
             if self._spacing.at_measured(measured, now):
                 self._window.open()
@@ -555,9 +563,10 @@ class Quota:
     def _space_even(self, now: float) -> None:
         """Space the calls at a small bucket of the provider's: it may be a window that does not refill before
         its end; and where others share it, each would keep to it, and all together would not."""
-        if self._spacing.bucket is None and self._header_limits.is_even:
-            self._space_known(now)
-            self._header_limits.spaced = self._spacing.bucket is not None
+        if self._header_limits.is_even and not self._header_limits.spaced:
+            if self._spacing.bucket is None:
+                self._space_known(now)
+            self._header_limits.spaced = True
 
     def _space_known(self, now: float) -> None:
         """No bursts are honoured: space the calls at the known rate; then there is no window."""

@@ -96,6 +96,7 @@ class LeaseAsk:
         spaced: calls a second to which calls are spaced; 0 for not at all, -1 for no longer.
         lowered: 1 where that rate was proven or lowered since the last exchange, else 0.
         outage: 1 where its breaker opened since the last exchange, -1 where it closed, else 0.
+        opened: calls in flight to which it opened without a refusal, while no limit was known; else 0.
         money: 1 for a budget, else 0: what a dead process leased does not come back, and nothing refills.
         lasting: 1 for a quota that does not refill and is held for long, as that of enqueued tokens, else 0:
             there is as much left as nobody holds, and what is no longer told as kept is there again.
@@ -126,6 +127,7 @@ class LeaseAsk:
     spaced: float = 0.0
     lowered: int = 0
     outage: int = 0
+    opened: float = 0.0
     money: int = 0
     lasting: int = 0
     number: int = 0
@@ -153,6 +155,7 @@ class LeaseGrant:
         spaced: calls a second to which all calls are spaced; 0 for not at all.
         accepted: calls a second that the other processes had answered lately.
         outage: 1 while a process found the provider down, else 0.
+        opened: calls in flight to which processes opened without a refusal; 0 where none is known.
     """
 
     __repr__ = fields_repr
@@ -171,6 +174,7 @@ class LeaseGrant:
     spaced: float
     accepted: float
     outage: int
+    opened: float
 
 
 @define
@@ -228,6 +232,7 @@ class SharedRecord:
     spaced: float = 0.0
     next_slot: float = 0.0
     outage: int = 0
+    opened: float = 0.0
     members: dict[str, Member] = field(factory=dict)
     accounts: dict[str, Account] = field(factory=dict)
 
@@ -274,6 +279,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
             given = _given_back(ask, d, account, forgotten=mine is None)
             _correct(record, ask, d, record.levels[d] + given)
     _note_events(record, ask, now)
+    record.opened = max(record.opened, ask.opened)
     if ask.leaving:
         _note_account(record, ask, now, 0.0)
         return _grant(record, now, 1 + len(record.members), _none())
@@ -388,7 +394,7 @@ def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
     if ask.cooled > 0.0:
         record.cool_until = max(record.cool_until, now + ask.cooled)
     if ask.lowered == 1:
-        record.spaced = ask.spaced
+        record.spaced, record.opened = ask.spaced, 0.0
     elif ask.spaced < 0.0:
         record.spaced = 0.0
     elif ask.spaced > record.spaced > 0.0:
@@ -475,4 +481,5 @@ def _grant(
         spaced=record.spaced,
         accepted=sum(m.accepted for name, m in record.members.items() if name != without),
         outage=record.outage,
+        opened=record.opened,
     )

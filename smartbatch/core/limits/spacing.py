@@ -32,6 +32,9 @@ _FOUND_LEAST = 0.8
 """Then the rate is held at these shares of it, after some seconds without a refusal and sooner, and at least
 at 0.8 of the rate that was refused: what was accepted while it was searched began far below."""
 
+_SHARED = 0.97
+"""Share of the rate of all processes that is taken to be the limit where one of them is refused."""
+
 _OVERSHOT = 0.5
 """Seconds for which the next call waits at most, as too many were sent lately."""
 
@@ -109,7 +112,7 @@ class Spacing:
             self._at(rate, now)
             self._searching = False
 
-    def lower(self, traffic: Traffic, now: float, *, known: bool, lone: bool) -> None:
+    def lower(self, traffic: Traffic | None, now: float, *, known: bool, lone: bool) -> None:
         """A call was refused: a lower rate. The cases, in order:
 
         1. A rate is known: the lower, the sooner the refusal came.
@@ -117,6 +120,9 @@ class Spacing:
         3. What was accepted lately measures the limit: just below it, for the longer, the more often the same
            was found. The next calls wait for what was sent too much within a second.
         4. Nothing was measured: the lower, the sooner the refusal came.
+
+        Args:
+            traffic: ``None`` where it is a part of what all processes send; their rate is about the limit.
         """
         assert self.bucket is not None
         rate, soon = self.bucket.rate, self._clean < _GROWTH_SCALE
@@ -142,9 +148,11 @@ class Spacing:
         if not known:
             self.bucket.level = min(self.bucket.level, -min(rate - slower, _OVERSHOT * slower))
 
-    def _measured(self, traffic: Traffic, now: float) -> float:
+    def _measured(self, traffic: Traffic | None, now: float) -> float:
         """Return the calls a second that were accepted at about the present rate; 0 where nobody can tell."""
         assert self.bucket is not None
+        if traffic is None:
+            return 0.0 if self._searching else _SHARED * self.bucket.rate
         since, accepted = traffic.accepted_since(max(self._since, now - _MEASURED))
         if now - since < (_MEASURED_SEARCHING if self._searching else _MEASURED_LEAST):
             return 0.0

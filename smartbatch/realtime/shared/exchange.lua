@@ -2,7 +2,7 @@
 -- same order. KEYS[1]: the record. ARGV[1]: what is asked, as JSON. Returns what is granted, as JSON.
 local GONE, WAITING, SLICES, ADVANCE, MONEY_SLICES = 15, 2, 4, 1, 2
 local SLOT_SECONDS, CLOCK_STEP, QUIET, SLOTS_AHEAD, SLACK, NO_BOUND = 0.5, 2, 8, 1, 0.001, 1e15
-local KEPT, REMEMBERED, SETTLED, LASTING = 86400000, 604800, 60, 3600
+local KEPT, REMEMBERED, SETTLED, LASTING = 604800000, 604800, 60, 3600
 
 local time = redis.call('TIME')
 -- numbers are stored with 14 digits: seconds since 2023 keep their microseconds
@@ -11,7 +11,7 @@ local ask = cjson.decode(ARGV[1])
 local stored = redis.call('GET', KEYS[1])
 local record = stored and cjson.decode(stored) or {
     at = 0, generation = 0, caps = {0, 0, 0, 0}, rates = {0, 0, 0, 0}, levels = {0, 0, 0, 0},
-    granted = {0, 0, 0, 0}, cool_until = 0, spaced = 0, next_slot = 0, outage = 0, members = {}, accounts = {},
+    granted = {0, 0, 0, 0}, cool_until = 0, spaced = 0, next_slot = 0, outage = 0, opened = 0, members = {}, accounts = {},
 }
 local members, accounts = record.members, record.accounts
 local account = accounts[ask.member]
@@ -106,7 +106,7 @@ if ask.generation == record.generation then
     local news = ask.cooled > 0 or ask.lowered == 1 or outage ~= record.outage
     if ask.cooled > 0 then record.cool_until = math.max(record.cool_until, now + ask.cooled) end
     if ask.lowered == 1 then
-        record.spaced = ask.spaced
+        record.spaced, record.opened = ask.spaced, 0
     elseif ask.spaced < 0 then
         record.spaced = 0
     elseif ask.spaced > record.spaced and record.spaced > 0 then
@@ -115,6 +115,8 @@ if ask.generation == record.generation then
     record.outage = outage
     if news then record.generation = record.generation + 1 end
 end
+
+record.opened = math.max(record.opened, ask.opened)
 
 local granted, slots, slots_in, wait = {0, 0, 0, 0}, 0, 0, 0
 local count = 1
@@ -203,5 +205,5 @@ return cjson.encode({
     members = count, granted = granted, slots = slots, slots_in = slots_in, wait = wait,
     cool = math.max(0, record.cool_until - now), generation = record.generation, caps = record.caps,
     rates = record.rates, left = record.levels, ['then'] = then_, spaced = record.spaced,
-    accepted = accepted, outage = record.outage,
+    accepted = accepted, outage = record.outage, opened = record.opened,
 })

@@ -97,7 +97,7 @@ BEGIN
         known := ask.cooled > 0 OR ask.lowered = 1 OR outage <> r.outage;
         IF ask.cooled > 0 THEN r.cool_until := greatest(r.cool_until, now_at + ask.cooled); END IF;
         IF ask.lowered = 1 THEN
-            r.spaced := ask.spaced;
+            r.spaced := ask.spaced; r.opened := 0;
         ELSIF ask.spaced < 0 THEN
             r.spaced := 0;
         ELSIF ask.spaced > r.spaced AND r.spaced > 0 THEN
@@ -106,6 +106,7 @@ BEGIN
         r.outage := outage;
         IF known THEN r.generation := r.generation + 1; END IF;
     END IF;
+    r.opened := greatest(r.opened, ask.opened);
     since_at := CASE WHEN mine.since > 0 THEN mine.since ELSE now_at END;
     IF ask.leaving = 0 AND greatest(ask.slots, ask.wanted[1], ask.wanted[2], ask.wanted[3], ask.wanted[4]) > 0 THEN
         alone := CASE WHEN others = 0 THEN advance ELSE 0 END;
@@ -175,10 +176,10 @@ BEGIN
     END IF;
     UPDATE {schema}.shared_limits SET at = r.at, generation = r.generation, caps = r.caps, rates = r.rates,
         levels = r.levels, granted = r.granted, cool_until = r.cool_until, spaced = r.spaced,
-        next_slot = r.next_slot, outage = r.outage WHERE key = record_key;
+        next_slot = r.next_slot, outage = r.outage, opened = r.opened WHERE key = record_key;
     FOR d IN 1..4 LOOP held_sum[d] := r.granted[d] - held_sum[d]; END LOOP;
     RETURN json_build_object('members', others + 1, 'granted', granted, 'slots', slots, 'slots_in', slots_in,
         'wait', wait, 'cool', greatest(0, r.cool_until - now_at), 'generation', r.generation, 'caps', r.caps,
         'rates', r.rates, 'left', r.levels, 'then', held_sum, 'spaced', r.spaced, 'accepted', accepted_sum,
-        'outage', r.outage);
+        'outage', r.outage, 'opened', r.opened);
 END $$;

@@ -72,8 +72,11 @@ class Share(Protocol):
         """Use what that exchange gave."""
         ...
 
-    def lose(self, now: float) -> int | None:
-        """It could not be made; where the back end is lost by that, return the processes seen last."""
+    def lose(self, now: float, incompatible: str) -> int | None:
+        """It could not be made; where the back end is lost by that, return the processes seen last.
+
+        ``incompatible`` says why waiting does not help, where it does not; else it is empty.
+        """
         ...
 
     def wake(self) -> None:
@@ -291,7 +294,7 @@ class SharedLeases:
         joined.again_at, joined.retry = now + joined.retry, min(2.0 * joined.retry, _RETRY_MOST)
         if isinstance(error, Incompatible):
             joined.again_at = now + _RETRY_INCOMPATIBLE
-        processes = share.lose(now)
+        processes = share.lose(now, str(error) if isinstance(error, Incompatible) else "")
         if processes is not None:
             joined.lost_at = now
             share.tell(

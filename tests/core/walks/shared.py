@@ -61,6 +61,7 @@ def drawn(
         number=number,
         drawn=rng.uniform(0, 50),
         given=rng.uniform(0, 50),
+        opened=rng.choice([0.0, 4.0, 17.0]),
     )
 
 

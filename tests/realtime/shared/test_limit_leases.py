@@ -37,7 +37,7 @@ class Once:
     def adopt(self, grant: LeaseGrant, now: float) -> None:
         pass
 
-    def lose(self, now: float) -> int | None:
+    def lose(self, now: float, incompatible: str) -> int | None:
         self.lost.put(True)
         return None
 

@@ -18,6 +18,7 @@ from smartbatch.prices import Price
 from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import Incompatible, hidden
 from smartbatch.realtime.shared.limit_leases import shared_leases
+from smartbatch.realtime.shared_quota import forget_all
 from smartbatch.types import Answer, Usage
 
 LIMIT = {"caps": [594.0, 0.0, 0.0, 0.0], "rates": [9.95, 0.0, 0.0, 0.0]}
@@ -116,6 +117,43 @@ def test_a_file_of_another_version_is_not_shared(
     [lost] = [event for event in seen if isinstance(event, SharedLimitsLost)]
     assert "processes of version 2" in lost.reason
     assert "use the same smartbatch" in lost.reason
+
+
+def test_where_nothing_goes_without_the_others_a_file_of_another_version_fails_requests(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not wait for ever: waiting does not help. The error says what does."""
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    with monkeypatch.context() as later:
+        later.setattr("smartbatch.realtime.shared.sqlite_back_end.VERSION", 2)
+        Neighbour(address, provider, clock)
+    client = client_of(provider, shared=address, shared_lost="stop")
+    error = client.submit("one").exception()
+    assert isinstance(error, ConfigError)
+    assert "processes of version 2" in str(error)
+    assert "shared_lost = stop" in str(error)
+    assert provider.starts == []
+
+
+def test_the_next_process_knows_what_the_first_one_found_out(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """Also a day later: no limit was in the way of 40 calls at once, so they all go at once."""
+
+    def at_once() -> int:
+        """Send 120 requests from a new process; return how many went at its beginning."""
+        provider = Scripted(clock, lambda prompt, attempt: "yes", priced=True, scope="an account")
+        client = client_of(provider, parallelism=40, shared=address)
+        assert client.generate(map(str, range(120))).failed == 0
+        client.stop()
+        forget_all()
+        began = [start.at for start in provider.starts]
+        return sum(at < began[0] + 0.1 for at in began)
+
+    assert at_once() < 10
+    assert at_once() == 40
+    clock.sleep(86_400.0)
+    assert at_once() == 40
 
 
 def test_a_file_is_one_machines_at_a_time(
