@@ -1258,6 +1258,23 @@ def test_no_reader_misses_a_result_while_others_write(bench: Bench) -> None:
     assert sorted(seen) == list(range(400))
 
 
+def test_results_that_are_stored_while_a_gap_is_looked_for_are_not_passed_over(
+    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, lease = started(store, bench, 9)
+    shard = ingesting(store, bench, lease, *range(9))
+    real = items_module.first_in
+
+    def meanwhile(*asked: Any, **named: Any) -> int | None:
+        store.shards.ingest(lease, shard, [result(ix) for ix in range(9)], at=1.0)
+        return real(*asked, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(items_module, "first_in", meanwhile)
+        assert [row.seq for row in store.items.fresh(job.id, limit=4)] == [1, 2, 3, 4]
+    assert [row.seq for row in store.items.fresh(job.id, after=4, limit=9)] == [5, 6, 7, 8, 9]
+
+
 # -- notes ---------------------------------------------------------------------------------------------------
 
 

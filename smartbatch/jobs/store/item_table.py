@@ -151,12 +151,19 @@ class ItemTable:
         return self._from("seq", number(job, after + 1), first_of(job + 1), limit)
 
     def _from(self, column: str, first: int, end: int, limit: int) -> list[ResultRow]:
-        """Return the next page by a column, also where it begins after a gap."""
-        page = self._page(f"r.{column}", first, min(first + limit, end))
-        if page or first + limit >= end:
+        """Return the next page by a column, also where it begins after a gap.
+
+        What was no gap but not stored yet may be stored while it is looked behind: then it is there now, as
+        results are stored in the order of ``seq``.
+        """
+        order, past = f"r.{column}", min(first + limit, end)
+        page = self._page(order, first, past)
+        if page or past == end:
             return page
-        behind = first_in(self.db, "result", first + limit, end, column=column)
-        return [] if behind is None else self._page(f"r.{column}", behind, min(behind + limit, end))
+        behind = first_in(self.db, "result", past, end, column=column)
+        if behind is None:
+            return []
+        return self._page(order, first, past) or self._page(order, behind, min(behind + limit, end))
 
     def _page(self, order: str, first: int, end: int) -> list[ResultRow]:
         """Return results of a range of numbers, or the first of them where they are large."""
