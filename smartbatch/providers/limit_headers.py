@@ -100,6 +100,16 @@ _FIELDS = {
 }
 
 
+_HEADERS = {
+    what: tuple(
+        (f"{prefix}limit-{what}", f"{prefix}remaining-{what}", f"{prefix}reset-{what}")
+        for prefix in ("x-ratelimit-", "llm_provider-x-ratelimit-")
+    )
+    for what in ("requests", "tokens", "project-tokens")
+}
+"""The headers of each limit, by the provider itself and through a gateway."""
+
+
 def _report(**figures: _Figures) -> LimitReport | None:
     """The report of what is said about some limits; every answer in real time has one."""
     found: dict[str, Any] = {}
@@ -111,10 +121,11 @@ def _report(**figures: _Figures) -> LimitReport | None:
 
 def _figures(headers: Mapping[str, str], what: str, now: float) -> _Figures:
     """Read one limit's headers; gateways such as LiteLLM pass the provider's own on with a prefix."""
-    for prefix in ("x-ratelimit-", "llm_provider-x-ratelimit-"):
-        limit = _count(headers.get(f"{prefix}limit-{what}"))
-        remaining = _count(headers.get(f"{prefix}remaining-{what}"))
-        reset = parse_duration(headers.get(f"{prefix}reset-{what}"))
+    for names in _HEADERS[what]:
+        limit_text, remaining_text, reset_text = map(headers.get, names)
+        if limit_text is remaining_text is reset_text is None:
+            continue
+        limit, remaining, reset = _count(limit_text), _count(remaining_text), parse_duration(reset_text)
         reset = None if reset is None else max(0.0, _until(reset, now))
         if limit is not None or remaining is not None or reset is not None:
             return _Figures(limit, remaining, reset)

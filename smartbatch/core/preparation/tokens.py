@@ -275,7 +275,10 @@ class _Known:
         return alike, self.mean + (output - self.mean) / min(alike, Calibration.SETTLED)
 
     def _outputs_with(self, tokens: int, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        latest, ranked = (*self.latest, tokens), list(self.ranked)
+        latest = (*self.latest, tokens)
+        if len(latest) > most and latest[0] == tokens:  # it takes the place of an equal one
+            return latest[1:], self.ranked
+        ranked = list(self.ranked)
         insort(ranked, tokens)
         if len(latest) > most:
             del ranked[bisect_left(ranked, latest[0])]

@@ -7,6 +7,7 @@ it raises is kept: it still makes the tunnels of proxies, and the errors have on
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from http.client import BadStatusLine, HTTPException, IncompleteRead, LineTooLong, RemoteDisconnected
 from typing import Any
 
@@ -15,15 +16,15 @@ MAX_HEAD = 65536
 MAX_LINES = 100
 """Most header lines, as ``http.client`` has it."""
 
+_USUAL = 8192  # characters of a head; lines of a longer one are not remembered
 _FIRST = 8192  # bytes asked for at once until the head is there: mostly that is the whole answer
 _PIECE = 65536  # bytes of a body asked for at once
 _GROWTH = 1 << 20  # bytes by which the room for a body grows; what was announced may never come
 
 _END = re.compile(rb"\r?\n\r?\n")
 _STATUS = re.compile(r"HTTP/1\.(\d)[ \t]+([1-9]\d\d)(?:[ \t\r]|$)", re.ASCII)
-_FIELD = re.compile(r"^([^\x00-\x20:\x7f]+):[ \t]*([^\r\n\x00]*)\r?$", re.MULTILINE)
+_FIELD = re.compile(r"([^\x00-\x20:\x7f]+):[ \t]*([^\r\n\x00]*)")
 _FOLD = re.compile(r"\r?\n[ \t]+")
-_PADDED = (" \r", "\t\r", " \n", "\t\n")
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 _DIGITS = re.compile(r"[0-9]{1,18}")
 
@@ -229,24 +230,27 @@ def _fields(head: str) -> tuple[dict[str, str], bool]:
 
     A value that goes on in the next line, as was once allowed, is joined with a blank.
     """
-    found = _FIELD.findall(head)
-    lines = head.count("\n")
-    if lines > MAX_LINES:
+    lines = head.split("\r\n")[1:]
+    if head.count("\n") != len(lines) or "\n " in head or "\n\t" in head:  # bare ends of lines, or folds
+        lines = _FOLD.sub(" ", head).replace("\r\n", "\n").split("\n")[1:]
+    if len(lines) > MAX_LINES:
         raise HTTPException("got more than 100 headers")
-    if lines != len(found):
-        head = _FOLD.sub(" ", head)
-        found, lines = _FIELD.findall(head), head.count("\n")
-    if not found:
-        return {}, not lines
-    names, values = zip(*found, strict=True)
-    headers = dict(zip("\n".join(names).lower().split("\n"), values, strict=True))
-    if head.endswith((" ", "\t")) or any(end in head for end in _PADDED):
-        headers = {name: value.rstrip() for name, value in headers.items()}
+    field = _field if len(head) <= _USUAL else _field.__wrapped__
+    fields = list(map(field, lines))
+    found = [each for each in fields if each is not None]
+    headers = dict(found)
     if len(headers) != len(found):
-        lengths = {value.rstrip() for name, value in found if name.lower() == "content-length"}
+        lengths = {value for name, value in found if name == "content-length"}
         if len(lengths) > 1:
             raise HTTPException("the answer has two lengths")
-    return headers, lines == len(found)
+    return headers, len(found) == len(fields)
+
+
+@lru_cache(maxsize=512)  # most lines of a server's answers are the same each time
+def _field(line: str) -> tuple[str, str] | None:
+    """Return the name, in lower case, and the value of a header line; ``None`` where it is none."""
+    found = _FIELD.fullmatch(line)
+    return None if found is None else (found[1].lower(), found[2].rstrip(" \t"))
 
 
 def _keeps(headers: dict[str, str], *, old: bool) -> bool:

@@ -31,6 +31,9 @@ from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.vectors import listed, spread, vector
 from smartbatch.types import Answer, Kind, Request, Usage
 
+_OF_CHATS = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
+_OF_RESPONSES = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
+"""Names of the tokens that were read and written, and of their details."""
 _FINISH = {"function_call": "tool_calls", "max_output_tokens": "length", "max_tokens": "length"}
 
 
@@ -134,14 +137,14 @@ def usage_of(usage: Any) -> Usage | None:
     """
     if not isinstance(usage, dict):
         return None
-    inward, outward = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
-    taken, made = count(usage.get(f"{inward}_tokens")), count(usage.get(f"{outward}_tokens", 0))
+    names = _OF_RESPONSES if "input_tokens" in usage else _OF_CHATS
+    taken, made = count(usage.get(names[0])), count(usage.get(names[1], 0))
     if taken is None or made is None:
         return None
-    details = usage.get(f"{inward}_tokens_details")
+    details = usage.get(names[2])
     cached = min(_detail(details, "cached_tokens"), taken)
     written = min(_detail(details, "cache_write_tokens"), taken - cached)
-    reasoning = _detail(usage.get(f"{outward}_tokens_details"), "reasoning_tokens")
+    reasoning = _detail(usage.get(names[3]), "reasoning_tokens")
     return Usage(taken, made, cached, min(reasoning, made), cache_write_tokens=written)
 
 
