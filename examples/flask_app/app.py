@@ -2,19 +2,37 @@
 
     flask --app app run
 
-The model is the embedded provider, which needs no key; ``FLASK_SMARTBATCH_MODEL`` names another one.
+The model is the embedded provider, which needs no key; ``FLASK_SMARTBATCH_MODEL`` names another one. With the
+variable ``DASHBOARD_PASSWORD`` there is a dashboard at ``/smartbatch/dashboard/``.
 """
 
-from flask import Flask, abort, redirect, render_template, request, url_for
+import os
+from secrets import compare_digest
+
+from flask import Flask, Response, abort, redirect, render_template, request, url_for
 
 from smartbatch import JobNotFound
-from smartbatch.integrations.flask import Smartbatch, blueprint, current_smartbatch
+from smartbatch.integrations.flask import Smartbatch, blueprint, current_smartbatch, dashboard_blueprint
 
 app = Flask(__name__)
 app.config.update(SMARTBATCH_MODEL="sim:demo", SMARTBATCH_STORE="jobs.db", SMARTBATCH_WEB_TIMEOUT="25s")
 app.config.from_prefixed_env()
 Smartbatch(app)
+
+
+def access(environ):
+    """Let in whoever knows the password that the variable says; without one there is no dashboard."""
+    given, password = request.authorization, os.environ.get("DASHBOARD_PASSWORD")
+    if not password:
+        return None
+    if given is None or not compare_digest(given.password or "", password):
+        abort(Response("Who are you?", 401, {"WWW-Authenticate": 'Basic realm="jobs"'}))
+    environ["REMOTE_USER"] = given.username
+    return "all"
+
+
 app.register_blueprint(blueprint)
+app.register_blueprint(dashboard_blueprint(access))
 
 
 @app.get("/")

@@ -1,25 +1,30 @@
-"""Flask: a client for each worker process by the application's settings, its commands, and a health page."""
+"""Flask: a client for each worker process by the application's settings, its commands, a health page, and the
+dashboard."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack, cast, final
+from weakref import WeakKeyDictionary
 
 import click
 from attrs import asdict
-from flask import Blueprint, Flask, current_app, g, has_request_context
+from flask import Blueprint, Flask, Response, current_app, g, has_request_context, request
 from flask.cli import AppGroup, with_appcontext
 from flask.typing import ResponseReturnValue
 from werkzeug.local import LocalProxy
 
 from smartbatch._clock import RealClock
 from smartbatch.config import PREFIX
+from smartbatch.dashboard import Access
 from smartbatch.integrations.hosting import COMMANDS, HostClient, HostSettings
 from smartbatch.realtime.setup import HookParams
 
 if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
+
     from smartbatch.client import BatchingClient
 
-__all__ = ["Smartbatch", "blueprint", "current_smartbatch"]
+__all__ = ["Smartbatch", "blueprint", "current_smartbatch", "dashboard_blueprint"]
 
 _NAME = "smartbatch"
 """Of the extension, of its blueprint, and of its group of commands."""
@@ -80,6 +85,34 @@ def health() -> ResponseReturnValue:
     """Say as JSON how the client of this process is; with status 503 where it cannot be used."""
     found = _host().health()
     return asdict(found), 200 if found.ok else 503
+
+
+def dashboard_blueprint(
+    access: Access | None = None, *, show_content: bool = False, url_prefix: str = f"/{_NAME}/dashboard"
+) -> Blueprint:
+    """Return a blueprint with the dashboard of the application's jobs.
+
+    Args:
+        access: called within each web request, with its WSGI environment; returns ``"all"`` (look and act),
+            ``"read"`` or ``None``. Without it every request is answered 403. Acts are noted by the
+            ``REMOTE_USER`` of the environment, which it may set.
+        show_content: show prompts and answers.
+        url_prefix: where it is.
+    """
+    pages = Blueprint(f"{_NAME}_dashboard", __name__, url_prefix=url_prefix)
+    made: WeakKeyDictionary[HostClient, WSGIApplication] = WeakKeyDictionary()
+
+    @pages.route("/", defaults={"page": ""}, methods=["GET", "POST"])
+    @pages.route("/<path:page>", methods=["GET", "POST"])
+    def show(page: str) -> Response:
+        host = _host()
+        found = made.get(host) or made.setdefault(host, host.dashboard(access, show_content=show_content))
+        path = page.encode().decode("latin-1")
+        root = request.environ["SCRIPT_NAME"] + request.environ["PATH_INFO"].removesuffix(path)
+        placed = {**request.environ, "SCRIPT_NAME": root.rstrip("/"), "PATH_INFO": f"/{path}"}
+        return cast(Response, current_app.response_class.from_app(found, placed))
+
+    return pages
 
 
 def _host() -> HostClient:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from attrs import evolve, field, fields_dict, frozen
 
@@ -18,10 +18,15 @@ from smartbatch._settings import seconds_of
 from smartbatch.cli.main import main
 from smartbatch.client import BatchingClient
 from smartbatch.config import OF_APPLICATIONS, PREFIX, BatchingConfig, check_names
+from smartbatch.dashboard import Access, Dashboard
+from smartbatch.dashboard import app as dashboard_app
 from smartbatch.errors import ConfigError, RequestTimeout, SmartbatchError
 from smartbatch.realtime.setup import HookParams
 from smartbatch.shortcuts import StoredJobs
 from smartbatch.types import Generation, Request
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 MARGIN: Final = 1.0
 """Seconds before the end of a time limit at which requests are given up, so that their caller can say why."""
@@ -209,6 +214,37 @@ class HostClient:
         self.jobs = StoredJobs(settings.config)
         self._hooks: HookParams = hooks or {}
         self._clients = PerProcess(self._make)
+
+    def dashboard(self, access: Access | None, *, show_content: bool = False) -> WSGIApplication:
+        """Return the dashboard of the application's store, as a WSGI application.
+
+        It answers for any host: the framework checks that. The queue of the client of the process is shown
+        once there is one.
+
+        Args:
+            access: as in :func:`smartbatch.dashboard.app`.
+            show_content: show prompts and answers.
+        """
+
+        def made(client: BatchingClient | None) -> Dashboard:
+            config = self.settings.config
+            return dashboard_app(
+                store=config.store,
+                shared=config.shared,
+                client=client,
+                access=access,
+                hosts=["*"],
+                show_content=show_content,
+            )
+
+        idle = PerProcess(lambda: made(None))
+        busy = PerProcess(lambda: made(self._clients.get()))
+
+        def dashboard(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+            found = idle if self._clients.peek() is None else busy
+            return found.get()(environ, start_response)
+
+        return dashboard
 
     def get(self, began: float | None = None) -> BatchingClient:
         """Return the client.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
@@ -15,7 +16,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from browser import PACKAGES, browser
@@ -41,7 +43,8 @@ def gunicorn(application: str, folder: str, kind: str, *more: str) -> WebServer:
 
 FLASK = gunicorn("app:app", "flask_app", "gthread", "--threads", "8")
 DJANGO = gunicorn("summaries.wsgi", "django_app", "gthread", "--threads", "8")
-APPS = [FLASK, DJANGO, gunicorn("app:app", "flask_app", "gevent")]
+GEVENT = gunicorn("app:app", "flask_app", "gevent")
+APPS = [FLASK, DJANGO, GEVENT]
 ANY_APP = pytest.mark.parametrize("app", APPS, ids=[app.name for app in APPS])
 
 
@@ -56,6 +59,7 @@ def run_app(app: WebServer, folder: Path, service: Provider) -> Iterator[Running
         "DATABASE": str(folder / "django.sqlite3"),
         "SMARTBATCH_BATCH_POLL_INTERVAL": "0.1s",
         "SMARTBATCH_EXIT_GRACE": "5s",
+        "DASHBOARD_PASSWORD": "secret",
     }
     with run_server(app, service.environ | settings, folder) as running:
         yield running
@@ -143,20 +147,9 @@ def test_the_admin_lists_jobs_and_shows_one(quick: Provider, tmp_path: Path) -> 
 
     with run_app(DJANGO, tmp_path, quick) as running, browser(tmp_path) as page:
         wait = WebDriverWait(page, GUARD)
-        for command in (
-            ["migrate"],
-            ["createsuperuser", "--noinput", "--username=me", "--email=me@example.com"],
-        ):
-            manage(tmp_path, *command)
-        page.get(f"http://127.0.0.1:{running.port}/")
-        page.find_element(By.NAME, "texts").send_keys("one\ntwo")
-        page.find_element(By.TAG_NAME, "button").click()
-        wait.until(lambda _: page.find_elements(By.ID, "results"))
-        job = page.current_url.rpartition("/")[2]
-        page.get(f"http://127.0.0.1:{running.port}/admin/")
-        page.find_element(By.NAME, "username").send_keys("me")
-        page.find_element(By.NAME, "password").send_keys("secret")
-        page.find_element(By.CSS_SELECTOR, "[type=submit]").click()
+        superuser(tmp_path)
+        job = start_job(page, f"http://127.0.0.1:{running.port}")
+        log_in(page, f"http://127.0.0.1:{running.port}")
         (jobs,) = wait.until(lambda _: page.find_elements(By.LINK_TEXT, "Jobs"))
         assert not page.find_elements(By.CSS_SELECTOR, ".model-storedjob .addlink")
         jobs.click()
@@ -166,6 +159,77 @@ def test_the_admin_lists_jobs_and_shows_one(quick: Provider, tmp_path: Path) -> 
         (shown,) = wait.until(lambda _: page.find_elements(By.TAG_NAME, "pre"))
         assert "2 completed" in shown.text
         assert not page.find_elements(By.CSS_SELECTOR, "#content [type=submit]")
+
+
+BOARD = "/smartbatch/dashboard/"
+
+
+def start_job(page: Any, address: str) -> str:
+    """Fill in the form with two lines, wait for the results, and return the id of the job."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    page.get(f"{address}/")
+    page.find_element(By.NAME, "texts").send_keys("one\ntwo")
+    page.find_element(By.TAG_NAME, "button").click()
+    WebDriverWait(page, GUARD).until(lambda _: page.find_elements(By.ID, "results"))
+    return str(page.current_url.rpartition("/")[2])
+
+
+@pytest.mark.parametrize("app", [FLASK, GEVENT], ids=["gthread", "gevent"])
+def test_the_dashboard_is_in_the_flask_application_for_those_who_know_the_password(
+    app: WebServer, quick: Provider, tmp_path: Path
+) -> None:
+    """Its pages, and the news of a page as a stream."""
+    from selenium.webdriver.common.by import By
+
+    with run_app(app, tmp_path, quick) as running, browser(tmp_path) as page:
+        address = f"127.0.0.1:{running.port}"
+        with pytest.raises(HTTPError, match="401"):
+            urlopen(f"http://{address}{BOARD}", timeout=GUARD)
+        job = start_job(page, f"http://{address}")
+        page.get(f"http://me:secret@{address}{BOARD}jobs")
+        assert page.find_element(By.TAG_NAME, "h1").text == "Jobs"
+        page.find_element(By.PARTIAL_LINK_TEXT, job).click()
+        assert page.current_url.endswith(f"{address}{BOARD}jobs/{job}")
+        known = {"Authorization": f"Basic {base64.b64encode(b'me:secret').decode()}"}
+        asked = Request(f"http://{address}{BOARD}live?page=/jobs", headers=known)
+        with urlopen(asked, timeout=GUARD) as news:
+            assert news.headers["Content-Type"] == "text/event-stream"
+            assert news.readline()
+
+
+def test_the_dashboard_is_in_the_django_project_for_those_who_may_see_jobs(
+    quick: Provider, tmp_path: Path
+) -> None:
+    from selenium.webdriver.common.by import By
+
+    with run_app(DJANGO, tmp_path, quick) as running, browser(tmp_path) as page:
+        address = f"http://127.0.0.1:{running.port}"
+        superuser(tmp_path)
+        job = start_job(page, address)
+        with pytest.raises(HTTPError, match="403"):
+            urlopen(f"{address}{BOARD}", timeout=GUARD)
+        log_in(page, address)
+        page.get(f"{address}{BOARD}jobs")
+        assert page.find_element(By.TAG_NAME, "h1").text == "Jobs"
+        page.find_element(By.PARTIAL_LINK_TEXT, job).click()
+        assert page.current_url == f"{address}{BOARD}jobs/{job}"
+
+
+def superuser(folder: Path) -> None:
+    """Make the tables of the example, and its user."""
+    manage(folder, "migrate")
+    manage(folder, "createsuperuser", "--noinput", "--username=me", "--email=me@example.com")
+
+
+def log_in(page: Any, address: str) -> None:
+    from selenium.webdriver.common.by import By
+
+    page.get(f"{address}/admin/")
+    page.find_element(By.NAME, "username").send_keys("me")
+    page.find_element(By.NAME, "password").send_keys("secret")
+    page.find_element(By.CSS_SELECTOR, "[type=submit]").click()
 
 
 def manage(folder: Path, *arguments: str) -> None:

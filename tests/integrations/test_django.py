@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlencode
 
 import django
 import psycopg
@@ -22,12 +24,14 @@ from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory, override_settings
-from django.urls import include, path
+from django.urls import include, path, resolve
 from docs.pages import ROOT, Page
 from jobs.stores import postgres_address
 
 from smartbatch import Answer, ConfigError, Request, RequestTimeout, Result
+from smartbatch.dashboard import acts as acts_of_dashboard
 from smartbatch.integrations.django import closing_connections, get_client
+from smartbatch.integrations.django.dashboard import dashboard_urls
 from smartbatch.integrations.django.system_checks import TAG, check_server
 
 settings.configure(
@@ -71,8 +75,15 @@ async def asynchronous(request: HttpRequest) -> HttpResponse:
     return HttpResponse((await asyncio.wrap_future(get_client().submit("a"))).text)
 
 
+def may_see_jobs(request: HttpRequest) -> Any:
+    """Say who may see the dashboard: a user of a parameter, as nobody logs in here."""
+    return {"ada": "all", "bob": "read"}.get(request.GET.get("user", ""))
+
+
 urlpatterns = [
     path("", view),
+    path("closed/", include(dashboard_urls())),
+    path("board/", include(dashboard_urls(may_see_jobs))),
     path("asynchronous", asynchronous),
     path("smartbatch/", include("smartbatch.integrations.django.urls")),
     path("admin/", admin.site.urls),
@@ -392,6 +403,9 @@ def test_the_parts_of_the_page_run(project: Project) -> None:
     started = namespace["start"](requests.post("/", {"texts": "one\ntwo"}))
     assert get_client().job(json.loads(started.content)["id"]).total == 2
     assert namespace["classify"].__name__ == "classify"
+    looks = SimpleNamespace(is_superuser=False, has_perm=lambda name: name == "smartbatch.view_storedjob")
+    assert namespace["may_see_jobs"](SimpleNamespace(user=looks)) == "read"
+    assert len(namespace["urlpatterns"]) == 1
 
 
 class Counting:
@@ -495,3 +509,57 @@ def test_the_admin_shows_jobs_to_whom_it_may_concern(project: Project) -> None:
 def test_there_is_nothing_to_migrate(capsys: pytest.CaptureFixture[str]) -> None:
     call_command("makemigrations", "--check", "--dry-run")
     assert "No changes detected" in capsys.readouterr().out
+
+
+# -- the dashboard -------------------------------------------------------------------------------------------
+
+SAME_PAGE = {"HTTP_SEC_FETCH_SITE": "same-origin"}
+
+
+def test_the_dashboard_is_refused_without_a_rule_of_access(project: Project) -> None:
+    for reply in (Client().get("/closed/jobs"), Client().post("/closed/jobs", **SAME_PAGE)):
+        assert (reply.status_code, b"access=" in reply.content) == (403, True)
+
+
+def test_the_dashboard_has_the_jobs_of_the_project_at_its_place(project: Project) -> None:
+    job = get_client().submit_batch(["x"] * 3, key="of the project", strategy="individual")
+    reply = Client().get("/board/jobs?user=bob")
+    page = reply.content.decode()
+    assert "of the project" in page
+    assert "default-src 'none'" in reply["Content-Security-Policy"]
+    links = set(re.findall(r'(?:href|src)="([^"#]+)"', page))
+    assert links
+    assert all(link.startswith("/board/") for link in links)
+    assert job.id in Client().get(f"/board/jobs/{job.id}?user=bob").content.decode()
+    assert Client().get("/board/static/live.js?user=bob")["Content-Type"].startswith("text/javascript")
+
+
+def test_who_may_look_and_who_may_act_is_for_the_project_to_say(project: Project) -> None:
+    """Acts need no token of Django's: they have to come from a page of the same host."""
+    browser = Client(enforce_csrf_checks=True)
+    statuses = [
+        (
+            browser.get(f"/board/jobs?user={user}").status_code,
+            browser.post(f"/board/act/no-such?user={user}", **SAME_PAGE).status_code,
+        )
+        for user in ("ada", "bob", "eve")
+    ]
+    assert statuses == [(200, 404), (200, 403), (403, 403)]
+    assert browser.post("/board/act/no-such?user=ada").status_code == 403
+    assert browser.get("/board/jobs?user=ada", HTTP_HOST="evil.example").status_code == 400
+
+
+def test_an_act_has_its_form_and_the_name_of_the_user(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"say": lambda _, asked: f"{asked.by}: {asked.form['word']}"}
+    monkeypatch.setattr(acts_of_dashboard, "ACTS", said)
+    form = urlencode({"word": "héllo & <b>"})
+    request = RequestFactory().post("/board/act/say?user=ada", form, **FORM, **SAME_PAGE)
+    request.user = Person(may=())
+    reply = resolve("/board/act/say").func(request, page="act/say")
+    assert reply.status_code == 200
+    assert "me: héllo &amp; &lt;b&gt;" in reply.content.decode()
+
+
+FORM = {"content_type": "application/x-www-form-urlencoded"}

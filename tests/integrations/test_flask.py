@@ -3,17 +3,24 @@ and its health page."""
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flask import Flask
+from flask import Flask, abort, request
 
 from smartbatch import Answer, ConfigError, Request, RequestTimeout
-from smartbatch.integrations.flask import Smartbatch, blueprint, current_smartbatch
+from smartbatch.integrations.flask import (
+    Smartbatch,
+    blueprint,
+    current_smartbatch,
+    dashboard_blueprint,
+)
 
 AppOf = Callable[..., Flask]
 
@@ -230,3 +237,72 @@ def test_options_of_the_provider_go_with_its_model(app_of: AppOf, tmp_path: Path
     assert (refused.exit_code, "unheard_of" in refused.output) == (2, True)
     assert app.test_cli_runner().invoke(args=["smartbatch", "plan", rows, "--model", "sim:x"]).exit_code == 0
     app.config["SMARTBATCH_MODEL"] = None
+
+
+# -- the dashboard -------------------------------------------------------------------------------------------
+
+SAME_PAGE = {"Sec-Fetch-Site": "same-origin"}
+
+
+def test_the_dashboard_is_refused_without_a_rule_of_access(app_of: AppOf) -> None:
+    app = app_of()
+    app.register_blueprint(dashboard_blueprint())
+    for method in ("get", "post"):
+        reply = getattr(app.test_client(), method)("/smartbatch/dashboard/jobs", headers=SAME_PAGE)
+        assert (reply.status_code, "access=" in reply.text) == (403, True)
+
+
+def test_the_dashboard_has_the_jobs_of_the_application_at_its_place(app_of: AppOf) -> None:
+    app = app_of()
+    app.register_blueprint(dashboard_blueprint(lambda _: "read", url_prefix="/inside/jobs"))
+    with app.app_context():
+        job = current_smartbatch.submit_batch(["x"] * 3, key="of the application", strategy="individual")
+    browser = app.test_client()
+    page = browser.get("/inside/jobs/jobs").text
+    assert "of the application" in page
+    links = set(re.findall(r'(?:href|src)="([^"#]+)"', page))
+    assert links
+    assert all(link.startswith("/inside/jobs/") for link in links)
+    assert [browser.get(html.unescape(link)).status_code for link in sorted(links)] == [200] * len(links)
+    assert job.id in browser.get(f"/inside/jobs/jobs/{job.id}").text
+    assert browser.get("/inside/jobs").location == "http://localhost/inside/jobs/"
+
+
+def test_the_rule_of_access_is_asked_within_the_web_request(app_of: AppOf) -> None:
+    """It may know the user of the application, name that user, and answer in its own way."""
+
+    def access(environ: dict[str, Any]) -> Any:
+        user = request.args.get("user")
+        if user is None:
+            abort(401)
+        environ["REMOTE_USER"] = user
+        return {"ada": "all", "bob": "read"}.get(user)
+
+    app = app_of()
+    app.register_blueprint(dashboard_blueprint(access))
+    browser, statuses = app.test_client(), []
+    for asked in ("", "?user=ada", "?user=bob", "?user=eve"):
+        looked = browser.get(f"/smartbatch/dashboard/jobs{asked}").status_code
+        acted = browser.post(f"/smartbatch/dashboard/act/no-such{asked}", headers=SAME_PAGE).status_code
+        statuses.append((looked, acted))
+    assert statuses == [(401, 401), (200, 404), (200, 403), (403, 403)]
+    assert browser.post("/smartbatch/dashboard/act/no-such?user=ada").status_code == 403  # of another page
+
+
+def test_the_dashboard_needs_no_model(app_of: AppOf) -> None:
+    """To look at jobs, no client is made."""
+    app = app_of(model=None)
+    app.register_blueprint(dashboard_blueprint(lambda _: "read"))
+    assert app.test_client().get("/smartbatch/dashboard/").status_code == 200
+
+
+def test_the_dashboard_has_the_queue_of_the_client_of_the_process(app_of: AppOf) -> None:
+    """Once there is one, on the same pages."""
+    app = app_of()
+    app.register_blueprint(dashboard_blueprint(lambda _: "read"))
+    browser = app.test_client()
+    before = browser.get("/smartbatch/dashboard/").text
+    with app.app_context():
+        current_smartbatch.submit("x").result()
+    assert "sim:demo" not in before
+    assert "sim:demo" in browser.get("/smartbatch/dashboard/").text

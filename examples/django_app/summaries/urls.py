@@ -1,8 +1,9 @@
-"""The pages of the example, its health page, and the admin with its jobs."""
+"""The pages of the example, its health page, the dashboard, and the admin with its jobs."""
 
 from django.contrib import admin
 from django.urls import include, path
 
+from smartbatch.integrations.django.dashboard import dashboard_urls
 from summaries import views
 
 urlpatterns = [
@@ -11,6 +12,7 @@ urlpatterns = [
     path("jobs/<job_id>", views.show, name="show"),
     path("jobs/<job_id>/progress", views.progress, name="progress"),
     path("ask", views.ask, name="ask"),
+    path("smartbatch/dashboard/", include(dashboard_urls(views.may_see_jobs))),
     path("smartbatch/", include("smartbatch.integrations.django.urls")),
     path("admin/", admin.site.urls),
 ]

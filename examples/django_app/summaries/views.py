@@ -46,6 +46,13 @@ def ask(request):
     return HttpResponse(get_client().submit_urgent(request.body.decode()).result().text)
 
 
+def may_see_jobs(request):
+    """Say who may see the dashboard, and who may act there."""
+    if request.user.is_superuser:
+        return "all"
+    return "read" if request.user.has_perm("smartbatch.view_storedjob") else None
+
+
 def stored(job_id):
     try:
         return get_client().job(job_id)
