@@ -89,7 +89,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "cluster": BELOW_CLIENT | {"client"},
     "cli": BELOW_CLIENT | {"client", "shortcuts", "emulator", "cluster", "dashboard"},
     "dashboard": BELOW_CLIENT | {"client", "shortcuts", "reports"},
-    "integrations": BELOW_CLIENT | {"client", "shortcuts", "cluster", "cli"},  # frameworks have commands
+    # frameworks have commands, and mount the dashboard
+    "integrations": BELOW_CLIENT | {"client", "shortcuts", "cluster", "cli", "dashboard"},
     "__main__": frozenset({"cli"}),
     # next to it: servers and helpers for tests, which only the command line needs
     "emulator": NOUNS | {"providers"},
