@@ -190,9 +190,25 @@ def test_without_the_token_nothing_is_seen_and_nothing_done(chromium: Any, serve
     context = chromium.new_context()
     tab = context.new_page()
     assert tab.goto(at(served, "/")).status == 403
-    refused = tab.evaluate("fetch('/act/cancel', {method: 'POST'}).then(answer => answer.status)")
-    assert refused == 403
+    asked = "fetch('/act/cancel', {method: 'POST', body: new URLSearchParams({job: 'job-0000000000009997'})})"
+    assert tab.evaluate(f"{asked}.then(answer => answer.status)") == 403
     context.close()
+
+
+def test_an_act_is_done_with_the_token(page: Any, served: Served, place: str) -> None:
+    """A form of the page does it, the page says so, and the store has who did it."""
+    page.goto(at(served, "/jobs/job-0000000000009998"))
+    page.get_by_label("from now").fill("3h")
+    page.get_by_role("button", name="Set deadline").click()
+    assert "The deadline of job job-0000000000009998 is in 3h" in page.get_by_role("status").inner_text()
+    page.get_by_role("link", name="Back").click()
+    page.wait_for_url("**/jobs/job-0000000000009998")
+    assert "in 3.0 h" in page.locator("#job").inner_text()
+    store = open_store(place)
+    assert [(act.name, act.by) for act in store.controls.latest(job_id="job-0000000000009998")] == [
+        ("set_deadline", "token")
+    ]
+    store.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
