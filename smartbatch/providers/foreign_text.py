@@ -144,6 +144,11 @@ def short(value: Any, form: re.Pattern[str]) -> str | None:
     return value if isinstance(value, str) and form.fullmatch(value) else None
 
 
+def plain(value: Any) -> str:
+    """Return a text, or a number as text; nothing for what may be nested too deeply to be one."""
+    return str(value) if isinstance(value, (str, int, float)) else ""
+
+
 def finish_word(reason: Any, known: Mapping[str, str]) -> str:
     """Return our word for a provider's finish reason; words that are not ``known`` are passed on."""
     if reason is None:

@@ -146,7 +146,7 @@ class BoundedMap(Iterator[Result]):
 
         1. Enough is under way, or there are no more requests.
         2. Too many results wait to be read.
-        3. The reader can have its next result, and half of what may be is under way.
+        3. The reader can have its next result, and half of what may be is under way, or waits to be read.
         4. The next request cannot be read or is refused: that is raised when it is its turn.
         5. The queue is full of others' requests.
         """
@@ -154,8 +154,8 @@ class BoundedMap(Iterator[Result]):
             if len(self._finished) >= _BUFFERED * self._ahead:
                 return
             readable = self._finished and (not self._ordered or self._yielded in self._finished)
-            if readable and len(self._under_way) >= self._ahead // 2:
-                return  # enough is under way: let the reader have its result first
+            if readable and len(self._under_way) + len(self._finished) >= self._ahead // 2:
+                return  # enough is under way, or there: let the reader have its result first
             try:
                 submitted = self._submit_next()
             except Exception as error:

@@ -343,7 +343,8 @@ class TestErrors:
         assert back is not None
         assert type(back) is type(error)
         assert str(back) == str(error)
-        told = {**error.__dict__, "kind": error.kind, "request_id": "r"}  # some have their kind by class
+        of_result = {"request_id": "r", "attempts": 0, "route": None}
+        told = {**error.__dict__, "kind": error.kind, **of_result}  # some have their kind by class
         assert {**back.__dict__, "kind": back.kind} == told
         assert pickle.loads(pickle.dumps(back)).__dict__ == back.__dict__
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smartbatch.providers.foreign_text import plain
 from smartbatch.providers.http import replies
 
 VALUES = st.recursive(
@@ -59,3 +60,11 @@ def test_a_count_beyond_64_bits_is_none_either_way() -> None:
 
     for read in (json.loads, replies.decode_json):
         assert count(read(b"18446744073709551616")) is None
+
+
+def test_what_is_nested_too_deeply_has_no_text() -> None:
+    """A fast reader of JSON takes deeper nesting than a text can be made of."""
+    nested: list[Any] = []
+    for _ in range(5_000):
+        nested = [nested]
+    assert [plain(value) for value in (nested, "250", 250, None)] == ["", "250", "250", ""]

@@ -34,7 +34,7 @@ from smartbatch.providers.batch_api import (
 )
 from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.error_reader import ErrorReader, error_in
-from smartbatch.providers.foreign_text import PLAIN_WORD, fields, short, unix_seconds, unusable, whole
+from smartbatch.providers.foreign_text import PLAIN_WORD, fields, plain, short, unix_seconds, unusable, whole
 from smartbatch.providers.gemini.answers import read_result
 from smartbatch.providers.gemini.bodies import embed_body, generate_body, resource
 from smartbatch.providers.gemini.errors import mark_over_quota, status_error
@@ -326,7 +326,7 @@ def _read_file(data: Any, name: str) -> RemoteFile:
         raise ProviderError(
             "the service could not process the uploaded file", kind=ErrorKind.CLIENT_ERROR, code="file_failed"
         )
-    size = str(data.get("sizeBytes"))
+    size = plain(data.get("sizeBytes"))
     return RemoteFile(
         id=_check_file(data.get("name")),
         name=name,

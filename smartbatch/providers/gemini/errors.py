@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.error_reader import ErrorReader, Refusal, error_in
 from smartbatch.providers.error_table import kind_of_status
-from smartbatch.providers.foreign_text import PLAIN_WORD, short
+from smartbatch.providers.foreign_text import PLAIN_WORD, plain, short
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import parse_duration
 from smartbatch.types import LimitReport
@@ -166,7 +166,7 @@ def _violation(violation: Mapping[str, Any]) -> tuple[str, str | None]:
     name = (
         short(violation.get("quotaId"), PLAIN_WORD) or short(violation.get("quotaMetric"), PLAIN_WORD) or ""
     )
-    value = str(violation.get("quotaValue", ""))
+    value = plain(violation.get("quotaValue"))
     return name, value if re.fullmatch(r"[0-9]{1,12}", value) else None
 
 

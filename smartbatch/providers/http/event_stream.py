@@ -11,7 +11,7 @@ from typing import Any
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
 from smartbatch.providers.error_reader import ErrorReader
-from smartbatch.providers.foreign_text import SoundText, unusable
+from smartbatch.providers.foreign_text import SoundText, plain, unusable
 from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.pool import seconds_left
@@ -152,7 +152,7 @@ class EventStream(AnswerStream):
             if reader.is_end_mark(event):
                 break
             data = self._decoded(name, event, head)
-            if piece := text.take(reader.take(data, name or str(data.get("type", "")), head)):
+            if piece := text.take(reader.take(data, name or plain(data.get("type")), head)):
                 yield piece
             if reader.ended and not reader.to_the_end:
                 break

@@ -33,6 +33,7 @@ from smartbatch.providers.foreign_text import (
     PLAIN_ID,
     PLAIN_WORD,
     fields,
+    plain,
     safe_text,
     short,
     unix_seconds,
@@ -295,7 +296,7 @@ def _read_file(data: Mapping[str, Any]) -> RemoteFile:
     file_id = _plain_id(data.get("id"))
     if file_id is None:
         raise unusable("the answer to the upload has no id")
-    status = str(data.get("status") or "").lower()
+    status = plain(data.get("status")).lower()
     if status in ("error", "failed"):
         raise ProviderError(
             "the provider could not process the input file", kind=ErrorKind.CLIENT_ERROR, code="file_error"
