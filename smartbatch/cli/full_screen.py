@@ -13,8 +13,9 @@ from typing import Any, TextIO
 from smartbatch._clock import RealClock
 from smartbatch.cli.top_frame import TopLine
 
-_ENTER = "\x1b[?1049h\x1b[?25l"
-_LEAVE = "\x1b[?25h\x1b[?1049l"
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
+"""The second screen, no cursor, and no wrapping: a window that is made narrow would scroll."""
+_LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _CODES = {"title": "\x1b[1m", "head": "\x1b[7m", "bad": "\x1b[1;31m"}
 _PLAIN = {"title": "", "head": "", "bad": ""}
 _END = "\x1b[0m"
@@ -57,9 +58,8 @@ class FullScreen:
         """Return columns and lines of the terminal at this moment."""
         return os.get_terminal_size(self._stream.fileno())
 
-    def show(self, lines: Sequence[TopLine]) -> None:
-        """Draw a frame over the last one."""
-        size = self.size()
+    def show(self, lines: Sequence[TopLine], size: os.terminal_size) -> None:
+        """Draw a frame, made for a size, over the last one."""
         parts = ["\x1b[2J" if size != self._size else "", "\x1b[H"]
         self._size = size
         for at, line in enumerate(lines):

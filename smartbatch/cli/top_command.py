@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             while True:
                 size = screen.size()
-                screen.show(frame(source, size.columns, size.lines))
+                screen.show(frame(source, size.columns, size.lines), size)
                 if set(screen.key()) & {"q", "Q", "\x03", "\x04"}:
                     break
         except KeyboardInterrupt:

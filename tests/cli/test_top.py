@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -25,8 +26,8 @@ from smartbatch.dashboard.source import Source
 from tests.hostile import HOSTILE
 
 SLOW = "sim:demo?batch_seconds=600"
-LEFT = "\x1b[?25h\x1b[?1049l"
-"""What shows the cursor and the first screen again."""
+LEFT = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+"""What wraps lines, shows the cursor and the first screen again."""
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +159,7 @@ class Screen:
         self.modes: set[str] = set()
         self.colours = False
         self._pending = self._line = ""
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
         self.resize(width, height)
 
     def resize(self, width: int, height: int) -> None:
@@ -165,11 +167,12 @@ class Screen:
         fcntl.ioctl(self.leader, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         self.rows = [""] * height
         self._at = 0
+        self._stale = True  # until the program has seen its new size, and clears the screen
 
     def until(self, words: str) -> None:
         """Read until the screen shows words; the program's end is an error."""
         while not any(words in row for row in self.rows):
-            self._draw(os.read(self.leader, 65536).decode())
+            self._draw(self._decode(os.read(self.leader, 65536)))
 
     def rest(self) -> str:
         """Return what was written and not read."""
@@ -190,6 +193,9 @@ class Screen:
                 self._at, self._line = 0, ""
             elif act == "J" and number == "2":
                 self.rows = [""] * self.height
+                self._stale = False
+            elif self._stale:
+                continue
             elif act == "J":
                 self.rows[self._at + 1 :] = [""] * (self.height - self._at - 1)
             elif act == "K":
@@ -254,6 +260,27 @@ def test_it_follows_the_size_of_its_window(client: BatchingClient) -> None:
         os.write(screen.leader, b"q")
         assert running.wait(20) == 0
         assert not screen.colours
+
+
+@pytest.mark.full
+def test_it_can_be_stopped_and_goes_on(folder: Path) -> None:
+    """Ctrl-Z gives the terminal back, and fg takes it again."""
+    screen = Screen(80, 24)
+    before = modes_of(screen)
+    with top(screen) as running:
+        screen.until("there is no store yet")
+        during = modes_of(screen)
+        running.send_signal(signal.SIGTSTP)
+        os.waitpid(running.pid, os.WUNTRACED)
+        assert modes_of(screen) == before
+        assert screen.rest().endswith(LEFT)
+        os.set_blocking(screen.leader, True)
+        screen.resize(80, 24)
+        running.send_signal(signal.SIGCONT)
+        screen.until("there is no store yet")
+        assert modes_of(screen) == during
+        os.write(screen.leader, b"q")
+        assert running.wait(20) == 0
 
 
 @pytest.mark.full
