@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from smartbatch.realtime.shared.published import participants as participants
     from smartbatch.realtime.text_stream import TextStream as TextStream
     from smartbatch.realtime.ticket import ResultFuture as ResultFuture
+    from smartbatch.reports.report import Report as Report
     from smartbatch.results import ResultList as ResultList
     from smartbatch.routing.list_progress import ListProgress as ListProgress
     from smartbatch.shortcuts import EmbeddingScriptParams as EmbeddingScriptParams
@@ -99,6 +100,7 @@ _NAMES_OF = {
     "jobs.act_records": "Act Acted JobSelection RetriedRows",
     "jobs.job": "Job StoredResult",
     "jobs.status": "JobStatus",
+    "reports.report": "Report",
     "results": "ResultList",
     "types": (
         "Answer Attempt Embedding EmbeddingListParams EmbeddingParams Generation GenerationParams JobParams "
