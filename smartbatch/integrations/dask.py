@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,7 @@ from smartbatch.cluster import UNIT, Cluster, Options, Unit, changed, digest, on
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import JobNotFound, RequestCancelled
 from smartbatch.integrations.dask_collections import Template, collection
+from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
 from smartbatch.results import ResultList, ended
 from smartbatch.routing.list_progress import OnProgress, ProgressCounter
@@ -38,6 +40,7 @@ def map(
     template: Template | None = None,
     provider_options: Options | None = None,
     on_progress: OnProgress | None = None,
+    progress: bool | None = None,
     **settings: Any,
 ) -> Any:
     """Ask all prompts on the workers of a cluster, and return the results in order, as what they came in.
@@ -60,6 +63,7 @@ def map(
         template: makes the prompt of a row: a text with ``{field}`` placeholders, or a function.
         provider_options: as of :class:`BatchingClient <smartbatch.BatchingClient>`.
         on_progress: called with a :class:`~smartbatch.ListProgress` for each result, as it is read.
+        progress: as for :meth:`BatchingClient.map <smartbatch.BatchingClient.map>`.
         settings: of :class:`~smartbatch.BatchingConfig`, by name, for each worker's client (``parallelism``
             is that of one worker; ``budget`` is one for all); parameters of all generations; and
             ``deadline``.
@@ -82,7 +86,7 @@ def map(
             None if on_progress is None else ProgressCounter(on_progress, len(given.prompts), RealClock.now)
         )
         results: ResultList[Any] = ResultList()
-        for result in call.results(given.prompts, key, cluster):
+        for result in call.results(given.prompts, key, cluster, progress):
             if told is not None:
                 told(result)
             if call.config.on_error == "raise" and result.error is not None:
@@ -123,14 +127,16 @@ class _ListCall:
         constraints = {name: own.pop(name) for name in ConstraintParams.__optional_keys__ if name in own}
         return cls(model, config, own, constraints, options)
 
-    def results(self, rows: Sequence[Prompt], key: str | None, cluster: Cluster) -> Iterator[Result[Any]]:
-        """Yield all results in order."""
+    def results(
+        self, rows: Sequence[Prompt], key: str | None, cluster: Cluster, progress: bool | None
+    ) -> Iterator[Result[Any]]:
+        """Yield all results in order, and show how far they are."""
         key = key or self._key_of(rows)
         config = one_budget(self.config, key)
         cluster.add_clients(self.model, config, self.options)
         at_once = changed(config, parallelism=min(1024, config.parallelism * cluster.processes))
         with BatchingClient(self.model, at_once, provider_options=self.options, **self.params) as client:
-            yield from _ListRun(cluster, client, key, self.constraints).results(rows)
+            yield from _ListRun(cluster, client, key, self.constraints, progress).results(rows)
 
     def _key_of(self, rows: Sequence[Prompt]) -> str:
         """Return a key for a list: the same for the same prompts, model and parameters."""
@@ -146,6 +152,7 @@ class _ListRun:
     _client: BatchingClient
     _key: str
     _constraints: Options
+    _progress: bool | None
     _units: deque[tuple[Unit, Sequence[Prompt]]] = field(factory=deque)
 
     def results(self, rows: Sequence[Prompt]) -> Iterator[Result[Any]]:
@@ -156,14 +163,15 @@ class _ListRun:
         """
         batch = f"{self._key}/batch"
         if self._is_stored(batch):
-            yield from self._client.adopt_job(batch).results()
+            yield from self._client.adopt_job(batch).results(progress=self._progress)
             return
         constraints = {**self._constraints}
         if self._is_stored(self._key_of_unit(0)):
             constraints["strategy"] = "individual"
         plan = self._client.forecast(rows, count=len(rows), **constraints)
         if plan.route in (Route.BATCH, Route.HYBRID):
-            yield from self._client.submit_run(rows, plan, key=batch).results()
+            job = self._client.submit_run(rows, plan, key=batch)
+            yield from job.results(progress=self._progress)
             return
         try:
             yield from self._in_real_time(rows, plan)
@@ -180,10 +188,14 @@ class _ListRun:
         )
         waiting = self._units
         waiting.extend(islice(begun, AHEAD * self._cluster.threads))
-        while waiting:
-            yield from self._end(*waiting[0], plan)
-            waiting.popleft()
-            waiting.extend(islice(begun, 1))
+        with new_display(self._progress, len(rows), RealClock.now) or nullcontext() as shown:
+            while waiting:
+                for result in self._end(*waiting[0], plan):
+                    if shown is not None:
+                        shown.advance(result)
+                    yield result
+                waiting.popleft()
+                waiting.extend(islice(begun, 1))
 
     def _begin(self, rows: Sequence[Prompt], key: str, plan: Plan) -> tuple[Unit, Sequence[Prompt]]:
         """Store rows as a unit, or find them, and have a worker carry it on."""

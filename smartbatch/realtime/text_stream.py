@@ -31,7 +31,9 @@ from smartbatch._clock import Clock
 from smartbatch._fork import reentered
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import RequestCancelled, SmartbatchError, WrongProcess
+from smartbatch.interrupted import Interrupted
 from smartbatch.observe import logs
+from smartbatch.results import ResultList
 from smartbatch.types import Result, T
 
 MOST_CHUNKS = 1_000
@@ -188,7 +190,7 @@ class TextStream(Iterator[str], Generic[T]):
     ``with`` block. Who calls ``next`` has to close it, or the answer is made to its end.
 
     The loop ends with the request's error if it has one, also after chunks were read: the answer is whole
-    only if the loop ends by itself.
+    only if the loop ends by itself. Ctrl-C while a chunk is waited for raises ``Interrupted``.
     """
 
     def __init__(self, box: ChunkBox) -> None:
@@ -268,11 +270,20 @@ class TextStream(Iterator[str], Generic[T]):
         if self._ended:
             return None
         box = self._box
+        interrupted = False
         try:
             chunk = None if self._left else box.take()
-        except BaseException:  # Ctrl-C
+        except KeyboardInterrupt:
+            self.close()
+            interrupted = True
+        except BaseException:  # as a signal handler may raise
             self.close()
             raise
+        if interrupted:
+            raise Interrupted(
+                "interrupted; the stream is closed, and what was made of the answer until then is billed",
+                lambda: ResultList([] if box.result is None else [box.result]),
+            )
         if chunk is not None:
             return chunk
         self._ended = True

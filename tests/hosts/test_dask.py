@@ -64,7 +64,7 @@ def expected(prompts: list[str]) -> list[str]:
 
 @pytest.mark.full
 def test_a_list_is_answered_in_order_by_all_workers_and_the_same_call_pays_nothing(
-    scheduler: Any, store: str
+    scheduler: Any, store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Other settings of the workers make other clients, and not another list."""
     prompts = [f"question {n}" for n in range(250)]
@@ -72,7 +72,9 @@ def test_a_list_is_answered_in_order_by_all_workers_and_the_same_call_pays_nothi
         results = ask(server, prompts, scheduler, store)
         assert isinstance(results, ResultList)
         assert results.texts == expected(prompts)
-        assert ask(server, prompts, scheduler, store, parallelism=2).texts == results.texts
+        assert capsys.readouterr().err == ""
+        assert ask(server, prompts, scheduler, store, parallelism=2, progress=True).texts == results.texts
+        assert "250/250" in capsys.readouterr().err
         assert server.ledger.received == 250
     clients = scheduler.run(lambda dask_worker: [str(n) for n in dask_worker.plugins if "smartbatch" in n])
     assert [len(names) for names in clients.values()] == [2, 2]

@@ -16,7 +16,7 @@ from inside import inside, is_read
 from levels import sampled
 from scenes import Aside, InTime, Scripted, broken, eventually, failure, limited, unavailable
 
-from smartbatch import TextStream
+from smartbatch import Interrupted, TextStream
 from smartbatch._clock import Clock, RealClock, VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.core.preparation.tokens import estimate_request
@@ -525,12 +525,14 @@ def test_ctrl_c_while_waiting_closes_the_stream(client_of: ClientOf) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         interrupting = Aside(interrupt)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Interrupted) as raised:
             list(stream)
         interrupting.result()
     finally:
         signal.signal(signal.SIGINT, before)
     assert isinstance(stream.result.error, RequestCancelled)
+    assert list(raised.value.results) == [stream.result]
+    assert raised.value.__context__ is None
     assert read(client.stream("next")) == ["next"]
 
 
@@ -681,13 +683,13 @@ def test_a_signal_handler_may_close_a_stream(
 ) -> None:
     """Also one that interrupts the reading where a lock is held."""
 
-    class Interrupted(deque[str]):
+    class Closing(deque[str]):
         def popleft(self) -> str:
             stream.close()  # as a handler that runs between two steps of the reader
             return super().popleft()
 
     speaker = Speaker(clock, lambda *_: ["be", 1000.0])
-    monkeypatch.setattr(text_stream, "deque", Interrupted)
+    monkeypatch.setattr(text_stream, "deque", Closing)
     with clock.held():
         stream = client_of(speaker).stream("long")
         assert next(stream) == "be"
