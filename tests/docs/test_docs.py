@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import contextlib
 import inspect
 import io
@@ -566,3 +567,22 @@ def test_the_first_page_lists_every_page():
 def test_pages_speak_of_no_machine(page: Page):
     """No page names a path of a writer's machine."""
     assert re.findall(r"(?<![\w.])/(?:work|root|home|tmp|Users)/\S*", page.text) == []
+
+
+def test_the_readme_comes_to_a_table_of_results_within_four_hundred_words():
+    """And within three commands: the installation, the environment, the run."""
+    before, _, _ = page("README.md").text.partition("$ head -3 reviews.csv")
+    assert before.endswith("-o reviews.csv\n…\n")
+    assert len(before.split()) <= 400
+    assert before.count("```bash\n") + before.count(". .venv/bin/activate") + before.count("\n$ ") == 3
+
+
+def test_every_extra_has_its_row_on_the_first_page():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    extras = set(settings["options.extras_require"]) - {"all", "dev", "docs", "test"}
+    _, _, table = page("docs/index.md").text.partition("## Extras")
+    rows = [line.split("|")[1] for line in table.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`([\w-]+)`", " ".join(rows))) == extras
+    everything = settings["options.extras_require"]["all"]
+    assert set(re.findall(r"[\w-]+", everything.partition("[")[2])) == extras
