@@ -17,6 +17,7 @@ from smartbatch.core.routing.offers import expected_usd
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewItem, ShardState
+from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.store import SqlStore, summary_tables
 from smartbatch.jobs.store.summary_tables import (
     DECISIONS_KEPT,
@@ -74,7 +75,7 @@ def test_a_job_that_was_there_already_keeps_its_decision(store: SqlStore, bench:
 
 
 def test_what_a_decision_on_a_job_took_is_what_its_job_took(store: SqlStore, bench: Bench) -> None:
-    """In whichever process it ended: nothing is to be written for it."""
+    """In whichever process it ended."""
     job, _ = store.jobs.accept(bench.job(created_at=AT), new_items(2), decision=decision(strategy="batch"))
     lease = store.leases.claim(job.id, 60.0)
     assert lease is not None
@@ -86,6 +87,24 @@ def test_what_a_decision_on_a_job_took_is_what_its_job_took(store: SqlStore, ben
     assert store.summaries.decision(job.id).measured == expected  # type: ignore[union-attr]
     [listed] = store.summaries.decisions()
     assert (listed.measured, listed.decision) == (expected, None)
+
+
+def test_rows_that_run_again_later_change_nothing_of_what_a_decision_took(
+    store: SqlStore, bench: Bench
+) -> None:
+    made = decision(strategy="individual")
+    job, _ = store.jobs.accept(bench.job(created_at=AT), new_items(2, realtime=True), decision=made)
+    lease = store.leases.claim(job.id, 60.0)
+    assert lease is not None
+    store.items.claim_realtime(lease, 2)
+    store.items.answer(lease, [result(0), result(1, "failed", refusal("no"), cost=0.0)], at=AT + 5)
+    expected = Measured(seconds=5.0, cost=0.5, individual_cost=2.0)
+    assert store.summaries.decision(job.id).measured == expected  # type: ignore[union-attr]
+    retry_failed(store, job.id, None, "me", billed=False)
+    store.items.claim_realtime(lease, 2)
+    store.items.answer(lease, [result(1)], at=AT + 90_000)
+    assert store.jobs.get(job.id).finished_at == AT + 90_000  # type: ignore[union-attr]
+    assert store.summaries.decision(job.id).measured == expected  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,8 @@ def count(
 ) -> int:
     """Add final results to the job's counts, and end the job with its last; return the first ``seq``."""
     last = _add(tx, job, results, at, deduplicated=deduplicated)
-    tx.change(_FINISH, at, job)
+    if tx.change(_FINISH, at, job):
+        summary_tables.measure(tx, job, at)
     return first_of(job) + last - len(results) + 1
 
 

@@ -23,7 +23,7 @@ from smartbatch.core.routing.offers import expected_usd
 from smartbatch.errors import StoreError
 from smartbatch.jobs.error_patterns import kind_of, pattern_of
 from smartbatch.jobs.payload import decode_error, item_id
-from smartbatch.jobs.records import JobState, NewResult, StoredCounts
+from smartbatch.jobs.records import NewResult, StoredCounts
 from smartbatch.jobs.store.database import Database, Row, Transaction
 from smartbatch.jobs.store.rows import decoded, encoded, number, position
 from smartbatch.jobs.summary_records import (
@@ -57,13 +57,17 @@ MOST_ROWS = 20_000
 
 _DECISIONS = """SELECT d.no, d.at, d.model, j.id, d.route, d.requests, d.deadline, d.p50, d.p95, d.cost,
     d.individual_p50, d.individual_cost, d.batch_p50, d.batch_cost,
-    d.seconds, d.paid, d.paid_individual, d.paid_batch,
-    j.state, j.finished_at - j.created_at, j.succeeded, j.cost, j.realtime_cost, j.unpriced, {body}
+    d.seconds, d.paid, d.paid_individual, d.paid_batch, {body}
     FROM decision d LEFT JOIN job j ON j.no = d.job """
 _NEW_DECISION = """INSERT INTO decision (job, at, model, route, requests, deadline, p50, p95, cost,
     individual_p50, individual_cost, batch_p50, batch_cost, body)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _MEASURE = "UPDATE decision SET seconds = ?, paid = ?, paid_individual = ?, paid_batch = ? WHERE no = ?"
+_MEASURE_JOB = """UPDATE decision SET seconds = CASE WHEN ? > at THEN ? - at ELSE 0 END,
+    paid = (SELECT cost FROM job WHERE no = ? AND unpriced = 0),
+    paid_individual = (SELECT realtime_cost FROM job WHERE no = ? AND unpriced = 0),
+    paid_batch = (SELECT cost FROM job WHERE no = ? AND unpriced = 0 AND decision.route = ?)
+    WHERE job = ? AND seconds IS NULL AND EXISTS (SELECT 1 FROM job WHERE no = ? AND succeeded > 0)"""
 _TRIM_DECISIONS = """DELETE FROM decision WHERE job IS NULL AND no <= (
     SELECT no FROM decision WHERE job IS NULL ORDER BY no DESC LIMIT 1 OFFSET ?)"""
 _SPEND = """INSERT INTO spending (hour, model, route, part, requests, failed, usd, realtime_usd, unpriced,
@@ -171,6 +175,14 @@ def store_decision(tx: Transaction, job: int | None, decision: Decision, model: 
     tx.at_commit(_NEW_DECISION, *_columns(job, decision, model, at))
 
 
+def measure(tx: Transaction, job: int, at: float) -> None:
+    """Store what a job took that ends now, with its decision; rows that run again later change nothing of it.
+
+    Where nothing was answered, how soon that was known says nothing of any route.
+    """
+    tx.at_commit(_MEASURE_JOB, at, at, job, job, job, Route.BATCH.value, job, job)
+
+
 def add_results(
     tx: Transaction,
     job: int,
@@ -262,20 +274,10 @@ def _columns(job: int | None, decision: Decision, model: str, at: float) -> tupl
 
 
 def _stored_decision(row: Row) -> StoredDecision:
-    *told, seconds, paid, individual, by_batch = row[:18]
-    state, took, succeeded, cost, realtime_cost, unpriced, body = row[18:]
+    *told, seconds, paid, individual, by_batch, body = row
     measured = None
     if seconds is not None:
         measured = Measured(seconds=seconds, cost=paid, individual_cost=individual, batch_cost=by_batch)
-    elif state == JobState.DONE.value and succeeded:
-        # where nothing was answered, how soon that was known says nothing of any route
-        paid = None if unpriced else cost
-        measured = Measured(
-            seconds=max(0.0, took),
-            cost=paid,
-            individual_cost=None if unpriced else realtime_cost,
-            batch_cost=paid if told[4] == Route.BATCH.value else None,
-        )
     no, at, model, job_id, route, requests, deadline, p50, p95, expected, *plain = told
     return StoredDecision(
         no=no,
