@@ -37,6 +37,7 @@ from smartbatch.errors import (
 )
 from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress, RouteScored
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.steps import runner
 from smartbatch.jobs.watcher import ChangeNotifier
 from smartbatch.providers.batch_api import RemoteBatch
 from smartbatch.routing import lists
@@ -62,6 +63,22 @@ def remote(clock: VirtualClock) -> Remote:
 @pytest.fixture
 def client(client_of: ClientOf, remote: Remote, store: str) -> BatchingClient:
     return client_of(remote, store=store)
+
+
+def test_the_steps_of_a_job_leave_the_garbage_collector_alone(
+    client: BatchingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would go through what a preloading server froze, and move all young objects to the oldest."""
+    pauses: list[None] = []
+    paused = runner.collector_paused
+
+    def counted() -> Any:
+        pauses.append(None)
+        return paused()
+
+    monkeypatch.setattr(runner, "collector_paused", counted)
+    list(client.submit_batch(["a", "b"]).results(timeout=LONG))
+    assert len(pauses) <= 1  # with the first step of the process
 
 
 # -- what is accepted ----------------------------------------------------------------------------------------
