@@ -163,7 +163,7 @@ class Collector:
         )
         batch.fill(starting, int(demand.tokens))
         batch.move(BatchState.READY)
-        lane.in_flight += len(batch)
+        lane.started(batch.id, len(batch), now)
         lane.held_until = now
         urgent_waits = any(other.urgent_waits for other in self._queue.lanes.values())
         self._queue.turns.started(urgent=head.urgent, before_urgent=urgent_waits)

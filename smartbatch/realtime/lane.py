@@ -93,6 +93,7 @@ class Lane:
     tier: FlexTier | None = None
     standard: Lane | None = None
     in_flight: int = field(default=0, init=False)
+    _under_way: dict[str, tuple[float, int]] = field(factory=dict, init=False)  # when each began, its size
     last_size: int = field(default=0, init=False)
     last_finished: float = field(default=-math.inf, init=False)
     latency: float = field(default=0.0, init=False)
@@ -134,12 +135,24 @@ class Lane:
         """Whether this is a lane for packed prompts and packing is off for the time being."""
         return self.packing_health is not None and self.packing_health.off_until(now) > now
 
-    def finished(self, size: int, seconds: float, now: float) -> None:
+    def started(self, batch_id: str, size: int, now: float) -> None:
+        """Note that a call of ``size`` requests starts."""
+        self.in_flight += size
+        if self.shares:
+            self._under_way[batch_id] = now, size
+
+    def finished(self, batch_id: str, size: int, seconds: float, now: float) -> None:
         """Note that a call of ``size`` requests has ended, after ``seconds``."""
         self.in_flight -= size
+        self._under_way.pop(batch_id, None)
         self.last_size = size
         self.last_finished = now
         self.latency += (seconds - self.latency) * (_WEIGHT if self.latency else 1.0)
+
+    @property
+    def calls(self) -> list[tuple[float, int]]:
+        """Of each call in flight, when it is expected to end, and its requests; where calls are shared."""
+        return [(began + self.latency, size) for began, size in self._under_way.values()]
 
     def _takes(self, request: Request, now: float) -> bool:
         return self.tier is not None and self.tier.is_open_to(request) and self.quota.flex.is_open(now)

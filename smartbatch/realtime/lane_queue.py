@@ -74,7 +74,8 @@ class LaneQueue:
         self._by_window_end: _Heap = []
         self._by_arrival: _Heap = []
         self._urgent = 0
-        self._newest = -math.inf
+        self._newest = self._met_at = -math.inf
+        self._met = 0  # how many waited when the last call ended
         self._shares = lane.shares
 
     def put(self, ticket: Ticket, due: float, now: float) -> None:
@@ -155,17 +156,19 @@ class LaneQueue:
         lane = self.lane
         if not self._shares or lane.packing_paused(now):
             return now if self.waiting else math.inf
+        if lane.last_finished > self._met_at:  # its worker asks before its callers can submit again
+            self._met_at, self._met = lane.last_finished, self.waiting
         view = Waiting(
             count=self.waiting,
             opened=_earliest(self._by_arrival),
             must_start=_earliest(self._by_window_end),
             urgent=self._urgent > 0,
-            in_flight=lane.in_flight,
             flushed=flushed,
-            expected=lane.last_size,
+            expected=lane.last_size + self._met,
             newest=max(self._newest, lane.last_finished),
             last_finished=lane.last_finished,
             latency=lane.latency,
+            calls=lane.calls,
         )
         return lane.accumulator.ready(now, view)
 

@@ -150,7 +150,7 @@ class ResponseRouter:
         """
         batch, lane = call.batch, call.permit.lane
         outcomes = batch.outcomes
-        lane.finished(len(outcomes), effects.now - call.started, effects.now)
+        lane.finished(batch.id, len(outcomes), effects.now - call.started, effects.now)
         self._end_permit(call, outcomes, effects)
         spoiled = caused_by_one(outcomes)
         if lane.packing_health is not None and len(outcomes) > 1:
@@ -245,7 +245,7 @@ class ResponseRouter:
         lane = call.permit.lane
         self._gates.end(call.permit, Ending.DROPPED, effects.now)
         effects.freed.append(lane.quota)
-        lane.finished(len(call.batch), 0.0, effects.now)
+        lane.finished(call.batch.id, len(call.batch), 0.0, effects.now)
         call.batch.move(BatchState.FAILED)
 
     def fail_locked(

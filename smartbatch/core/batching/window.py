@@ -7,6 +7,7 @@ ask again.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from attrs import frozen
 
@@ -41,24 +42,25 @@ class Waiting:
         opened: when the oldest of them was submitted.
         must_start: the earliest end of a request's own ``max_wait``.
         urgent: True when one of them skips the window.
-        in_flight: requests in calls that have not ended.
         flushed: True when the client is stopping or was asked to flush.
-        expected: requests of the call that ended last; about as many new ones may follow.
+        expected: requests of the call that ended last, and those that waited when it ended: as many may soon
+            wait together.
         newest: when the newest of them was submitted, or the last call ended, whichever is later.
         last_finished: when the last call ended.
         latency: seconds that a call of this lane takes; 0 while unknown.
+        calls: of each call in flight, when it is expected to end, and its requests.
     """
 
     count: int
     opened: float
     must_start: float
     urgent: bool
-    in_flight: int
     flushed: bool = False
     expected: int = 0
     newest: float = 0.0
     last_finished: float = -math.inf
     latency: float = 0.0
+    calls: Sequence[tuple[float, int]] = ()
 
 
 class BatchAccumulator:
@@ -67,15 +69,18 @@ class BatchAccumulator:
     An idle lane adds no latency; a busy lane fills its calls while others are in flight.
     """
 
-    GAP = 0.004
-    """Seconds without a new request after which no further one is expected; threads that were woken together
-    submit again within some 0.1 ms of each other, or after another thread's turn with the interpreter."""
-    MOMENT = 0.02
-    """Most seconds that the callers of an ended call are given to submit again."""
+    GAP, GAP_SHARE = 0.004, 0.1
+    """Seconds without a new request, or that part of a call's latency where it is longer, after which no
+    further one is expected; threads that were woken together submit again within some 0.1 ms of each other,
+    or after another thread's turn with the interpreter."""
+    MOMENT, MOMENT_SHARE = 0.02, 0.25
+    """Most seconds that the callers of an ended call are given to submit again; likewise."""
     SHARE = 0.4
-    """The part of a call's latency that is worth waiting for further requests: with 64 callers and 50 ms a
-    call, a fifth left groups of 20 apart for ever, two fifths made groups of 30 to 50 at the same throughput
-    (``benchmarks/embeddings.py``)."""
+    """The part of a call's latency that is worth waiting for further requests while a larger call is in
+    flight: so much later it comes each time, until it meets it."""
+    PATIENCE = 0.75
+    """The part of a call's latency that is worth waiting for the end of another call that is not smaller,
+    whose callers then come back and share one call for good."""
 
     def __init__(self, window: Window) -> None:
         self.window = window
@@ -89,15 +94,16 @@ class BatchAccumulator:
         2. The lane cannot share calls, the batch is full, a request is urgent, or the client flushes: now.
         3. A ``min_size`` was asked for: as many go now, and fewer wait as in case 7, also where nothing is in
            flight.
-        4. As many wait as the last call carried, and either nothing is in flight or no more is in flight than
-           waits: now; waiting for the others would cost more than it gains.
-        5. Nothing is in flight: at once, but for a moment in which the callers of the call that has just
-           ended may submit again, so that the first of them does not go alone.
-        6. Two or more wait: when the oldest has waited two fifths of a call's latency, so that callers who
-           submit at different times come together.
-        7. Otherwise: when the window is over, or a request's ``max_wait``, whichever comes first.
+        4. Nothing is in flight: at once, but for a moment in which the callers of the call that has just
+           ended may submit again, until as many wait as are expected.
+        5. One alone waits, or no call has told how long one takes: as in case 8.
+        6. A call ends soon, and waiting for it costs those who wait no more than one call of its size:
+           then, as its callers come back together with them.
+        7. No call in flight is larger: as in case 4. Else when the oldest has waited two fifths of a call's
+           latency, so that callers who submit at different times come together.
+        8. When the window is over, or a request's ``max_wait``, whichever comes first.
 
-        Cases 5 and 6 never go beyond the time of case 7.
+        No case goes beyond the time of case 8.
         """
         window, count = self.window, waiting.count
         if count == 0:
@@ -107,14 +113,25 @@ class BatchAccumulator:
         due = min(waiting.opened + min(window.seconds, window.max_wait), waiting.must_start)
         if window.min_size is not None:
             return now if count >= window.min_size else due
-        majority = waiting.expected > 1 and count >= waiting.in_flight
-        if count >= waiting.expected and (waiting.in_flight == 0 or majority):
+        if not waiting.calls:
+            return self._when_back(now, waiting, due)
+        latency = waiting.latency
+        if count < PAIR or latency <= 0:
+            return due
+        longest = min(due, waiting.opened + self.PATIENCE * latency)
+        if any(end <= longest and (end - now) * count <= latency * size for end, size in waiting.calls):
+            return longest
+        if count >= max(size for _, size in waiting.calls):
+            return self._when_back(now, waiting, longest)
+        return min(due, waiting.opened + self.SHARE * latency)
+
+    def _when_back(self, now: float, waiting: Waiting, due: float) -> float:
+        """Return when the callers of the call that ended last are back, or have had their time."""
+        if waiting.count >= waiting.expected:
             return now
-        if waiting.in_flight == 0:
-            return min(waiting.newest + self.GAP, waiting.last_finished + self.MOMENT, due)
-        if count >= PAIR and waiting.latency > 0:
-            due = min(due, waiting.opened + self.SHARE * waiting.latency)
-        return due
+        gap = max(self.GAP, self.GAP_SHARE * waiting.latency)
+        moment = max(self.MOMENT, self.MOMENT_SHARE * waiting.latency)
+        return min(waiting.newest + gap, waiting.last_finished + moment, due)
 
 
 @frozen

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from smartbatch.core.batching.window import BatchAccumulator, Waiting, Window
 
 WINDOW = Window(seconds=0.1, max_size=10, max_wait=5.0)
+NINE = ((103.0, 9),)
+NONE = ()
 
 
 def waiting(count: int = 1, **changes: object) -> Waiting:
-    """Requests whose oldest came at 100 s, while a call of nine is under way and none has ended."""
-    view: dict[str, object] = {"opened": 100.0, "must_start": math.inf, "urgent": False, "in_flight": 9}
+    """Requests whose oldest came at 100 s, while a call of nine is under way for long and none has ended."""
+    view: dict[str, object] = {"opened": 100.0, "must_start": math.inf, "urgent": False, "calls": NINE}
     return Waiting(count=count, **(view | changes))  # type: ignore[arg-type]
 
 
@@ -31,7 +33,7 @@ def test_an_empty_lane_never_sends() -> None:
 
 def test_an_idle_lane_sends_at_once() -> None:
     """While no call is in flight, waiting for further requests would only add latency."""
-    assert ready(waiting(1, in_flight=0)) == 100.0
+    assert ready(waiting(1, calls=NONE)) == 100.0
 
 
 def test_a_busy_lane_gathers_until_its_window_is_over() -> None:
@@ -50,39 +52,76 @@ def test_two_that_wait_together_go_early() -> None:
     assert ready(waiting(2, latency=60.0)) == pytest.approx(100.1)
 
 
-@pytest.mark.parametrize("in_flight", [0, 3])
+@pytest.mark.parametrize("calls", [NONE, ((100.01, 3),)])
 @pytest.mark.parametrize("latency", [0.0, 0.05])
 @pytest.mark.parametrize("least", [1, 2, 4])
 def test_as_many_as_min_batch_size_go_and_fewer_wait_for_the_window(
-    in_flight: int, latency: float, least: int
+    calls: tuple[tuple[float, int], ...], latency: float, least: int
 ) -> None:
     """Also on an idle lane, and before any call told how long one takes."""
     window = Window(seconds=0.1, max_size=10, min_size=least, max_wait=5.0)
-    assert ready(waiting(least, in_flight=in_flight, latency=latency), window=window) == 100.0
+    assert ready(waiting(least, calls=calls, latency=latency), window=window) == 100.0
     if least > 1:
-        fewer = waiting(least - 1, in_flight=in_flight, latency=latency)
+        fewer = waiting(least - 1, calls=calls, latency=latency)
         assert ready(fewer, window=window) == pytest.approx(100.1)
 
 
-def test_a_returning_majority_does_not_wait_for_the_others() -> None:
-    """Nine who are back go while nine are under way; eight wait for one more, and so do nine newcomers."""
-    assert ready(waiting(9, expected=9)) == 100.0
-    assert ready(waiting(8, expected=8)) > 100.0
-    assert ready(waiting(9, expected=0)) > 100.0
+def test_as_many_as_any_call_in_flight_do_not_wait_for_it() -> None:
+    """Nine who are back go while nine are under way; eight wait until they meet them."""
+    assert ready(waiting(9, expected=9, latency=0.05)) == 100.0
+    assert ready(waiting(8, expected=8, latency=0.05)) == pytest.approx(100.02)
+
+
+@pytest.mark.parametrize(
+    ("count", "end", "goes"),
+    [
+        (4, 0.03, 0.0375),  # its nine come back soon, and all go together
+        (4, 0.038, 0.02),  # too late
+        (9, 0.03, 0.0375),
+        (9, 0.038, 0.0),
+    ],
+)
+def test_a_call_that_ends_soon_is_waited_for(count: int, end: float, goes: float) -> None:
+    """Whose callers then come back and share one call for good; three quarters of a call are waited."""
+    view = waiting(count, expected=count, latency=0.05, calls=((100 + end, 9), (100.2, 2)))
+    assert ready(view) == pytest.approx(100 + goes)
+
+
+def test_many_do_not_wait_for_one() -> None:
+    """What sixty requests lose by waiting is more than the call of one that they save."""
+    window = Window(seconds=0.1, max_size=100)
+    for end, goes in ((0.0005, 0.0375), (0.01, 0.0)):
+        view = waiting(60, expected=60, latency=0.05, calls=((100 + end, 1),))
+        assert ready(view, window=window) == pytest.approx(100 + goes)
+
+
+def test_those_who_waited_when_a_call_ended_go_with_its_callers() -> None:
+    """Four who waited and eight who come back are twelve: they go when the last of them is here."""
+    back = {"calls": NONE, "expected": 12, "last_finished": 100.0, "newest": 100.0}
+    window = Window(seconds=0.1, max_size=100)
+    assert ready(waiting(8, **back), window=window) > 100.0
+    assert ready(waiting(12, **back), window=window) == 100.0
 
 
 def test_askers_who_were_answered_together_get_a_moment_to_come_back() -> None:
     """After a call of eight, the first request waits until none came for 4 ms, or until all are back."""
-    back = {"in_flight": 0, "expected": 8, "last_finished": 100.0, "newest": 100.0}
+    back = {"calls": NONE, "expected": 8, "last_finished": 100.0, "newest": 100.0}
     assert ready(waiting(1, **back)) == pytest.approx(100.004)
     assert ready(waiting(1, **back | {"newest": 100.003})) == pytest.approx(100.007)
     assert ready(waiting(7, **back | {"newest": 100.019})) == pytest.approx(100.02)
     assert ready(waiting(8, **back)) == 100.0
 
 
+def test_the_moment_is_longer_where_calls_take_long() -> None:
+    """A tenth of a call without a request, and a quarter of a call at most."""
+    back = {"calls": NONE, "expected": 8, "last_finished": 100.0, "latency": 0.24}
+    assert ready(waiting(1, **back, newest=100.0)) == pytest.approx(100.024)
+    assert ready(waiting(7, **back, newest=100.05)) == pytest.approx(100.06)
+
+
 def test_a_request_long_after_a_crowd_goes_at_once() -> None:
     """The crowd of a second ago is not waited for."""
-    assert ready(waiting(1, in_flight=0, expected=8, last_finished=99.0, newest=100.0, opened=100.0)) <= 100.0
+    assert ready(waiting(1, calls=NONE, expected=8, last_finished=99.0, newest=100.0, opened=100.0)) <= 100.0
 
 
 def test_nobody_waits_longer_than_max_wait() -> None:
@@ -112,7 +151,7 @@ def test_a_lane_that_cannot_share_calls_has_no_window() -> None:
     count=st.integers(1, 60),
     age=st.floats(0, 100),
     own=st.floats(-10, 100),
-    in_flight=st.integers(0, 90),
+    calls=st.lists(st.tuples(st.floats(900, 1300), st.integers(1, 90)), max_size=3),
     expected=st.integers(0, 90),
     latency=st.floats(0, 100),
     seconds=st.floats(0.01, 5),
@@ -123,7 +162,7 @@ def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(
     count: int,
     age: float,
     own: float,
-    in_flight: int,
+    calls: list[tuple[float, int]],
     expected: int,
     latency: float,
     seconds: float,
@@ -133,9 +172,7 @@ def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(
     """Whatever waits, the time returned is at most the oldest one's max wait, and always known."""
     window = Window(seconds=seconds, max_size=10, min_size=least, max_wait=max_wait)
     opened, now = 1000.0, 1000.0 + age
-    view = Waiting(
-        count, opened, opened + own, urgent=False, in_flight=in_flight, expected=expected, latency=latency
-    )
+    view = Waiting(count, opened, opened + own, urgent=False, calls=calls, expected=expected, latency=latency)
     at = ready(view, now, window)
     assert at <= now or at <= min(opened + max_wait, opened + own)
     assert not math.isnan(at)

@@ -74,12 +74,13 @@ def windows(rng: random.Random, record: Record) -> None:
             opened=now - rng.choice((0.0, 0.002, 0.05, 0.1, 0.3, 7.0)),
             must_start=now + rng.choice((-1.0, 0.0, 0.01, 5.0)),
             urgent=rng.random() < 0.1,
-            in_flight=rng.choice((0, 0, 1, 8)),
             flushed=rng.random() < 0.1,
             expected=rng.choice((0, 1, 3, 8)),
             newest=now - rng.choice((0.0, 0.001, 0.003, 0.004, 0.05)),
             last_finished=now - rng.choice((0.0, 0.002, 0.019, 0.5, math.inf)),
             latency=rng.choice((0.0, 0.004, 0.05, 2.0)),
+            calls=[(now + rng.choice((-0.01, 0.01, 0.03, 1.0)), rng.choice((1, 3, 30)))]
+            * rng.choice((0, 0, 1, 2)),
         )
         record.note("ready", BatchAccumulator(window).ready(now, waiting) - now)
         gather = GatherWindow(rng.choice((3, 10)), *rng.choice(((), (1.0, 5.0))))
