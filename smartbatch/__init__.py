@@ -127,7 +127,7 @@ def __getattr__(name: str) -> Any:
         module = _module_of[name]
     except KeyError:
         raise AttributeError(f"module 'smartbatch' has no attribute {name!r}") from None
-    with collector_paused():
+    with collector_paused(f"smartbatch.{module}"):
         value = getattr(importlib.import_module(f"smartbatch.{module}"), name)
     globals()[name] = value
     return value

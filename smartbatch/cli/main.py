@@ -206,8 +206,9 @@ def main(
     logger = logging.getLogger("smartbatch")
     logger.addHandler(handler)
     try:
-        with collector_paused():
-            command = import_module(f"smartbatch.cli.{_COMMANDS[args.command]}")
+        name = _COMMANDS[args.command]
+        with collector_paused(f"smartbatch.cli.{name}"):
+            command = import_module(f"smartbatch.cli.{name}")
         code: int = command.run(args)
     except KeyboardInterrupt:
         print("smartbatch: interrupted", file=sys.stderr)

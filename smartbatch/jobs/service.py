@@ -299,7 +299,7 @@ class JobService:
 
     def _new_supervisor(self, store: SqlStore) -> JobSupervisor:
         """Return what carries jobs on, which is imported with the first job: most clients have none."""
-        with collector_paused():
+        with collector_paused("smartbatch.jobs.supervisor"):
             from smartbatch.jobs.claim_turns import most_under_way
             from smartbatch.jobs.realtime_runner import RealtimeRunner
             from smartbatch.jobs.steps.runner import run_step

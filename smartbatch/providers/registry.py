@@ -89,7 +89,7 @@ def _adapter(module: str, name: str) -> Factory:
     """The factory of a class that needs no clock; it is imported when it is first used."""
 
     def make(model: str, _clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
-        with collector_paused():
+        with collector_paused(f"smartbatch.providers.{module}"):
             kind = getattr(importlib.import_module(f"smartbatch.providers.{module}"), name)
         return _made(kind, options), model
 

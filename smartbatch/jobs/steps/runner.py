@@ -7,9 +7,6 @@ and goes on; nothing is kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-
 from smartbatch._importing import collector_paused
 from smartbatch.errors import RequestCancelled
 from smartbatch.jobs.payload import encode_error
@@ -44,15 +41,9 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
         return StepResult(None, has_realtime(runtime, job), finished=job.state is JobState.DONE)
     if not _uses_batches(runtime, job):
         return StepResult(None, has_realtime(runtime, job), finished=job.state is JobState.DONE)
-    return _batch_step()(StepContext(runtime=runtime, api=api, job=job, lease=lease))
-
-
-@cache
-def _batch_step() -> Callable[[StepContext], StepResult]:
-    """Import what batches need, once: a run in real time needs none of it."""
-    with collector_paused():
+    with collector_paused("smartbatch.jobs.steps.batch_step"):  # late: a run in real time needs none of it
         from smartbatch.jobs.steps.batch_step import run_batch_step
-    return run_batch_step
+    return run_batch_step(StepContext(runtime=runtime, api=api, job=job, lease=lease))
 
 
 def _uses_batches(runtime: JobRuntime, job: JobRow) -> bool:
