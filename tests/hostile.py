@@ -11,5 +11,6 @@ HOSTILE = {
     "half a pair": "\ud800 and \udfff",
     "an override": "invoice\u202efdp.exe",
     "long": "x" * 100_000,
+    "long once escaped": '"' * 1_000,
 }
 """By what each tries."""

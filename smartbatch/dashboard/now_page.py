@@ -133,7 +133,7 @@ def _waits_for(lane: LaneStatus) -> Child:
     if lane.is_lost:
         words.append(html.state("own share only: the shared place is away", "warn"))
     if lane.waits_for:
-        words.append(Html(el("span", WAITS.get(lane.waits_for, lane.waits_for))))
+        words.append(el("span", WAITS.get(lane.waits_for, lane.waits_for)))
     return [el("div", word) for word in words] or "–"
 
 

@@ -60,7 +60,8 @@ def job_report(store: SqlStore, row: JobRow, wall: float) -> ReportData:
         cost=row.cost,
         unpriced=row.unpriced,
         sample=seen.sample.kept(),
-        sampled_of=row.succeeded,
+        sampled_of=seen.sample.seen if seen.is_whole else row.succeeded,
+        deduplicated=seen.deduplicated if seen.is_whole else None,
         failures=seen.failures.largest(),
         failures_read=seen.failures_read,
         jobs=(job_figures(store, row, wall),),
@@ -100,13 +101,22 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 
 class _Seen:
-    """Results of a job: answered ones at evenly chosen places, and the first that failed."""
+    """Results of a job: answered ones at evenly chosen places, and the first that failed.
+
+    Attributes:
+        is_whole: the job is so small that all of its results were read.
+        deduplicated: answers of equal requests, which have no cost and no time of their own.
+    """
 
     def __init__(self, store: SqlStore, row: JobRow) -> None:
         self.sample, self.failures = EvenSample(), FailureGroups()
         self.dropped: dict[str, str] = {}
+        self.is_whole = row.total <= MOST_SAMPLED
+        self.deduplicated = 0
         for result_row in _places(store, row):
-            if not result_row.follower:
+            if result_row.follower:
+                self.deduplicated += result_row.outcome == "succeeded"
+            else:
                 self._add(_result(result_row, row.id))
         line = store.overview.get(row.id)
         failed = [] if line is None else store.overview.failed(line, limit=_FAILURES, cancelled=False)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from attrs import field, frozen
 
-from smartbatch._html import Child, Html, el
+from smartbatch._html import Child, Html, el, fragment
 from smartbatch.reports.axes import TIME, Axis, Scale, moment, scale, seconds, usd
 
 T = TypeVar("T")
@@ -476,7 +476,7 @@ def trade_off(marks: Sequence[Mark]) -> Html:
     """Return time, on a logarithmic scale, against cost; each route as a point with the range of both. Empty
     where there is nothing to compare."""
     if not marks:
-        return Html()
+        return fragment()
     times, costs = Axis("time to the last answer", seconds, log=True), Axis("USD", usd)
     ends = [max(value, 0.01) for mark in marks for value in (mark.p50, mark.p95)]
     across = scale(times, ends, _LEFT, _WIDTH - 90)

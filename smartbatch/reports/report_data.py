@@ -77,7 +77,7 @@ class ReportData:
         parameters: of all requests: names and words, none of them a prompt; ``None`` where not recorded.
         labels: the user's.
         total, succeeded, failed, cancelled: requests; the last three have results.
-        deduplicated: results that are the answers of equal requests.
+        deduplicated: results that are the answers of equal requests; they are in no distribution.
         dropped: parameters that were left out, with the reasons.
         input_tokens, output_tokens: of all results.
         cost: USD of the results whose price is known.
@@ -102,7 +102,7 @@ class ReportData:
     succeeded: int
     failed: int
     cancelled: int = 0
-    deduplicated: int = 0
+    deduplicated: int | None = None
     dropped: tuple[tuple[str, str], ...] = ()
     input_tokens: int
     output_tokens: int

@@ -11,6 +11,9 @@ import pytest
 
 from smartbatch.client import BatchingClient
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.job_report import job_report
+from smartbatch.jobs.records import IncidentRow
+from smartbatch.jobs.store import open_store
 from smartbatch.reports.charts import Span, TimelineRow
 from smartbatch.reports.report import MOST_BYTES, Report
 from smartbatch.reports.report_data import ReportData, ReportedJob, ReportIncident
@@ -91,7 +94,7 @@ def test_a_report_holds_no_prompt_no_answer_and_nothing_of_the_system_text(clien
     assert "schema 1 properties" in section(job.report(), "asked")
 
 
-@pytest.mark.parametrize("name", sampled(HOSTILE, keep=2))
+@pytest.mark.parametrize("name", sampled(HOSTILE, keep=2, first=10))
 def test_texts_of_strangers_stay_text_and_are_cut(name: str) -> None:
     """Names, labels, error messages, incidents, even what comes from a store that somebody else wrote."""
     text = HOSTILE[name]
@@ -150,6 +153,33 @@ def test_failures_are_told_by_kind_and_message(tmp_path: Path, monkeypatch: pyte
     assert "0 of 2 requests were answered" in report.html
     assert "timeout simulated: no answer in time 2 " in section(report, "failures")
     assert "No request was answered." in section(report, "distributions")
+
+
+def test_the_answer_of_an_equal_request_is_in_no_distribution(client: BatchingClient) -> None:
+    """It cost nothing and took no time of its own."""
+    report = done(client, ["a", "b", "a", "a"]).report()
+    assert "answers of equal requests 2" in section(report, "results")
+    assert "Of 2 answered requests." in section(report, "distributions")
+
+
+def test_what_an_incident_cost_is_part_of_what_was_paid(client: BatchingClient) -> None:
+    job = done(client, ["a"])
+    client.stop(timeout=5)
+    store = open_store(client.config.store)
+    lease = store.leases.claim(job.id, 60.0)
+    assert lease is not None
+    store.facts.add_incident(
+        lease, IncidentRow("double_submission", job.id, None, "it came twice", 0.25, 60.0)
+    )
+    row = store.jobs.get(job.id)
+    assert row is not None
+    report = Report(job_report(store, row, 0.0))
+    store.close()
+    told = section(report, "incidents")
+    assert "A batch was created twice (1970-01-01 00:01:00 UTC): it came twice" in told
+    assert "It cost 0.250000 USD besides the results." in told
+    assert "as it was done unknown 0.250000 USD" in section(report, "cost")
+    assert "0.250000 USD more than always individual." in section(report, "cost")
 
 
 def test_cancelled_requests_are_no_failures(client: BatchingClient) -> None:
