@@ -580,6 +580,16 @@ class Job:
                 if job is None or until is None:
                     return
                 self._pause(look, job, until, display and display())
+            if missing <= 0 and until is not None and not ordered:
+                missing = self._asked_again(last)
+
+    def _asked_again(self, after: int) -> int:
+        """Return how many results are still to come for a reader who has as many as there are requests: rows
+        that were asked again while it read have one more."""
+        row = self._service.store.jobs.get(self.id)
+        if row is None:  # it was forgotten meanwhile
+            return 0
+        return row.total - row.finished or len(self._page(ordered=False, after=after, limit=PAGE))
 
     def _turn(
         self, ordered: bool, after: int, limit: int, *, waits: bool

@@ -188,11 +188,12 @@ class JobSupervisor:
         try:
             task()
         except BaseException as error:  # nothing may end this thread: leases depend on it
-            if self._error is None:  # reported once, not with every try
-                self._error = describe(error)
+            if self._error is None and not (task == self._look and self._stopping):
+                self._error = describe(error)  # reported once, not with every try
                 self._report(None, error)
         finally:
-            self._finished()
+            if task != self._look:
+                self._finished()
 
     def next_task_locked(self) -> Callable[[], None] | float | None:
         """Return the next task of this thread, or for how many seconds to wait. The cases, in order:
@@ -212,7 +213,8 @@ class JobSupervisor:
         if self._owned and now >= self._renew_at:
             self._renew_at, task = now + RENEW_EVERY, self._renew
         elif now >= self._look_at:
-            self._look_at, task = now + LOOK_EVERY, self._look
+            self._look_at = now + LOOK_EVERY
+            return self._look  # it writes nothing, so a stop does not wait for it where the store hangs
         elif self._named and not self._halted:
             task = partial(self._claim_named, list(self._named))
             self._named.clear()

@@ -228,7 +228,7 @@ def test_a_deadline_that_comes_later_has_a_batch_taken_back(
 def test_a_deadline_that_has_passed_is_refused_and_none_is_none(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
-    remote = Remote(clock, turnaround=36_000.0)
+    remote = Remote(clock, turnaround=1_500.0)
     job = client_of(remote, store=place).submit_batch([f"p{n}" for n in range(20)])
     for wrong in (datetime(2020, 1, 1, tzinfo=UTC), "-1s", 0):
         with pytest.raises(ConfigError, match="deadline"):
@@ -318,7 +318,7 @@ def test_failed_rows_are_asked_again_and_their_job_ends_once_more(
 def test_acts_on_many_jobs_are_done_by_those_who_carry_them_on(
     client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
 ) -> None:
-    remote = Remote(clock, turnaround=36_000.0)
+    remote = Remote(clock, turnaround=3_600.0)
     client = client_of(remote, store=place)
     jobs = [client.submit_batch([f"{mark}{n}" for n in range(5)]) for mark in "abc"]
     clock.sleep(60.0)
@@ -328,3 +328,26 @@ def test_acts_on_many_jobs_are_done_by_those_who_carry_them_on(
     assert elsewhere.forget_jobs(JobSelection(state="done")) == Acted(3, 0)
     assert elsewhere.jobs() == []
     assert [act.name for act in elsewhere.acts()] == ["forget", "forget", "forget", "cancel"]
+
+
+def test_who_reads_results_as_they_come_gets_those_of_rows_that_were_asked_again(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    """The reader has the first outcome of a row, and then the second, and misses none of the others."""
+    down = {"p0"}
+
+    def reply(prompt: str) -> str:
+        if prompt in down:
+            raise ProviderError("refused", kind=ErrorKind.CLIENT_ERROR, status=400)
+        return prompt
+
+    client = client_of(Remote(clock, reply=reply, latency=10.0), store=place, parallelism=1)
+    plan = client.forecast(["p"], strategy="individual")
+    job = client.submit_run([f"p{n}" for n in range(4)], plan)
+    read = job.results(ordered=False, timeout=LONG)
+    texts = [next(read).text]
+    down.clear()
+    assert job.retry_failed().count == 1
+    texts += [result.text for result in read]
+    assert texts[0] is None
+    assert sorted(str(text) for text in texts[1:]) == ["p0", "p1", "p2", "p3"]
