@@ -1,8 +1,9 @@
 """First paint of the dashboard over a large store, and what it costs while it is watched.
 
 ``python -m benchmarks.dashboard [JOBS [ROWS]]`` fills a store by SQL, serves it as ``smartbatch dashboard``
-does, and looks at each page as a browser does: the page, its style sheet and its script, compressed. Then a
-stream is read for half a minute, in which an active job gets results every second.
+does, and looks at each page as a browser does: the page, its style sheet and its script, compressed; then in
+Chromium itself, by the moment it paints. At last a stream is read for half a minute, in which an active job
+gets results every second.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from playwright.sync_api import sync_playwright
+
 from benchmarks.targets import Targets
 from smartbatch._clock import RealClock
 from smartbatch.errors import ErrorKind, ProviderError
@@ -33,6 +36,7 @@ LOADS = 10
 WATCHED = 30.0
 """Seconds for which a stream is read."""
 
+_PAINTED = "performance.getEntriesByName('first-contentful-paint')"
 _POLICY = '{{"version":1,"fallback":"individual","deadline":{deadline},"budget":25.0,"route":"batch"}}'
 _NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count})"
 _JOBS = """INSERT INTO job (no, id, user_key, scope, model, kind, metadata, policy, digest, created_at, state,
@@ -168,6 +172,7 @@ def main(jobs: int = JOBS, rows: int = ROWS) -> None:
         size = os.path.getsize(place) / 1e9
         print(f"{jobs:,} jobs, {rows:,} rows, {size:.1f} GB, made in {time.perf_counter() - began:.0f} s")
         with Served(place) as served:
+            _load(served, targets)
             _paint(served, targets)
             _watch(served, place, jobs, targets)
     finally:
@@ -176,6 +181,26 @@ def main(jobs: int = JOBS, rows: int = ROWS) -> None:
 
 
 def _paint(served: Served, targets: Targets) -> None:
+    """Say when Chromium paints each page first, with nothing kept from before; a line of text to compare."""
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for page in (*PAGES, "/nowhere"):
+            seconds = []
+            for _ in range(LOADS):
+                context = browser.new_context(extra_http_headers={"Authorization": f"Bearer {served.token}"})
+                tab = context.new_page()
+                tab.goto(f"http://{served.address}{page}")
+                while not (painted := tab.evaluate(f"{_PAINTED}.map(one => one.startTime)")):
+                    tab.wait_for_timeout(10)
+                seconds += painted
+                context.close()
+            median = statistics.median(seconds)
+            told = targets.at_most(median, 300, " ms") if page == "/" else ""
+            print(f"{page:<32} painted after {median:.0f} ms {told}")
+        browser.close()
+
+
+def _load(served: Served, targets: Targets) -> None:
     """Load each page with its files, the first time and then again."""
     for page in PAGES:
         took, sizes = [], []

@@ -77,7 +77,7 @@ def test_each_page_loads_and_asks_no_other_host(page: Any, served: Served, name:
     page.goto(at(served, PAGES[name]))
     assert page.locator("main h1").inner_text() != ""
     assert page.locator("main section").count() >= 1
-    page.wait_for_function("document.getElementById('news').textContent.startsWith('Renewed')")
+    page.locator("#news", has_text="Renewed").wait_for()
     assert all(url.startswith(f"http://{served.address}/") for url in page.asked)
     assert [told for told in page.wrong if "favicon" not in told] == []
     assert "token" not in page.url
@@ -134,7 +134,7 @@ def test_news_of_another_process_are_seen_without_a_reload(page: Any, served: Se
 
 def test_a_hidden_page_asks_nothing(page: Any, served: Served) -> None:
     page.goto(at(served, "/jobs"))
-    page.wait_for_function("document.getElementById('news').textContent.startsWith('Renewed')")
+    page.locator("#news", has_text="Renewed").wait_for()
     hide = "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
     show = "document.dispatchEvent(new Event('visibilitychange'))"
     page.evaluate((hide % "true") + show)
