@@ -33,6 +33,8 @@ STREAMS = 8
 """Streams of live news that a process serves at a time, unless it is told otherwise."""
 MOST_FORM = 65_536
 """Bytes of a form."""
+MOST_VALUES, MOST_FIELDS = 50, 1_000
+"""Fields of an address, and of a form."""
 _WORTH = 1_000
 """Bytes from which an answer is compressed."""
 
@@ -149,7 +151,7 @@ class Dashboard:
             told = _DENIED_TOKEN if isinstance(self._access, TokenAccess) else _DENIED
             raise _Refused("403 Forbidden", told)
         path, _, argument = _path_of(environ).strip("/").partition("/")
-        values = dict(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True, max_num_fields=50))
+        values = _fields_of(environ.get("QUERY_STRING", ""), MOST_VALUES)
         root = environ.get("SCRIPT_NAME", "").rstrip("/")
         return Query(path=path, argument=argument, values=values, granted=granted, root=root)
 
@@ -260,7 +262,7 @@ def _query_of_page(query: Query) -> Query:
     """Return the query of the page whose news are asked for."""
     place, _, values = query.values.get("page", "").partition("?")
     path, _, argument = place.strip("/").partition("/")
-    told = dict(parse_qsl(values, keep_blank_values=True, max_num_fields=50))
+    told = _fields_of(values, MOST_VALUES)
     return evolve(query, path=path, argument=unquote(argument), values=told)
 
 
@@ -278,7 +280,15 @@ def _form_of(environ: WSGIEnvironment) -> dict[str, str]:
     if not 0 <= size <= MOST_FORM:
         raise _Refused("413 Content Too Large", "The form is too large.")
     text = environ["wsgi.input"].read(size).decode("utf-8", "replace")
-    return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=1_000))
+    return _fields_of(text, MOST_FIELDS)
+
+
+def _fields_of(text: str, most: int) -> dict[str, str]:
+    """Return the fields of a query string or a form, the last of each name."""
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=most))
+    except ValueError:
+        raise _Refused("400 Bad Request", f"There are more than {most:,} fields.") from None
 
 
 def _static(name: str) -> Response:

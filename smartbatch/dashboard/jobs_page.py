@@ -43,11 +43,11 @@ def page(source: Source, query: Query) -> Page:
 
 def filter_of(query: Query) -> JobFilter:
     """Return which jobs the address asks for; what is no state is all."""
-    state = query.values.get("state", "")
+    state, model = query.values.get("state", ""), query.values.get("model", "")
     return JobFilter(
         state=JobState(state) if state in {each.value for each in JobState} else None,
         unfinished=state == "unfinished",
-        model=query.values.get("model") or None,
+        model=model.replace("\0", " ") or None,  # which a text column refuses
         name=query.values.get("name") or None,
     )
 

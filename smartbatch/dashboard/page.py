@@ -35,13 +35,13 @@ class Query:
     granted: Granted = "read"
     root: str = ""
 
-    def link(self, *path: str, **values: str | int | None) -> str:
+    def link(self, /, *path: str, **values: str | int | None) -> str:
         """Return the address of a page of the dashboard; values that are ``None`` or empty are left out."""
         told = {name: str(value) for name, value in values.items() if value not in (None, "")}
         place = "/".join([self.root, *(quote(part, safe="") for part in path or ("",))])
         return place + (f"?{urlencode(told)}" if told else "")
 
-    def again(self, **changes: str | int | None) -> str:
+    def again(self, /, **changes: str | int | None) -> str:
         """Return the address of the same page with some values changed."""
         path = [part for part in (self.path, self.argument) if part]
         changed: dict[str, Any] = {**self.values, **changes}

@@ -99,6 +99,23 @@ def test_hostile_addresses_are_answered(visitor: Visitor, opened: SqlStore, name
 
 
 @pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ("/jobs?self=1&path=2&root=3&values=4", 200),
+        ("/jobs?model=a%00b", 200),
+        ("/news?page=/jobs%3Fself%3D1", 200),
+        ("/jobs?" + "&".join(f"a{n}=1" for n in range(60)), 400),
+        ("/news?page=/jobs%3F" + "%26".join(f"a{n}%3D1" for n in range(60)), 400),
+    ],
+    ids=["words of the code", "a control character", "the same in news", "many fields", "many in news"],
+)
+def test_an_address_of_any_fields_is_answered(
+    visitor: Visitor, opened: SqlStore, asked: str, status: int
+) -> None:
+    assert visitor.get(asked).status == status
+
+
+@pytest.mark.parametrize(
     "back", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)", "/jobs?a=1"]
 )
 def test_the_way_back_stays_in_the_dashboard(back: str) -> None:
