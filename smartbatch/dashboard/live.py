@@ -72,8 +72,8 @@ def stream(render: Callable[[], Page], seen: str, clock: Clock, stop: Callable[[
             yield b": here\n\n"
             spoke = clock.now()
         look_at = clock.now() + page.every
-        while not stop() and clock.now() < look_at:
-            clock.sleep(TICK)
+        while not stop() and (left := look_at - clock.now()) > 0:
+            clock.sleep(min(TICK, left))
 
 
 @final
