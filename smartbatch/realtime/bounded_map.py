@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
@@ -139,7 +138,10 @@ class BoundedMap(Iterator[Result]):
                 return result
             if not self._under_way:
                 raise self._failure or StopIteration
-            self._receive(*self._inbox.take())
+            # Once all are submitted, and nobody is told of each, only the next result is worth a wake-up.
+            alone = self._ordered and self._exhausted and not self._arrived
+            for arrival in self._inbox.take(position if alone else None):
+                self._receive(*arrival)
 
     def _feed(self) -> None:
         """Submit until enough is under way; what has arrived meanwhile makes room at once. It ends, in order:
@@ -166,8 +168,9 @@ class BoundedMap(Iterator[Result]):
                 return
             if not submitted:
                 return
-            while len(self._inbox):
-                self._receive(*self._inbox.take())
+            if len(self._inbox):
+                for arrival in self._inbox.take():
+                    self._receive(*arrival)
 
     def _submit_next(self) -> bool:
         """Submit the next request; False when there is none, or no room for it now."""
@@ -201,19 +204,26 @@ class _Arrivals:
 
     def __init__(self, clock: Clock) -> None:
         self._monitor = clock.monitor()
-        self._arrived: deque[tuple[int, Result]] = deque()
+        self._arrived: list[tuple[int, Result]] = []
+        self._wanted: int | None = None
+        self._waited = False
 
     def put(self, position: int, result: Result) -> None:
         """Deliver; called by workers, never blocks."""
         with self._monitor:
             self._arrived.append((position, result))
-            self._monitor.notify()
+            if self._waited and self._wanted in (None, position):
+                self._waited = False
+                self._monitor.notify()
 
-    def take(self) -> tuple[int, Result]:
-        """Return the next arrival, waiting for it."""
+    def take(self, wanted: int | None = None) -> list[tuple[int, Result]]:
+        """Return what has arrived. Where that is nothing, wait for a result: for the one of position
+        ``wanted``, or for any."""
         with self._monitor:
-            self._monitor.wait_for(lambda: self._arrived)
-            return self._arrived.popleft()
+            self._wanted, self._waited = wanted, not self._arrived
+            self._monitor.wait_for(lambda: not self._waited)
+            arrived, self._arrived = self._arrived, []
+            return arrived
 
     def __len__(self) -> int:
         return len(self._arrived)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import Context
+from functools import partial
 
 from attrs import define, field
 
@@ -24,14 +25,14 @@ class DeferredEffects:
         queue: whose requests it ends; a stop waits until they are settled.
         now: the moment at which it is decided, monotonic seconds.
         settlements: waiters to settle, with their results.
-        events: what to tell the observers, and under which context variables.
+        events: what to tell the observers, or what makes it then, and under which context variables.
         freed: quotas of calls that were never made: there is room now that others may wait for.
     """
 
     queue: RequestQueue
     now: float
     settlements: list[tuple[Waiter, Result]] = field(factory=list)
-    events: list[tuple[Event, Context | None]] = field(factory=list)
+    events: list[tuple[Event | Callable[[], Event], Context | None]] = field(factory=list)
     freed: list[SharedQuota] = field(factory=list)
 
     def __bool__(self) -> bool:
@@ -125,7 +126,8 @@ class DeferredEffects:
             for waiter, result in self.settlements:
                 begun += 1
                 waiter.end(result)
-            for event, variables in self.events:
+            for found, variables in self.events:
+                event = found if isinstance(found, Event) else found()
                 if variables is None:
                     tell(event)
                 else:
@@ -143,15 +145,19 @@ class DeferredEffects:
     def _settle(self, ticket: Ticket, waiter: Waiter, result: Result) -> None:
         self.queue.settling[self] = None
         self.settlements.append((waiter, result))
-        for dropped in parameters_dropped(waiter.request, result, self.now):
-            self.tell(dropped, waiter)
+        if result.dropped:
+            for dropped in parameters_dropped(waiter.request, result, self.now):
+                self.tell(dropped, waiter)
         self._tell_end(ticket, waiter, result)
 
     def _tell_end(self, ticket: Ticket, waiter: Waiter, result: Result, *, cancelled: bool = False) -> None:
-        end = request_finished(
-            waiter.request, result, ticket.lane.label, self.now, waiter.submitted, of_job=waiter.raw
+        """Have the end of a request told; the event is made once no lock is held."""
+        model, submitted = ticket.lane.label, waiter.submitted
+        make = partial(
+            request_finished, waiter.request, result, model, self.now, submitted, of_job=waiter.raw
         )
-        self.tell(evolve(end, ok=False, cancelled=True) if cancelled else end, waiter)
+        end = evolve(make(), ok=False, cancelled=True) if cancelled else make
+        self.events.append((end, waiter.variables.copy()))
 
 
 def parameters_dropped(request: Request, result: Result, now: float) -> Iterator[ParameterDropped]:

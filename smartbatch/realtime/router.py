@@ -120,8 +120,13 @@ class ResponseRouter:
         self._rng = setup.rng
 
     def prepare(self, call: InFlightCall, now: float) -> list[Reading]:
-        """Add up usage and cost and read the answers; the worker owns the tickets, so it needs no lock."""
+        """Add up usage and cost, learn how the provider counts tokens, and read the answers; the worker owns
+        the tickets, so it needs no lock.
+        """
         size = len(call.batch.items)
+        learns = (
+            call.batch.items[0].request.call is None and _ending(call.batch.outcomes)[0] is Ending.SUCCESS
+        )
         seconds = now - call.started
         readings: list[Reading] = []
         ended = zip(call.batch.items, call.batch.outcomes, call.bill.costs, strict=True)
@@ -129,6 +134,8 @@ class ResponseRouter:
             ticket.attempts += not is_kept(outcome)
             account(ticket, outcome, cost)
             if isinstance(outcome, Answer):
+                if learns and outcome.usage is not None:
+                    call.permit.lane.calibration.observe(ticket.input_tokens, outcome.usage)
                 route = route_of(ticket.lane, outcome, size)
                 readings.append(self._reader.read(call.batch, ticket, outcome, seconds, route))
             else:
@@ -371,8 +378,7 @@ class ResponseRouter:
         2. The gates take it: limits and budget by what was used, the breaker by how it ended.
         3. An error that every request would meet stops the lane, unless a call passed while it was under way.
         4. A web page in place of an answer, before any call has passed: the address may be wrong.
-        5. A success shows how the provider counts tokens.
-        6. What changed is told, and the slower tier is judged.
+        5. What changed is told, and the slower tier is judged.
         """
         lane = call.permit.lane
         ending, worst = _ending(outcomes)
@@ -394,10 +400,6 @@ class ResponseRouter:
             self._stop(lane, worst, effects)
         if worst is not None and is_page(worst) and not lane.breaker.passed:
             self._check_address(lane, worst, effects)
-        if usage is not None and ending is Ending.SUCCESS and call.batch.items[0].request.call is None:
-            for ticket, outcome in zip(call.batch.items, outcomes, strict=True):
-                if isinstance(outcome, Answer) and outcome.usage is not None:
-                    lane.calibration.observe(ticket.input_tokens, outcome.usage)
         for change in changes:
             self.note_change(lane, change, effects)
         _judge_flex(lane, worst, effects)
