@@ -178,7 +178,7 @@ def test_no_batch_is_created_of_a_paused_model_and_those_that_run_are_collected(
     hear(clock)
     later = client.submit_batch([f"q{n}" for n in range(20)])
     assert running.wait(LONG).completed == 20
-    clock.sleep(600.0)
+    clock.sleep(60.0)
     assert len(remote.api.made) == 1
     assert later.status().note == "remote:default is paused by ada: too dear"
     elsewhere.resume(*MODEL)
@@ -225,6 +225,7 @@ def test_a_deadline_that_comes_later_has_a_batch_taken_back(
     assert (act.name, act.by, act.detail) == ("set_deadline", "ada", "in 10:00 min")
 
 
+@pytest.mark.full
 def test_a_deadline_that_has_passed_is_refused_and_none_is_none(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:
@@ -260,6 +261,7 @@ def test_a_raised_budget_lets_rows_go_that_waited_for_it(
     assert job.wait(LONG).completed == 4
 
 
+@pytest.mark.full
 def test_a_budget_below_what_is_reserved_ends_what_was_not_sent(
     client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
 ) -> None:
