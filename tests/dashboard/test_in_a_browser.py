@@ -21,7 +21,7 @@ pytestmark = [
 ]
 JOBS = 10_000
 PAGES = {"now": "/", "jobs": "/jobs", "job": "/jobs/job-0000000000009999", "choices": "/choices"}
-PAGES |= {"models": "/models", "errors": "/errors"}
+PAGES |= {"models": "/models", "errors": "/errors", "acts": "/acts"}
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 """The pictures of the documentation; ``DASHBOARD_PICTURES=1`` has them made anew."""
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
