@@ -8,7 +8,7 @@ and medians count. Peers that are not installed are left out (``pip install open
 async-batch-llm``); what each does is in ``benchmarks/peer_clients.py``.
 
 - *busy*: 2,000 requests of 50 ms, 64 at a time. *fast*: 5,000 requests of 2 ms.
-- *limit*: 400 requests to a server that takes 20 a second and no burst, and is not told of beforehand; *used*
+- *limit*: 200 requests to a server that takes 20 a second and no burst, and is not told of beforehand; *used*
   is the share of what it would have taken in that time, *refused* the share of calls with 429.
 - *outage*: 1,000 requests of 50 ms; from one second on every call gets 503 for five seconds.
 - *embeddings*: 2,000 texts from 64 threads, each of which asks for one vector, waits, and asks for the next.
@@ -84,12 +84,12 @@ CASES = (
     ),
     Case(
         "limit",
-        400,
-        ("--latency", "0.05", "--rpm", "1200", "--enforce", "second", "--burst", "1"),
+        200,
+        ("--latency", "0.05", "--rpm", "1200", "--enforce", "second"),
         (
             Column("used, %", lambda found: 100 * min(1.0, found.answered / (20 * found.wall)), digits=1),
             Column("refused, %", lambda found: 100 * found.refused / max(1, found.calls), digits=1),
-            Column("lost", lambda found: 400 - found.answered, digits=0),
+            Column("lost", lambda found: 200 - found.answered, digits=0),
         ),
     ),
     Case(
