@@ -232,6 +232,20 @@ class HeaderLimits:
         known = self._buckets.get(_REQUESTS)
         return known is not None and known.bucket.capacity < _EVEN * known.bucket.rate
 
+    @property
+    def is_window(self) -> bool:
+        """Whether it does not refill before its end."""
+        known = self._buckets.get(_REQUESTS)
+        return known is not None and known.is_window
+
+    def ahead(self, now: float) -> float:
+        """Return how many calls at the even rate would be too many until the end of the window."""
+        known = self._buckets.get(_REQUESTS)
+        if known is None or not known.is_window:
+            return 0.0
+        known.look(now, 0.0)
+        return max(0.0, (known.ends - now) * known.bucket.rate - max(0.0, known.bucket.level))
+
     def per_minute(self) -> dict[str, float]:
         """Return the reported limits a minute, by name: ``requests``, ``tokens``, ``input``, ``output``."""
         return {_NAMES[dimension]: bucket.limit for dimension, bucket in self._buckets.items()}

@@ -253,7 +253,7 @@ class Quota:
         self._header_limits.learn(report, reservation, self._traffic, now, alone=self._is_alone)
         if self.lease is not None and known != self.reported_limits:
             self.lease.tell()
-        if self._spacing.bucket is not None or not self._is_alone:
+        if self._spacing.bucket is not None or self._header_limits.is_window or not self._is_alone:
             self._space_even(now)
         if self._window.is_opening and report.requests_remaining is not None:
             self._window.open()
@@ -566,6 +566,7 @@ class Quota:
         if self._header_limits.is_even and not self._header_limits.spaced:
             if self._spacing.bucket is None:
                 self._space_known(now)
+                self._spacing.wait_for(self._header_limits.ahead(now))
             self._header_limits.spaced = True
 
     def _space_known(self, now: float) -> None:

@@ -32,6 +32,9 @@ _SMALLER_CAPACITY = 0.9
 """A reset that implies less than this share of the limit tells the server's true capacity; above, it is
 rounding."""
 
+_SAME_END = 0.25
+"""Two resets that name the same moment, within a quarter of what refills meanwhile, are the end of a window."""
+
 _ROUNDED_TO = 1000.0
 _ROUNDING_SHARE = 0.05
 """Anthropic rounds the tokens that remain to the nearest thousand, so its figure may be off by 500. No figure
@@ -108,6 +111,8 @@ class ReportedBucket:
     Attributes:
         learned_at: when the limit last changed.
         remaining: what was left, as the latest report said, and ``admitted``, when its call was sent.
+        ends: when all of it is there again, as that report said.
+        is_window: whether it does not refill before that: fewer were left later, and all came back as soon.
 
     Args:
         rounded: whether the figures that remain may be rounded; the first one that is not shows they are not.
@@ -120,6 +125,7 @@ class ReportedBucket:
         self.limit = limit
         self.learned_at = now
         self.remaining, self.admitted = 0.0, -math.inf
+        self.ends, self.is_window = -math.inf, False
         self._charge_ratio = 1.0  # units charged for each unit expected
         self._charge_per_call = 0.0  # units charged for each call
         self._charged_more = self._per_call = False
@@ -197,6 +203,8 @@ class ReportedBucket:
             return
         if reading.remaining % _ROUNDED_TO:
             self._rounding = 0.0
+        if reading.reset:
+            self._compare_ends(reading.remaining, trace.started + reading.reset)
         self.remaining, self.admitted = max(0.0, reading.remaining - self._rounding), trace.started
         self._resize(reading, now)
         if alone:
@@ -204,6 +212,13 @@ class ReportedBucket:
         else:
             self._last_reading = None
         self._correct_level(reading.remaining, trace, now)
+
+    def _compare_ends(self, remaining: float, ends: float) -> None:
+        """Tell a window from a bucket, where each call puts off the moment when it is full."""
+        used = self.remaining - remaining
+        if used >= 1.0 and abs(ends - self.ends) < _SAME_END * used / self._rate:
+            self.is_window = True
+        self.ends = ends
 
     def _adopt_limit(self, limit: float, now: float) -> None:
         self.limit = self._capacity = limit
