@@ -7,6 +7,10 @@ _REFILL = 0.995
 """Shares of a limit's size and rate that are used, so that this bucket never holds more than the server's,
 which refills by another clock."""
 
+_COUNTED, _FIRST_WAY = 0.998, 0.05
+"""For what is counted and not estimated: the share of the refill, and the seconds the first call may need
+to the server, whose clock starts then."""
+
 _CATCH_UP = 0.01
 """A spaced call that started late lets the next one start earlier, by 1 % of the spacing or by 10 ms if the
 spacing is shorter than that, so that late wake-ups do not add up to a lower rate."""
@@ -81,11 +85,18 @@ def used_rate(limit: float) -> float:
     return _REFILL * limit / 60.0
 
 
-def limit_bucket(bucket: Bucket | None, limit: float | None, now: float) -> Bucket | None:
-    """Return ``bucket``, or a new full one, shaped to ``limit`` a minute; ``None`` without a limit."""
+def limit_bucket(
+    bucket: Bucket | None, limit: float | None, now: float, *, counted: bool = False
+) -> Bucket | None:
+    """Return ``bucket``, or a new full one, shaped to ``limit`` a minute; ``None`` without a limit.
+
+    What is ``counted``, and not estimated as tokens are, is used nearly whole.
+    """
     if limit is None:
         return None
     capacity, rate = used_capacity(limit), used_rate(limit)
+    if counted:
+        capacity, rate = max(capacity, limit - 1.0 - _FIRST_WAY * limit / 60.0), _COUNTED * limit / 60.0
     if bucket is None:
         return Bucket(capacity, rate, now)
     bucket.reshape(now, capacity, rate)

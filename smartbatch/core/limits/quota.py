@@ -106,7 +106,7 @@ class Quota:
         if configured and self._kept == (None, None):
             self._window.prove_burst()
         requests, tokens = self._kept
-        self._requests = limit_bucket(requests, max_rpm, now)
+        self._requests = limit_bucket(requests, max_rpm, now, counted=True)
         self._tokens = limit_bucket(tokens, max_tpm, now)
         self._kept = (self._requests or requests, self._tokens or tokens)
         self._configured = None if max_rpm is None else max_rpm / 60.0

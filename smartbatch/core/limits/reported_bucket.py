@@ -33,7 +33,7 @@ _SMALLER_CAPACITY = 0.9
 rounding."""
 
 _SAME_END = 0.25
-"""Two resets that name the same moment, within a quarter of what refills meanwhile, are the end of a window."""
+"""Two resets that name one moment, within a quarter of what refills meanwhile, are the end of a window."""
 
 _ROUNDED_TO = 1000.0
 _ROUNDING_SHARE = 0.05
