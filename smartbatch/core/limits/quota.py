@@ -566,7 +566,7 @@ class Quota:
         if self._header_limits.is_even and not self._header_limits.spaced:
             if self._spacing.bucket is None:
                 self._space_known(now)
-                self._spacing.wait_for(self._header_limits.ahead(now))
+                self._spacing.owe(self._header_limits.ahead(now))
             self._header_limits.spaced = True
 
     def _space_known(self, now: float) -> None:

@@ -90,7 +90,7 @@ class Spacing:
         self._at(self._base * SPACED_SHARE, now)
         self._burst_at, self._burst_wait = now + self._burst_wait, 2.0 * self._burst_wait
 
-    def wait_for(self, calls: float) -> None:
+    def owe(self, calls: float) -> None:
         """Let the next call wait for so many."""
         assert self.bucket is not None
         self.bucket.level -= calls
