@@ -59,7 +59,7 @@ def _step(step: StepContext) -> StepResult:
         return StepResult(step.wall, realtime)
     held = (paused or step.job.state is JobState.HELD) and not step.job.cancel_requested
     runnable = [shard for shard in shards if not (held and shard.state in UNSENT_SHARDS)]
-    due = min(runnable, key=lambda shard: shard.due_at, default=None)
+    due = min(runnable, key=lambda shard: _due_at(step, shard), default=None)
     if due is None:
         finished = not shards and step.job.state is JobState.DONE
         return StepResult(None if check_at == math.inf else check_at, realtime, finished)
@@ -77,7 +77,11 @@ def _step(step: StepContext) -> StepResult:
 
 
 def _due_at(step: StepContext, shard: ShardRow) -> float:
-    """Return when a shard is due. A wall clock that was set back must not turn a pause into hours."""
+    """Return when a shard is due. A wall clock that was set back must not turn a pause into hours, and what a
+    cancelled job has at the provider is cancelled without waiting for its next poll."""
     limits = step.limits
+    untouched = shard.state is ShardState.SUBMITTED and not (shard.cancelled or shard.tries)
+    if step.job.cancel_requested and untouched:
+        return -math.inf
     longest = max(limits.longest_pause, limits.poll_interval, limits.reread_pause, limits.visibility)
     return -math.inf if shard.due_at > step.wall + 2 * longest else shard.due_at
