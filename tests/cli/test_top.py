@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from realtime.scenes import eventually
 
 from smartbatch import BatchingClient
 from smartbatch.cli.main import main
@@ -51,13 +52,16 @@ def shown(width: int = 110, height: int | None = None, client: BatchingClient | 
 
 
 def test_a_frame_says_what_runs(client: BatchingClient) -> None:
-    client.submit_batch(["a", "b", "c"], key="letters")
+    job = client.submit_batch(["a", "b", "c"], key="letters")
+    store = Source().store
+    assert store is not None
+    eventually(lambda: (row := store.jobs.get(job.id)) is not None and row.owner is not None)
     lines = shown()
     assert re.fullmatch(r"smartbatch  \d\d:\d\d:\d\d UTC  .*/jobs\.db", lines[0])
     assert "needs a person: nothing" in lines
-    (job,) = [line for line in lines if line.startswith("letters")]
-    assert re.search(r"^letters  active  \.{10}   0%  +0/3 ", job)
-    assert job.endswith(SLOW.partition("?")[0])
+    (line,) = [line for line in lines if line.startswith("letters")]
+    assert re.search(r"^letters  active  \.{10}   0%  +0/3 ", line)
+    assert line.endswith(SLOW.partition("?")[0])
     assert any(
         line.startswith("money      0.0000 USD in real time; 0.0000 USD in 24 hours") for line in lines
     )
