@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -44,6 +45,9 @@ def warm_up() -> None:
         provider = provider_of(name, "http://127.0.0.1:9")
         provider.open(1)
         provider.batches()
+        for thread in threading.enumerate():  # the import of its SDK
+            if thread is not threading.main_thread():
+                thread.join()
         PriceBook({}).rates(name, MODELS[name], wall=time.time(), processing="batch")
         provider.close()
 
