@@ -158,6 +158,7 @@ class SummaryTable:
         """
 
         def work(tx: Transaction) -> list[int | None]:
+            tx.lock("summaries")  # processes that write at the same moment do not meet in a deadlock
             numbers = [_write_decision(tx, each) for each in decisions]
             if decisions:
                 tx.change(_TRIM_DECISIONS, DECISIONS_KEPT)

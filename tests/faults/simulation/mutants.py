@@ -24,7 +24,7 @@ from smartbatch import _fork
 from smartbatch._fork import PerProcess
 from smartbatch.jobs import wire_ids
 from smartbatch.jobs.accounts import Serving
-from smartbatch.jobs.steps import collect, create, listing, recover, result_lines, runner
+from smartbatch.jobs.steps import batch_step, collect, create, listing, recover, result_lines
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.store.shard_table import ShardTable
 from smartbatch.providers.http.transport import Transport
@@ -231,7 +231,12 @@ MUTANTS = (
     Mutant(
         17,
         "a step returns nothing: the supervisor catches the error, and the job ends later",
-        ((runner.run_step, (("return StepResult(step.wall, _has_realtime(runtime, job))", "return None"),)),),
+        (
+            (
+                batch_step.run_batch_step,
+                (("return StepResult(step.wall, has_realtime(step.runtime, job))", "return None"),),
+            ),
+        ),
         test="tests/jobs/test_duplicates.py::"
         "test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once",
     ),
