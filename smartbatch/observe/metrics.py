@@ -180,7 +180,8 @@ class BatchMetrics:
         notice_fork()
         pending = self._pending
         pending.append((type(event), figures(event)))
-        if len(pending) >= _PENDING:
+        # not on the main thread: a signal's handler that raises there would lose what is being counted
+        if len(pending) >= _PENDING and threading.current_thread() is not threading.main_thread():
             lock = self._lock.get()
             if lock.acquire(blocking=False):  # else another thread counts them
                 try:

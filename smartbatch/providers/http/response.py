@@ -23,7 +23,7 @@ _GROWTH = 1 << 20  # bytes by which the room for a body grows; what was announce
 
 _END = re.compile(rb"\r?\n\r?\n")
 _STATUS = re.compile(r"HTTP/1\.(\d)[ \t]+([1-9]\d\d)(?:[ \t\r]|$)", re.ASCII)
-_FIELD = re.compile(r"([^\x00-\x20:\x7f]+):[ \t]*([^\r\n\x00]*)")
+_FIELD = re.compile(r"([^\x00-\x20:\x7f]+):([^\r\n\x00]*)")
 _FOLD = re.compile(r"\r?\n[ \t]+")
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 _DIGITS = re.compile(r"[0-9]{1,18}")
@@ -250,7 +250,7 @@ def _fields(head: str) -> tuple[dict[str, str], bool]:
 def _field(line: str) -> tuple[str, str] | None:
     """Return the name, in lower case, and the value of a header line; ``None`` where it is none."""
     found = _FIELD.fullmatch(line)
-    return None if found is None else (found[1].lower(), found[2].rstrip(" \t"))
+    return None if found is None else (found[1].lower(), found[2].strip(" \t"))
 
 
 def _keeps(headers: dict[str, str], *, old: bool) -> bool:
