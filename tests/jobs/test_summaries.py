@@ -342,11 +342,8 @@ def plans(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[st
             yield statement, plan[-1]
 
 
-def test_pages_read_by_index_and_no_table_of_items(
-    bench: Bench, store: SqlStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if bench.kind != "sqlite":
-        pytest.skip("the plan of SQLite")
+@pytest.mark.parametrize("bench", ["sqlite"], indirect=True)  # PostgreSQL scans small tables
+def test_pages_read_by_index_and_no_table_of_items(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(plans(store, monkeypatch))
     assert len(found) >= 10
     ordered = re.compile(r"SCAN (d|e USING INDEX error_group_last)$")  # in the order that is asked for
