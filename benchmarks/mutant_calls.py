@@ -1,22 +1,31 @@
-"""Which functions each test calls, in its own process and in those it starts.
+"""Which functions each test calls, in its own process and in those it starts, and which lines of the rooms.
 
 As a plug-in of pytest (``-p benchmarks.mutant_calls``) it appends to a file for each test, in the folder that
-the environment variable ``CALLS_INTO`` names: a line for each function, then the test's seconds and its name.
+the environment variable ``CALLS_INTO`` names: a line for each function, as ``core/limits/retry.py:17``, and
+for each line in functions of the rooms, as ``core/limits/retry.py@19``, then the test's seconds and its name.
 Processes that a test starts find the file's name in their environment, and :data:`SITE` on their path.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
+ROOMS = {
+    "core": "smartbatch/core",
+    "store": "smartbatch/jobs/store",
+    "steps": "smartbatch/jobs/steps",
+    "outputs": "smartbatch/cli/outputs.py",
+}
+"""Those that decide about money: mistakes are made in them."""
 FULL = (
     "tests/core/walks/",
     "tests/jobs/",
@@ -36,8 +45,13 @@ if os.environ.get({FILE!r}):
 """A ``sitecustomize.py`` for processes that tests start."""
 LIBRARY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "smartbatch", "")
 
+LOOKS = 3000
+"""Calls of a function whose lines are noted, for each test: more of them would take minutes."""
+
 _open, _write, _close = os.open, os.write, os.close  # tests replace them
-_seen: set[int] = set()
+_traced = tuple(LIBRARY + place.removeprefix("smartbatch/") for place in ROOMS.values())
+_seen: dict[int, _Lines | None] = {}
+"""By the id of a function's code, whose own hash takes long."""
 
 
 def trace() -> None:
@@ -46,12 +60,42 @@ def trace() -> None:
     sys.settrace(_called)
 
 
-def _called(frame: FrameType, _event: str, _value: object) -> None:
+def _called(frame: FrameType, _event: str, _value: object) -> _Lines | None:
     code = frame.f_code
-    if id(code) not in _seen:
-        _seen.add(id(code))
-        if code.co_filename.startswith(LIBRARY):
-            _note(f"{code.co_filename[len(LIBRARY) :]}:{code.co_firstlineno}\n")
+    try:
+        lines = _seen[id(code)]
+    except KeyError:
+        lines = _seen[id(code)] = _first_call(code)
+    return lines if lines is not None and lines.are_wanted() else None
+
+
+def _first_call(code: CodeType) -> _Lines | None:
+    if not code.co_filename.startswith(LIBRARY):
+        return None
+    _note(f"{code.co_filename[len(LIBRARY) :]}:{code.co_firstlineno}\n")
+    if code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(_traced):
+        return _Lines(code)
+    return None
+
+
+class _Lines:
+    """Notes each line of a function when it runs for the first time in a test."""
+
+    def __init__(self, code: CodeType) -> None:
+        self._path = code.co_filename[len(LIBRARY) :]
+        self._left = {line for _, _, line in code.co_lines() if line is not None}
+        self._left.discard(code.co_firstlineno)
+        self._looks = LOOKS
+
+    def are_wanted(self) -> bool:
+        self._looks -= 1
+        return bool(self._left) and self._looks > 0
+
+    def __call__(self, frame: FrameType, _event: str, _value: object) -> _Lines:
+        if frame.f_lineno in self._left:
+            self._left.discard(frame.f_lineno)
+            _note(f"{self._path}@{frame.f_lineno}\n")
+        return self
 
 
 def _note(text: str) -> None:
@@ -92,7 +136,7 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 
 def read(folder: Path) -> Iterator[tuple[str, float, frozenset[str]]]:
-    """Yield the name, the seconds and the functions of each test that was recorded in a folder."""
+    """Yield the name, the seconds and the functions and lines of each test that was recorded in a folder."""
     for file in folder.iterdir():
         lines = file.read_text().splitlines()
         ends = [line for line in lines if line.startswith("=")]

@@ -60,7 +60,9 @@ LINE = (
 
 @frozen
 class TestCalls:
-    """A test: what it takes, undisturbed, and the functions it calls, as ``core/limits/retry.py:17``."""
+    """A test: what it takes, undisturbed, and the functions it calls and the lines it reaches, as
+    ``core/limits/retry.py:17`` and ``core/limits/retry.py@19``.
+    """
 
     __test__ = False
 

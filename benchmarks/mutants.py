@@ -3,9 +3,9 @@
     python -m benchmarks.mutants 7
     python -m benchmarks.mutants 7 --results /tmp/7.jsonl --calls /tmp/calls   # resumes
 
-Each mistake is made in a copy of the tree. The tests of the library that call the function run, those of its
-own room first, until one fails. Before that all of them run once, to learn which functions each calls: that
-is kept with ``--calls``. Of the tests marked ``full`` those run that decide about the rooms.
+Each mistake is made in a copy of the tree. The tests of the library that reach its line run, those of its own
+room first, until one fails. Before that all of them run once, to learn which lines each reaches: that is kept
+with ``--calls``. Of the tests marked ``full`` those run that decide about the rooms.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import json
 import multiprocessing
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,9 +26,11 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import TypeAlias
 
+import pytest
 from attrs import asdict, frozen
 
 from benchmarks import mutant_calls
+from benchmarks.mutant_calls import ROOMS
 from benchmarks.mutant_changes import Change, changes_of
 from benchmarks.mutant_runs import (
     Outcome,
@@ -39,12 +43,6 @@ from benchmarks.mutant_runs import (
 )
 
 ROOT = Path(__file__).parents[1]
-ROOMS = {
-    "core": "smartbatch/core",
-    "store": "smartbatch/jobs/store",
-    "steps": "smartbatch/jobs/steps",
-    "outputs": "smartbatch/cli/outputs.py",
-}
 TESTED_BY = {"core": "tests/core/", "store": "tests/jobs/", "steps": "tests/jobs/", "outputs": "tests/cli/"}
 SEE_MOST = {
     "core": "tests/core/walks/",
@@ -121,9 +119,16 @@ def calls_of_tests(folder: Path, tree: Path) -> list[TestCalls]:
         more = ["--maxfail", "0", "-n", str(PARALLEL), "--dist", "loadfile", "-p", "benchmarks.mutant_calls"]
         more += [f"--ignore=tests/{each}" for each in LEFT_OUT]
         line = [sys.executable, "-m", "pytest", *pytest_line(*more)]
-        environ = os.environ | {"PYTHONPATH": str(tree), mutant_calls.INTO: str(folder)}
+        environ = os.environ | {
+            "PYTHONPATH": str(tree),
+            mutant_calls.INTO: str(folder),
+            "HANGS_AFTER": "1200",
+        }
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        subprocess.run(line, cwd=tree, env=environ)
+        code = subprocess.run(line, cwd=tree, env=environ).returncode
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            shutil.rmtree(folder)
+            sys.exit(f"The calls of the tests could not be recorded: pytest ended with {code}")
         (tree / "sitecustomize.py").unlink()
     return [TestCalls(*each) for each in mutant_calls.read(folder)]
 
@@ -132,19 +137,29 @@ class Tests:
     """Which tests see a mutant, the most likely and the fastest first."""
 
     def __init__(self, tests: Iterable[TestCalls]) -> None:
-        self._by_function: dict[str, list[TestCalls]] = defaultdict(list)
+        self._by_place: dict[str, list[TestCalls]] = defaultdict(list)
         self._by_file: dict[str, dict[str, TestCalls]] = defaultdict(dict)
         for test in tests:
-            for call in test.calls:
-                self._by_function[call].append(test)
-                self._by_file[call.partition(":")[0]][test.name] = test
+            for place in test.calls:
+                self._by_place[place].append(test)
+                self._by_file[re.split("[:@]", place)[0]][test.name] = test
 
     def of(self, mutant: Mutant) -> list[TestCalls]:
+        """Return those that reach the line, or else the nearest one before it that any reaches; of what
+        stands in no function, those that reach anything of the file.
+        """
         path = mutant.path.removeprefix("smartbatch/")
+        for owner in mutant.change.owners[:1]:
+            for line in range(mutant.change.line, owner, -1):
+                if found := self._by_place.get(f"{path}@{line}"):
+                    return self._ranked(mutant, found)
         for owner in mutant.change.owners:
-            if found := self._by_function.get(f"{path}:{owner}"):
-                return sorted(found, key=lambda test: _rank(mutant, test))
-        return sorted(self._by_file[path].values(), key=lambda test: _rank(mutant, test))
+            if found := self._by_place.get(f"{path}:{owner}"):
+                return self._ranked(mutant, found)
+        return self._ranked(mutant, self._by_file[path].values())
+
+    def _ranked(self, mutant: Mutant, tests: Iterable[TestCalls]) -> list[TestCalls]:
+        return sorted(tests, key=lambda test: _rank(mutant, test))
 
 
 def _rank(mutant: Mutant, test: TestCalls) -> tuple[int, float, str]:

@@ -24,7 +24,7 @@ from smartbatch.realtime import shared_quota
 from smartbatch.shortcuts import close_stores
 from tests.taking_part import taking_part
 
-HANGS_AFTER = 120.0
+HANGS_AFTER = float(os.environ.get("HANGS_AFTER", "120"))
 """Real seconds after which a test is taken for hung: all stacks are printed and the run ends."""
 
 SEED = 20_240_607
