@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -14,7 +16,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.events import Event, JobIncident, ShardChanged
 from smartbatch.jobs.records import Fallback
-from smartbatch.providers.batch_api import Creation, RemoteBatch
+from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteFile
 from smartbatch.types import Route
 
 ClientOf = Callable[..., BatchingClient]
@@ -140,3 +142,56 @@ def test_an_unknown_create_holds_the_next_one_back_only_where_batches_have_no_la
     assert client.submit_batch([f"p{n}" for n in range(12)]).wait(LONG).completed == 12
     assert (sent[1] - sent[0] < 60.0) == labels
     assert (sent[1] - sent[0] >= 600.0) == (not labels)
+
+
+def test_a_create_that_is_refused_for_a_moment_goes_again_after_a_pause(
+    client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was made, so nothing is searched for, and no incident tells of it."""
+    create = Api.create
+    sent: list[float] = []
+
+    def busy_once(self: Api, creation: Creation, timeout: float) -> RemoteBatch:
+        sent.append(clock.now())
+        if len(sent) == 1:
+            raise ProviderError("busy", kind=ErrorKind.SERVER_ERROR, status=503)
+        return create(self, creation, timeout)
+
+    monkeypatch.setattr(Api, "create", busy_once)
+    job = client_of(remote).submit_batch(["a", "b"])
+    assert job.wait(LONG).completed == 2
+    assert len(api.made) == 1
+    assert 0.5 <= sent[1] - sent[0] <= 10.0
+    assert job.incidents() == []
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["told", "found"])
+def test_a_file_that_the_provider_still_processes_is_waited_for(
+    lost: bool, client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, monkeypatch: Any
+) -> None:
+    """It is looked at again every two seconds, whether its upload was answered or it found by its name."""
+    upload, find_file = Api.upload, Api.find_file
+    ready = clock.now() + 9.0
+    looks: list[float] = []
+
+    def processed(file: RemoteFile) -> RemoteFile:
+        return evolve(file, ready=clock.now() >= ready)
+
+    def sent(self: Api, name: str, source: Path, timeout: float) -> RemoteFile:
+        file = upload(self, name, source, timeout)
+        if lost:
+            raise ProviderError("no answer", kind=ErrorKind.TIMEOUT, maybe_billed=True)
+        looks.append(clock.now())
+        return processed(file)
+
+    def found(self: Api, name: str, timeout: float) -> RemoteFile | None:
+        looks.append(clock.now())
+        file = find_file(self, name, timeout)
+        return None if file is None else processed(file)
+
+    monkeypatch.setattr(Api, "upload", sent)
+    monkeypatch.setattr(Api, "find_file", found)
+    assert client_of(remote).submit_batch(["a"]).wait(LONG).completed == 1
+    assert api.calls.count("upload") == api.calls.count("create") == 1
+    assert [round(later - look, 1) for look, later in pairwise(looks)] == [2.0] * (len(looks) - 1)
+    assert ready <= looks[-1] < ready + 2.0

@@ -101,7 +101,6 @@ class Spacing:
         rate = max(_LEARNED_SHARE * rate, _SLOWEST)
         if self.bucket is not None and rate >= self.bucket.rate:
             return False
-        self._base = rate
         self._at(rate, now)
         self._searching, self._found = True, 0.0
         return True

@@ -231,6 +231,14 @@ def test_a_probe_that_said_nothing_makes_room_for_the_next() -> None:
     assert 1.0 < breaker.look(1.0) <= 6.0
 
 
+def test_a_probe_of_an_earlier_outage_takes_no_place_in_a_later_one() -> None:
+    breaker = CircuitBreaker(probes=1)
+    breaker.open("down", 0.0, Top())
+    lost = breaker.take(1.0)
+    breaker.stop(RuntimeError("no money"), 2.0, 3.0)
+    assert breaker.look(3.0) == 3.0 < lost.overdue
+
+
 def test_a_permanent_error_stops_until_its_time_and_then_asks_once() -> None:
     """A wrong key holds everything with its error; afterwards one call finds out whether it still is."""
     breaker, error = CircuitBreaker(), RuntimeError("key refused")

@@ -18,8 +18,10 @@ from smartbatch.core.limits.failures import (
     retry_kind,
 )
 from smartbatch.core.limits.lease import Amounts, LimitLease, QuotaFacts
+from smartbatch.core.limits.quota import Quota, Reservation
 from smartbatch.core.limits.shared_record import NO_BOUND, LeaseAsk, SharedRecord, exchange
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.types import LimitReport
 from tests.core.walks.record import Record
 
 EPOCH = 95_000_000.0
@@ -179,6 +181,59 @@ def leases(rng: random.Random, record: Record) -> None:
         now = later
 
 
+def together(rng: random.Random, record: Record) -> None:
+    """Quotas of processes that share leases meet a limit that is told, or is not; some at first contact."""
+    shared, now, level = SharedRecord(), 0.0, 10.0
+    rate, cap = rng.choice((4.0, 40.0, 1e9)), rng.choice((3, 12, 1000))
+    refusing, limit, pace = (
+        rng.choice((0.0, 0.0, 0.05)),
+        rng.choice((None, None, 600)),
+        rng.choice((5.0, 60.0)),
+    )
+    ones = [Quota() for _ in range(rng.choice((1, 2, 2, 3)))]
+    going: list[tuple[Quota, Reservation, bool]] = []
+    first = rng.random() < 0.5
+    for n, one in enumerate(ones):
+        one.lease = LimitLease(f"process {n}", int)
+        one.configure(rng.choice((None, None, 600)), rng.choice((None, 100_000)), now)
+        if first:
+            one.approach()
+            one.lack(rng.choice((3, 30)), 8)
+    for _ in range(500):
+        passed = rng.expovariate(pace) * (100.0 if rng.random() < 0.01 else 1.0)
+        now, level = now + passed, min(10.0, level + passed * rate)
+        one = rng.choice(ones)
+        if one.lease is not None and one.lease.due(now) <= now:
+            if rng.random() < 0.02:
+                record.note("lost", one.lease.lose(now))
+            else:
+                one.lease.adopt(exchange(shared, one.lease.ask(now, one.facts(now)), EPOCH + now), now)
+                one.follow(now)
+        at = one.look(now, 100.0, 40.0)
+        record.note("look", at - now, one.in_flight, one.is_opening, one.spaced_rate)
+        if at <= now and rng.random() < 0.8:
+            level -= 1.0
+            bad = level < 0.0 or len(going) >= cap or rng.random() < refusing
+            going.append((one, one.take(now, 100.0, 40.0), bad))
+        elif going:
+            one, call, bad = going.pop(rng.randrange(len(going)))
+            left = None if limit is None else max(0, int(10 * level))
+            report = LimitReport(
+                requests_limit=limit, requests_remaining=left, requests_reset=rng.choice((None, 6.0))
+            )
+            if bad:
+                asked = rng.choice((None, None, None, 1.5))
+                refusal = one.refused(call, now, asked, rng, report if limit else None)
+                record.note("refused", refusal)
+            elif rng.random() < 0.95:
+                one.succeeded(call, now, rng.choice((None, 80.0)), None)
+                if limit is not None:
+                    one.learn(report, call, now)
+            else:
+                rng.choice((one.failed, one.dropped))(call, now)
+        record.note("reported", one.reported_limits)
+
+
 def budget_leases(rng: random.Random, record: Record) -> None:
     """Clients spend a budget together, lack money, give it back, and lose the back end for a while."""
     shared, now, away, woken = SharedRecord(), 0.0, False, list[int]()
@@ -250,6 +305,7 @@ def failures(rng: random.Random, record: Record) -> None:
 WALKS = {
     "exchanges": (exchanges, 40),
     "leases": (leases, 48),
+    "together": (together, 160),
     "shared budgets": (budget_leases, 24),
     "failures": (failures, 1),
 }

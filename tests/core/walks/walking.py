@@ -23,7 +23,7 @@ WALKS = {
     **outputs.WALKS,
 }
 """By name: a walk, and how often it is taken, each time with other random numbers."""
-FEW = {"exchanges": 6, "leases": 6, "shared budgets": 8, "outputs": 8}
+FEW = {"exchanges": 6, "leases": 6, "together": 8, "shared budgets": 8, "outputs": 8}
 """How often the default tests take some."""
 
 
