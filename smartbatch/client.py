@@ -609,7 +609,12 @@ class BatchingClient:
         """How requests in real time stand now in this process: what waits, for what, and how full the limits
         are. :func:`smartbatch.participants` has those of all processes, some seconds old."""
         running = self._running
-        return with_figures(running.realtime.status(), running.metrics.snapshot())
+        return with_figures(running.realtime.status(), running.metrics, self._settings.clock.wall())
+
+    @property
+    def uses_store(self) -> bool:
+        """Whether it has a store in use now: it was named one, or has jobs."""
+        return self._running.uses_store
 
     @property
     def spent(self) -> float:

@@ -197,6 +197,11 @@ class RunningState:
         bus.subscribe(self._accepted, JobAccepted)
 
     @property
+    def uses_store(self) -> bool:
+        """Whether what happens is written into a store now."""
+        return self.summaries.is_stored
+
+    @property
     def spent(self) -> float:
         """USD of calls in real time and of what jobs cost otherwise, as far as prices are known."""
         return self.realtime.budget.spent + self._budget.unreserved

@@ -88,7 +88,7 @@ def _lines(source: Source, width: int) -> Iterator[TopLine]:
         place = source.place
         needs = [str(need) for need in needs_of(source, shared)]
         jobs = list(_jobs(source, store, width))
-        spending = _spending(source, store)
+        spending = _spending(source)
     except SmartbatchError as error:
         place, jobs, spending = str(source.config.store), [], ""
         needs = [f"The store cannot be read: {error.message}"]
@@ -96,7 +96,7 @@ def _lines(source: Source, width: int) -> Iterator[TopLine]:
     yield from _needs(needs, width)
     yield from jobs
     yield from _lanes(status, width)
-    yield from _realtime(status, shared, width)
+    yield from _realtime(status, width)
     yield TopLine(fitted(f"money      {_money(status)}{spending}", width))
     yield from _failures(shared, width)
     yield from _processes(shared, width)
@@ -178,10 +178,8 @@ def _money(status: RealtimeStatus) -> str:
     return words + (f" of {usd(status.budget, 2)}" if status.budget else "")
 
 
-def _spending(source: Source, store: SqlStore | None) -> str:
-    if store is None:
-        return ""
-    hours = store.summaries.spending(source.now() - _DAY * 3600)
+def _spending(source: Source) -> str:
+    hours = source.spending(source.now() - _DAY * 3600)
     paid, realtime = sum(one.usd for one in hours), sum(one.realtime_usd for one in hours)
     return f"; {usd(paid, 4)} USD in {_DAY} hours, {usd(realtime - paid, 4)} USD saved against real time"
 
@@ -195,16 +193,16 @@ def _lanes(status: RealtimeStatus, width: int) -> Iterator[TopLine]:
 
 
 def _lane(lane: LaneStatus) -> tuple[str, ...]:
-    tokens = (lane.tokens_left, lane.tokens_per_minute)
-    if not lane.tokens_per_minute:
-        tokens = (lane.input_tokens_left, lane.input_tokens_per_minute)
+    tokens = (lane.tokens_used, lane.tokens_per_minute)
+    if not lane.tokens_per_minute and lane.input_tokens_per_minute:
+        tokens = (lane.input_tokens_used, lane.input_tokens_per_minute)
     waits = [f"breaker {lane.breaker}"] if lane.breaker != "closed" else []
     waits += [f"cooldown {span(lane.cooldown)}"] if lane.cooldown else []
     waits += ["own share only"] if lane.is_lost else []
     waits += [lane.waits_for] if lane.waits_for else []
     return (
         lane.model,
-        _level(lane.requests_left, lane.requests_per_minute),
+        _level(lane.requests_used, lane.requests_per_minute),
         _level(*tokens),
         f"{lane.waiting:,}",
         f"{lane.in_flight:,}",
@@ -212,16 +210,14 @@ def _lane(lane: LaneStatus) -> tuple[str, ...]:
     )
 
 
-def _level(left: float, limit: float) -> str:
-    """Return how full a limit is; one that no process shares has no level."""
-    if not limit:
-        return "-"
-    return f"{limit:,.0f}" if not left else f"{_percent(limit - left, limit)} of {limit:,.0f}"
+def _level(used: float, limit: float) -> str:
+    """Return what the last minute took of a limit."""
+    return f"{used:,.0f} of {limit:,.0f}" if limit else f"{used:,.0f}"
 
 
-def _realtime(status: RealtimeStatus, shared: SharedView, width: int) -> Iterator[TopLine]:
+def _realtime(status: RealtimeStatus, width: int) -> Iterator[TopLine]:
     waits = ", ".join(f"{name} {count:,}" for name, count in status.waits.items())
-    pending = ", ".join(f"{name} {count:,}" for name, count in status.pending.items() if count)
+    pending = ", ".join(_pending(status, name) for name, count in status.pending.items() if count)
     yield TopLine("")
     oldest = f", the oldest for {span(status.oldest_wait)}" if status.waiting else ""
     words = f"real time  {status.waiting:,} waiting{oldest}, {status.in_flight:,} in flight"
@@ -230,10 +226,16 @@ def _realtime(status: RealtimeStatus, shared: SharedView, width: int) -> Iterato
         yield TopLine(fitted(escape(f"           by priority: {pending}"), width))
     if waits:
         yield TopLine(fitted(escape(f"           waiting for: {waits}"), width))
-    if shared.rates:
-        rate = shared.rates[-1]
-        told = f"           {rate.requests:,.0f} calls and {rate.tokens:,.0f} tokens a minute"
+    calls = sum(lane.requests_used for lane in status.lanes)
+    if calls:
+        tokens = sum(lane.tokens_used for lane in status.lanes)
+        told = f"           {calls:,.0f} calls and {tokens:,.0f} tokens in the last minute"
         yield TopLine(fitted(told, width))
+
+
+def _pending(status: RealtimeStatus, name: str) -> str:
+    wait = status.oldest_waits.get(name)
+    return f"{name} {status.pending[name]:,}" + ("" if wait is None else f" (the oldest {span(wait)})")
 
 
 def _failures(shared: SharedView, width: int) -> Iterator[TopLine]:

@@ -20,11 +20,10 @@ _HEAD = ("kind", "message", "failed", "first seen (UTC)", "last seen (UTC)", "mo
 
 def page(source: Source, query: Query) -> Page:
     """Return the page."""
-    store = source.store
-    if store is None:
+    if source.store is None and source.client is None:
         told = el("p", f"There is no store yet at {source.place}: the first job makes it.")
         return Page("Errors", (Section("errors", "Errors", told),))
-    groups = store.summaries.error_groups()
+    groups = source.error_groups()
     kind = query.values.get("kind", "")
     return Page(
         "Errors",
@@ -42,7 +41,7 @@ def _kinds(groups: Iterable[ErrorGroup], chosen: str, query: Query) -> Html:
     for group in groups:
         counts[group.kind] = counts.get(group.kind, 0) + group.count
     if not counts:
-        return el("p", html.state("No request has failed, as far as the store knows.", "good"))
+        return el("p", html.state("No request has failed, as far as is known.", "good"))
     rows: list[tuple[Child, Child]] = [
         (_kind(kind, chosen, query), f"{count:,}")
         for kind, count in sorted(counts.items(), key=lambda each: -each[1])

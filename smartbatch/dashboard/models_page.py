@@ -62,7 +62,7 @@ def page(source: Source, query: Query) -> Page:  # noqa: ARG001 - the same for a
             Section("latency", "How long calls took", _latency(times, left_out)),
             Section("turnaround", "How long batches took, by the hour of the day", _turnaround(times)),
             Section("limits", "Limits that were told or learned", _limits(shared)),
-            Section("prices", "Prices", _prices(source, sorted(_models(source, store, times, shared)))),
+            Section("prices", "Prices", _prices(source, sorted(_models(source, times, shared)))),
         ),
         every=EVERY,
     )
@@ -192,12 +192,10 @@ def _limit_row(lane: LaneStatus) -> tuple[Child, ...]:
 # -- prices --------------------------------------------------------------------------------------------------
 
 
-def _models(source: Source, store: SqlStore | None, times: Iterable[_Times], shared: SharedView) -> set[str]:
+def _models(source: Source, times: Iterable[_Times], shared: SharedView) -> set[str]:
     """Return the models that were used lately."""
     models = {each.model for each in times} | {lane.model for lane in _lanes(shared)}
-    if store is not None:
-        models |= {each.model for each in store.summaries.spending(source.now() - SPENT_ON)}
-    return models
+    return models | {each.model for each in source.spending(source.now() - SPENT_ON)}
 
 
 def _prices(source: Source, models: Sequence[str]) -> Html:

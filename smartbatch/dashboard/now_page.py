@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+from attrs import evolve
 
 from smartbatch._html import Child, Html, el, fragment
 from smartbatch.dashboard.attention import Need, needs_of
@@ -12,17 +15,22 @@ from smartbatch.dashboard.shared_view import SharedView, failures_of
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.status import span
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.job_overview import JobFilter
+from smartbatch.jobs.store.job_overview import JobFilter, JobLine
 from smartbatch.jobs.summary_records import Spending
 from smartbatch.observe.participants import LaneStatus, RealtimeStatus, merged
 from smartbatch.reports import charts, html
-from smartbatch.reports.axes import Axis, usd
+from smartbatch.reports.axes import TIME, Axis, usd
 
+MINUTE = 60.0
+SHOWN = 30 * MINUTE
+"""Seconds of calls that are shown."""
 HOUR = 3600.0
 HOURS = 24
 """Hours of spending that are shown."""
 GOING = 5
 """Jobs under way that are shown."""
+BUDGETS = 20
+"""Jobs under way whose budgets are shown."""
 WAITS = {
     "pause": "a person, who paused the model",
     "window": "the window: requests are gathered for one call",
@@ -41,7 +49,6 @@ def page(source: Source, query: Query) -> Page:
     shared = source.participants()
     store = source.store
     status = merged([one.realtime for one in shared.found.living])
-    spending = () if store is None else store.summaries.spending(source.now() - HOURS * HOUR)
     return Page(
         "Now",
         (
@@ -49,8 +56,8 @@ def page(source: Source, query: Query) -> Page:
             Section("going", "Jobs under way", _going(source, store, query)),
             Section("limits", "Limits", _limits(status, shared)),
             Section("queue", "Requests in real time", _queue(status)),
-            Section("rates", "Requests and tokens", _rates(shared)),
-            Section("money", "Money", _money(status, spending)),
+            Section("rates", "Requests and tokens", _rates(source, status)),
+            Section("money", "Money", _money(source, store, shared, query)),
             Section("failures", "Failures", _failures(shared)),
             Section("processes", "Processes", _processes(shared)),
         ),
@@ -97,16 +104,17 @@ def _limits(status: RealtimeStatus, shared: SharedView) -> Html:
 
 
 def _limit_row(lane: LaneStatus) -> tuple[Child, ...]:
-    tokens: Child = _fill(lane.model, "tokens", lane.tokens_left, lane.tokens_per_minute)
+    total = lane.tokens_used, lane.tokens_per_minute, lane.tokens_left
+    tokens: Child = _fill(lane.model, "tokens", *total)
     if not lane.tokens_per_minute and (lane.input_tokens_per_minute or lane.output_tokens_per_minute):
         both = (
-            ("in", lane.input_tokens_left, lane.input_tokens_per_minute),
-            ("out", lane.output_tokens_left, lane.output_tokens_per_minute),
+            ("in", lane.input_tokens_used, lane.input_tokens_per_minute, lane.input_tokens_left),
+            ("out", lane.output_tokens_used, lane.output_tokens_per_minute, lane.output_tokens_left),
         )
-        tokens = [el("div", f"{name} ", _fill(lane.model, f"tokens {name}", a, b)) for name, a, b in both]
+        tokens = [el("div", f"{name} ", _fill(lane.model, f"tokens {name}", *each)) for name, *each in both]
     return (
         lane.model,
-        _fill(lane.model, "requests", lane.requests_left, lane.requests_per_minute),
+        _fill(lane.model, "requests", lane.requests_used, lane.requests_per_minute, lane.requests_left),
         tokens,
         f"{lane.waiting:,}",
         f"{lane.in_flight:,}",
@@ -115,13 +123,13 @@ def _limit_row(lane: LaneStatus) -> tuple[Child, ...]:
     )
 
 
-def _fill(model: str, what: str, left: float, limit: float) -> Child:
-    """Return how much of a limit is leased or used up; a limit that no process shares has no level."""
+def _fill(model: str, what: str, used: float, limit: float, left: float) -> Child:
+    """Return what the last minute took of a limit; of a shared one also what no process has leased of it."""
     if not limit:
-        return el("span", "no limit known", class_="soft")
-    if not left:
-        return f"of {limit:,.0f}"
-    return fragment(html.progress(f"{what} of {model} in use", limit - left, limit), f" of {limit:,.0f}")
+        return fragment(f"{used:,.0f}", el("div", "no limit known", class_="soft"))
+    free = el("div", f"{left:,.0f} free now", class_="soft") if left else None
+    bar = html.progress(f"{what} of {model} in the last minute", used, limit)
+    return fragment(bar, el("div", f"{used:,.0f} of {limit:,.0f}"), free)
 
 
 def _waits_for(lane: LaneStatus) -> Child:
@@ -138,59 +146,118 @@ def _waits_for(lane: LaneStatus) -> Child:
 
 
 def _queue(status: RealtimeStatus) -> Html:
+    unended = status.waiting + status.in_flight
     facts = html.facts(
         [
             ("waiting", f"{status.waiting:,}"),
             ("in flight", f"{status.in_flight:,}"),
             ("oldest wait", span(status.oldest_wait) if status.waiting else "–"),
+            ("time left, as in the last minute", _time_left(unended, status.sent)),
             ("threads that make calls", f"{status.workers:,}"),
             ("threads that wait for room", f"{status.blocked:,}"),
         ]
     )
-    priorities = sorted(status.pending.items())
+    priorities = [
+        (name, f"{count:,}", span(status.oldest_waits[name]) if name in status.oldest_waits else "–")
+        for name, count in sorted(status.pending.items())
+    ]
     waits = sorted(status.waits.items(), key=lambda each: -each[1])
     return fragment(
         facts,
-        _pairs("Not ended yet, by priority", "priority", priorities),
-        _pairs("Waiting, by what for", "for", [(WAITS.get(name, name), count) for name, count in waits]),
+        _listed("Not ended yet, by priority", ("priority", "requests", "oldest wait"), priorities),
+        _listed(
+            "Waiting, by what for",
+            ("for", "requests"),
+            [(WAITS.get(name, name), f"{count:,}") for name, count in waits],
+        ),
     )
 
 
-def _pairs(caption: str, name: str, rows: Iterable[tuple[str, int]]) -> Html | None:
-    shown = [(each, f"{count:,}") for each, count in rows]
-    return html.table(caption, (name, "requests"), shown, numbers=(1,)) if shown else None
-
-
-def _rates(shared: SharedView) -> Html:
-    requests = [(rate.at, rate.requests) for rate in shared.rates]
-    tokens = [(rate.at, rate.tokens) for rate in shared.rates]
+def _time_left(requests: int, sent: float) -> str:
+    """Return how long requests take at the pace of the last minute."""
     if not requests:
-        return el("p", "Shown some seconds after processes told of themselves.", class_="soft")
+        return "–"
+    return f"about {span(requests / sent * MINUTE)}" if sent >= 1 else "unknown: nothing was sent"
+
+
+def _listed(caption: str, head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Html | None:
+    return html.table(caption, head, rows, numbers=range(1, len(head))) if rows else None
+
+
+def _rates(source: Source, status: RealtimeStatus) -> Html:
+    """Return calls and tokens of each minute, as processes counted them; at last those of the last minute."""
+    if not status.minutes:
+        return el("p", "No call in the last half hour, as far as processes told.", class_="soft")
+    now = source.now()
+    begun = [each for each in status.minutes if each.at + MINUTE <= now]
+    calls = [(each.at, each.calls) for each in begun]
+    tokens = [(each.at, each.tokens) for each in begun]
+    if lately := sum(lane.requests_used for lane in status.lanes):
+        calls.append((now, lately))
+        tokens.append((now, sum(lane.tokens_used for lane in status.lanes)))
+    time = evolve(TIME, low=now // MINUTE * MINUTE - SHOWN, high=now // MINUTE * MINUTE + MINUTE)
     return fragment(
-        charts.series("Calls", [charts.Curve("calls", requests)], Axis("calls a minute")),
-        charts.series("Tokens", [charts.Curve("tokens", tokens)], Axis("tokens a minute")),
+        charts.series("Calls", [charts.Curve("calls", calls)], Axis("calls a minute"), x=time),
+        charts.series("Tokens", [charts.Curve("tokens", tokens)], Axis("tokens a minute"), x=time),
     )
 
 
 # -- money, failures, processes ------------------------------------------------------------------------------
 
 
-def _money(status: RealtimeStatus, spending: Sequence[Spending]) -> Html:
-    rows: list[tuple[str, Child]] = []
-    if status.budget:
-        rows.append(("budget of processes", html.progress("budget spent", status.spent, status.budget)))
-        rows.append(("left", usd(max(0.0, status.budget - status.spent))))
-    rows.append(("spent in real time", usd(status.spent)))
+def _money(source: Source, store: SqlStore | None, shared: SharedView, query: Query) -> Html:
+    """Return what was spent, by hour and against each budget."""
+    status = merged([one.realtime for one in shared.found.living])
+    spending = source.spending(source.now() - HOURS * HOUR)
     paid, realtime = sum(one.usd for one in spending), sum(one.realtime_usd for one in spending)
-    rows.append((f"spent in {HOURS} hours", usd(paid)))
-    rows.append(("saved against real time", usd(realtime - paid)))
+    rows: list[tuple[str, Child]] = [
+        ("spent in real time", usd(status.spent)),
+        (f"spent in {HOURS} hours", usd(paid)),
+        ("saved against real time", usd(realtime - paid)),
+    ]
+    lines = [] if store is None else store.overview.page(JobFilter(unfinished=True), limit=BUDGETS)
+    budgets = [*_budgets_of_processes(shared), *_budgets_of_jobs(lines, query)]
+    head = ("budget of", "spent", "of", "left", "reserved")
+    table = html.table("Budgets", head, budgets, numbers=range(2, len(head))) if budgets else None
+    return fragment(html.facts(rows), _by_hour(spending, status.budget), table)
+
+
+def _by_hour(spending: Sequence[Spending], budget: float) -> Html | None:
+    """Return the chart of what was spent in each hour, and of their sum against the budget of processes."""
     hours: dict[float, float] = {}
     for one in spending:
         hours[one.hour] = hours.get(one.hour, 0.0) + one.usd
-    line = charts.Curve("USD an hour", sorted(hours.items()))
-    return fragment(
-        html.facts(rows), charts.series("Spending by hour", [line], Axis("USD", usd)) if hours else None
-    )
+    if not hours:
+        return None
+    each = sorted(hours.items())
+    sums = accumulate(spent for _, spent in each)
+    curves = [
+        charts.Curve("in the hour", each),
+        charts.Curve(
+            "sum of these hours", [(hour, whole) for (hour, _), whole in zip(each, sums, strict=True)]
+        ),
+    ]
+    return charts.series("Spending by hour", curves, Axis("USD", usd), limit=budget or None, of="budget")
+
+
+def _budgets_of_processes(shared: SharedView) -> Iterator[tuple[Child, ...]]:
+    for one in shared.found.living:
+        if one.realtime.budget:
+            name = f"process {one.host} {one.pid}"
+            yield _budget(name, name, one.realtime.spent, one.realtime.budget, "–")
+
+
+def _budgets_of_jobs(lines: Iterable[JobLine], query: Query) -> Iterator[tuple[Child, ...]]:
+    for line in lines:
+        if line.policy.budget is not None:
+            name = line.key or line.id
+            link = fragment("job ", el("a", name, href=query.link("jobs", line.id)))
+            yield _budget(name, link, line.cost, line.policy.budget, usd(line.reserved))
+
+
+def _budget(name: str, shown: Child, spent: float, budget: float, reserved: str) -> tuple[Child, ...]:
+    bar = html.progress(f"budget of {name} that is spent", spent, budget)
+    return shown, fragment(bar, " ", usd(spent)), usd(budget), usd(max(0.0, budget - spent)), reserved
 
 
 def _failures(shared: SharedView) -> Html:

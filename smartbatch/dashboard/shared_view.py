@@ -1,12 +1,11 @@
-"""What the processes that share limits told last, and how fast that grew while somebody looked."""
+"""What the processes that share limits told last, the client of this process included."""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, final
 
 from attrs import evolve, field, frozen
@@ -23,33 +22,6 @@ if TYPE_CHECKING:
 
 FRESH = 1.0
 """Seconds for which what the processes published is not read again: they publish every five."""
-_KEPT = 360
-"""Samples of the sums: half an hour, where they change every five seconds."""
-_OVER = 30.0
-"""Seconds over which a rate is taken: some of the records that processes publish."""
-
-
-@frozen
-class Sample:
-    """The sums of all processes at one moment.
-
-    Attributes:
-        at: Unix seconds.
-        requests, tokens: since they began: calls that were made, and tokens of all of them.
-    """
-
-    at: float
-    requests: float
-    tokens: float
-
-
-@frozen
-class Rate:
-    """What came in the last half minute, each minute."""
-
-    at: float
-    requests: float
-    tokens: float
 
 
 @frozen
@@ -59,13 +31,11 @@ class SharedView:
     Attributes:
         found: what they published, the client of this process included; no process where nothing can be
             read.
-        rates: since the dashboard was first looked at, the oldest first.
         problem: why nothing could be read, for people; ``None`` where it could.
         is_off: whether nothing is shared, by the settings.
     """
 
     found: Participants = field(factory=lambda: Participants(place=""))
-    rates: Sequence[Rate] = ()
     problem: str | None = None
     is_off: bool = False
 
@@ -119,7 +89,6 @@ class SharedReader:
         self._lock = threading.Lock()
         self._read_at = clock.now() - FRESH
         self._view = SharedView()
-        self._samples: deque[Sample] = deque(maxlen=_KEPT)
 
     def view(self) -> SharedView:
         """Return what is known, at most :data:`FRESH` seconds old."""
@@ -135,17 +104,7 @@ class SharedReader:
                 view = SharedView(participants(self._address))
             except SmartbatchError as error:
                 view = SharedView(problem=error.message)
-        found = view.found if self._client is None else _with_client(view.found, self._client)
-        self._note(found.sums)
-        return evolve(view, found=found, rates=_rates(self._samples))
-
-    def _note(self, sums: Mapping[str, float]) -> None:
-        tokens = sums.get("tokens:input", 0.0) + sums.get("tokens:output", 0.0)
-        sample = Sample(self._clock.wall(), sums.get("batches", 0.0), tokens)
-        if self._samples and self._samples[-1].requests > sample.requests:
-            self._samples.clear()  # another place, or one that was made anew
-        if not self._samples or sample.at >= self._samples[-1].at + FRESH:
-            self._samples.append(sample)
+        return view if self._client is None else evolve(view, found=_with_client(view.found, self._client))
 
 
 def _with_client(found: Participants, client: BatchingClient) -> Participants:
@@ -164,24 +123,3 @@ def _with_client(found: Participants, client: BatchingClient) -> Participants:
 
 def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {*one, *other}}
-
-
-def _rates(samples: Sequence[Sample]) -> list[Rate]:
-    """Return the rate at each sample that has another half a minute before it, or at least some seconds."""
-    rates = []
-    first = 0
-    for at, last in enumerate(samples):
-        while samples[first].at < last.at - _OVER and first < at:
-            first += 1
-        seconds = last.at - samples[first].at
-        if seconds >= _OVER / 3:
-            minutes = seconds / 60.0
-            began = samples[first]
-            rates.append(
-                Rate(
-                    last.at,
-                    (last.requests - began.requests) / minutes,
-                    (last.tokens - began.tokens) / minutes,
-                )
-            )
-    return rates

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import random
+import weakref
 from typing import TYPE_CHECKING, Any, final
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_fork
 from smartbatch.config import BatchingConfig
+from smartbatch.dashboard.live_summaries import LiveSummaries, together
 from smartbatch.dashboard.shared_view import SharedReader, SharedView
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.store import SqlStore, is_server, resolved_place
+from smartbatch.jobs.summary_records import ErrorGroup, Spending
 from smartbatch.prices import PriceBook
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.shortcuts import StoredJobs
@@ -58,6 +61,13 @@ class Source:
         self.show_content = show_content
         self.clock = clock or RealClock()
         self.jobs = StoredJobs(self.config, self.clock)
+        self._live: LiveSummaries | None = None
+        if client is not None:
+            known = weakref.ref(client)  # its observer does not keep it alive
+            self._live = LiveSummaries(
+                self.clock.wall, lambda: (one := known()) is not None and one.uses_store
+            )
+            client.observe(self._live)
         self._states = PerProcess(lambda: _State(self.config, client, self.clock))
 
     @property
@@ -98,6 +108,16 @@ class Source:
         """Return Unix seconds in steps of :data:`STEP`, so that a page on which nothing happens stays as it
         is, and is not sent again each second for its clocks."""
         return self.clock.wall() // STEP * STEP
+
+    def error_groups(self) -> list[ErrorGroup]:
+        """Return groups of errors of the store, and of a client that uses none, those seen last first."""
+        stored = [] if self.store is None else self.store.summaries.error_groups()
+        return stored if self._live is None else together([*stored, *self._live.error_groups()])
+
+    def spending(self, since: float) -> list[Spending]:
+        """Return what was spent by hour, model and route since some Unix seconds, likewise."""
+        stored = [] if self.store is None else self.store.summaries.spending(since)
+        return stored if self._live is None else [*stored, *self._live.spending(since)]
 
     def participants(self) -> SharedView:
         """Return what the processes that share limits told, about a second old."""

@@ -57,9 +57,14 @@ class SummaryLog:
         self._failed: dict[tuple[str, str], Failures] = {}
         self._saved_at = -math.inf
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether what is noted goes into a store, as one is in use; otherwise nothing is noted."""
+        return self._opened.is_open
+
     def __call__(self, event: RequestFinished) -> None:
         """Note a request that ended; takes no lock."""
-        if event.of_job or not self._opened.is_open:
+        if event.of_job or not self.is_stored:
             return
         error = None if event.ok or event.cancelled else event.error
         self._ended.append(
@@ -73,7 +78,7 @@ class SummaryLog:
 
     def decided(self, one: ListDecision) -> None:
         """Note a decision on a list that is no job; once more when it is measured."""
-        if not self._opened.is_open:
+        if not self.is_stored:
             return
         self._decided.append(one)
         now = self._clock.now()

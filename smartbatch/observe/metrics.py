@@ -41,6 +41,7 @@ from smartbatch.events import (
 )
 from smartbatch.observe.histogram import Histogram
 from smartbatch.observe.metrics_snapshot import DecisionFigures, EventCounts, MetricsSnapshot, RouteFigures
+from smartbatch.observe.recent_calls import CallCounts, MinuteOfCalls, RecentCalls
 from smartbatch.types import NO_USAGE, Priority, Route, Usage
 
 __all__ = ["KINDS", "BatchMetrics", "MetricsSnapshot"]
@@ -83,8 +84,8 @@ _SCOPES = 1024
 
 _FREQUENT: dict[type[Event], Callable[[Any], tuple[Any, ...]]] = {
     RequestSubmitted: attrgetter("priority", "joined"),
-    CallStarted: attrgetter("at", "size", "attempt"),
-    CallFinished: attrgetter("at", "size", "seconds", "error", "usage", "cost"),
+    CallStarted: attrgetter("at", "model", "size", "attempt"),
+    CallFinished: attrgetter("at", "model", "size", "seconds", "error", "usage", "cost"),
     RequestFinished: attrgetter(
         *("priority", "route", "usage", "cost", "ok", "cancelled"),
         *("error", "seconds", "queued", "attempts", "deduplicated"),
@@ -154,6 +155,7 @@ class BatchMetrics:
     def _clear(self) -> None:
         self._pending: deque[tuple[type[Event], tuple[Any, ...]]] = deque()
         self._totals = _Totals()
+        self._recent = RecentCalls()
         self._open_calls = 0
         self._open_requests = 0
         self._workers = 0
@@ -240,6 +242,18 @@ class BatchMetrics:
                 **ended,
                 **_copied(counts),
             )
+
+    def recent(self, wall: float) -> tuple[dict[str, CallCounts], tuple[MinuteOfCalls, ...]]:
+        """Return the calls of the last minute by model, and those of the last half hour by minute; a reset
+        leaves them.
+
+        Args:
+            wall: Unix seconds now.
+        """
+        with self._lock.get():
+            self._count_pending()
+            now = self._now()
+            return self._recent.last_minute(now), self._recent.minutes(wall, now)
 
     def reset(self) -> None:
         """Begin again at zero. Requests not ended yet stay, counted as submitted anew."""
@@ -362,8 +376,9 @@ class BatchMetrics:
         figures.cost += cost
         return figures
 
-    def _call_started(self, at: float, size: int, attempt: int) -> None:
+    def _call_started(self, at: float, model: str, size: int, attempt: int) -> None:
         counts = self._totals.counts
+        self._recent.started(at, model, size)
         counts.batches += 1
         counts.sent += size
         counts.retried_batches += attempt > 0
@@ -375,8 +390,15 @@ class BatchMetrics:
         self._open_requests += size
         self._totals.busy -= at
 
-    def _call_finished(
-        self, at: float, size: int, seconds: float, error: str | None, usage: Usage, cost: float | None
+    def _call_finished(  # the figures of a CallFinished, as above
+        self,
+        at: float,
+        model: str,
+        size: int,
+        seconds: float,
+        error: str | None,
+        usage: Usage,
+        cost: float | None,
     ) -> None:
         totals, counts = self._totals, self._totals.counts
         if self._open_calls:
@@ -393,6 +415,7 @@ class BatchMetrics:
             counts.rate_limits += kind == _RATE_LIMIT
         if usage is not NO_USAGE:
             counts.usage += usage
+            self._recent.ended(at, model, usage)
         counts.cost += cost or 0.0
 
     def _cooldown_started(self, event: CooldownStarted) -> None:

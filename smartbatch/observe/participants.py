@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, evolve, field, fields_dict, frozen
+from attrs import asdict, astuple, evolve, field, fields_dict, frozen
 
 from smartbatch._display import fields_repr
+from smartbatch.observe.recent_calls import CallCounts, MinuteOfCalls, together
 
 if TYPE_CHECKING:
-    from smartbatch.observe.metrics_snapshot import MetricsSnapshot
+    from smartbatch.observe.metrics import BatchMetrics
 
 VERSION = 1
 """Of the record's form. A reader passes over records of a later one."""
@@ -47,6 +48,7 @@ class LaneStatus:
         requests_per_minute, tokens_per_minute, input_tokens_per_minute, output_tokens_per_minute: the limits,
             told or learned; 0 where none is known.
         requests_left, tokens_left, input_tokens_left, output_tokens_left: what no process has leased of them.
+        requests_used, input_tokens_used, output_tokens_used: calls of the last minute, and their tokens.
         spaced_per_minute: calls to which all processes space theirs; 0 for not at all.
         cooldown: seconds until the pause after a refusal is over.
         processes: that share the limit, this one included, as far as it knows.
@@ -70,11 +72,19 @@ class LaneStatus:
     tokens_left: float = 0.0
     input_tokens_left: float = 0.0
     output_tokens_left: float = 0.0
+    requests_used: float = 0.0
+    input_tokens_used: float = 0.0
+    output_tokens_used: float = 0.0
     spaced_per_minute: float = 0.0
     cooldown: float = 0.0
     processes: int = 1
     is_lost: bool = False
     answered: int = 0
+
+    @property
+    def tokens_used(self) -> float:
+        """Tokens of the calls of the last minute."""
+        return self.input_tokens_used + self.output_tokens_used
 
 
 @frozen(kw_only=True)
@@ -86,12 +96,15 @@ class RealtimeStatus:
         pending: requests that have not ended, by priority.
         blocked: threads that wait for room in the queue.
         oldest_wait: seconds since the oldest request that waits was submitted; 0 where none does.
+        oldest_waits: the same by priority, of those that wait.
         waits: requests that wait, by what the first of their lane waits for, see :class:`LaneStatus`.
+        sent: requests in the calls of the last minute.
         workers: threads that make calls.
         unshared: limits that are not shared now, because the place is away.
         budget, spent: USD that may be spent, 0 for no bound, and that is spent.
         lanes: one for each model, the busiest first.
         lanes_left_out: how many are not there because they are too many.
+        minutes: calls and tokens of each minute of the last half hour that had any, the oldest first.
     """
 
     __repr__ = fields_repr
@@ -101,13 +114,16 @@ class RealtimeStatus:
     pending: Mapping[str, int] = field(factory=dict)
     blocked: int = 0
     oldest_wait: float = 0.0
+    oldest_waits: Mapping[str, float] = field(factory=dict)
     waits: Mapping[str, int] = field(factory=dict)
+    sent: float = 0.0
     workers: int = 0
     unshared: int = 0
     budget: float = 0.0
     spent: float = 0.0
     lanes: tuple[LaneStatus, ...] = ()
     lanes_left_out: int = 0
+    minutes: tuple[MinuteOfCalls, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -175,13 +191,32 @@ class Participants:
         return tuple(one for one in self.processes if not one.ended and not one.is_alive)
 
 
-def with_figures(status: RealtimeStatus, figures: MetricsSnapshot) -> RealtimeStatus:
-    """Return the status of a client with what its figures alone tell."""
+def with_figures(status: RealtimeStatus, metrics: BatchMetrics, wall: float) -> RealtimeStatus:
+    """Return the status of a client with what its figures alone tell.
+
+    Args:
+        wall: Unix seconds now.
+    """
+    figures, (used, minutes) = metrics.counted(), metrics.recent(wall)
     return evolve(
         status,
+        lanes=tuple(_used(lane, used.get(lane.model)) for lane in status.lanes),
+        sent=round(sum(counts.requests for counts in used.values()), 1),
+        minutes=minutes,
         pending={name: count for name, count in figures.pending_by_priority.items() if count},
         workers=figures.workers,
         unshared=figures.limits_unshared,
+    )
+
+
+def _used(lane: LaneStatus, counts: CallCounts | None) -> LaneStatus:
+    if counts is None:
+        return lane
+    return evolve(
+        lane,
+        requests_used=round(counts.calls, 1),
+        input_tokens_used=round(counts.input_tokens),
+        output_tokens_used=round(counts.output_tokens),
     )
 
 
@@ -198,12 +233,15 @@ def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
         pending=_added(one.pending for one in statuses),
         blocked=sum(one.blocked for one in statuses),
         oldest_wait=max((one.oldest_wait for one in statuses), default=0.0),
+        oldest_waits=_longest(one.oldest_waits for one in statuses),
         waits=_added(one.waits for one in statuses),
+        sent=sum(one.sent for one in statuses),
         workers=sum(one.workers for one in statuses),
         unshared=sum(one.unshared for one in statuses),
         budget=sum(one.budget for one in statuses),
         spent=sum(one.spent for one in statuses),
         lanes=tuple(sorted(lanes.values(), key=lambda lane: (-lane.waiting - lane.in_flight, lane.model))),
+        minutes=together(one.minutes for one in statuses),
     )
 
 
@@ -214,6 +252,9 @@ def _together(one: LaneStatus, other: LaneStatus) -> LaneStatus:
         shown,
         waiting=one.waiting + other.waiting,
         in_flight=one.in_flight + other.in_flight,
+        requests_used=one.requests_used + other.requests_used,
+        input_tokens_used=one.input_tokens_used + other.input_tokens_used,
+        output_tokens_used=one.output_tokens_used + other.output_tokens_used,
         breaker=one.breaker if one.breaker != "closed" else other.breaker,
     )
 
@@ -223,6 +264,14 @@ def _added(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for table in tables:
         total.update(table)
     return dict(total)
+
+
+def _longest(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    longest: dict[str, float] = {}
+    for table in tables:
+        for name, seconds in table.items():
+            longest[name] = max(longest.get(name, 0.0), seconds)
+    return longest
 
 
 def text_of(one: Participant) -> str:
@@ -235,7 +284,8 @@ def text_of(one: Participant) -> str:
             "version": VERSION,
             **_plain(evolve(one, host=one.host[:_MOST_TEXT])),
             "sums": one.sums,
-            "realtime": _plain(realtime) | {"lanes": [_plain(lane) for lane in lanes]},
+            "realtime": _plain(realtime)
+            | {"lanes": [_plain(lane) for lane in lanes], "minutes": [*map(astuple, realtime.minutes)]},
         }
         text = json.dumps(document, separators=(",", ":"))
         if len(text) <= MOST_BYTES or not lanes:
@@ -257,6 +307,7 @@ def participant_of(text: str, age: float) -> Participant | None:
         return None
     realtime = document["realtime"]
     realtime["lanes"] = tuple(_made(LaneStatus, lane) for lane in realtime["lanes"])
+    realtime["minutes"] = tuple(MinuteOfCalls(*each) for each in realtime.get("minutes", ()))
     document |= {"realtime": _made(RealtimeStatus, realtime), "age": max(0.0, age)}
     made: Participant = _made(Participant, document)
     return made

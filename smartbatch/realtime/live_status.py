@@ -12,9 +12,10 @@ from smartbatch.observe.participants import LaneStatus, RealtimeStatus
 from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.ticket import TicketState
+from smartbatch.types import Priority
 
-_LOOKED_AT = 1000
-"""The oldest requests among which the one that waits longest is looked for: those before it are in flight."""
+_LOOKED_AT = 10_000
+"""The oldest requests among which those that wait longest are looked for; it takes about a millisecond."""
 
 _A_MINUTE = 60.0
 
@@ -43,11 +44,13 @@ def status_of(queue: RequestQueue, budget: Budget, now: float, hide: Callable[[s
         if queue.counts.waiting > served:
             waits["retry"] = queue.counts.waiting - served
         left = budget.left
+        oldest = _oldest(queue, now)
         return RealtimeStatus(
             waiting=queue.counts.waiting,
             in_flight=queue.counts.in_flight,
             blocked=queue.blocked,
-            oldest_wait=_short(max(0.0, now - _oldest(queue, now))),
+            oldest_wait=max(oldest.values(), default=0.0),
+            oldest_waits=oldest,
             waits=waits,
             budget=0.0 if left is None else budget.spent + budget.reserved + left,
             spent=budget.spent,
@@ -55,12 +58,16 @@ def status_of(queue: RequestQueue, budget: Budget, now: float, hide: Callable[[s
         )
 
 
-def _oldest(queue: RequestQueue, now: float) -> float:
-    """Return when the oldest request that waits was submitted; ``now`` where none does."""
+def _oldest(queue: RequestQueue, now: float) -> dict[str, float]:
+    """Return how long the oldest request waits by priority, of those that have one that waits."""
+    found: dict[Priority, float] = {}
     for ticket in itertools.islice(queue.live, _LOOKED_AT):
         if ticket.state is TicketState.WAITING and ticket.waiters:
-            return ticket.waiters[0].submitted
-    return now
+            waiter = ticket.waiters[0]
+            found.setdefault(waiter.request.priority, waiter.submitted)
+            if len(found) == len(Priority):
+                break
+    return {each.name.lower(): _short(max(0.0, now - found[each])) for each in sorted(found)}
 
 
 def _cause(lane_queue: LaneQueue, facts: QuotaFacts, budget: Budget, now: float, *, flushed: bool) -> str:

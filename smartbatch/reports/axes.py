@@ -35,6 +35,8 @@ _SECONDS = (
     *(3600, 7200, 10_800, 21_600, 43_200, 86_400, 172_800, 432_000, 864_000, 2_592_000),
 )
 """Steps between the ticks of an axis of time."""
+_AROUND = 60.0
+"""Seconds around a single moment that are shown."""
 _FEW_SECONDS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000)
 
 
@@ -144,6 +146,8 @@ def scale(axis: Axis, values: Iterable[float], start: float, end: float) -> Scal
     if axis.log:
         low = low or 1.0
         return Scale(axis, low / 1.3, max(high, low * 2) * 1.3, start, end)
-    if high <= low:
+    if high <= low and axis.words is moment:
+        low, high = low - _AROUND, high + _AROUND
+    elif high <= low:
         high = low + (abs(low) * 0.1 or 1.0)
     return Scale(axis, low, high, start, end)

@@ -10,16 +10,21 @@ from typing import Any
 
 import pytest
 
-from smartbatch import BatchingClient, participants
+from smartbatch import BatchingClient, Price, participants
+from smartbatch._clock import VirtualClock
 from smartbatch.dashboard import app, jobs_page
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.records import IncidentRow, JobPolicy, ShardState
 from smartbatch.jobs.store import SqlStore
-from smartbatch.types import Result, Route
+from smartbatch.types import Answer as ProviderAnswer
+from smartbatch.types import Result, Route, Usage
 from tests.dashboard.visits import LOCAL, Answer, Visitor
 from tests.jobs.stores import Bench, led, new_items, result, started
+from tests.realtime.scenes import Scripted
 
+PRICES = {"scripted:default": Price(input=1e6, output=0.0)}
+"""A USD a token."""
 SECRET = "the whole prompt and the whole answer"
 
 
@@ -71,6 +76,56 @@ def test_a_client_shows_its_own_queue(
         assert f"{status.lanes[0].model}" in text_of(page, "limits")
         assert "waiting 0 in flight 0" in text_of(page, "queue")
         assert "living" in text_of(page, "processes")
+
+
+def test_limits_say_what_the_last_minute_took_and_what_waits_for_what(
+    client_of: Callable[..., BatchingClient], clock: VirtualClock
+) -> None:
+    """Without a store: how full each limit is, who waits how long by priority, and when all will be done."""
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=4.0)
+    client = client_of(provider, parallelism=2, max_rpm=600)
+    visitor = Visitor(app(client=client, access=LOCAL))
+    for number in range(9):
+        client.submit(str(number), priority="high" if number < 3 else "low")
+    clock.sleep(5.5)
+    page = visitor.get("/")
+    assert "scripted:default 1% 1% 4 of 599" in text_of(page, "limits")
+    queue = text_of(page, "queue")
+    assert "waiting 5 in flight 2 oldest wait 6 s time left, as in the last minute about 2 min" in queue
+    assert "high 1 – low 6 6 s" in queue
+    assert "a free slot 5" in queue
+    assert "Calls" in text_of(page, "rates")
+
+
+def test_errors_and_spending_are_shown_without_a_store(
+    client_of: Callable[..., BatchingClient], clock: VirtualClock, tmp_path: Path
+) -> None:
+    """Those of a client since the dashboard was made; once it uses a store, the store has them."""
+    refused = ProviderError("no <b>such</b> model 17", kind=ErrorKind.CLIENT_ERROR, status=400)
+    replies: dict[str, Any] = {"a": ProviderAnswer(text="yes", usage=Usage(input_tokens=10)), "b": refused}
+    provider = Scripted(clock, lambda prompt, attempt: replies[prompt], priced=True)
+    client = client_of(provider, prices=PRICES)
+    visitor = Visitor(app(client=client, store=str(tmp_path / "none.db"), access=LOCAL))
+    assert "No request has failed" in text_of(visitor.get("/errors"), "kinds")
+    for prompt in ("a", "b", "b"):
+        client.submit(prompt, deduplicate=False).exception(10)
+    told = text_of(visitor.get("/errors"), "errors")
+    assert re.search(r"client_error no <b>such</b> model # 2 \d{4}-", told), told
+    assert "Spending by hour" in text_of(visitor.get("/"), "money")
+    assert "spent in 24 hours 10 USD" in text_of(visitor.get("/"), "money")
+
+
+def test_each_budget_is_held_against_what_was_spent(
+    client_of: Callable[..., BatchingClient], clock: VirtualClock, shelf: Bench, opened: SqlStore
+) -> None:
+    started(opened, shelf, 1, key="nightly", policy=JobPolicy(budget=4.0))
+    answer = ProviderAnswer(text="yes", usage=Usage(input_tokens=10))
+    provider = Scripted(clock, lambda prompt, attempt: answer, priced=True)
+    client = client_of(provider, store=shelf.place, budget=50.0, max_tokens=10, prices=PRICES)
+    client.submit("a").result(10)
+    money = text_of(Visitor(app(client=client, access=LOCAL)).get("/"), "money")
+    assert re.search(r"process \S+ \d+ 20% 20% 10 USD 50 USD 40 USD", money), money
+    assert "job nightly 0% 0% 0 USD 4 USD 4 USD 0 USD" in money
 
 
 def test_processes_that_share_limits_are_shown(shelf: Bench, tmp_path: Path) -> None:

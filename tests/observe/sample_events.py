@@ -14,13 +14,13 @@ def submitted(
     return RequestSubmitted(at=at, request_id=request_id, priority=priority, model="sim:small", joined=joined)
 
 
-def started(size: int = 1, at: float = 0.0) -> CallStarted:
-    return CallStarted(at=at, batch_id="b1", model="sim:small", size=size, attempt=1, in_flight=1, waited=0.0)
+def started(size: int = 1, at: float = 0.0, model: str = "sim:small") -> CallStarted:
+    return CallStarted(at=at, batch_id="b1", model=model, size=size, attempt=1, in_flight=1, waited=0.0)
 
 
 def called(size: int = 1, at: float = 1.0, seconds: float = 1.0, **changed: Any) -> CallFinished:
-    values: dict[str, Any] = {"usage": Usage(), "cost": None, "error": None} | changed
-    return CallFinished(at=at, batch_id="b1", model="sim:small", size=size, seconds=seconds, **values)
+    values: dict[str, Any] = {"model": "sim:small", "usage": Usage(), "cost": None, "error": None} | changed
+    return CallFinished(at=at, batch_id="b1", size=size, seconds=seconds, **values)
 
 
 def ended(request_id: str = "r1", **changed: Any) -> RequestFinished:

@@ -331,7 +331,8 @@ def test_no_snapshot_can_fall_into_the_middle_of_an_event(metrics: BatchMetrics)
 
     metrics(called(usage=Looking()))
     assert metrics.snapshot().usage.input_tokens == 1
-    assert got == [False]
+    assert got != []
+    assert not any(got)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

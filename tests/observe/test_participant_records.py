@@ -17,6 +17,7 @@ from smartbatch.observe.participants import (
     participant_of,
     text_of,
 )
+from smartbatch.observe.recent_calls import MinuteOfCalls
 from smartbatch.types import Priority, Route
 
 ONE = Participant(
@@ -28,7 +29,12 @@ ONE = Participant(
     sums={"calls": 2.0},
     errors={"timeout": 3.0},
     realtime=RealtimeStatus(
-        waiting=3, waits={"limit": 3}, pending={"low": 3}, lanes=(LaneStatus(model="sim:small", waiting=3),)
+        waiting=3,
+        waits={"limit": 3},
+        pending={"low": 3},
+        oldest_waits={"low": 4.5},
+        lanes=(LaneStatus(model="sim:small", waiting=3),),
+        minutes=(MinuteOfCalls(60.0, 3, 500.0),),
     ),
 )
 

@@ -158,7 +158,8 @@ class JobRuntime:
                 realtime_cost=job.realtime_cost,
             )
         )
-        if job.state is JobState.DONE and before.state is not JobState.DONE:
+        # where failed rows were asked again, "before" may be the end before that
+        if job.state is JobState.DONE and _ended(job) != _ended(before):
             self.tell(
                 JobFinished(
                     at=now,
@@ -175,6 +176,11 @@ class JobRuntime:
                 )
             )
         return job
+
+
+def _ended(job: JobRow) -> tuple[int, int, int] | None:
+    """Return with what a job has ended; ``None`` while it goes on."""
+    return (job.succeeded, job.failed, job.cancelled) if job.state is JobState.DONE else None
 
 
 @frozen(kw_only=True)

@@ -16,7 +16,6 @@ from smartbatch._clock import Clock
 from smartbatch._version import __version__
 from smartbatch.observe.families import sums_of
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 from smartbatch.observe.participants import EVERY, Participant, RealtimeStatus, merged, with_figures
 
 Hide: TypeAlias = Callable[[str], str]
@@ -109,21 +108,21 @@ class Publication:
         """
         now = self._clock.now()
         with self._lock:
-            looks: list[tuple[Look, MetricsSnapshot]] = []
+            looks: list[tuple[Look, BatchMetrics]] = []
             for key, client in list(self._clients.items()):
-                figures = self._add_up(client)
-                if figures is None:
+                metrics = self._add_up(client)
+                if metrics is None:
                     del self._clients[key]
                 elif client.look is not None:
-                    looks.append((client.look, figures))
+                    looks.append((client.look, metrics))
             self._next = now + EVERY if self._has_clients else math.inf
             sums = {**self._sums, **counted}
             errors = {kind: round(now - at, 1) for kind, at in self._failed_at.items()}
         statuses = []
-        for look, figures in looks:  # takes locks of a client: not under the own one
+        for look, metrics in looks:  # takes locks of a client: not under the own one
             status = look(hide)
             if status is not None:
-                statuses.append(with_figures(status, figures))
+                statuses.append(with_figures(status, metrics, self._clock.wall()))
         return evolve(self._own, ended=not looks, sums=sums, errors=errors, realtime=merged(statuses))
 
     def put_off(self, seconds: float) -> None:
@@ -131,7 +130,7 @@ class Publication:
         with self._lock:
             self._next = self._clock.now() + seconds if self._has_clients else math.inf
 
-    def _add_up(self, client: _Client) -> MetricsSnapshot | None:
+    def _add_up(self, client: _Client) -> BatchMetrics | None:
         """Add what a client counted since the last look; ``None`` where it is gone."""
         metrics = client.metrics()
         if metrics is None:
@@ -147,4 +146,4 @@ class Publication:
                 family, _, kind = key.partition(":")
                 if family in _FAILURES:
                     self._failed_at[kind] = self._clock.now()
-        return figures
+        return metrics

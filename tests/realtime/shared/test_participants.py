@@ -134,7 +134,10 @@ def test_a_process_tells_every_few_seconds_how_its_requests_stand(
     assert now.pending == {"high": 1, "low": 6}
     assert now.waits == {"slot": 5}
     assert now.oldest_wait == pytest.approx(5.0, abs=0.5)
+    assert now.oldest_waits == {"low": now.oldest_wait}
     [lane] = now.lanes
+    assert (lane.requests_used, now.sent) == (4, 4)
+    assert sum(minute.calls for minute in now.minutes) == 4
     assert (lane.model, lane.waits_for, lane.answered) == ("scripted:default", "slot", 2)
     assert lane.requests_per_minute == pytest.approx(597.0, abs=4.0)
     assert sums["requests_submitted:low"] == 6

@@ -1,0 +1,86 @@
+"""Calls and tokens of the last minute and half hour: counted as they come, whoever looks and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sample_events import called, started
+
+from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.observe.recent_calls import MinuteOfCalls, together
+from smartbatch.types import Usage
+
+UNIX = 1_795_000_020.0
+"""The beginning of a minute."""
+
+
+class ManualClock:
+    """Monotonic seconds that are set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def metrics(clock: ManualClock) -> BatchMetrics:
+    return BatchMetrics(now=clock)
+
+
+def call(metrics: BatchMetrics, clock: ManualClock, model: str = "sim:a", **usage: Any) -> None:
+    """A call that ends at once."""
+    metrics(started(at=clock.time, model=model, size=2))
+    metrics(called(at=clock.time, model=model, size=2, usage=Usage(**usage)))
+
+
+def test_the_last_minute_is_told_by_model(metrics: BatchMetrics, clock: ManualClock) -> None:
+    for second in range(120):
+        clock.time = float(second)
+        call(metrics, clock, input_tokens=10, output_tokens=5)
+        if second < 30:
+            call(metrics, clock, "sim:b", input_tokens=1)
+    used, _ = metrics.recent(UNIX)
+    assert used.keys() == {"sim:a"}
+    one = used["sim:a"]
+    assert one.calls == pytest.approx(60, abs=1)
+    assert one.requests == pytest.approx(120, abs=2)
+    assert (one.input_tokens, one.output_tokens) == (pytest.approx(600, abs=10), pytest.approx(300, abs=5))
+    clock.time += 70.0
+    assert metrics.recent(UNIX)[0] == {}
+
+
+def test_each_minute_of_the_last_half_hour_is_told_without_anybody_having_looked(
+    metrics: BatchMetrics, clock: ManualClock
+) -> None:
+    for minute in range(60):
+        clock.time = minute * 60.0 + 30.0
+        call(metrics, clock, input_tokens=100 + minute)
+    _, minutes = metrics.recent(UNIX + clock.time)
+    assert [one.calls for one in minutes] == [1] * len(minutes)
+    assert minutes[-1] == MinuteOfCalls(UNIX + 59 * 60.0, 1, 159.0)
+    assert len(minutes) in (29, 30)
+    metrics.reset()
+    assert metrics.recent(UNIX + clock.time)[1] == minutes
+
+
+def test_models_are_told_apart_up_to_a_bound(metrics: BatchMetrics, clock: ManualClock) -> None:
+    for number in range(200):
+        call(metrics, clock, f"sim:{number}", input_tokens=1)
+    used, minutes = metrics.recent(UNIX)
+    assert len(used) <= 65
+    assert sum(one.input_tokens for one in used.values()) == 200
+    assert minutes == (MinuteOfCalls(UNIX, 200, 200.0),)
+
+
+def test_histories_add_up() -> None:
+    one, other = MinuteOfCalls(60.0, 2, 10.0), MinuteOfCalls(120.0, 1, 5.0)
+    assert together([(one, other), (one,)]) == (MinuteOfCalls(60.0, 4, 20.0), other)
+    assert together([]) == ()
