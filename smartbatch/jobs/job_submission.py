@@ -159,14 +159,18 @@ class JobSubmission:
         """Store requests as a job that goes in real time while somebody waits for it, and only then.
 
         Such a job is carried on by a process that submits it or names it, and by no other: a run that was
-        interrupted costs nothing more by itself. Its requests fail as they would without a job.
+        interrupted costs nothing more by itself. Its requests fail as they would without a job. Its budget is
+        that of the decision where that is tighter than the client's, which it spends from in any case.
         """
         kind, rows = self._rows(requests, {}, attended=True)
-        left = decision.constraints.deadline
+        left, budget = decision.constraints.deadline, decision.constraints.budget
+        if budget is not None and self._config.budget is not None and budget >= self._config.budget:
+            budget = None
         policy = evolve(
             self._policy(None),
             attended=True,
             route=decision.chosen.route,
+            budget=budget,
             deadline=None if left is None else self._service.wall() + left,
         )
         return self._accept(_Draft(kind, rows, {}, policy, options, realtime=None, decision=decision))

@@ -112,6 +112,16 @@ def test_requests_asked_alone_keep_to_the_budget_of_their_job(tmp_path: Path) ->
         assert client.spent == pytest.approx(paid(w))
 
 
+@pytest.mark.parametrize("own", [None, 5.0])
+def test_a_run_in_real_time_keeps_to_the_budget_of_its_plan(tmp_path: Path, own: float | None) -> None:
+    with market("anthropic", tmp_path) as w:
+        client = buyer(w, budget=own)
+        plan = client.forecast(texts(10), strategy="individual", budget=0.3)
+        results = w.results(client.submit_run(texts(80), plan))
+        assert 0.3 - 4 * MOST < paid(w) <= 0.3
+        assert 20 < answered(results) < 80
+
+
 def test_what_waits_for_money_that_batches_hold_goes_when_the_last_of_them_ends(tmp_path: Path) -> None:
     """The first requests of a hybrid job, at once and not at their next try a minute later."""
     with market("gemini", tmp_path, batch_turnaround=10.0) as w:
