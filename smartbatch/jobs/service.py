@@ -44,6 +44,7 @@ from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.threads import TimedReads, run_within
+from smartbatch.jobs.told_states import ToldStates
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
@@ -61,9 +62,6 @@ LAST_NEWS = 0.1
 """Seconds at the end of a stop that are left for telling what is stored, and again for closing the store."""
 CLOSING = 0.25
 """Seconds for closing the store where the time of the stop is over."""
-REMEMBERED = 1_000
-"""Finished jobs that are remembered, so that the end of each is told once: whoever stores its last result may
-be one of two threads, within moments."""
 WATCHERS = 100
 """Watchers of jobs that are kept before those that have nothing left to tell are dropped."""
 DRAWS = 10
@@ -124,8 +122,7 @@ class JobService:
         self._supervisor: JobSupervisor | None = None
         self._watchers: dict[str, Watcher] = {}
         self._drop_watchers_at = WATCHERS
-        self._finished: dict[str, JobFinished] = {}
-        self._held: dict[str, str | None] = {}
+        self._told = ToldStates()
         self._attended: set[str] = set()
         self._closed = False
 
@@ -241,7 +238,7 @@ class JobService:
     def has_ended(self, job_id: str) -> None:
         """A job was seen to have ended, in whichever process: keep nothing of it."""
         with self._lock:
-            self._held.pop(job_id, None)
+            self._told.goes_on_locked(job_id)
             self._attended.discard(job_id)
 
     def serves(self, row: JobRow) -> bool:
@@ -284,7 +281,7 @@ class JobService:
     def resume(self, job_id: str) -> None:
         """Go on with a job that waited."""
         with self._lock:
-            self._held.pop(job_id, None)
+            self._told.goes_on_locked(job_id)
         if self._supervisor is not None:
             self._supervisor.realtime.resume(job_id)
             self._supervisor.notify(job_id)
@@ -452,13 +449,8 @@ class JobService:
         """Tell an event; the end of a job once only, whoever stored its last result."""
         if isinstance(event, JobFinished):
             with self._lock:
-                end = evolve(event, at=0.0)  # a job whose failed rows were asked again has another one
-                if self._finished.get(event.job_id) == end:
+                if not self._told.is_new_end_locked(event):
                     return
-                self._finished[event.job_id] = end
-                if len(self._finished) > REMEMBERED:
-                    del self._finished[next(iter(self._finished))]
-                self._held.pop(event.job_id, None)
                 self._attended.discard(event.job_id)
         if isinstance(event, _NEWS):
             self.notifier.notify(event.job_id, progress=isinstance(event, JobProgress))
@@ -467,12 +459,8 @@ class JobService:
     def tell_held(self, row: JobRow) -> None:
         """Tell whoever waits for a job that it is held; once, until it goes on."""
         with self._lock:
-            if row.state is not JobState.HELD:
-                self._held.pop(row.id, None)
+            if not self._told.is_newly_held_locked(row):
                 return
-            if row.id in self._held and self._held[row.id] == row.note:
-                return
-            self._held[row.id] = row.note
         at, reason = self.clock.now(), row.note or "held: it waits for a person"
         remedy = f"smartbatch.job({row.id!r}).resume()"
         self._dependencies.tell(JobHeld(at=at, job_id=row.id, model=row.model, reason=reason, remedy=remedy))

@@ -169,9 +169,10 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path:
             job.on_progress(lambda _: None)
 
         def kept() -> int:
-            lengths = sizes(inside(client).service)
+            service = inside(client).service
+            lengths = sizes(service, vars(service)["_told"])
             lengths.pop("JobService._watchers")  # the ended ones are dropped now and then
-            lengths.pop("JobService._finished")  # the last ones only
+            lengths.pop("ToldStates._ends")  # the last ones only
             return sum(lengths.values())
 
         run(0)

@@ -268,7 +268,7 @@ def test_a_job_that_is_being_cancelled_is_left_and_one_that_was_goes_on(
     job, lease = answered(store, bench, failure(0))
     retry_failed(store, job.id, None, BY, billed=False)
     store.items.claim_realtime(lease, 1)
-    store.jobs.request_cancel(job.id)
+    store.acts.cancel(JobSelection(ids=(job.id,)), BY)
     with pytest.raises(StoreError, match="being cancelled"):
         retry_failed(store, job.id, None, BY, billed=False)
     store.items.answer(lease, [failure(0)], at=11.0)

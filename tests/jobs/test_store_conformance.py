@@ -14,6 +14,7 @@ from ctrl_c import interrupted_at_every_moment
 from jobs.stores import Bench, bench, led, new_items, new_job, postgres_address, result, started, store
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
+from smartbatch.jobs.act_records import JobSelection
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
     TRANSITIONS,
@@ -308,7 +309,6 @@ def test_what_the_store_does_not_know_is_none_or_an_error(store: SqlStore, bench
     assert store.leases.claim("job-x", 60) is None
     for verb in (
         store.jobs.forget,
-        store.jobs.request_cancel,
         store.jobs.unhold,
         store.items.in_state,
         store.items.results,
@@ -363,12 +363,12 @@ def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(
 def test_anybody_may_ask_to_cancel_a_job_that_is_not_done(bench: Bench) -> None:
     store, other = bench.open(), bench.open()
     job, _lease = started(store, bench, 1)
-    other.jobs.request_cancel(job.id)
+    other.acts.cancel(JobSelection(ids=(job.id,)), "ada")
     found = store.jobs.get(job.id)
     assert found is not None
     assert found.cancel_requested
     done, _ = store.jobs.accept(bench.job(), [])
-    other.jobs.request_cancel(done.id)
+    other.acts.cancel(JobSelection(ids=(done.id,)), "ada")
     found = store.jobs.get(done.id)
     assert found is not None
     assert not found.cancel_requested
@@ -405,7 +405,7 @@ def test_what_is_done_to_one_job_leaves_the_others_as_they_are(store: SqlStore, 
         store.jobs.note(lease, f"look at {number}", hold=True)
     assert shown() == [(JobState.HELD, f"look at {number}", False) for number in range(3)]
     store.jobs.unhold(ids[1])
-    store.jobs.request_cancel(ids[2])
+    store.acts.cancel(JobSelection(ids=(ids[2],)), "ada")
     store.jobs.note(held[0][1], "still")
     assert shown() == [
         (JobState.HELD, "still", False),

@@ -16,6 +16,7 @@ from jobs.stores import new_items, new_job
 
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import StoreError
+from smartbatch.jobs.act_records import JobSelection
 from smartbatch.jobs.records import LEASE, JobLease, JobRow, LeaseLost
 from smartbatch.jobs.steps.context import JobRuntime, StepResult
 from smartbatch.jobs.store import SqlStore, open_store
@@ -487,7 +488,7 @@ def test_what_another_process_asks_of_a_job_is_noticed(scene: Scene) -> None:
     supervisor = scene.supervisor()
     supervisor.start()
     scene.until(lambda: len(scene.steps) == 1)
-    scene.another_store().jobs.request_cancel(job_id)
+    scene.another_store().acts.cancel(JobSelection(ids=(job_id,)), "ada")
     scene.until(lambda: len(scene.steps) == 2)
     supervisor.stop(1.0)
     assert ("recall", job_id) in scene.realtime.told

@@ -30,6 +30,7 @@ from hypothesis.stateful import (
 from jobs.stores import Bench, new_items, postgres_address
 
 from smartbatch.errors import StoreError
+from smartbatch.jobs.act_records import JobSelection
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
     TRANSITIONS,
@@ -304,7 +305,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def request_cancel(self, who: int, pick: int) -> None:
         job = list(self.jobs.values())[pick % len(self.jobs)]
-        self.stores[who].jobs.request_cancel(job.id)
+        self.stores[who].acts.cancel(JobSelection(ids=(job.id,)), "ada")
         job.cancel |= job.state is not JobState.DONE
 
     def note(self, pick: int) -> None:

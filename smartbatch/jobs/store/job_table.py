@@ -183,11 +183,6 @@ class JobTable:
             note_act(tx, Act(at=self.db.now(), by=by, name="forget", target=job_id, job_id=job_id))
         return no
 
-    def request_cancel(self, job_id: str) -> None:
-        """Ask the job's owner to cancel it; needs no lease."""
-        no = job_number(self.db, job_id)
-        self.db.change("UPDATE job SET cancel_requested = 1 WHERE no = ? AND state <> {done}", no)
-
     def unhold(self, job_id: str) -> None:
         """Make a held job active again; needs no lease."""
         no = job_number(self.db, job_id)

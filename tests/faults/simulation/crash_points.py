@@ -79,7 +79,6 @@ class CrashPoints:
 WRITES = frozenset(
     {
         "accept",
-        "request_cancel",
         "unhold",
         "claim",
         "plan",

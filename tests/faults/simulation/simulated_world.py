@@ -15,6 +15,7 @@ from smartbatch.emulator.batches.backend import BatchBackend
 from smartbatch.emulator.batches.timeline import BatchRandomness
 from smartbatch.emulator.ledger import Call, Ledger
 from smartbatch.events import Event, ShardChanged
+from smartbatch.jobs.act_records import JobSelection
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.records import JobRow, JobState, NewItem
 from smartbatch.types import Generation, Request
@@ -232,7 +233,7 @@ class World:
         store, now = self.processes[0].plain, self.clock.now()
         if not self._cancelled and self.what.cancel_at is not None and now >= self.what.cancel_at:
             self._cancelled = True
-            store.jobs.request_cancel(self.job.id)
+            store.acts.cancel(JobSelection(ids=(self.job.id,)), "ada")
             self._make_due()
         if self.checker.state is not JobState.HELD:
             self._resumes_at = None
@@ -240,7 +241,7 @@ class World:
             self._resumes_at = now + self.what.resume_after
         elif now >= self._resumes_at:
             self._resumes_at = None
-            store.jobs.unhold(self.job.id)
+            store.acts.resume(JobSelection(ids=(self.job.id,)), "ada")
             self._make_due()
 
     def _make_due(self) -> None:
