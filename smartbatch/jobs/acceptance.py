@@ -13,7 +13,8 @@ from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, StoreError
 from smartbatch.jobs.payload import RunningDigest, Shared, encode_request
-from smartbatch.jobs.records import JobPolicy, JobRow, NewItem
+from smartbatch.jobs.records import JobRow, NewItem
+from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.types import Priority, Request

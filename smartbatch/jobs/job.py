@@ -18,9 +18,10 @@ from smartbatch.interrupted import Interrupted
 from smartbatch.jobs.act_records import JobSelection, RetriedRows, actor
 from smartbatch.jobs.job_budget import remaining_budget
 from smartbatch.jobs.payload import decode_result, encode_error, item_id
-from smartbatch.jobs.records import LEASE, IncidentRow, JobPolicy, JobRow, JobState, ResultRow
+from smartbatch.jobs.records import LEASE, IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.watcher import PAGE, SeenChanges, stored_job
 from smartbatch.observe.progress import Progress, new_display
 from smartbatch.observe.text import duration

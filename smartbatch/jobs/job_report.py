@@ -18,9 +18,10 @@ from smartbatch.jobs.payload import (
     item_id,
     with_earlier_tries,
 )
-from smartbatch.jobs.records import IncidentRow, JobPolicy, JobRow, JobState, ResultRow
+from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import span
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.reports.report_data import ReportData, ReportedJob, ReportIncident
 from smartbatch.reports.sampling import MOST_SAMPLED, EvenSample, FailureGroups, RequestFigures
 from smartbatch.types import Generation, Result

@@ -22,9 +22,10 @@ from smartbatch.jobs.acceptance import Items, checked_key, checked_metadata
 from smartbatch.jobs.job import LAST_CALLBACKS, Job, interrupted
 from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
 from smartbatch.jobs.payload import Shared, encode_params
-from smartbatch.jobs.records import Fallback, JobPolicy, JobRow, NamedPlace, NewItem
+from smartbatch.jobs.records import JobRow, NamedPlace, NewItem
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.versioned_records import Fallback, JobPolicy
 from smartbatch.observe.trace_context import traceparent
 from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.batch_api import BatchApi

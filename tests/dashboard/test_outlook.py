@@ -9,9 +9,10 @@ from attrs import evolve
 
 from smartbatch.core.forecast.forecaster import Forecaster, Observation, Prior
 from smartbatch.dashboard.outlook import course, outlook, risk_of
-from smartbatch.jobs.records import JobPolicy, JobState, ShardRow, ShardState
+from smartbatch.jobs.records import JobState, ShardRow, ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import JobLine
+from smartbatch.jobs.versioned_records import JobPolicy
 from tests.jobs.stores import Bench, led, started
 
 

@@ -15,8 +15,9 @@ from smartbatch._clock import VirtualClock
 from smartbatch.dashboard import app, jobs_page
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_result
-from smartbatch.jobs.records import IncidentRow, JobPolicy, ShardState
+from smartbatch.jobs.records import IncidentRow, ShardState
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Answer as ProviderAnswer
 from smartbatch.types import Result, Route, Usage
 from tests.dashboard.visits import LOCAL, Answer, Visitor

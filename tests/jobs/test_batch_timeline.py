@@ -9,7 +9,8 @@ from attrs import evolve, fields_dict
 
 from smartbatch.jobs.batch_timeline import timeline_rows
 from smartbatch.jobs.incident_titles import incident_title
-from smartbatch.jobs.records import IncidentRow, RemoteProgress, ShardRow, ShardState
+from smartbatch.jobs.records import IncidentRow, ShardRow, ShardState
+from smartbatch.jobs.versioned_records import RemoteProgress
 
 NOW = 1000.0
 

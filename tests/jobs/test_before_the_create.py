@@ -15,7 +15,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.events import Event, JobIncident, ShardChanged
-from smartbatch.jobs.records import Fallback
+from smartbatch.jobs.versioned_records import Fallback
 from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteFile
 from smartbatch.types import Route
 

@@ -22,12 +22,13 @@ from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
-from smartbatch.jobs.records import ItemState, JobPolicy, NewItem
+from smartbatch.jobs.records import ItemState, NewItem
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.item_table import ItemTable
 from smartbatch.jobs.supervisor import LEASE
+from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.observe import logs
 from smartbatch.prices import Price
 from smartbatch.types import Generation, Request, Result

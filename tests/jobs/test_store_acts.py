@@ -11,19 +11,11 @@ from smartbatch.errors import InvalidRequest, JobNotFound, StoreError, Validatio
 from smartbatch.jobs import act_records as acts
 from smartbatch.jobs.act_records import Acted, JobSelection, RetriedRows
 from smartbatch.jobs.payload import encode_error, encode_result
-from smartbatch.jobs.records import (
-    ItemState,
-    JobLease,
-    JobPolicy,
-    JobRow,
-    JobState,
-    NewItem,
-    NewResult,
-    ShardState,
-)
+from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NewItem, NewResult, ShardState
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.control_table import TRIM_EVERY
+from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Result, Usage
 
 __all__ = ["bench", "postgres_address", "store"]  # fixtures

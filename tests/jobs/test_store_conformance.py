@@ -23,11 +23,9 @@ from smartbatch.jobs.records import (
     ItemSize,
     ItemState,
     JobLease,
-    JobPolicy,
     JobState,
     LeaseLost,
     NewItem,
-    RemoteProgress,
     ShardState,
     StoredCounts,
     StoredItem,
@@ -39,6 +37,7 @@ from smartbatch.jobs.store import job_table as jobs_module
 from smartbatch.jobs.store import outcomes as outcomes_module
 from smartbatch.jobs.store import rows as rows_module
 from smartbatch.jobs.store.shard_table import check_change
+from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
 from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Route, Usage

@@ -9,10 +9,11 @@ import pytest
 from jobs.stores import Bench, bench, new_items, postgres_address, result, started
 
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import ItemState, JobPolicy, JobState, ShardState
+from smartbatch.jobs.records import ItemState, JobState, ShardState
 from smartbatch.jobs.store import open_store
 from smartbatch.jobs.store.migrations import MIGRATIONS
 from smartbatch.jobs.store.sqlite import APPLICATION
+from smartbatch.jobs.versioned_records import JobPolicy
 
 __all__ = ["bench", "postgres_address"]  # fixtures
 

@@ -17,9 +17,10 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import StoreError
 from smartbatch.jobs.payload import decode_params, decode_request
-from smartbatch.jobs.records import ItemState, JobPolicy, JobRow, JobState, RemoteProgress
+from smartbatch.jobs.records import ItemState, JobRow, JobState
 from smartbatch.jobs.store.migrations import MIGRATIONS
 from smartbatch.jobs.store.sqlite import APPLICATION
+from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
 from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Route

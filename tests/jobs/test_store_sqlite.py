@@ -300,7 +300,8 @@ def test_a_disk_that_is_really_full_costs_no_job(small_disk: Path) -> None:
 LIMITED = """
 import resource, sys
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import JobPolicy, NewItem, JobRow
+from smartbatch.jobs.records import (NewItem, JobRow)
+from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.store import open_store
 
 store = open_store(sys.argv[1])
@@ -378,7 +379,8 @@ def test_a_job_whose_commit_was_told_as_failed_and_is_there_keeps_its_items(
 READ_ONLY = """
 import os, sys
 from smartbatch.errors import StoreError
-from smartbatch.jobs.records import JobPolicy, JobRow
+from smartbatch.jobs.records import (JobRow)
+from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.store import open_store, sqlite
 if os.getuid() == 0:
     os.setgid(65534); os.setuid(65534)

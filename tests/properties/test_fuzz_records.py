@@ -40,9 +40,9 @@ from smartbatch.jobs.payload import (
     encode_request,
     encode_result,
 )
-from smartbatch.jobs.records import JobPolicy, RemoteProgress
 from smartbatch.jobs.steps.result_lines import raw_lines
 from smartbatch.jobs.store.rows import record_of, record_text
+from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
 from smartbatch.jobs.wire_ids import parse_wire_id, wire_id
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.providers.batch_api import BatchApi, LineOutcome, RemoteBatch

@@ -18,7 +18,7 @@ from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import ParameterDropped
 from smartbatch.jobs.payload import item_id
-from smartbatch.jobs.records import NewResult, RemoteProgress, ShardRow, ShardState, StoredItem
+from smartbatch.jobs.records import NewResult, ShardRow, ShardState, StoredItem
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.result_lines import (
     MAX_LINE,
@@ -30,6 +30,7 @@ from smartbatch.jobs.steps.result_lines import (
     pages_of,
     read_lines,
 )
+from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
 _MANY_CUTS = 6

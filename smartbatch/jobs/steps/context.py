@@ -27,7 +27,6 @@ from smartbatch.jobs.records import (
     IncidentRow,
     ItemState,
     JobLease,
-    JobPolicy,
     JobRow,
     JobState,
     LeaseLost,
@@ -36,6 +35,7 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.wire_ids import new_nonce
 from smartbatch.observe import logs
 from smartbatch.prices import PriceBook

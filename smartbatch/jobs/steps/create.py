@@ -16,10 +16,11 @@ from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import enqueued_quota
-from smartbatch.jobs.records import RemoteProgress, ShardRow, ShardState
+from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, MINUTE, StepContext
 from smartbatch.jobs.steps.listing import find_orphans
 from smartbatch.jobs.steps.shard import most_key
+from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.jobs.wire_ids import file_name, wire_id
 from smartbatch.providers.batch_api import Creation, RemoteBatch
 from smartbatch.providers.foreign_text import echoes, texts

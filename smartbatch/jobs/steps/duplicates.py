@@ -13,10 +13,11 @@ from collections.abc import Iterable
 from attrs import evolve
 
 from smartbatch.errors import ProviderError
-from smartbatch.jobs.records import RemoteProgress, ShardRow
+from smartbatch.jobs.records import ShardRow
 from smartbatch.jobs.steps import collect
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.listing import has_label, newer_than_intent, unclaimed
+from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteBatch
 
 

@@ -6,9 +6,10 @@ from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import enqueued_quota, turnaround_log
-from smartbatch.jobs.records import RemoteProgress, ShardRow, ShardState
+from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps import collect, create, duplicates
 from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, HOUR, StepContext
+from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
 
 PROMISE = 24 * HOUR

@@ -14,12 +14,13 @@ import math
 from attrs import evolve
 
 from smartbatch.core.limits.backoff import backoff
-from smartbatch.jobs.records import JobState, RemoteProgress, ShardRow, ShardState
+from smartbatch.jobs.records import JobState, ShardRow, ShardState
 from smartbatch.jobs.steps import duplicates
 from smartbatch.jobs.steps.collect import nonces_in
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.create import adopt
 from smartbatch.jobs.steps.listing import NewerBatches, has_label, newer_than_intent, unclaimed
+from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteBatch
 
 HELD = (

@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 
 from smartbatch.errors import JobNotFound, StoreError
 from smartbatch.jobs.act_records import AT_ONCE, MOST_COUNTED, Act, Acted, ActName, JobSelection
-from smartbatch.jobs.records import IncidentRow, ItemState, JobPolicy, JobRow, JobState, NewResult
+from smartbatch.jobs.records import IncidentRow, ItemState, JobRow, JobState, NewResult
 from smartbatch.jobs.store import outcomes
 from smartbatch.jobs.store.control_table import note_act
 from smartbatch.jobs.store.database import Database, Row, Transaction
@@ -25,6 +25,7 @@ from smartbatch.jobs.store.rows import (
     position,
     record_text,
 )
+from smartbatch.jobs.versioned_records import JobPolicy
 
 NAMED_AT_ONCE = 500
 """Rows that one incident names."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import field, fields_dict, frozen
 
-from smartbatch.jobs.records import IncidentRow, JobPolicy, JobState, ShardRow
+from smartbatch.jobs.records import IncidentRow, JobState, ShardRow
 from smartbatch.jobs.store.database import Database
 from smartbatch.jobs.store.rows import (
     SHARD_COLUMNS,
@@ -26,6 +26,7 @@ from smartbatch.jobs.store.rows import (
     record_of,
     shard_row,
 )
+from smartbatch.jobs.versioned_records import JobPolicy
 
 COUNTED = 10_000
 """Jobs that are counted, and looked through for a model, before a page says that there are more."""

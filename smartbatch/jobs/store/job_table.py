@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.act_records import Act
-from smartbatch.jobs.records import ItemState, JobPolicy, JobRow, JobState, NamedPlace, NewItem
+from smartbatch.jobs.records import ItemState, JobRow, JobState, NamedPlace, NewItem
 from smartbatch.jobs.store import outcomes, summary_tables
 from smartbatch.jobs.store.control_table import note_act
 from smartbatch.jobs.store.database import Database, Reader, Transaction
@@ -21,6 +21,7 @@ from smartbatch.jobs.store.items_of_job import delete_items, job_number
 from smartbatch.jobs.store.leases import LeaseTable, leased
 from smartbatch.jobs.store.owners import Owner
 from smartbatch.jobs.store.rows import JOBS, PAGE_BYTES, bare, encoded, job_row, number, record_text
+from smartbatch.jobs.versioned_records import JobPolicy
 
 LONGEST_KEY = 1_024
 """Bytes of a job's key; an index of PostgreSQL takes 2,704."""

@@ -16,7 +16,6 @@ from smartbatch.jobs.records import (
     ItemState,
     JobLease,
     JobNote,
-    JobPolicy,
     NewResult,
     OverJobBudget,
     StoredCounts,
@@ -33,6 +32,7 @@ from smartbatch.jobs.store.rows import (
     record_of,
     unpacked,
 )
+from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Route, Usage
 
 ROWS_NAMED = 64

@@ -16,11 +16,9 @@ from smartbatch.errors import StoreError
 from smartbatch.jobs.records import (
     EarlierTries,
     IncidentRow,
-    JobPolicy,
     JobRow,
     JobState,
     OpenItem,
-    RemoteProgress,
     ResultRow,
     ShardRow,
     ShardState,
@@ -28,6 +26,7 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.store.database import Row
 from smartbatch.jobs.store.migrations import SHIFT
+from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
 from smartbatch.types import Usage
 
 _T = TypeVar("_T", bound=AttrsInstance)

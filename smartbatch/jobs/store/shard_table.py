@@ -17,7 +17,6 @@ from smartbatch.jobs.records import (
     LeaseLost,
     NewResult,
     NewShard,
-    RemoteProgress,
     ShardRow,
     ShardState,
     StoredItem,
@@ -39,6 +38,7 @@ from smartbatch.jobs.store.rows import (
     record_text,
     shard_row,
 )
+from smartbatch.jobs.versioned_records import RemoteProgress
 
 _OWN_METHODS = {ShardState.SETTLED: "settle", ShardState.DEAD: "discard or fail"}
 _SHARDS = f"SELECT {SHARD_COLUMNS} FROM shard "
