@@ -18,7 +18,7 @@ from smartbatch.dashboard.access import (
     is_known_host,
 )
 from smartbatch.dashboard.downloads import KINDS, formats, may_download, results_file
-from smartbatch.dashboard.layout import document, message, static_file
+from smartbatch.dashboard.layout import document, message, policy, static_file
 from smartbatch.dashboard.live import OpenStreams, Streamed, stream, update, version_of
 from smartbatch.dashboard.page import Page, Query
 from smartbatch.dashboard.pages import PAGES
@@ -39,11 +39,6 @@ _WORTH = 1_000
 """Bytes from which an answer is compressed."""
 
 _HEADERS = (
-    (
-        "Content-Security-Policy",
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    ),
     ("X-Content-Type-Options", "nosniff"),
     # not "no-referrer": with it browsers send a form with "Origin: null"
     ("Referrer-Policy", "same-origin"),
@@ -51,7 +46,6 @@ _HEADERS = (
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
 _STATIC = {
-    "dashboard.css": "text/css; charset=utf-8",
     "icon.svg": "image/svg+xml",
     "live.js": "text/javascript; charset=utf-8",
 }
@@ -106,6 +100,7 @@ class Dashboard:
             answer = _text(refused.status, refused.text, *refused.headers)
         is_head = environ["REQUEST_METHOD"] == "HEAD"
         headers = [("Content-Type", answer.kind), *answer.headers, *_HEADERS]
+        headers.append(("Content-Security-Policy", policy()))
         if not isinstance(answer.body, bytes):
             start_response(answer.status, headers)
             return _without_content(answer.body) if is_head else answer.body

@@ -16,13 +16,27 @@ from smartbatch.reports import html
 
 @cache
 def static_file(name: str) -> bytes:
-    """Return a file that pages load; the style sheet of reports comes first in the dashboard's own.
+    """Return a file that pages load.
 
     Raises:
         FileNotFoundError: there is none of that name.
     """
-    own = files("smartbatch.dashboard").joinpath("static", name).read_bytes()
-    return html.style_sheet().encode() + own if name.endswith(".css") else own
+    return files("smartbatch.dashboard").joinpath("static", name).read_bytes()
+
+
+@cache
+def styles() -> str:
+    """Return the style sheet. It stands in each page: for a file of its own, painting would wait."""
+    return html.style_sheet() + static_file("dashboard.css").decode()
+
+
+@cache
+def policy() -> str:
+    """Return the policy of all answers: nothing of another host, and no script or style of a document."""
+    return (
+        f"default-src 'none'; script-src 'self'; style-src {html.source_of(styles())}; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )
 
 
 def document(page: Page, query: Query, version: str) -> bytes:
@@ -61,7 +75,7 @@ def message(title: str, text: str, query: Query, *, back: str = "") -> bytes:
 
 def _whole(title: str, query: Query, body: Html, *, script: bool) -> bytes:
     head = [
-        el("link", rel="stylesheet", href=_place(query, "dashboard.css")),
+        el("style", Html(styles())),
         el("link", rel="icon", href=_place(query, "icon.svg")),
     ]
     if script:

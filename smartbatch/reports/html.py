@@ -1,7 +1,7 @@
 """Documents of HTML and the parts that all pages have: sections, tables, facts, bars of progress.
 
-A document has no script and no address of another host. Its style sheet (``style.css``) is linked by the
-dashboard, and stands in a report's head, where the policy names its hash and allows nothing else.
+A document has no address of another host. Its style sheet (``style.css``, to which the dashboard adds its
+own) stands in its head, and the policy names its hash and allows nothing else.
 """
 
 from __future__ import annotations
@@ -48,14 +48,18 @@ def document(title: str, *body: Child, head: Child = None) -> Html:
 def standalone(title: str, *body: Child) -> Html:
     """Return a document that is one file: its style sheet is in it, and nothing else is loaded or run."""
     styles = style_sheet()
-    digest = base64.b64encode(hashlib.sha256(styles.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; style-src {source_of(styles)}; base-uri 'none'; form-action 'none'"
     head = fragment(
         el("meta", http_equiv="Content-Security-Policy", content=policy),
         el("meta", name="referrer", content="no-referrer"),
         el("style", Html(styles)),
     )
     return document(title, body, head=head)
+
+
+def source_of(styles: str) -> str:
+    """Return how a policy allows a style sheet that stands in the document, and no other."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(styles.encode()).digest()).decode()}'"
 
 
 def section(name: str, title: str, *body: Child) -> Html:

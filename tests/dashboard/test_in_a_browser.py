@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
+import statistics
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -130,6 +134,45 @@ def test_news_of_another_process_are_seen_without_a_reload(page: Any, served: Se
     page.get_by_text("2 of 3", exact=True).wait_for()
     assert not [url for url in page.asked if "/news?" in url]
     store.close()
+
+
+OTHER = """
+import sys, time
+from smartbatch import BatchingClient
+with BatchingClient("sim:demo?batch_seconds=600", store=sys.argv[1], shared="off") as client:
+    for key in sys.stdin:
+        client.submit_batch(["a", "b"], key=key.strip())
+        print(time.time(), flush=True)
+"""
+"""A program that makes a job for each line it reads, and says when."""
+SEEN = """key => new Promise(seen => {
+    const look = () => document.body.innerText.includes(key) && seen(Date.now() / 1000);
+    new MutationObserver(look).observe(document.body, {childList: true, subtree: true, characterData: true});
+    look();
+})"""
+
+
+@pytest.mark.parametrize("path", ["/", "/jobs"])
+def test_what_happens_in_another_process_is_on_the_page_within_two_seconds(
+    page: Any, served: Served, place: str, path: str
+) -> None:
+    """By the browser's own clock. The median of five: one late look of a busy machine is not the page's."""
+    page.goto(at(served, path))
+    page.locator("#news", has_text="Renewed").wait_for()
+    delays = []
+    command = (sys.executable, "-c", OTHER, place)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        for number in range(5):
+            key = f"made elsewhere for {path} {number}"
+            page.evaluate(f"window.seen = ({SEEN})({json.dumps(key)}); 0")
+            print(key, file=other.stdin, flush=True)
+            made = float(other.stdout.readline())
+            delays.append(page.evaluate("window.seen") - made)
+        other.stdin.close()
+        other.wait(60)
+    assert statistics.median(delays) < 2.0, delays
 
 
 def test_a_hidden_page_asks_nothing(page: Any, served: Served) -> None:

@@ -247,7 +247,7 @@ def test_a_page_is_small(visitor: Visitor, shelf: Bench, opened: SqlStore) -> No
     for page in ("/", "/jobs"):
         first = visitor.get(page, Accept_Encoding="gzip")
         files = re.findall(r'(?:src|href)="(/static/[^"]*)"', first.text)
-        assert len(files) == 3
+        assert len(files) == 2
         parts = [first, *(visitor.get(unescape(file), Accept_Encoding="gzip") for file in files)]
         assert sum(len(part.body) for part in parts) < 60_000
 

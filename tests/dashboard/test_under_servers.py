@@ -2,75 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from attrs import frozen
 
 from benchmarks.dashboard import Served, fill
 from smartbatch.jobs.store import SqlStore
-from tests.dashboard.visits import TOKEN
-from tests.jobs.stores import Bench, new_items
+from tests.dashboard.servers import BOARD, DJANGO, FLASK, KINDS, running
+from tests.jobs.stores import Bench, new_items, started
 
 pytestmark = pytest.mark.full
 
-BOARD = """
-from smartbatch.dashboard import TokenAccess, app
-application = app(store={place!r}, shared="off", access=TokenAccess(token={token!r}), streams=4)
-"""
-KINDS = {
-    "sync": ("sync",),
-    "gthread": ("gthread", "--threads", "8"),
-    "gevent": ("gevent",),
-    "gthread, preloaded": ("gthread", "--threads", "8", "--preload"),
-    "gevent, preloaded": ("gevent", "--preload"),
-}
-WAIT = 60.0
-"""Seconds after which an answer is taken for hung."""
-
-
-@frozen
-class Host:
-    """A server that runs."""
-
-    process: subprocess.Popen[str]
-    port: int
-
-    def open(self, path: str) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT)
-        connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}", "Connection": "close"})
-        return connection.getresponse()
-
-
-@contextmanager
-def running(shelf: Bench, options: tuple[str, ...]) -> Iterator[Host]:
-    """Run gunicorn with one worker."""
-    Path(shelf.folder, "board.py").write_text(BOARD.format(place=shelf.place, token=TOKEN))
-    command = [sys.executable, "-m", "gunicorn", "board:application", "--chdir", str(shelf.folder)]
-    command += ["--bind", "127.0.0.1:0", "--graceful-timeout", "5", "--no-control-socket", "-k", *options]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as process:
-        assert process.stderr is not None
-        found = None
-        while found is None:
-            line = process.stderr.readline()
-            assert line, "gunicorn ended"
-            found = re.search(r"Listening at: http://127.0.0.1:(\d+)", line)
-        try:
-            yield Host(process, int(found[1]))
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=WAIT)
-    assert process.returncode == 0
+MOUNTS = {"itself": (BOARD, ""), "Flask": (FLASK, "/inside/jobs"), "Django": (DJANGO, "/ops/board")}
+"""The dashboard by itself and inside frameworks, and where it is there."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,6 +33,32 @@ def test_pages_and_news_come_from_every_kind_of_worker(shelf: Bench, opened: Sql
             while b"the new one" not in (line := stream.readline()):
                 assert line, "the stream ended"
         stream.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "gthread", "gevent"])
+@pytest.mark.parametrize("mount", MOUNTS)
+def test_acts_are_posted_through_every_mount_and_kind_of_worker(
+    shelf: Bench, opened: SqlStore, mount: str, kind: str
+) -> None:
+    """As the form of the page says; from another origin, or by nobody, nothing is done."""
+    job, _ = started(opened, shelf)
+    program, root = MOUNTS[mount]
+    with running(shelf, KINDS[kind], program) as host:
+        page = host.open(f"{root}/jobs/{job.id}").read().decode()
+        assert f'action="{root}/act/cancel"' in page
+        form = {"id": job.id, "back": f"/jobs/{job.id}"}
+        assert host.post(f"{root}/act/cancel", form, Origin="http://evil.example").status == 403
+        assert host.post(f"{root}/act/cancel", form, Authorization="Bearer wrong").status == 403
+        assert opened.controls.latest() == []
+        answer = host.post(f"{root}/act/cancel", form)
+        assert (answer.status, b"1 job is being cancelled" in answer.read()) == (200, True)
+        assert (
+            json.loads(host.open(f"{root}/news?page=/acts").read())["sections"]["acts"].count("cancel") >= 1
+        )
+    found = opened.jobs.get(job.id)
+    assert found is not None
+    assert found.cancel_requested
+    assert [(act.name, act.job_id) for act in opened.controls.latest()] == [("cancel", job.id)]
 
 
 def test_dropped_streams_give_their_places_back(shelf: Bench, opened: SqlStore) -> None:
