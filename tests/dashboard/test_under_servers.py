@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.dashboard import Served, fill
 from smartbatch.jobs.store import SqlStore
-from tests.dashboard.servers import BOARD, DJANGO, FLASK, KINDS, running
+from tests.dashboard.board_servers import BOARD, DJANGO, FLASK, KINDS, running
 from tests.jobs.stores import Bench, new_items, started
 
 pytestmark = pytest.mark.full
