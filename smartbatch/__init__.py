@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from smartbatch.jobs.act_records import JobSelection as JobSelection
     from smartbatch.jobs.act_records import RetriedRows as RetriedRows
     from smartbatch.jobs.job import Job as Job
-    from smartbatch.jobs.job import StoredResult as StoredResult
     from smartbatch.jobs.status import JobStatus as JobStatus
+    from smartbatch.jobs.stored_result import StoredResult as StoredResult
     from smartbatch.observe.participants import LaneStatus as LaneStatus
     from smartbatch.observe.participants import Participant as Participant
     from smartbatch.observe.participants import Participants as Participants
@@ -98,7 +98,8 @@ _NAMES_OF = {
     "interrupted": "Interrupted",
     "core.limits.model_controls": "ModelLimit Pause",
     "jobs.act_records": "Act Acted JobSelection RetriedRows",
-    "jobs.job": "Job StoredResult",
+    "jobs.job": "Job",
+    "jobs.stored_result": "StoredResult",
     "jobs.status": "JobStatus",
     "reports.report": "Report",
     "results": "ResultList",

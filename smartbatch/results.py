@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from smartbatch._display import paragraph, short, table
 from smartbatch.errors import AllRequestsFailed
-from smartbatch.tables.answers import answer_columns, as_rows, with_answers
+from smartbatch.tables.answer_columns import answer_columns, as_rows, with_answers
 from smartbatch.tables.columns import to_arrow, to_pandas, to_polars
 from smartbatch.tables.kinds import index_of, table_of
 from smartbatch.types import Result, Route, T, Usage, Vector

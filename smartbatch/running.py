@@ -155,18 +155,8 @@ class RunningState:
         self.routing = _list_router(
             settings, realtime, self.jobs, self.service, advisor, keyed, self.summaries
         )
-        self.deferral = deferral = Deferral(
-            config,
-            clock,
-            DeferralParts(
-                settings.preparer,
-                realtime,
-                self.jobs,
-                self.service,
-                self.routing,
-                DeferredJobs(config, settings.model, self.service),
-                self._callbacks,
-            ),
+        self.deferral = deferral = _deferral(
+            settings, realtime, self.jobs, self.service, self.routing, self._callbacks
         )
         self.durable = DurableRequests(
             clock,
@@ -401,6 +391,19 @@ def _advisor(
         room=lambda: realtime.budget.room,
         tell=bus.tell,
     )
+
+
+def _deferral(
+    settings: ClientSettings,
+    realtime: Realtime,
+    jobs: JobSubmission,
+    service: JobService,
+    routing: ListRouter,
+    callbacks: CallbackThread,
+) -> Deferral:
+    deferred_jobs = DeferredJobs(settings.config, settings.model, service)
+    parts = DeferralParts(settings.preparer, realtime, jobs, service, routing, deferred_jobs, callbacks)
+    return Deferral(settings.config, settings.clock, parts)
 
 
 def _list_router(

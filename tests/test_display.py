@@ -14,7 +14,7 @@ from attrs import evolve
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ProviderError
-from smartbatch.jobs.job import StoredResult
+from smartbatch.jobs.stored_result import StoredResult
 from smartbatch.prices import Price
 from smartbatch.reports.charts import Mark, trade_off
 from smartbatch.results import ResultList

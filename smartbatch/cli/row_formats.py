@@ -21,7 +21,7 @@ from typing import IO, Any, Final, NoReturn, TypeAlias
 from attrs import frozen
 
 from smartbatch.cli.optional import missing
-from smartbatch.tables.answers import plain
+from smartbatch.tables.answer_columns import plain
 
 MAX_ROW_BYTES: Final = 64 * 2**20
 """Longest row, bytes: above any request body the providers take, and small enough to hold in memory."""

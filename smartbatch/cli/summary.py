@@ -13,7 +13,7 @@ from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.jobs.status import JobStatus, cost_in_words, usd
 from smartbatch.observe.text import escape
-from smartbatch.tables.answers import error_kind
+from smartbatch.tables.answer_columns import error_kind
 from smartbatch.types import Result, Route
 
 _LEAST_FASTER: Final = 1.05

@@ -21,7 +21,7 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import FailedRequest, JobLine
 from smartbatch.reports import charts, html
 from smartbatch.reports.axes import Axis, seconds, usd
-from smartbatch.tables.answers import error_kind
+from smartbatch.tables.answer_columns import error_kind
 
 BATCHES = 100
 """Batches in the table; the time line draws fewer."""

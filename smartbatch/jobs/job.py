@@ -21,13 +21,14 @@ from smartbatch.jobs.payload import decode_result, encode_error, item_id
 from smartbatch.jobs.records import LEASE, IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.stored_result import StoredResult, as_kept
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.watcher import PAGE, SeenChanges, stored_job
 from smartbatch.observe.progress import Progress, new_display
 from smartbatch.observe.text import duration
 from smartbatch.prices import dollars
 from smartbatch.results import ResultList
-from smartbatch.types import Deadline, Duration, Result, Route, T, Usage
+from smartbatch.types import Deadline, Duration, Result, T
 
 if TYPE_CHECKING:
     from smartbatch.jobs.service import JobService
@@ -46,21 +47,6 @@ LAST_LOOK = 0.75
 
 
 @frozen
-class StoredResult:
-    """A result and where it stands.
-
-    Attributes:
-        index: the position of its request, from 0.
-        sequence: grows with each result of the store.
-        result: the result.
-    """
-
-    index: int
-    sequence: int
-    result: Result
-
-
-@frozen
 class _Look:
     """What was known before the store was read: a change, or the end of the time, may come while it is read.
 
@@ -71,12 +57,6 @@ class _Look:
 
     seen: SeenChanges
     last: bool
-
-
-def as_kept(result: Result) -> Result:
-    """Return a result that was stored before it was asked for: free of charge, and without a call."""
-    kept = evolve(result, usage=Usage(), cost=0.0, latency=0.0, queued=0.0, attempts=0)
-    return evolve(kept, route=Route.CACHED) if result.ok else kept
 
 
 class Job:

@@ -28,6 +28,7 @@ from smartbatch.observe import logs
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.routing.gathered import Takers, fail
 from smartbatch.routing.list_job import Reading
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Answer, Priority, Request, Result
@@ -81,27 +82,7 @@ class _Group:
     flushed: bool = False
 
 
-@define(eq=False)
-class _Takers:
-    """Those in this process who take the answer of one request of a job.
-
-    Attributes:
-        first: whether the first of them is told what it cost; the others took part in it.
-    """
-
-    deferral: Deferral
-    place: Place
-    deferred: list[_Deferred]
-    first: bool = True
-
-    def settle(self, result: Result) -> None:
-        """Settle every future; once, by one thread."""
-        self.deferral.settle(self, result)
-
-    def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: end the copies of the parent's futures."""
-        for each in self.deferred:
-            each.future.abandon(error)
+_Takers = Takers[_Deferred, Place]
 
 
 class Deferral:
@@ -289,7 +270,8 @@ class Deferral:
             elif each.future.set_running_or_notify_cancel():
                 place = known.place
                 of_job = joined.setdefault(place.job_id, {})
-                of_job.setdefault(place.ix, _Takers(self, place, [], known.first)).deferred.append(each)
+                takers = of_job.setdefault(place.ix, _Takers(self._settle, place, first=known.first))
+                takers.waiting.append(each)
         for job_id, of_job in joined.items():
             self._parts.service.carry_on(job_id)
             self._deliver(job_id, of_job)
@@ -315,7 +297,7 @@ class Deferral:
                 return False
             row = stored  # all the same: sending its requests in real time would pay them twice
         parts.deferred_jobs.add(row, [each.storable.key for each in group])
-        takers = {ix: _Takers(self, Place(row.id, ix), [each]) for ix, each in enumerate(group)}
+        takers = {ix: _Takers(self._settle, Place(row.id, ix), [each]) for ix, each in enumerate(group)}
         self._deliver(row.id, takers)
         return True
 
@@ -327,7 +309,7 @@ class Deferral:
 
     def _deliver(self, job_id: str, takers: Mapping[int, _Takers]) -> None:
         with self._monitor:
-            self._under_way.update(each.future for taker in takers.values() for each in taker.deferred)
+            self._under_way.update(each.future for taker in takers.values() for each in taker.waiting)
         self._parts.service.deliver(job_id, takers)
 
     def _ask(self, group: Iterable[_Deferred]) -> None:
@@ -342,12 +324,7 @@ class Deferral:
                 self._fail([each], error)
 
     def _fail(self, group: Sequence[_Deferred], error: BaseException) -> None:
-        if not isinstance(error, SmartbatchError):
-            logs.job_error(None, error)
-            error = SmartbatchError(f"the request could not be sent: {type(error).__name__}")
-        for each in group:
-            if not each.future.done():
-                each.future.settle(Result(each.request.id or "", error=error, context=each.request.context))
+        fail(group, error, "the request could not be sent")
         self._ended(group)
 
     def _ended(self, group: Iterable[_Deferred]) -> None:
@@ -357,11 +334,11 @@ class Deferral:
 
     # -- settling --------------------------------------------------------------------------------------------
 
-    def settle(self, takers: _Takers, result: Result) -> None:
+    def _settle(self, takers: _Takers, result: Result) -> None:
         """Settle the futures of those who wait for one request of a job."""
         stored = not isinstance(result.error, ClientClosed | JobNotFound)
         with self._threads.counted():  # a hook of the user's could stop the client
-            for number, each in enumerate(takers.deferred):
+            for number, each in enumerate(takers.waiting):
                 if number or not takers.first:
                     own = self._reading.follower(each.request, result)
                 else:
@@ -373,7 +350,7 @@ class Deferral:
                 self._parts.deferred_jobs.given(takers.place)
             except SmartbatchError as error:
                 logs.job_error(takers.place.job_id, error)
-        self._ended(takers.deferred)
+        self._ended(takers.waiting)
 
     # -- life ------------------------------------------------------------------------------------------------
 

@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
-from smartbatch.errors import ClientClosed, InvalidRequest, JobConflict, SmartbatchError, WrongProcess
+from smartbatch.errors import ClientClosed, InvalidRequest, JobConflict, WrongProcess
 from smartbatch.jobs.acceptance import checked_key
-from smartbatch.jobs.job import as_kept
 from smartbatch.jobs.job_submission import JobSubmission
 from smartbatch.jobs.payload import Shared, decode_request, encode_request
 from smartbatch.jobs.records import NamedPlace
 from smartbatch.jobs.service import JobService
+from smartbatch.jobs.stored_result import as_kept
 from smartbatch.jobs.threads import OwnThreads
-from smartbatch.observe import logs
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.routing.gathered import Takers, fail
 from smartbatch.routing.keyed_lists import check_storable
 from smartbatch.routing.list_job import Reading
 from smartbatch.types import Answer, Kind, Prompt, Request, Result
@@ -35,6 +35,7 @@ GATHER = 0.005
 """Seconds for which the first request of a group waits for others, times one more than groups under way: each
 group is a job, which has a lease and a thread that watches it."""
 LONGEST_GATHER = 0.25
+NOT_STORED = "the request could not be stored"
 _NOTHING = Shared()
 LAST_STORE = 5.0
 """Seconds for what is being stored at a stop without a time of its own."""
@@ -69,22 +70,7 @@ class _Waiting:
     future: ResultFuture
 
 
-@define(eq=False)
-class _Taker:
-    """Those in this process who wait for one request of the store."""
-
-    durable: DurableRequests
-    place: NamedPlace
-    waiting: list[_Waiting] = field(factory=list)
-
-    def settle(self, result: Result) -> None:
-        """Settle every future; once, by one thread."""
-        self.durable.settle(self, result)
-
-    def abandon(self, error: WrongProcess) -> None:
-        """In a forked child: end the copies of the parent's futures."""
-        for each in self.waiting:
-            each.future.abandon(error)
+_Takers = Takers[_Waiting, NamedPlace]
 
 
 class DurableRequests:
@@ -96,9 +82,9 @@ class DurableRequests:
         self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
         self._waiting: dict[ResultFuture, _Waiting] = {}
-        self._stored: dict[ResultFuture, _Taker] = {}
+        self._stored: dict[ResultFuture, _Takers] = {}
         self._opened = 0.0
-        self._takers: dict[tuple[str, int], _Taker] = {}
+        self._takers: dict[tuple[str, int], _Takers] = {}
         self._running = self._closing = False
 
     # -- submitting ------------------------------------------------------------------------------------------
@@ -167,7 +153,7 @@ class DurableRequests:
                     if of_kind:
                         self._store(kind, of_kind)
                 except BaseException as error:  # no future may be left behind
-                    self._fail(of_kind, error)
+                    fail(of_kind, error, NOT_STORED)
 
     def _next(self) -> list[_Waiting]:
         """Wait for the group that is to be stored next, and take it; an empty one ends the thread."""
@@ -191,7 +177,7 @@ class DurableRequests:
         # a context may be any object, and stays here
         requests = {name: evolve(each.request, context=None) for name, each in named.items()}
         places = self._parts.jobs.submit_named(kind, requests, [each.digest for each in named.values()])
-        found: dict[str, dict[int, _Taker]] = {}
+        found: dict[str, dict[int, _Takers]] = {}
         conflicting: list[_Waiting] = []
         with self._monitor:
             for each in group:
@@ -201,7 +187,7 @@ class DurableRequests:
                     continue
                 taker = self._takers.get((place.job_id, place.ix))
                 if taker is None:
-                    taker = self._takers[place.job_id, place.ix] = _Taker(self, place)
+                    taker = self._takers[place.job_id, place.ix] = _Takers(self._settle, place)
                     found.setdefault(place.job_id, {})[place.ix] = taker
                 taker.waiting.append(each)
                 self._stored[each.future] = taker
@@ -209,20 +195,13 @@ class DurableRequests:
             self._parts.service.carry_on(job_id)
             self._parts.service.deliver(job_id, takers)
         for each in conflicting:
-            text = f"{each.name:.80} belongs to a request with another prompt or other parameters"
-            self._fail([each], JobConflict(f"the {text}: choose another key"))
-
-    def _fail(self, group: Sequence[_Waiting], error: BaseException) -> None:
-        if not isinstance(error, SmartbatchError):
-            logs.job_error(None, error)
-            error = SmartbatchError(f"the request could not be stored: {type(error).__name__}")
-        for each in group:
-            if not each.future.done():
-                each.future.settle(Result(each.request.id or "", error=error, context=each.request.context))
+            text = f"the {each.name:.80} belongs to a request with another prompt or other parameters"
+            error = JobConflict(f"{text}: choose another key")
+            fail([each], error, NOT_STORED)
 
     # -- settling --------------------------------------------------------------------------------------------
 
-    def settle(self, taker: _Taker, result: Result) -> None:
+    def _settle(self, taker: _Takers, result: Result) -> None:
         """Settle the futures of those who wait for one request. The first has its cost, unless the answer was
         there before; the others took part in it."""
         with self._monitor:

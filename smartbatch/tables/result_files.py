@@ -16,7 +16,7 @@ from typing import IO, Any, Final, Protocol, TypeAlias
 
 from attrs import asdict, define, field
 
-from smartbatch.tables.answers import error_kind, parsed_columns, renamed
+from smartbatch.tables.answer_columns import error_kind, parsed_columns, renamed
 from smartbatch.tables.columns import NONE, Columns, Shape, arrow_type, joined, shape_of_value, to_arrow
 from smartbatch.tables.template import text_of
 from smartbatch.types import Result

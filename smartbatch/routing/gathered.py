@@ -1,0 +1,66 @@
+"""What single requests that go into jobs have in common: who takes an item's result, and how they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from attrs import define, field
+
+from smartbatch.errors import SmartbatchError, WrongProcess
+from smartbatch.observe import logs
+from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.types import Request, Result
+
+
+class Gathered(Protocol):
+    """A request on its way into a job, and who waits for it."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def future(self) -> ResultFuture: ...
+
+
+G = TypeVar("G", bound=Gathered)
+P = TypeVar("P")
+
+
+@define(eq=False)
+class Takers(Generic[G, P]):
+    """Those in this process who wait for one item of a job; its result is handed to them together.
+
+    Attributes:
+        settle_all: settles every future; called once, by one thread.
+        place: where the item stands in the store.
+        first: whether the first of them is told what the item cost; the others took part in it.
+    """
+
+    settle_all: Callable[[Takers[G, P], Result], None]
+    place: P
+    waiting: list[G] = field(factory=list)
+    first: bool = True
+
+    def settle(self, result: Result) -> None:
+        """Settle every future."""
+        self.settle_all(self, result)
+
+    def abandon(self, error: WrongProcess) -> None:
+        """In a forked child: end the copies of the parent's futures."""
+        for each in self.waiting:
+            each.future.abandon(error)
+
+
+def fail(group: Iterable[Gathered], error: BaseException, problem: str) -> None:
+    """Fail the futures that have no result yet.
+
+    Args:
+        problem: what the users read of an error that is none of the library's; that one is logged.
+    """
+    if not isinstance(error, SmartbatchError):
+        logs.job_error(None, error)
+        error = SmartbatchError(f"{problem}: {type(error).__name__}")
+    for each in group:
+        if not each.future.done():
+            each.future.settle(Result(each.request.id or "", error=error, context=each.request.context))
