@@ -60,13 +60,11 @@ def _pandas_extended(table: Any, columns: Columns) -> Any:
 
 
 def _arrow_extended(table: Any, columns: Columns) -> Any:
-    import pyarrow
-
-    whole = pyarrow.Table.from_batches([table]) if isinstance(table, pyarrow.RecordBatch) else table
     made = to_arrow(columns)
+    batch = _is_one(table, "pyarrow", ("RecordBatch",))
     for name in columns:
-        whole = whole.append_column(name, made[name])
-    return whole
+        table = table.append_column(name, made[name].combine_chunks() if batch else made[name])
+    return table
 
 
 def _dataset_values(table: Any, position: int) -> list[Any]:
@@ -112,18 +110,25 @@ def is_row_stream(given: object) -> bool:
     return _is_one(given, "datasets", ("IterableDataset",))
 
 
+def is_arrow_column(given: object) -> bool:
+    """Whether a value is a column of Arrow, whose items are no values of Python."""
+    return _is_one(given, "pyarrow", ("Array", "ChunkedArray"))
+
+
 def index_of(table: Any) -> Any:
     """Return the index of a frame of pandas; ``None`` for every other table."""
     return table.index if _is_one(table, "pandas", ("DataFrame",)) else None
 
 
 def table_of(given: Any) -> Any:
-    """Return the table that prompts come from: a table, a column of pandas or Polars as one, or a list of
-    rows; ``None`` where they come from none."""
+    """Return the table that prompts come from: a table, a column as one, or a list of rows; ``None`` where
+    they come from none."""
     if kind_of_table(given) is not None:
         return given
     if _is_one(given, "pandas", ("Series",)) or _is_one(given, "polars", ("Series",)):
         return given.to_frame("prompt" if given.name in (None, "") else given.name)
+    if is_arrow_column(given):
+        return sys.modules["pyarrow"].table({"prompt": given})
     if isinstance(given, Sequence) and given and isinstance(given[0], Mapping):
         return given
     return None

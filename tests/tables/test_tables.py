@@ -53,6 +53,10 @@ def of_arrow() -> Any:
     return pyarrow.Table.from_pylist(ROWS)
 
 
+def of_record_batch() -> Any:
+    return of_arrow().to_batches()[0]
+
+
 def of_datasets() -> Any:
     import datasets
 
@@ -65,6 +69,7 @@ MAKE: dict[str, Callable[[], Any]] = {
     "pandas": of_pandas,
     "polars": of_polars,
     "arrow": of_arrow,
+    "record batch": of_record_batch,
     "datasets": of_datasets,
 }
 KINDS = [pytest.param(make, id=name) for name, make in MAKE.items()]
@@ -104,6 +109,46 @@ def test_a_stream_of_rows_is_asked_row_by_row(client: BatchingClient) -> None:
     stream = datasets.IterableDataset.from_generator(lambda: ({"text": f"t{n}"} for n in itertools.count()))
     results = client.map(stream, template="{text}!")
     assert [result.text for result in itertools.islice(results, 3)] == ["re: t0!", "re: t1!", "re: t2!"]
+
+
+def test_a_table_in_parts_is_asked_part_by_part(client: BatchingClient) -> None:
+    """Such as the batches of a large Parquet file, or the chunks of a CSV: one is held at a time."""
+    read: list[int] = []
+
+    def parts() -> Iterator[Any]:
+        for number in range(1000):
+            read.append(number)
+            yield of_record_batch()
+
+    results = client.map(parts(), template="{text} {id}")
+    assert [result.text for result in itertools.islice(results, 3)] == [
+        "re: red 3",
+        "re: blue 1",
+        "re: red 3",
+    ]
+    assert len(read) <= client.config.queue_capacity
+    assert client.generate([of_pandas(), of_polars()], column="text").texts == ["re: red", "re: blue"] * 2
+    with pytest.raises(InvalidRequest, match=r"template names 'txt'.*'id', 'text', 'n'"):
+        client.generate([of_arrow()], template="{txt}")
+
+
+def test_a_column_of_arrow_is_a_list_of_prompts(client: BatchingClient) -> None:
+    for column in (of_arrow()["text"], of_record_batch()["text"]):
+        results = client.generate(column)
+        assert results.texts == ["re: red", "re: blue"]
+        assert columns_of(results.to_table())[:2] == ["prompt", "text"]
+
+
+@pytest.mark.full
+def test_several_tables_are_refused_with_their_names(client: BatchingClient) -> None:
+    import datasets
+
+    stream = of_datasets().to_iterable_dataset()
+    for tables in ({"train": of_arrow()}, datasets.IterableDatasetDict({"train": stream})):
+        with pytest.raises(InvalidRequest, match=r"is several tables \(\w+\), 'train': give one of them"):
+            client.generate(tables, column="text")
+    with pytest.raises(InvalidRequest, match=r"with the columns 'id', 'text', 'n'.*column=.*template="):
+        client.generate(stream)
 
 
 @pytest.mark.parametrize("make", sampled(KINDS))

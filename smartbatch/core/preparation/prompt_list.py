@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Self, cast
 from attrs import frozen
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.tables.kinds import TableKind, is_row_stream, kind_of_table
+from smartbatch.tables.kinds import TableKind, is_arrow_column, is_row_stream, kind_of_table
 from smartbatch.tables.template import BadField, TemplateError, field, fields_of, fill, listed, parse_template
 from smartbatch.types import Message, Prompt, Prompts, Request
 
@@ -22,7 +22,8 @@ def prompt_list(
     """Return prompts fit to be read: a sequence where their number is known, anything else as it is.
 
     A column of a table, an array and any other collection that has an order is read whole; an iterator, a
-    generator and whatever has no length are left to be read lazily.
+    generator and whatever has no length are left to be read lazily. Of a table that comes in parts, one is
+    held at a time.
 
     Args:
         prompts: also a table or rows, that is mappings, if one of the following is given.
@@ -32,7 +33,8 @@ def prompt_list(
     Raises:
         InvalidRequest: for what can be iterated, but not prompt by prompt. The cases, in order:
 
-            1. A single prompt (text, message, mapping or request): a text would be asked letter by letter.
+            1. A single prompt (text, message, mapping or request): a text would be asked letter by letter;
+               or a mapping of tables.
             2. A table without a template or column: iterating it gives the names of its columns, or chunks.
             3. Bytes: iterating them gives numbers.
             4. A set: it has no order, so nobody could tell which answer belongs to which prompt.
@@ -47,7 +49,7 @@ def prompt_list(
     if is_row_stream(prompts):
         return maker.prompts(cast("Iterable[Any]", prompts))
     rows = _in_order(prompts)
-    made = maker.prompts(rows)
+    made = maker.prompts(_unchunked(rows, maker))
     return list(made) if isinstance(rows, Sequence) else made
 
 
@@ -105,15 +107,25 @@ def _rows_of(kind: TableKind, table: Any, maker: _PromptMaker) -> Iterator[dict[
     return (dict(zip(maker.fields, row, strict=True)) for row in zip(*columns, strict=True))
 
 
+def _unchunked(rows: Iterable[Any], maker: _PromptMaker) -> Iterator[Any]:
+    """Return rows; those of a table that comes in parts, such as the batches of a large file, part by part."""
+    for row in rows:
+        kind = None if isinstance(row, Mapping) else kind_of_table(row)
+        yield from (row,) if kind is None else _rows_of(kind, row, maker)
+
+
 def _in_order(prompts: Any) -> Iterable[Any]:
     """Return prompts, or rows, that can be read one by one; the cases 1 to 5."""
     if isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes | bytearray):
         return prompts
     kind = type(prompts).__name__
+    if isinstance(prompts, Mapping) and any(map(_is_table, prompts.values())):
+        _refuse(f"is several tables ({kind}), {listed(prompts)}: give one of them")
     if isinstance(prompts, str | Mapping | Message | Request):
         _refuse(f"must be a list of prompts, not a single one ({kind}): put it into a list, or use submit()")
-    if (table := kind_of_table(prompts)) is not None:
-        names = table.columns(prompts)
+    if (table := kind_of_table(prompts)) is not None or is_row_stream(prompts):
+        # A stream of rows may know its columns only when it is read.
+        names = cast("Any", prompts).column_names or () if table is None else table.columns(prompts)
         _refuse(
             f"is a table ({kind}) with the columns {listed(names)}: say which one has the prompts, as "
             "column='text', or make them of several, as template='… {title} … {text} …'"
@@ -132,7 +144,14 @@ def _in_order(prompts: Any) -> Iterable[Any]:
         )
     if not isinstance(prompts, Iterable):
         _refuse(f"must be a list of prompts, not {kind}")
+    if is_arrow_column(prompts):
+        values: list[Any] = cast("Any", prompts).to_pylist()
+        return values
     return list(prompts) if isinstance(prompts, Sized) else prompts
+
+
+def _is_table(value: object) -> bool:
+    return is_row_stream(value) or kind_of_table(value) is not None
 
 
 def _has(value: Any, name: str) -> bool:
