@@ -36,7 +36,7 @@ def options_tables(command: str) -> str:
     parser = subparsers.choices[command]
     parts: list[str] = []
     for group in parser._action_groups:
-        actions = [a for a in group._group_actions if not isinstance(a, argparse._HelpAction)]
+        actions = [a for a in group._group_actions if a.dest not in ("help", "help_all")]
         if not actions:
             continue
         title = {"positional arguments": "arguments"}.get(str(group.title), str(group.title))

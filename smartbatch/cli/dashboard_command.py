@@ -43,7 +43,7 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
         epilog="exit codes: 0 stopped, 2 bad usage, or the port is taken",
     )
     parser.set_defaults(port=8137)
-    add_options(parser.add_argument_group("options").add_argument, _OPTIONS, {"N": {"type": whole}})
+    add_options(parser.add_argument, _OPTIONS, {"N": {"type": whole}})
 
 
 def run(args: argparse.Namespace) -> int:

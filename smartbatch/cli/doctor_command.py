@@ -60,7 +60,7 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
         description=_HELP,
         epilog="exit codes: 0 nothing is wrong, 1 something is, as the lines with a ! say, 2 bad usage",
     )
-    add_options(parser.add_argument_group("options").add_argument, _OPTIONS)
+    add_options(parser.add_argument, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -26,24 +26,28 @@ examples:
 _SERVER = """
 --host HOST            a loopback address (default: %(default)s)
 --port PORT            0 takes a free one (default: %(default)s)
+further:
 --ledger-file FILE     write a JSON line for every request and all that happens to batches
 --keep-prompts         keep prompt texts in the ledger
 """
 _GROUPS = {
     "answers": """
 --answers FILE         JSON lines of prompts and their right answers
+--seed N               of answers, latencies and faults
+further:
 --prompt-field F       the prompt (default: %(default)s)
 --answer-field F       the answer (default: %(default)s)
---seed N               of answers, latencies and faults
 """,
     "latency": """
 --latency S            median seconds (default: 0.05)
---latency-sigma X      of a lognormal spread
 --per-token S          further seconds an output token
+further:
+--latency-sigma X      of a lognormal spread
 """,
     "limits": """
 --rpm N                requests a minute
 --tpm N                tokens a minute (of input, but at OpenAI)
+further:
 --otpm N               tokens of output a minute
 --burst N              requests at once (default: a minute's worth)
 --enforce minute|second  second: no burst
@@ -52,15 +56,19 @@ _GROUPS = {
 --no-limit-headers     answers carry no headers about limits
 """,
     "faults": """
---faults RATE          a rate of mixed faults such as 0.02, or kinds: 500=0.01,reset=0.005
+--faults RATE          a rate such as 0.02, or kinds: 500=0.01,reset=0.005; kinds are mixed by a rate
 --outage START:COUNT   503 for COUNT requests from number START on
+further:
 --outage-between S:S   503 in these seconds after the first request
 --hang-seconds S       of hanging answers
 """,
     "batches": """
+--batch-turnaround S   median seconds from create to end (default: 1)
+--batch-faults KIND=RATE,…  of batches and lines; such as lost_create=0.1,missing_lines=0.01, a wrong name
+                       shows them all
+further:
 --batch-validating S   seconds of validation (default: 0)
 --batch-queueing S     seconds from then until the first line runs (default: 0)
---batch-turnaround S   median seconds from create to end (default: 1)
 --batch-turnaround-sigma X  of a lognormal spread (default: 0)
 --batch-window S       seconds from create until what has not run expires (default: 86400)
 --batch-cancel-seconds S  seconds from a cancel to the end (default: 0)
@@ -74,8 +82,6 @@ _GROUPS = {
                        answered 429
 --batch-max-lines N    default: the provider's own limit
 --batch-max-bytes SIZE  such as 200MB; default: the provider's own limit
---batch-faults KIND=RATE,…  of batches and lines; such as lost_create=0.1,missing_lines=0.01, a wrong name
-                       shows them all
 --batch-no-metadata    OpenAI's batches come without their metadata
 --batch-no-input-file  OpenAI's batches do not name their input file
 """,
@@ -92,7 +98,11 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
         add: makes the parser of a subcommand.
     """
     parser = add(
-        "emulator", help="serve the providers' APIs offline", description=_HELP, usage="%(prog)s [option ...]"
+        "emulator",
+        help="serve the providers' APIs offline",
+        description=_HELP,
+        usage="%(prog)s [option ...]",
+        further=True,
     )
     parser.set_defaults(host="127.0.0.1", port=8100, prompt_field="prompt", answer_field="answer")
     parser.set_defaults(latency=0.05, batch_turnaround=1.0)

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -24,7 +23,7 @@ from smartbatch.cli import (
     report_command,
     top_command,
 )
-from smartbatch.cli.option_tables import OneScreen, add_options, number, whole
+from smartbatch.cli.option_tables import CommandParser, add_options, number, whole
 from smartbatch.errors import SmartbatchError, did_you_mean
 
 _AddParser = Callable[..., argparse.ArgumentParser]
@@ -59,12 +58,12 @@ answered in -o or in the store are left out, and so are those under way.
 """
 ACTIONS = {
     "list": "every job of the store, newest first; also without any action",
-    "show": "how the named jobs stand, with their batches and what should not have happened",
+    "show": "how the named jobs stand; with their batches and what should not have happened",
     "watch": "follow the named jobs, or all that go on, to their ends; carry them on if nobody else does",
     "results": "the results of one job so far as JSON lines, in order",
     "cancel": "cancel the named jobs and wait for their ends; what is done by then is kept",
-    "resume": "go on with the named jobs, or all that have not ended, held ones included; but with an\n"
-    "           interrupted run in real time only when it is named",
+    "resume": "go on with the named jobs, or all that have not ended; held ones included, but an interrupted "
+    "run in real time only when it is named",
     "retry-failed": "ask the failed requests of the named jobs again; those paid for only with --billed",
     "set-deadline": "change when the named jobs have to be done, to --deadline",
     "set-budget": "change what may be spent on each of the named jobs, to --budget",
@@ -84,7 +83,8 @@ _RUN_EPILOG = (
     """\
 examples:
   smartbatch run questions.txt --model openai:gpt-5-mini -o answers.jsonl
-  smartbatch run reviews.csv --model openai:gpt-5-mini --template "Classify: {text}" --deadline 6h -o out.csv
+  smartbatch run reviews.csv --template "Classify: {text}" -o labels.csv \\
+    --model openai:gpt-5-mini --deadline 6h
 """
     "exit codes: 0 all answered, 1 some failed, 2 bad usage, input or store, 130 or 143 interrupted"
 )
@@ -108,35 +108,39 @@ examples:
 _USAGE = "%(prog)s INPUT --model PROVIDER:MODEL [option ...]"
 
 _INPUT = """
+--limit N              ask the first N rows only
+further:
 --id-field F           the row's own id (default: "id", else the index)
 --format txt|jsonl|json|csv|tsv|parquet  of INPUT, where its name does not say it
---limit N              ask the first N rows only
 """
 _REQUESTS = {
     "model": """
 --model PROVIDER:MODEL  such as openai:gpt-5-mini, or sim:echo
 --system S             instruction before every prompt
 --max-tokens N         most tokens of an answer
+further:
 --temperature X        0 to 2
 --seed N               asks for repeatable sampling
 """,
     "speed, limits and money": """
 --parallelism N        most calls at once
 --max-rpm N            most requests a minute
---max-tpm N            most tokens a minute
 --budget USD           stop before more than this is spent, by any route
+--deadline D           from now until all is done, such as 2h or 6h30min; the cheapest route that keeps it is
+                       taken
+--prefer balanced|speed|cost  what counts where there is no deadline
+further:
+--max-tpm N            most tokens a minute
 --call-timeout D       total time of one call, such as 90s
 --retries N            tries of a failed request beyond the first
 --strategy auto|individual|batch|hybrid|threshold  how the route is chosen; auto forecasts and compares,
                        threshold counts, the others force
---deadline D           from now until all is done, such as 2h or 6h30min; the cheapest route that keeps it is
-                       taken
---prefer balanced|speed|cost  what counts where there is no deadline
 --time-value USD       what an hour of waiting is worth
 --provider-option K=V  argument of the provider, such as api=responses; may be given again
 --config FILE          TOML or YAML file of settings; options win over it
 """,
     "batches": """
+further:
 --batch-poll-interval D  time between looks at a batch, such as 2min
 --batch-fallback individual|batch  where rows go that a batch has not run: real time, or a new batch
 --batch-timeout D      time, such as 6h, until rows that have not run go in real time; with --batch-fallback
@@ -146,28 +150,31 @@ _REQUESTS = {
 }
 _RUN_OUTPUT = """
 -o --output OUT.jsonl  where the results go, as .jsonl, .csv or .parquet; resumes when there
+--quiet                no progress and no summary, errors only
+-v --verbose           a line for every failed row, retry and limit
+further:
 --store PLACE          a file, or postgresql://… (default: your own); rows are kept there until answered
 --dask ADDRESS         the scheduler of a Dask cluster whose workers ask the rows; such as tcp://host:8786,
                        with -o, and a --store that all reach
---quiet                no progress and no summary, errors only
--v --verbose           a line for every failed row, retry and limit
 """
 _PLAN_OUTPUT = """
 -o --output OUT.jsonl  of the run: what it has is not planned
---store PLACE          of the run: it knows what was seen before
 --json                 as JSON
+further:
+--store PLACE          of the run: it knows what was seen before
 """
 _JOBS_OPTIONS = """
---store PLACE          where jobs are kept: a file, or postgresql://… (default: your own)
+--store PLACE          a file, or postgresql://… (default: your own)
 --json                 JSON lines instead of text for people
--o --output FILE       results: a new file for them, as .jsonl, .csv or .parquet
+-o --output FILE       results: a new file, as .jsonl, .csv or .parquet
 --wait                 results: wait for those that are still to come
 --deadline D           set-deadline: such as 2h from now, or none
 --budget USD           set-budget: in all, or none
---billed               retry-failed: also those that were, or may have been, paid for
+--billed               retry-failed: also what was, or may have been, paid for
+--quiet                no progress
+further:
 --batch-poll-interval D  time between looks at a batch, such as 2min
 --config FILE          TOML or YAML file of settings; options win over it
---quiet                no progress
 """
 
 
@@ -242,7 +249,7 @@ def _refused(command: str, error: SmartbatchError) -> int:
     return 2 if isinstance(error, wrong) else 1
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(CommandParser):
     """Prints an error in one line, without the usage.
 
     Attributes:
@@ -264,10 +271,10 @@ class _Parser(argparse.ArgumentParser):
 
 def build_parser(program: str = "smartbatch") -> _Parser:
     """Return the parser of all subcommands."""
-    parser = _Parser(prog=program, description="Many LLM requests in, every answer out.", allow_abbrev=False)
+    parser = _Parser(prog=program, description="Many LLM requests in, every answer out.")
     parser.add_argument("--version", action="version", version=f"smartbatch {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    add = partial(subparsers.add_parser, formatter_class=OneScreen, allow_abbrev=False)
+    add = subparsers.add_parser
     _add_run(add)
     _add_plan(add)
     _add_jobs(add)
@@ -288,7 +295,12 @@ def build_parser(program: str = "smartbatch") -> _Parser:
 
 def _add_run(add: _AddParser) -> None:
     parser = add(
-        "run", help="ask a model every row of a file", description=_RUN_HELP, epilog=_RUN_EPILOG, usage=_USAGE
+        "run",
+        help="ask a model every row of a file",
+        description=_RUN_HELP,
+        epilog=_RUN_EPILOG,
+        usage=_USAGE,
+        further=True,
     )
     _add_request_options(parser)
     add_options(parser.add_argument_group("output").add_argument, _RUN_OUTPUT, _SPECIAL)
@@ -301,6 +313,7 @@ def _add_plan(add: _AddParser) -> None:
         description=_PLAN_HELP,
         epilog=_PLAN_EPILOG,
         usage=_USAGE,
+        further=True,
     )
     _add_request_options(parser)
     add_options(parser.add_argument_group("output").add_argument, _PLAN_OUTPUT, _SPECIAL)
@@ -312,14 +325,19 @@ def _add_jobs(add: _AddParser) -> None:
     parser = add(
         "jobs",
         help="look at jobs of batches, and act on them",
-        description=_JOBS_HELP + "\n".join(f"  {name:<{width}}  {what}" for name, what in ACTIONS.items()),
+        description=_JOBS_HELP
+        + "\n".join(f"  {name:<{width}}  {what.partition(';')[0]}" for name, what in ACTIONS.items()),
         epilog=_JOBS_EPILOG,
+        usage="%(prog)s [ACTION] [ID_OR_KEY ...] [option ...]",
+        further=True,
     )
-    parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="list", help="what to do")
+    parser.add_argument(
+        "action", metavar="ACTION", nargs="?", choices=tuple(ACTIONS), default="list", help="one of these"
+    )
     parser.add_argument(
         "ids", nargs="*", metavar="ID_OR_KEY", help="jobs, by id, key, or the output of their run"
     )
-    add_options(parser.add_argument_group("options").add_argument, _JOBS_OPTIONS, _SPECIAL)
+    add_options(parser.add_argument, _JOBS_OPTIONS, _SPECIAL)
 
 
 def _add_request_options(parser: argparse.ArgumentParser) -> None:

@@ -34,7 +34,7 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
     """
     parser = add("models", help="list providers, and models with their prices", description=_HELP)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a prefix, or PROVIDER:MODEL")
-    add_options(parser.add_argument_group("options").add_argument, _OPTIONS)
+    add_options(parser.add_argument, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal
-from typing import Any
+from itertools import groupby
+from typing import Any, Final
+
+_FURTHER: Final = "further"
+"""The attribute of actions that only ``--help-all`` shows."""
 
 
-class OneScreen(argparse.RawDescriptionHelpFormatter):
-    """Prints the help of a command on one screen.
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Prints the help of a command: all of it.
 
-    Each option has a line, with its help up to the first semicolon; the reference has the rest. No blank
-    lines stand between groups.
+    Each option has its help up to the first semicolon; the reference has the rest. Paragraphs are fitted to
+    the terminal, lines that are indented stay, and no blank lines stand between groups.
     """
 
     def __init__(self, prog: str, **settings: Any) -> None:
-        super().__init__(prog, **{**settings, "max_help_position": 34})
+        super().__init__(prog, **{**settings, "max_help_position": 27})
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        wrap = textwrap.TextWrapper(width, initial_indent=indent, subsequent_indent=indent)
+        filled: list[str] = []
+        for stays, group in groupby(text.splitlines(), lambda line: line[:1] in ("", " ")):
+            lines = list(group)
+            filled += lines if stays else wrap.wrap(" ".join(lines))
+        return "\n".join(filled)
 
     def _expand_help(self, action: argparse.Action) -> str:
         return super()._expand_help(action).partition(";")[0]
@@ -32,6 +45,36 @@ class OneScreen(argparse.RawDescriptionHelpFormatter):
         return re.sub(r"\n\n(?=[a-z, ]+:\n  )", r"\n", super().format_help())
 
 
+class _OneScreen(_Help):
+    """Prints the help of a command on one screen: without its further options."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not getattr(action, _FURTHER, False):
+            super().add_argument(action)
+
+
+class _ShowHelp(argparse.Action):
+    """Prints the help of a command; on one screen, where it is asked for by ``--help``."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        if self.dest == "help":
+            parser.formatter_class = _OneScreen
+        parser.print_help()
+        parser.exit()
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose ``--help`` is one screen. Without the further options, if it has ``further`` ones;
+    ``--help-all`` prints those as well."""
+
+    def __init__(self, *, further: bool = False, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=_Help, allow_abbrev=False, add_help=False)
+        help: dict[str, Any] = {"action": _ShowHelp, "nargs": 0, "default": argparse.SUPPRESS}
+        self.add_argument("-h", "--help", **help, help="show this and exit")
+        if further:
+            self.add_argument("--help-all", **help, help="show all options and exit")
+
+
 def add_options(
     add: Callable[..., object], table: str, special: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
@@ -40,10 +83,12 @@ def add_options(
     Args:
         add: ``add_argument`` of the parser, or of a group of it.
         table: for each option a line with its names, its metavar or its choices as ``a|b`` (a switch has
-            neither), two spaces and its help, which goes on in lines that are indented.
+            neither), two spaces and its help, which goes on in lines that are indented. Those below a line
+            ``further:`` are left to ``--help-all``.
         special: arguments of ``add_argument``, by the metavar or the last name of the options that need them.
     """
-    for entry in re.split(r"\n(?=-)", table.strip()):
+    usual, _, further = table.partition("\nfurther:\n")
+    for entry in (*_entries(usual), *_entries(further)):
         head, _, text = entry.partition("  ")
         names = [word for word in head.split() if word.startswith("-")]
         value = "".join(word for word in head.split() if not word.startswith("-"))
@@ -52,7 +97,12 @@ def add_options(
             kind = {"choices": value.split("|")}
         for key in (value, names[-1]):
             kind |= (special or {}).get(key, {})
-        add(*names, help=" ".join(text.split()), **kind)
+        action = add(*names, help=" ".join(text.split()), **kind)
+        vars(action)[_FURTHER] = entry in further
+
+
+def _entries(table: str) -> list[str]:
+    return [entry for entry in re.split(r"\n(?=-)", table.strip()) if entry]
 
 
 _SHORT = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}

@@ -39,12 +39,11 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
     """
     parser = add("pause", help="send nothing new to a model", description=_PAUSE_HELP)
     parser.add_argument("names", nargs="*", metavar="NAME", help=_NAMES)
-    group = parser.add_argument_group("options")
-    group.add_argument("--reason", metavar="TEXT", help="why, for those who wait")
-    add_options(group.add_argument, _OPTIONS)
+    parser.add_argument("--reason", metavar="TEXT", help="why, for those who wait")
+    add_options(parser.add_argument, _OPTIONS)
     parser = add("resume", help="end the pause of a model", description=_RESUME_HELP)
     parser.add_argument("names", nargs="+", metavar="NAME", help=_NAMES)
-    add_options(parser.add_argument_group("options").add_argument, _OPTIONS)
+    add_options(parser.add_argument, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -49,7 +49,7 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("subject", metavar="JOB|OUT.jsonl", help="an id or key of a job, or an output")
     parser.set_defaults(output="report.html")
-    add_options(parser.add_argument_group("options").add_argument, _OPTIONS)
+    add_options(parser.add_argument, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

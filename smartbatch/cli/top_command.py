@@ -45,7 +45,7 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
         description=_HELP,
         epilog="exit codes: 0 ended, 2 bad usage, or a store that cannot be used",
     )
-    add_options(parser.add_argument_group("options").add_argument, _OPTIONS)
+    add_options(parser.add_argument, _OPTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

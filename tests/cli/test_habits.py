@@ -232,19 +232,35 @@ def press(command: list[str], keys: str, environ: dict[str, str]) -> None:
 # -- help ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "command", ["run", "plan", "jobs", "top", "report", "emulator", "models", "doctor", "completion"]
-)
+COMMANDS = build_parser().commands
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_is_one_screen_with_examples(
     command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A screen is 60 lines of 110 columns."""
-    monkeypatch.setenv("COLUMNS", "110")
+    """A screen is 40 lines of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([command, "--help"]) == 0
     printed = capfd.readouterr().out
-    assert len(printed.splitlines()) <= 60
-    assert max(map(len, printed.splitlines())) <= 110
+    assert len(printed.splitlines()) <= 40
+    assert max(map(len, printed.splitlines())) <= 80
     assert f"\nexamples:\n  smartbatch {command}" in printed
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "jobs", "emulator"])
+def test_options_that_do_not_fit_one_screen_are_shown_by_another(
+    command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Every option of the command is there, in the help that the first one names."""
+    main([command, "--help"])
+    short = capfd.readouterr().out
+    assert main([command, "--help-all"]) == 0
+    whole = capfd.readouterr().out
+    options = {name for action in COMMANDS[command]._actions for name in action.option_strings}
+    assert {name for name in options if name not in whole} == set()
+    assert "--help-all" in short
+    assert len(short.splitlines()) < len(whole.splitlines())
 
 
 # -- amounts and colours -------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ OF_THE_COMMAND = {
         "dask",
         "format",
         "help",
+        "help_all",
         "id_field",
         "ids",
         "input",

@@ -446,7 +446,7 @@ def test_every_option_of_the_help_is_in_the_reference(command: str):
     subcommands = build_parser()._subparsers._group_actions[0].choices
     section = page("docs/reference/cli.md").text.split(f"## smartbatch {command}")[1].split("\n## ")[0]
     for option in set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", subcommands[command].format_help())):
-        assert option in ("-o", "-h", "-v", "--help") or f"`{option}" in section, option
+        assert option in ("-o", "-h", "-v", "--help", "--help-all") or f"`{option}" in section, option
 
 
 def public_events() -> list[str]:

@@ -108,7 +108,7 @@ def _rows_of(kind: TableKind, table: Any, maker: _PromptMaker) -> Iterator[dict[
 
 
 def _unchunked(rows: Iterable[Any], maker: _PromptMaker) -> Iterator[Any]:
-    """Return rows; those of a table that comes in parts, such as the batches of a large file, part by part."""
+    """Return rows; those of a table in parts, such as the batches of a large file, part by part."""
     for row in rows:
         kind = None if isinstance(row, Mapping) else kind_of_table(row)
         yield from (row,) if kind is None else _rows_of(kind, row, maker)
