@@ -136,8 +136,11 @@ class Gates:
         return "" if lease is None else lease.refusal
 
     def lack(self, lane: Lane, waiting: int, parallelism: int) -> None:
-        """So many requests wait for a gate: an unknown limit is approached faster for few of them."""
+        """So many requests wait for a gate: an unknown limit is approached faster for few of them, and of one
+        that processes share as much is leased as all can use that have a worker."""
         quota = lane.quota.quota
+        if quota.lease is not None:
+            quota.lease.waiting = min(waiting, parallelism)
         if quota.is_opening:
             with lane.quota.lock:
                 quota.lack(waiting, parallelism)

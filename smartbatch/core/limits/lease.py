@@ -121,6 +121,7 @@ class LimitLease:
         outage: whether the processes found the provider down, and ``outages``, how often that changed.
         grant: of the last exchange; ``None`` before it.
         urgent: whether the call that is looked at now is urgent; set by who calls :meth:`look`.
+        waiting: calls that could go at once but for the lease; set by who found that one lacks something.
     """
 
     def __init__(self, member: str, wake: Callable[[], None], on_lost: str = "share") -> None:
@@ -139,9 +140,11 @@ class LimitLease:
         self._until = -math.inf
         self._lacking: Amounts | None = None
         self.urgent = self._urgent_lacks = False
+        self.waiting = 1
         self._usual: Amounts = (1.0, 0.0, 0.0, 0.0)
         self._news = True
         self._asked_at = self._used_at = -math.inf
+        self._asked_nothing = False
         self._again_at = self._more_at = -math.inf  # when a call that lacks something asks again, and others
         self._accepted = 0
         self._spaced = 0.0
@@ -254,7 +257,8 @@ class LimitLease:
         """Return when the next exchange is due. The cases, in order:
 
         1. There is news: at once, but not within a tenth of a second of the last exchange.
-        2. A call lacks something: likewise, and not before the last exchange said.
+        2. A call lacks something: likewise, and not before the last exchange said; at once where that one
+           asked for nothing, as the one that joins.
         3. The lease is in use: before it runs out, or after a second; sooner while no limit is known.
         4. It is not: after half a second to give it back, then every five.
         """
@@ -262,7 +266,7 @@ class LimitLease:
         if self._news:
             return max(now, soonest)
         if self._lacking is not None:
-            return max(now, soonest, self._again_at)
+            return max(now, self._again_at) if self._asked_nothing else max(now, soonest, self._again_at)
         if now - self._used_at < _IDLE:
             if self._runs_low:
                 return max(now, soonest, self._more_at)
@@ -317,7 +321,7 @@ class LimitLease:
         self._cool_until = max(self._cool_until, facts.cool_until)
         self._told_spaced = facts.spaced
         lowered = facts.spaced > 0.0 and (facts.spaced < self._spaced or self._spaced == 0.0)
-        self._news, self._asked_at = False, now
+        self._news, self._asked_at, self._asked_nothing = False, now, not active
         own_outage, self._own_outage = self._own_outage, None
         then = next((then for at, then in reversed(self._told) if at <= facts.admitted), None)
         return LeaseAsk(
@@ -346,15 +350,17 @@ class LimitLease:
     def _wanted(self, kept: list[float]) -> tuple[list[float], list[float]]:
         """Return what the next call needs beside what is kept, and what is wanted.
 
-        A process that lacks something wants twice what it used lately, since its use was held back.
+        A process that lacks something wants twice what it used lately, since its use was held back, and at
+        least as much as all calls need that wait.
         """
         lacking = self._lacking
         costs, more = (self._usual, _AHEAD) if lacking is None else (lacking, 2.0 * _AHEAD)
+        waiting = 1 if lacking is None else self.waiting
         least, wanted = [0.0] * DIMENSIONS, [0.0] * DIMENSIONS
         for d in range(DIMENSIONS):
             needed = max(0.0, costs[d] - kept[d])
             least[d] = needed if lacking is not None else 0.0
-            wanted[d] = max(needed, more * self._demand[d] - kept[d])
+            wanted[d] = max(needed, waiting * costs[d] - kept[d], more * self._demand[d] - kept[d])
         return least, wanted
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:

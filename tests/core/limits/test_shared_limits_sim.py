@@ -12,7 +12,7 @@ import random
 import pytest
 from core.limits.limit_server import constant, lognormal
 from core.limits.metered_server import Client, SecondMeter, Server, fill
-from core.limits.sharing import EPOCH, Process, Sharing
+from core.limits.sharing import EPOCH, ROUND_TRIP, Process, Sharing
 
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
 from smartbatch.core.limits.quota import Quota
@@ -245,3 +245,24 @@ def test_calls_wait_until_the_first_exchange_is_over() -> None:
     sharing(0.0)
     sharing(0.001)
     assert quota.look(0.001, 1.0) == 0.001
+
+
+def test_all_calls_that_wait_when_a_process_joins_go_with_the_next_exchange() -> None:
+    """They do not wait for a tenth of a second, nor is one leased first and the others after it."""
+    quota, costs = Quota(), (1.0, 0.0, 0.0, 0.0)
+    quota.configure(6_000.0, None, 0.0)
+    sharing = Sharing([Process(quota, "new")])
+    now = sharing(0.0)
+    sharing(now)
+    lease = quota.lease
+    assert lease is not None
+    assert lease.look(now, costs) == math.inf
+    lease.waiting = 16
+    sharing(now)
+    now += ROUND_TRIP
+    sharing(now)
+    gone = 0
+    while lease.look(now, costs) <= now:
+        lease.take(now, costs)
+        gone += 1
+    assert gone == 16
