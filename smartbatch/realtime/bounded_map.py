@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from attrs import frozen
@@ -14,6 +15,13 @@ from smartbatch.errors import InvalidRequest, QueueFull, SmartbatchError, WrongP
 from smartbatch.observe.progress import Progress
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Request, Result, Route
+
+_AT_ONCE = 64
+"""Results for which a reader is woken who wants all of a list, and no result before the others."""
+
+_SHARE_AT_ONCE = 4
+"""While requests are left to be submitted, the reader is woken when as many have their results as this part
+of those that wait behind the calls under way: each wake-up takes the interpreter from a worker."""
 
 _BUFFERED = 10
 """A slow first request may let this many times the read-ahead finish behind it before reading pauses."""
@@ -29,7 +37,10 @@ class ListOptions:
         raising: whether a failed request raises instead of being yielded.
         ordered: whether results come in the order of the requests.
         ahead: most requests under way; ``None`` for the queue's capacity.
-        arrived: each is called with each result as it arrives, by the thread that reads the list.
+        calls: how many calls may be under way.
+        whole: whether the reader wants all results, and none before the others.
+        listeners: returns who is called with each result as it arrives, by the thread that reads the list;
+            asked once, when the first result is.
         display: returns what shows how far the list is, ``None`` where nothing does.
     """
 
@@ -38,7 +49,9 @@ class ListOptions:
     raising: bool = False
     ordered: bool = True
     ahead: int | None = None
-    arrived: tuple[Callable[[Result], object], ...] = ()
+    calls: int = 1
+    whole: bool = False
+    listeners: Callable[[], Sequence[Callable[[Result], object]]] = tuple
     display: Callable[[], Progress | None] | None = None
 
 
@@ -71,9 +84,12 @@ class BoundedMap(Iterator[Result]):
         self._submit = submit
         self._inbox = _Arrivals(clock)
         self._ahead = options.ahead or 1
+        self._calls = options.calls
         self._ordered = options.ordered
         self._raising = options.raising
-        self._arrived = options.arrived
+        self._whole = options.whole
+        self._find_listeners = options.listeners
+        self._listeners: Sequence[Callable[[Result], object]] | None = None
         self._finished: dict[int, Result] = {}
         self._handed: dict[int, Result] = {}
         self._unread: dict[int, Result] = {}
@@ -127,6 +143,8 @@ class BoundedMap(Iterator[Result]):
 
     def _next(self) -> Result:
         self._handed = {}
+        if self._listeners is None:
+            self._listeners = self._find_listeners()
         while True:
             self._feed()
             position = self._yielded if self._ordered else next(iter(self._finished), -1)
@@ -138,10 +156,24 @@ class BoundedMap(Iterator[Result]):
                 return result
             if not self._under_way:
                 raise self._failure or StopIteration
-            # Once all are submitted, and nobody is told of each, only the next result is worth a wake-up.
-            alone = self._ordered and self._exhausted and not self._arrived
-            for arrival in self._inbox.take(position if alone else None):
+            wanted = -1 if self._whole else position
+            for arrival in self._inbox.take(wanted, self._worth_waking(self._listeners)):
                 self._receive(*arrival)
+
+    def _worth_waking(self, listeners: Sequence[object]) -> float:
+        """Return for how many results the reader is woken, if not for its next one. The cases, in order:
+
+        1. Somebody is told of each result, or they are read in the order they come: each.
+        2. There are requests to submit: a few, so that there is work for all workers.
+        3. The reader wants all: some, so that the last ones leave little to do.
+        4. Only the next one is of use.
+        """
+        under_way = len(self._under_way)
+        if listeners or not (self._ordered or self._whole):
+            return 1
+        if not self._exhausted:
+            return max(1, min(_AT_ONCE, (under_way - self._calls) // _SHARE_AT_ONCE))
+        return min(_AT_ONCE, under_way) if self._whole else math.inf
 
     def _feed(self) -> None:
         """Submit until enough is under way; what has arrived meanwhile makes room at once. It ends, in order:
@@ -195,7 +227,7 @@ class BoundedMap(Iterator[Result]):
         if position in self._under_way:
             self._finished[position] = result
             del self._under_way[position]
-            for tell in self._arrived:
+            for tell in self._listeners or ():
                 tell(result)
 
 
@@ -205,22 +237,23 @@ class _Arrivals:
     def __init__(self, clock: Clock) -> None:
         self._monitor = clock.monitor()
         self._arrived: list[tuple[int, Result]] = []
-        self._wanted: int | None = None
+        self._wanted = -1
+        self._enough = math.inf
         self._waited = False
 
     def put(self, position: int, result: Result) -> None:
         """Deliver; called by workers, never blocks."""
         with self._monitor:
             self._arrived.append((position, result))
-            if self._waited and self._wanted in (None, position):
+            if self._waited and (position == self._wanted or len(self._arrived) >= self._enough):
                 self._waited = False
                 self._monitor.notify()
 
-    def take(self, wanted: int | None = None) -> list[tuple[int, Result]]:
-        """Return what has arrived. Where that is nothing, wait for a result: for the one of position
-        ``wanted``, or for any."""
+    def take(self, wanted: int = -1, enough: float = 1) -> list[tuple[int, Result]]:
+        """Return what has arrived. Where that is nothing, wait for the result of position ``wanted``, or for
+        as many results as are ``enough``."""
         with self._monitor:
-            self._wanted, self._waited = wanted, not self._arrived
+            self._wanted, self._enough, self._waited = wanted, enough, not self._arrived
             self._monitor.wait_for(lambda: not self._waited)
             arrived, self._arrived = self._arrived, []
             return arrived

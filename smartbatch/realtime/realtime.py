@@ -161,6 +161,7 @@ class Realtime:
 
         if options.ahead is None:
             options = evolve(options, ahead=self._config.queue_capacity)
+        options = evolve(options, calls=self._config.parallelism)
         return BoundedMap(requests, submit, self._clock, options, self._abandon_futures)
 
     def never_waits(self, request: Request) -> bool:

@@ -199,7 +199,8 @@ class JobResults(Iterator[Result]):
         self._rows = rows
         self._raising = options.raising
         self._reading = reading
-        self._arrived = options.arrived
+        self._find_listeners = options.listeners
+        self._listeners: Sequence[Callable[[Result], object]] | None = None
         self._display = options.display
         self._ended = job is None
         self._read = bytearray(len(rows.requests))
@@ -218,7 +219,9 @@ class JobResults(Iterator[Result]):
         except BaseException as error:
             self._broke(error)
             raise
-        for tell in self._arrived:
+        if self._listeners is None:
+            self._listeners = self._find_listeners()
+        for tell in self._listeners:
             tell(result)
         if self._raising and result.error is not None:
             self.close()

@@ -63,12 +63,17 @@ CONSTRAINTS = ConstraintParams.__optional_keys__
 
 @frozen
 class ReaderOptions:
-    """How the caller of a list reads it; see :meth:`smartbatch.BatchingClient.map`."""
+    """How the caller of a list reads it; see :meth:`smartbatch.BatchingClient.map`.
+
+    Attributes:
+        whole: whether all results are wanted, and none before the others.
+    """
 
     on_error: OnError | None = None
     on_progress: OnProgress | None = None
     progress: bool | None = None
     ordered: bool = True
+    whole: bool = False
 
 
 @frozen(eq=False)
@@ -151,7 +156,7 @@ class ListRouter:
     ) -> ResultList:
         """Return all results; see :meth:`smartbatch.BatchingClient.generate`."""
         began = self._clock.now()
-        return self._collect(self.results(prompts, params, client, reader), began)
+        return self._collect(self.results(prompts, params, client, evolve(reader, whole=True)), began)
 
     def _collect(self, results: ListResults, began: float) -> ResultList:
         collected = ResultList[Any]()
@@ -163,12 +168,16 @@ class ListRouter:
 
     def _options(self, total: int | None, reader: ReaderOptions) -> tuple[ListOptions, ListDisplay]:
         display = ListDisplay(partial(new_display, reader.progress, total, self._clock.now), self.displays)
-        arrived: list[Callable[[Result], object]] = [display.advance]
+        told: list[Callable[[Result], object]] = []
         if reader.on_progress is not None:
-            arrived.append(ProgressCounter(reader.on_progress, total, self._clock.now))
+            told.append(ProgressCounter(reader.on_progress, total, self._clock.now))
         chosen = self._config.on_error if reader.on_error is None else checked("on_error", reader.on_error)
         options = ListOptions(
-            raising=chosen == "raise", ordered=reader.ordered, arrived=tuple(arrived), display=display.begin
+            raising=chosen == "raise",
+            ordered=reader.ordered,
+            whole=reader.whole and chosen != "raise",
+            listeners=lambda: told if display.begin() is None else [display.advance, *told],
+            display=display.begin,
         )
         return options, display
 
@@ -423,7 +432,9 @@ class ListRouter:
         """Execute a plan of prompts as they were given within its budget, which is checked here."""
         budget = self._constraints({"budget": decision.constraints.budget}).budget
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
-        options, display = self._options(len(asked.requests), ReaderOptions("result", progress=progress))
+        options, display = self._options(
+            len(asked.requests), ReaderOptions("result", progress=progress, whole=True)
+        )
         facts = ListFacts(asked.requests, self._again(asked.key, decision), display, prompts)
         began = self._clock.now()
         return self._collect(ListResults(client, self._take(asked, decision, options), facts), began)

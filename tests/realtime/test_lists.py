@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from inside import engine_of
 from levels import sampled
 from scenes import InTime, eventually, submit_all
 
-from smartbatch._clock import VirtualClock
+from smartbatch._clock import Monitor, VirtualClock, VirtualMonitor
 from smartbatch.client import BatchingClient
 from smartbatch.errors import AllRequestsFailed, ErrorKind, InvalidRequest, ProviderError
 from smartbatch.providers import MockProvider, SimProvider
@@ -137,6 +138,35 @@ def test_one_straggler_delays_nobody_else(clock: VirtualClock, client_of: Client
     client.stop()
     assert max(at for prompt, at in ended.items() if prompt != "p3") <= 8.0
     assert ended["p3"] == 100.0
+
+
+class _Waits(VirtualClock):
+    """Counts the waits of the thread that made it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+        self._thread = threading.get_ident()
+
+    def monitor(self, lock: threading.Lock | None = None) -> Monitor:
+        monitor = super().monitor(lock)
+        assert isinstance(monitor, VirtualMonitor)
+        wait = monitor.wait
+
+        def counted(timeout: float | None = None, **how: Any) -> bool:
+            self.waits += threading.get_ident() == self._thread
+            return wait(timeout, **how)
+
+        monitor.wait = counted  # type: ignore[method-assign]
+        return monitor
+
+
+def test_a_reader_of_a_whole_list_is_not_woken_for_each_result(client_of: ClientOf) -> None:
+    """Each wake-up takes the interpreter from the threads that answer."""
+    clock = _Waits()
+    client = client_of(mock(clock, 0.01), clock=clock, parallelism=2)
+    assert len(client.generate(prompts(500))) == 500
+    assert clock.waits <= 20
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter])
