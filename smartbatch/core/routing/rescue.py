@@ -206,10 +206,9 @@ def _back(
     enough = speed.cancelling.quantile(sure, 1) + margin
     back: list[int] = []
     for at in sorted(movable, key=lambda at: (shards[at].sent, -shards[at].left)):
-        if speed.throughput.finish(busy, 0.5) >= enough:
-            break
-        back.append(at)
-        busy += shards[at].left
+        if speed.throughput.finish(busy, 0.5) < enough:
+            back.append(at)
+            busy += shards[at].left
     return tuple(back)
 
 

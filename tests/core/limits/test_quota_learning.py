@@ -93,6 +93,17 @@ def test_answers_whose_threads_looked_at_the_clock_in_another_order_stop_nothing
     assert quota.look(0.2, 0.0) == 0.2
 
 
+def test_a_limit_of_requests_that_nobody_enforces_holds_nobody_back_and_is_not_passed_on() -> None:
+    """Twice as many as 60 were answered within a minute."""
+    quota = Quota()
+    report = LimitReport(requests_limit=60, requests_remaining=9, tokens_limit=6000, tokens_remaining=3000)
+    for second in range(42):
+        for call in [quota.take(float(second), 0.0) for _ in range(3)]:
+            answered(quota, call, float(second), report)
+    assert quota.facts(41.0).caps[0] == 0.0 < quota.facts(41.0).caps[1]
+    assert quota.look(41.0, 0.0) == 41.0
+
+
 def test_a_limit_that_changes_is_followed() -> None:
     """Down and up, as tiers and gateways change it."""
     quota = Quota()

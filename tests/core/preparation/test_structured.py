@@ -7,7 +7,7 @@ import enum
 import json
 import subprocess
 import sys
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import pytest
 from attrs import define, field, frozen, make_class, validators
@@ -186,6 +186,23 @@ class TestClasses:
     def test_the_same_class_has_the_same_builder(self) -> None:
         """Equal requests are told by it."""
         assert schema_of(Review)[1] is schema_of(Review)[1]
+
+    @pytest.mark.parametrize("value", [1, "one", None])
+    def test_plain_types_stand_side_by_side(self, value: Any) -> None:
+        """What came keeps its type."""
+        kind = dataclasses.make_dataclass("Odd", [("value", str | int | None)])
+        found = verdict(kind, {"value": value})
+        assert isinstance(found, Parsed)
+        assert found.value == kind(value)
+
+    def test_what_is_refused_is_named_as_it_was_written(self) -> None:
+        for annotation, name in (
+            (NoReturn, r"typing\.NoReturn"),
+            (complex, "complex"),
+            (set[int], r"set\[int\]"),
+        ):
+            with pytest.raises(InvalidRequest, match=rf"Odd\.strange: {name} has no schema"):
+                schema_of(dataclasses.make_dataclass("Odd", [("strange", annotation)]))
 
     @pytest.mark.parametrize(
         "annotation", [complex, Any, bytes, set[int], list, dict, dict[int, str], Author | Review, object]
