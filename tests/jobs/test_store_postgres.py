@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from smartbatch._postgres import SCHEMA_LOCK, Address
 from smartbatch.errors import ConfigError, StoreError
-from smartbatch.jobs.records import IncidentRow, LeaseLost, ShardState
-from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.records import IncidentRow, LeaseLost, NamedPlace, NewItem, ShardState
+from smartbatch.jobs.store import SqlStore, open_store, postgres
 from smartbatch.jobs.store.postgres import PostgresDatabase
 
 __all__ = ["postgres_address"]  # a fixture
@@ -249,6 +249,50 @@ def test_a_session_whose_beginning_is_interrupted_is_closed(
     assert [session.closed for session in made] == [True]
     assert database.rows("SELECT 1") == [(1,)]
     database.close()
+
+
+def test_a_session_that_is_interrupted_in_a_read_is_closed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer may still come: the next read must not take it for its own."""
+    database, used = PostgresDatabase(Address.of(bench.place)), list[psycopg.Connection[Any]]()
+
+    def interrupted(session: psycopg.Connection[Any], *_: Any) -> None:
+        used.append(session)
+        session.execute("BEGIN")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres, "_rows", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            database.rows("SELECT 1")
+    assert [session.closed for session in used] == [True]
+    assert database.rows("SELECT 1") == [(1,)]
+    database.close()
+
+
+def test_of_two_that_store_one_name_at_once_the_second_finds_the_firsts(bench: Bench) -> None:
+    one, other = bench.open(), bench.open()
+    seconds: list[Future[list[NamedPlace]]] = []
+
+    class Slow(list[NewItem]):
+        """Items of the first, which are read in its transaction; before the last of them the second comes."""
+
+        def __iter__(self) -> Iterator[NewItem]:
+            yield self[0]
+            seconds.append(pool.submit(accept, other, new_items(1)))
+            while bench.behind("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(0,)]:
+                """The second waits for the first."""
+            yield self[1]
+
+    def accept(store: SqlStore, items: list[NewItem]) -> list[NamedPlace]:
+        names = [("shared", "digest"), ("own", "digest")][: len(items)]
+        return store.jobs.accept_named(bench.job(), items, names)[1]
+
+    with ThreadPoolExecutor(1) as pool:
+        first = accept(one, Slow(new_items(2)))
+        assert seconds[0].result() == first[:1]
+    assert [job.total for job in one.jobs.latest()] == [2]
 
 
 def test_a_row_that_another_session_locks_is_an_error_after_a_bounded_wait(bench: Bench) -> None:

@@ -209,6 +209,31 @@ def test_a_forked_child_has_a_store_of_its_own_and_its_parent_keeps_what_it_has(
     assert store.leases.claim(job.id, 60) is None  # the child's end did not free the parent's lock
 
 
+HOOKLESS = """
+import ctypes
+store = open_store(place)
+def session(): return store.facts.db.row("SELECT pg_backend_pid()")[0]
+def writer(): return store.facts.db.write(lambda tx: tx.row("SELECT pg_backend_pid()")[0])
+for ask in (session, writer):
+    ours = ask()
+    reading, writing = os.pipe()
+    if not ctypes.PyDLL(None).fork():
+        os.write(writing, str(ask()).encode())
+        os._exit(0)
+    os.close(writing)
+    theirs = os.read(reading, 100).decode()
+    os.wait()
+    say(theirs.isdigit() and int(theirs) != ours, ask() == ours)
+"""
+
+
+@pytest.mark.parametrize("bench", ["postgres"], indirect=True)
+def test_a_child_that_c_code_forked_has_sessions_of_its_own(bench: Bench, start: Start) -> None:
+    """No hook of Python runs there, as under uWSGI; its parent's sessions stay as they are."""
+    family = start(HOOKLESS)
+    assert [family.hear(), family.hear()] == ["True True", "True True"]
+
+
 BUSY = """
 import threading, time
 store = open_store(place)
