@@ -320,6 +320,23 @@ def test_failed_rows_are_asked_again_and_their_job_ends_once_more(
     assert job.retry_failed() == RetriedRows(0, 0, ())
 
 
+def test_rows_that_fail_again_as_before_end_their_job_once_more(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    def reply(_: str) -> str:
+        raise ProviderError("refused", kind=ErrorKind.CLIENT_ERROR, status=400)
+
+    told: list[Event] = []
+    client = client_of(Remote(clock, reply=reply, latency=0.01), store=place, observers=[told.append])
+    job = client.submit_run(["p"], client.forecast(["p"], strategy="individual"))
+    for _ in range(2):
+        assert job.wait(LONG).failed == 1
+        assert job.retry_failed().count == 1
+    assert job.wait(LONG).failed == 1
+    hear(clock)
+    assert [(one.succeeded, one.failed) for one in told if isinstance(one, JobFinished)] == [(0, 1)] * 3
+
+
 def test_acts_on_many_jobs_are_done_by_those_who_carry_them_on(
     client_of: ClientOf, clock: VirtualClock, place: str, elsewhere: StoredJobs
 ) -> None:

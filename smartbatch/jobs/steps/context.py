@@ -178,9 +178,11 @@ class JobRuntime:
         return job
 
 
-def _ended(job: JobRow) -> tuple[int, int, int] | None:
-    """Return with what a job has ended; ``None`` while it goes on."""
-    return (job.succeeded, job.failed, job.cancelled) if job.state is JobState.DONE else None
+def _ended(job: JobRow) -> tuple[float | None, int, int, int] | None:
+    """Return when and with what a job has ended; ``None`` while it goes on."""
+    if job.state is not JobState.DONE:
+        return None
+    return job.finished_at, job.succeeded, job.failed, job.cancelled
 
 
 @frozen(kw_only=True)
