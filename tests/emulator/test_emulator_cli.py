@@ -16,6 +16,7 @@ from levels import sampled
 from raw_client import RawClient, chat, request_bytes
 
 from smartbatch.cli import emulator_command
+from smartbatch.cli.option_tables import CommandParser
 from smartbatch.emulator import Emulator, Ledger
 
 _ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def process(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def parsed(*options: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     emulator_command.add_parser(parser.add_subparsers(dest="command").add_parser)
     return parser.parse_args(["emulator", *options])
 
