@@ -43,13 +43,35 @@ def tree(file: Path) -> ast.Module:
     return ast.parse(file.read_text("utf-8"), str(file))
 
 
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    """Everything in a file: walking a tree costs more than what is asked of it."""
+    return list(ast.walk(tree(file)))
+
+
 def room(file: Path) -> str:
     """The room a file stands in: its folder, or its own name at the top."""
     inside = file.relative_to(ROOT)
     return inside.parts[0] if len(inside.parts) > 1 else inside.stem
 
 
-IMPORTS_BY_NAME = re.compile(r"(^|\.)(import_module|__import__)$")
+IMPORTS_BY_NAME = ("import_module", "__import__")
+
+
+def last_name(node: ast.AST) -> str:
+    """The name after the last dot of a dotted name; empty for anything else."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """The names in a part of a file, those in its texts included."""
+    found: set[str] = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            found.update(re.findall(r"\w+", each.value))
+        else:
+            found.add(last_name(each))
+    return found - {""}
 
 
 def named_module(call: ast.Call) -> str:
@@ -81,7 +103,7 @@ def imports(file: Path) -> list[Import]:
                 else:
                     yield Import(file, child.lineno, module, late)
             else:
-                if isinstance(child, ast.Call) and IMPORTS_BY_NAME.search(ast.unparse(child.func)):
+                if isinstance(child, ast.Call) and last_name(child.func) in IMPORTS_BY_NAME:
                     yield Import(file, child.lineno, named_module(child), late)
                 inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
                 typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
@@ -90,23 +112,23 @@ def imports(file: Path) -> list[Import]:
     return list(walk(tree(file), late=False))
 
 
-def names_of(module: ast.Module, *made_by: str) -> set[str]:
+def names_of(file: Path, *made_by: str) -> set[str]:
     """The names under which a file keeps, or takes, what was made by one of the functions ``made_by``."""
     known = set(made_by)
-    for node in ast.walk(module):
+    for node in nodes(file):
         annotation = getattr(node, "annotation", None)
-        if annotation is not None and set(re.findall(r"\w+", ast.unparse(annotation))) & set(made_by):
-            known.add(node.arg if isinstance(node, ast.arg) else ast.unparse(node.target).rpartition(".")[2])
+        if annotation is not None and names_in(annotation) & set(made_by):
+            known.add(node.arg if isinstance(node, ast.arg) else last_name(node.target))
     assigned = [
-        (target, set(re.findall(r"\w+", ast.unparse(node.value))))
-        for node in ast.walk(module)
+        (target, names_in(node.value))
+        for node in nodes(file)
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
     ]
     for _ in range(3):  # a name for a name for it
         for target, words in assigned:
             if words & known and isinstance(target, ast.Name | ast.Attribute):
-                known.add(target.attr if isinstance(target, ast.Attribute) else target.id)
+                known.add(last_name(target))
     return known
 
 
@@ -125,7 +147,7 @@ def import_graph(root: Path) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for name, file in names.items():
         found = graph.setdefault(name, set())
-        for node in ast.walk(tree(file)):
+        for node in nodes(file):
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 whole = {f"{node.module}.{each.name}" for each in node.names}
                 found.update(one for one in whole | {node.module} if one in names)
@@ -148,7 +170,7 @@ def is_private(name: str) -> bool:
 def private_names(file: Path) -> set[str]:
     """The names with an underscore that a file itself gives to something."""
     found: set[str] = set()
-    for node in ast.walk(tree(file)):
+    for node in nodes(file):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -164,8 +186,7 @@ def private_names(file: Path) -> set[str]:
 def code_lines(file: Path) -> list[tuple[int, str]]:
     """The stripped lines of a file with their numbers; without imports, signatures, docstrings, comments."""
     aside: set[int] = set()
-    module = tree(file)
-    for node in ast.walk(module):
+    for node in nodes(file):
         if isinstance(node, ast.Import | ast.ImportFrom):
             aside.update(range(node.lineno, (node.end_lineno or 0) + 1))
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):

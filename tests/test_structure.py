@@ -17,7 +17,9 @@ from tests.syntax import (
     import_graph,
     imports,
     is_private,
+    last_name,
     names_of,
+    nodes,
     private_names,
     room,
     tree,
@@ -220,7 +222,7 @@ def impure(file: Path) -> Iterator[str]:
     for one in imports(file):
         if one.module.split(".")[0] not in ALLOWED_IN_CORE | {EXACTLY_AT}:
             yield one.module
-    for node in ast.walk(tree(file)):
+    for node in nodes(file):
         if isinstance(node, ast.Call) and CLOCKS.search(ast.unparse(node.func)):
             yield ast.unparse(node.func)
 
@@ -279,27 +281,33 @@ WAITING = {
 """Functions that wait, and are found without their module's name, too."""
 
 
+BLOCKING = {"sleep", "wait", "wait_for", "get", "select", "as_completed", "join", "acquire"}
+"""Methods that wait, of some objects."""
+
+
 def waits(file: Path) -> Iterator[str]:
     """Every call in the file that waits by itself and not by a clock."""
-    module = tree(file)
-    allowed = names_of(module, "monitor")
-    queues = names_of(module, "Queue", "SimpleQueue", "LifoQueue", "PriorityQueue")
-    threads = names_of(module, "Thread", "Process", "Timer")
-    own = {node.name for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
     bare = {
         name.asname or name.name
-        for node in ast.walk(module)
+        for node in nodes(file)
         if isinstance(node, ast.ImportFrom) and node.module in WAITING
         for name in node.names
         if name.name in WAITING[node.module]
     }
-    for node in ast.walk(module):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in bare:
+    calls = [node for node in nodes(file) if isinstance(node, ast.Call)]
+    if not {last_name(call.func) for call in calls} & (BLOCKING | bare):
+        return
+    allowed = names_of(file, "monitor")
+    queues = names_of(file, "Queue", "SimpleQueue", "LifoQueue", "PriorityQueue")
+    threads = names_of(file, "Thread", "Process", "Timer")
+    own = {node.name for node in nodes(file) if isinstance(node, ast.FunctionDef)}
+    for node in calls:
+        if isinstance(node.func, ast.Name) and node.func.id in bare:
             yield f"{file.name}:{node.lineno} {node.func.id}"
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in BLOCKING:
             continue
         owner, method = node.func.value, node.func.attr
-        name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+        name = last_name(owner)
         by_clock = name.lstrip("_") in ("clock", "RealClock") or (
             method in ("wait", "wait_for") and name in allowed | {"job"}  # a Job waits by its client's clock
         )
@@ -316,7 +324,7 @@ def waits(file: Path) -> Iterator[str]:
             "join": name in threads | queues or not node.args,  # of texts it has one argument
             "acquire": not at_once,
         }
-        if blocks.get(method, False) and not by_clock:
+        if blocks[method] and not by_clock:
             yield f"{file.name}:{node.lineno} {ast.unparse(node.func)}"
 
 
@@ -333,8 +341,8 @@ def test_only_the_clock_makes_conditions() -> None:
         f"{file.relative_to(ROOT.parent)}:{node.lineno}"
         for file in files()
         if room(file) not in ("_clock", "emulator")
-        for node in ast.walk(tree(file))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "threading.Condition"
+        for node in nodes(file)
+        if isinstance(node, ast.Call) and last_name(node.func) == "Condition"
     ]
     assert made == []
 
@@ -452,11 +460,17 @@ SAME_THING = frozenset({"openai", "anthropic", "gemini", "sim"})
 
 
 def ambiguous(names: Iterable[tuple[str, Path]]) -> dict[str, list[Path]]:
-    """The names that files of different places give to something; the same of different providers is one."""
+    """The names that files of different places give to something; the same of different providers is one, and
+    what they and the root call errors."""
     places: dict[str, list[Path]] = {}
+    providers: dict[str, Path] = {}
     for name, place in names:
         if not SAME_THING & set(place.parts):
             places.setdefault(name, []).append(place)
+        elif place.name != "errors.py":
+            providers[name] = place
+    for name in places.keys() & providers.keys():
+        places[name].append(providers[name])
     return {name: found for name, found in places.items() if len(found) > 1}
 
 
@@ -484,7 +498,9 @@ def test_a_class_name_means_one_thing() -> None:
 def test_a_name_that_stands_twice_would_be_found() -> None:
     found = [("Line", Path("providers/batch_api.py")), ("Line", Path("emulator/batches/batch_records.py"))]
     assert ambiguous([*found, ("Body", Path("a.py"))]) == {"Line": [place for _, place in found]}
-    assert ambiguous([("bodies.py", Path("openai/bodies.py")), ("bodies.py", Path("gemini/bodies.py"))]) == {}
+    bodies = [("bodies.py", Path(provider) / "bodies.py") for provider in ("openai", "gemini")]
+    assert ambiguous(bodies) == {}
+    assert ambiguous([*bodies, ("bodies.py", Path("tables/bodies.py"))]).keys() == {"bodies.py"}
 
 
 # -- privacy
@@ -502,13 +518,13 @@ def reaches(file: Path, own: set[str], others: set[str]) -> Iterator[str]:
         own: private names of its room.
         others: those of all rooms; what is named in a text may be somebody else's.
     """
-    for node in ast.walk(tree(file)):
+    for node in nodes(file):
         if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
             itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             outside = isinstance(node.value, ast.Name) and node.value.id in ("sys", "os")
             if not itself and not outside:
                 yield f"{file.relative_to(file.parents[1])}:{node.lineno} {ast.unparse(node)}"
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
+        elif isinstance(node, ast.Call) and last_name(node.func) in ("getattr", "setattr", "hasattr"):
             name = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
             if isinstance(name, str) and is_private(name) and name in others - own - STANDARD:
                 yield f"{file.relative_to(file.parents[1])}:{node.lineno} names {name}"

@@ -13,7 +13,7 @@ from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Request, Result
 
 
-class Gathered(Protocol):
+class GatheredRequest(Protocol):
     """A request on its way into a job, and who waits for it."""
 
     @property
@@ -23,7 +23,7 @@ class Gathered(Protocol):
     def future(self) -> ResultFuture: ...
 
 
-G = TypeVar("G", bound=Gathered)
+G = TypeVar("G", bound=GatheredRequest)
 P = TypeVar("P")
 
 
@@ -52,7 +52,7 @@ class Takers(Generic[G, P]):
             each.future.abandon(error)
 
 
-def fail(group: Iterable[Gathered], error: BaseException, problem: str) -> None:
+def fail(group: Iterable[GatheredRequest], error: BaseException, problem: str) -> None:
     """Fail the futures that have no result yet.
 
     Args:
