@@ -5,10 +5,12 @@ from __future__ import annotations
 import faulthandler
 import gc
 import itertools
+import math
 import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ from tests.taking_part import taking_part
 
 HANGS_AFTER = float(os.environ.get("HANGS_AFTER", "120"))
 """Real seconds after which a test is taken for hung: all stacks are printed and the run ends."""
+WATCHED_ANEW = HANGS_AFTER / 12
+"""Seconds after which this time begins again with the next test. Each time costs a thread, for whose end the
+test would wait: two milliseconds on busy cores."""
 
 SEED = 20_240_607
 GARBAGE = 100_000
@@ -88,15 +93,25 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+_watched_since = -math.inf
+
+
 @pytest.fixture(autouse=True)
-def hang_guard(request: pytest.FixtureRequest) -> Iterator[None]:
+def hang_guard(request: pytest.FixtureRequest) -> None:
     """End the whole run, with the stacks of all threads, when one test hangs."""
+    global _watched_since
     gc.collect(0)
+    now = time.monotonic()
     if request.node.get_closest_marker("soak"):
-        yield
-        return
-    faulthandler.dump_traceback_later(HANGS_AFTER, exit=True, file=_stderr)
-    yield
+        faulthandler.cancel_dump_traceback_later()
+        _watched_since = -math.inf
+    elif now - _watched_since > WATCHED_ANEW:
+        faulthandler.dump_traceback_later(HANGS_AFTER + WATCHED_ANEW, exit=True, file=_stderr)
+        _watched_since = now
+
+
+def pytest_sessionfinish() -> None:
+    """What ends the process may take its time."""
     faulthandler.cancel_dump_traceback_later()
 
 
