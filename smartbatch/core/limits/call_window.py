@@ -20,9 +20,9 @@ second where answers are slow."""
 _LONE = 2
 """Lone refusals at first contact before one more with as many calls in flight speaks for a cap."""
 
-_PROOF = 2
-"""Refusals of calls sent after a refused one that prove a limit, while none of them is answered: where 4 %
-are refused at random, that happens once in 200 times."""
+_PROOF, _PROOF_SHARE = 2, 0.5
+"""Refusals of calls sent after a refused one that prove a limit, while none of them is answered, and the
+share of these calls that they are: beyond a limit all are refused, and answers take longer than refusals."""
 
 _PROBE_AFTER = 0.5
 """Seconds after a refusal at first contact in which half of the calls in flight may end, before a call finds
@@ -108,6 +108,11 @@ class CallWindow:
         """Limit nothing any more."""
         self.size, self._growth, self.is_opening = math.inf, _DOUBLING, False
 
+    def disprove(self) -> None:
+        """What was proven turned out to be no limit: limit nothing, and do not begin slowly for it again."""
+        self.open()
+        self._threshold = math.inf
+
     def took(self, in_flight: int, now: float) -> None:
         """Count a call, the last of so many in flight."""
         if in_flight >= self.size:
@@ -171,7 +176,8 @@ class CallWindow:
                 return FirstRefusal.LONE
             self._refused += 1
             self.size = max(1.0, self.size)  # another one finds out
-            return FirstRefusal.PROOF if self._refused >= _PROOF else FirstRefusal.LONE
+            enough = max(_PROOF, _PROOF_SHARE * (call.order - self._held_from))
+            return FirstRefusal.PROOF if self._refused >= enough else FirstRefusal.LONE
         if call.started > self._filled_at:
             return FirstRefusal.LATER
         again = self._lone >= _LONE and in_flight >= _DECREASE * self._opened

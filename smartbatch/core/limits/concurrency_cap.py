@@ -115,6 +115,7 @@ class ConcurrencyCap:
         4. A call that probed: not explained, and the second one shows that there is no cap.
         5. As many were in flight as the cap lets, or nearly: a lone refusal may be a random one. After a
            second one the cap is a little lower; a third one is not explained, and shows that there is none.
+           The call beyond the cap goes at once: if it passes, the refusal was no cap's.
         6. Fewer were: not explained.
 
         Args:
@@ -140,6 +141,7 @@ class ConcurrencyCap:
         if level < _NEAR * self.limit:
             return False
         self._against += 1.0
+        self._extra_at = min(self._extra_at, now)
         if self._against >= _DISPROOF:
             self.leave(now)
             return False
@@ -181,7 +183,7 @@ class ConcurrencyCap:
         self.limit += 1.0
         self._passed += 1
         self._gap = _FIRST_GAP
-        self._extra_at = now + self._gap
+        self._extra_at = now + (0.0 if self._against else self._gap)
 
 
 def _lowest(levels: set[int]) -> int:

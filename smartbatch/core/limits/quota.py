@@ -288,7 +288,7 @@ class Quota:
             retry_after: seconds the provider asked to wait, already clamped.
             report: what the refusal said about limits; :meth:`learn` need not be called.
         """
-        in_flight = self.in_flight
+        in_flight = max(self.in_flight, reservation.held[0])
         self._end(reservation)
         if self._tokens is not None:
             self._tokens.settle(now, reservation.tokens)
@@ -313,6 +313,8 @@ class Quota:
             no_cap = capped and self._cap.limit == math.inf
             self._evidence.add(reservation.order)
         self._evidence.seen(in_flight)
+        if self._is_random(reservation, now, explained=explained):
+            return None
         proven = no_cap or self._evidence.is_proof
         if self._window.is_opening and explained:
             self._window.open()
@@ -335,6 +337,23 @@ class Quota:
         if fresh and reservation.started >= self._window.narrowed_at:
             self._give_way(in_flight, now)
         return None
+
+    def _is_random(self, call: Reservation, now: float, *, explained: bool) -> bool:
+        """Whether a refusal of a spaced call is no reason to lower the rate, as it may be a random one."""
+        if self._spacing.bucket is None:
+            return False
+        if explained:
+            self._spacing.confirm(now)
+            return False
+        rate, lone = self._spacing.rate, self._evidence.is_lone
+        if not self._is_alone or not self._spacing.is_random(
+            call, self._traffic, now, self._known, lone=lone
+        ):
+            return False
+        self._evidence.clear()
+        if self._spacing.rate < rate:
+            self._window.narrowed_at = now
+        return True
 
     def _is_lone(self, first: FirstRefusal, now: float, retry_after: float | None) -> bool:
         """Whether a refusal at first contact may be a lone one, or has a cap on calls at once supposed."""
@@ -490,7 +509,12 @@ class Quota:
         self._accepted += 1
         if reservation.started >= self._cool_began:
             self._window.let_through(reservation)
-        if self._spacing.bucket is not None and self._spacing.quicken(self._known, now, self._cool_began):
+        if self._spacing.bucket is None:
+            return
+        if self._spacing.accepted(reservation, self._traffic, now, self._known):
+            self._evidence.disprove()
+            self._window.disprove()
+        elif self._spacing.quicken(self._known, now, self._cool_began):
             self._header_limits.spaced = False
             self._window.prove_burst()
 

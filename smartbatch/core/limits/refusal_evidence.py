@@ -6,10 +6,13 @@ from collections import deque
 
 from attrs import define, field
 
-_PROOF, _PROOF_SHARE, _FORGET = 3.0, 0.25, 0.04
-"""Refusals prove a limit when three of them, and a quarter of the calls in flight, came together; 25
-successes outweigh one refusal. So up to 4 % may be refused at random, and no more than that in excess of a
+_PROOF, _PROOF_SHARE, _FORGET = 3.0, 0.25, 0.07
+"""Refusals prove a limit when three of them, and a quarter of the calls in flight, came together; 14
+successes outweigh one refusal. So up to 6 % may be refused at random, and no more than that in excess of a
 limit, without a pause for all."""
+
+_FORGET_MORE = 0.14
+"""Seven successes outweigh one after a limit was proven that turned out to be none, until the next proof."""
 
 _ROW = 4
 """So do four refusals of calls that were sent one after the other: where 4 % are refused at random, that
@@ -30,6 +33,7 @@ class RefusalEvidence:
     peak: int = field(default=1, init=False)
     _weight: float = field(default=0.0, init=False)
     _orders: deque[int] = field(factory=lambda: deque(maxlen=16), init=False)
+    _forget: float = field(default=_FORGET, init=False)
     _in_row: bool = field(default=False, init=False)
 
     def add(self, order: int) -> None:
@@ -50,15 +54,26 @@ class RefusalEvidence:
     def forget(self) -> None:
         """A call was answered."""
         if self._weight > 0.0:
-            self._weight -= _FORGET
+            self._weight -= self._forget
+
+    def disprove(self) -> None:
+        """What was proven turned out to be no limit: for the next proof it takes more."""
+        self.clear()
+        self._forget = _FORGET_MORE
 
     def clear(self) -> None:
         self._weight, self._in_row = 0.0, False
+        self._orders.clear()
 
     @property
     def is_proof(self) -> bool:
         """Whether they prove a limit."""
         return self._in_row or self._weight >= max(_PROOF, _PROOF_SHARE * self.peak)
+
+    @property
+    def is_row(self) -> bool:
+        """Whether the last one belongs to four of calls that were sent one after the other."""
+        return self._in_row
 
     @property
     def is_lone(self) -> bool:

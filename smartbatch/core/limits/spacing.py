@@ -7,7 +7,8 @@ import math
 from attrs import define, field
 
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity
-from smartbatch.core.limits.header_limits import Traffic
+from smartbatch.core.limits.header_limits import Reservation, Traffic
+from smartbatch.core.limits.rate_trial import RateTrial
 
 SPACED_SHARE = 0.988
 """Share of the configured rate used when calls are spaced: leaves 1.2 ms in 100 for arrivals out of step."""
@@ -50,6 +51,12 @@ _SEARCH, _SEARCH_SCALE = 0.1, 2.0
 second, times ``1 + (t / 2 s)²``, until it is refused once, or is 2,000 calls a second, more than threads can
 send."""
 
+_AS_LOWERED = 1.05
+"""A rate has not grown since it was lowered, up to this many times what it was lowered to."""
+
+_LOWERED_TRIED = 0.97
+"""A rate that was refused is lowered to this share, after a trial that showed that there is a limit."""
+
 _FORGOTTEN = 4.0
 """A learned rate that is four times the rate it was refused at limits nothing any more."""
 
@@ -76,6 +83,9 @@ class Spacing:
     _lowered_held: bool = field(default=False, init=False)  # since it is held
     _hold: float = field(default=0.0, init=False)  # seconds for which the rate is held
     _held_until: float = field(default=-math.inf, init=False)
+    _lowered_to: float = field(default=0.0, init=False)
+    _lowered_at: float = field(default=math.inf, init=False)
+    _trial: RateTrial = field(factory=RateTrial, init=False)
     _burst_at: float = field(default=math.inf, init=False)
     _burst_wait: float = field(default=_BURST_AGAIN, init=False)
 
@@ -120,10 +130,10 @@ class Spacing:
         """A call was refused: a lower rate. The cases, in order:
 
         1. A rate is known: the lower, the sooner the refusal came.
-        2. A measured rate is held, and was lowered once since: a ``lone`` refusal may be a random one.
-        3. What was accepted lately measures the limit: just below it, for the longer, the more often the same
-           was found. The next calls wait for what was sent too much within a second.
-        4. Nothing was measured: the lower, the sooner the refusal came.
+        2. What was accepted lately measures the limit: just below it, for the longer, the more often the same
+           was found. The next calls wait for what was sent too much within a second. A rate that is held, and
+           was lowered since, is lowered by little, as a ``lone`` refusal may be a random one.
+        3. Nothing was measured: the lower, the sooner the refusal came.
 
         Args:
             traffic: ``None`` where it is a part of what all processes send; their rate is about the limit.
@@ -135,9 +145,8 @@ class Spacing:
             slower = rate * (_KNOWN_LOWERED_SOON if soon else _KNOWN_LOWERED)
         elif measured:
             held = now < self._held_until
-            if held and lone and self._lowered_held:
-                return
-            found = min(rate, max(measured, _FOUND_LEAST * rate))
+            least = 1.0 if held and lone and self._lowered_held else _FOUND_LEAST
+            found = min(rate, max(measured, least * rate))
             slower = found * (_HELD_SHARE_SOON if soon or self._searching else _HELD_SHARE)
             again = abs(found - self._found) < _NEAR * found
             self._found, self._lowered_held = found, held
@@ -147,10 +156,69 @@ class Spacing:
         else:
             slower = rate * (_LOWERED_SOON if soon and not self._searching else _LOWERED)
         self._searching = False
-        self._base = rate
+        self._base, self._lowered_to, self._lowered_at = rate, slower, now
         self._at(slower, now)
         if not known:
             self.bucket.level = min(self.bucket.level, -min(rate - slower, _OVERSHOT * slower))
+
+    def is_random(
+        self, call: Reservation, traffic: Traffic, now: float, known: float | None, *, lone: bool
+    ) -> bool:
+        """Return whether a refusal is taken for a random one. The cases, in order:
+
+        1. A trial is under way: it is, also if it ends the trial; then the rate is that of before.
+        2. It is known that calls are refused at random: it is; too many together lower the rate all the same.
+        3. It is not a ``lone`` one, or was sent before the rate was lowered, or the rate has grown since: no.
+        4. Otherwise the rate is in doubt: the refusal may begin a trial.
+        """
+        assert self.bucket is not None
+        rate, good = self.bucket.rate, self._trial.good
+        if good:
+            if self._trial.refused(call):
+                self._end_trial(good, now)
+                return good < rate
+            return True
+        if self._trial.is_noisy:
+            if call.started >= self._lowered_at and not self._trial.tolerates():
+                self.lower(traffic, now, known=known is not None, lone=False)
+            return True
+        if not lone or rate > _AS_LOWERED * self._lowered_to or call.started < self._lowered_at:
+            return False
+        faster = self._trial.doubt(rate, traffic.calls, now)
+        if faster:
+            self._at(_most(faster, known), now)
+        return bool(faster)
+
+    def confirm(self, now: float) -> None:
+        """There is a limit: it explains a refusal."""
+        good = self._trial.good
+        self._trial.trust()
+        if good:
+            self._end_trial(good, now)
+
+    def accepted(self, call: Reservation, traffic: Traffic, now: float, known: float | None) -> bool:
+        """A call was not refused; return whether a trial has shown that there is no limit like that."""
+        assert self.bucket is not None
+        faster = self._trial.accepted(call, self.bucket.rate, traffic.calls, now)
+        if faster and known is None and faster > _UNLIMITED:
+            self.bucket = None
+            self._trial.trust()
+            return True
+        if faster:
+            self._at(_most(faster, known), now)
+        return False
+
+    def _end_trial(self, good: float, now: float) -> None:
+        """There is a limit: back to the rate of before, which is held, or searched on from."""
+        assert self.bucket is not None
+        over = self.bucket.rate - good
+        self._searching = good > _AS_LOWERED * self._lowered_to
+        if not self._searching:
+            good *= _LOWERED_TRIED  # it was refused as well
+            self._lowered_to, self._held_until = good, now + self._hold
+        self._lowered_at = now
+        self._at(good, now)
+        self.bucket.level -= min(over, _OVERSHOT * good)
 
     def _measured(self, traffic: Traffic | None, now: float) -> float:
         """Return the calls a second that were accepted at about the present rate; 0 where nobody can tell."""
@@ -183,7 +251,7 @@ class Spacing:
         # idle time proves nothing, so only the time between calls at this rate counts
         step = min(now - self._grown_at, 2.0 / bucket.rate)
         self._grown_at = now
-        if step <= 0.0:
+        if step <= 0.0 or self._trial.good:
             return False
         if known is None and now < self._held_until and not self._searching:
             return False
@@ -203,3 +271,8 @@ class Spacing:
         if faster != bucket.rate:
             bucket.reshape(now, spaced_capacity(faster), faster)
         return False
+
+
+def _most(rate: float, known: float | None) -> float:
+    """Return the rate, or the known one where that is lower."""
+    return rate if known is None else min(rate, known * SPACED_SHARE)

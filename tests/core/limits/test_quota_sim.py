@@ -140,6 +140,59 @@ def test_random_refusals_do_not_slow_a_healthy_service_for_long(
         assert outcome.seconds <= calm + pauses + 1.0 * outcome.refused, f"seed={seed}"
 
 
+@pytest.mark.parametrize("quick", sampled([True, False], keep=2))
+@pytest.mark.parametrize("is_first_contact", sampled([False, True], keep=2))
+@pytest.mark.parametrize("share", sampled([0.02, 0.04], first=1))
+def test_refusals_at_random_are_no_rate(share: float, is_first_contact: bool, quick: bool) -> None:
+    """They come as often however fast calls are sent: 6,400 calls take at most 8.5 s, 5 s without any.
+
+    What looked like a limit all the same, once in some thousand calls, is tried and left.
+    """
+    for seed in range(9):
+        quota = Quota()
+        if is_first_contact:
+            quota.approach()
+        refuses = noisy(share, random.Random(seed))
+        outcome = run(quota, refuses, 6400, latency=lognormal(0.05, 0.3), seed=seed, quick_refusals=quick)
+        assert outcome.seconds <= 8.5, f"seed={seed}"
+
+
+def one_rate_and_a_share(share: float, rng: random.Random) -> Admit:
+    """A hundred a second in windows of a second, and some calls are refused at random."""
+    windows, random_ones = fixed_windows(100, 1.0, rng.random()), noisy(share, rng)
+    return lambda at: random_ones(at) and windows(at)
+
+
+@pytest.mark.parametrize("told", [None, 6000])
+@pytest.mark.parametrize("share", sampled([0.02, 0.04], first=1))
+def test_refusals_at_random_leave_a_limit_in_use(told: int | None, share: float) -> None:
+    """A trial shows that there is a limit, and that lone refusals are not its own: half of it is used."""
+    used = []
+    for seed in range(3):
+        quota = Quota()
+        quota.configure(told, None, 0.0)
+        admit = one_rate_and_a_share(share, random.Random(seed))
+        outcome = run(quota, admit, 4500, latency=lognormal(0.05, 0.3), seed=seed, quick_refusals=True)
+        used.append(45 / outcome.seconds)
+        assert outcome.refused <= 2 * share * 4500
+    assert sorted(used)[1] >= 0.5
+
+
+@pytest.mark.parametrize("told", [None, 60_000])
+def test_a_rate_that_was_learned_from_a_bad_moment_is_left(told: int | None) -> None:
+    """Half of all calls are refused for three seconds, then a fiftieth: in the median of nine draws 6,400
+    calls take 40 s at most, of which six are needed; 900 and 500 s where each refusal lowered the rate."""
+    took = []
+    for seed in range(9):
+        quota, rng = Quota(), random.Random(seed)
+        quota.configure(told, None, 0.0)
+        admit = lambda at, rng=rng: rng.random() >= (0.5 if at < 3.0 else 0.02)  # noqa: E731
+        took.append(
+            run(quota, admit, 6400, latency=lognormal(0.05, 0.3), seed=seed, quick_refusals=True).seconds
+        )
+    assert sorted(took)[4] <= 40.0
+
+
 def test_a_calm_service_without_limits_runs_at_full_speed() -> None:
     """6,400 calls of 100 ms on 64 workers take ten seconds to the millisecond."""
     outcome = run(Quota(), bucket(1e9, 1e9), 6400, latency=constant(0.1))
