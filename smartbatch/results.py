@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smartbatch._display import paragraph, short, table
 from smartbatch.errors import AllRequestsFailed
@@ -22,6 +24,19 @@ if TYPE_CHECKING:
 __all__ = ["ResultList", "ended"]
 
 
+class ReportFile(Protocol):
+    """A report: one file of HTML; as the last line of a cell a notebook shows it."""
+
+    @property
+    def html(self) -> str:
+        """The whole file."""
+        ...
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file; one that is there already is replaced."""
+        ...
+
+
 class ResultList(list[Result[T]]):
     """Results in the order of the requests, with sums over the whole.
 
@@ -29,10 +44,12 @@ class ResultList(list[Result[T]]):
         wall: seconds from the first submission to the last result.
         table: what the prompts came from: a table, a column of one, or a list of rows; ``None`` where they
             were a list of texts, or came one by one.
+        reporter: makes their report; ``None`` where they were put together elsewhere.
     """
 
     wall: float = 0.0
     table: Any = None
+    reporter: Callable[[ResultList[Any]], ReportFile] | None = None
 
     @property
     def succeeded(self) -> int:
@@ -107,6 +124,18 @@ class ResultList(list[Result[T]]):
             return None
         return self.total_latency / self.wall
 
+    def report(self) -> ReportFile:
+        """Return a report: one file of HTML that says what was asked, what came, by which route and why, and
+        what it cost beside the alternatives. It holds no prompt and no answer.
+
+        Raises:
+            ValueError: these are not the results of a whole list of a client: of a job ``job.report()`` tells
+                more.
+        """
+        if self.reporter is None:
+            raise ValueError("only a list that a client returned has a report, and a job: job.report()")
+        return self.reporter(self)
+
     # -- as tables: one row a request ------------------------------------------------------------------------
 
     def to_table(self, table: Any = None) -> Any:
@@ -147,6 +176,10 @@ class ResultList(list[Result[T]]):
     def to_arrow(self) -> pyarrow.Table:
         """Return the columns of :meth:`as_dicts` as a table of Arrow."""
         return to_arrow(answer_columns(self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: all but the maker of the report, which belongs to its process."""
+        return {name: value for name, value in vars(self).items() if name != "reporter"}
 
     def __repr__(self) -> str:
         return f"<ResultList {_summary(self)}>"

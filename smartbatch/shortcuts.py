@@ -41,6 +41,7 @@ from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.status import JobStatus, status_of
 from smartbatch.jobs.store import resolved_place
+from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.observe import logs
 from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.event_bus import EventBus
@@ -305,6 +306,14 @@ class StoredJobs:
         """
         rows = self._state.service.store.jobs.latest(limit=limit, unfinished=unfinished)
         return [self._handle(row) for row in rows]
+
+    def kept_decisions(self, beginning: str) -> list[tuple[str, StoredDecision]]:
+        """Return decisions on jobs that were deleted but for these, with the keys of the jobs, newest first.
+
+        Args:
+            beginning: of the keys.
+        """
+        return self._state.service.store.summaries.kept(beginning)
 
     def statuses(self, limit: int = 1000) -> list[JobStatus]:
         """Return the statuses of jobs, newest first, by one query for all of them.

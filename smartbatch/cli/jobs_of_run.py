@@ -49,11 +49,11 @@ class RunJob:
 
 def jobs_of_output(jobs: Iterable[Job], name: str) -> list[Job]:
     """Return the jobs of runs whose output has the name, whatever folder it is in."""
-    beginning = _beginning(os.path.basename(name))
+    beginning = key_beginning(os.path.basename(name))
     return [job for job in jobs if job.key is not None and job.key.startswith(beginning)]
 
 
-def _beginning(name: str) -> str:
+def key_beginning(name: str) -> str:
     """Return how the keys of the jobs of an output begin, by which people recognise them."""
     plain = "".join(each if each.isprintable() and each != "#" else "_" for each in name[:_NAME])
     return f"run:{plain}:"
@@ -86,7 +86,7 @@ class RunIdentity:
 
         People recognise it by the output's name, and the run by the rest.
         """
-        return f"{_beginning(self._name)}{self._keys.digest(rows, self.label, self._model)}"
+        return f"{key_beginning(self._name)}{self._keys.digest(rows, self.label, self._model)}"
 
     def labels(self, *, realtime: bool) -> dict[str, str]:
         labels = {_RUN: self.label, _ROWS: str(self.rows)}

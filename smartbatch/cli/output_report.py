@@ -15,7 +15,8 @@ from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.errors import InputError
 from smartbatch.jobs.error_patterns import pattern_of
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.job_report import versions
+from smartbatch.jobs.job_report import list_figures, versions
+from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.observe.text import escape
 from smartbatch.reports.report_data import ReportData, ReportedJob
 from smartbatch.reports.sampling import EvenSample, FailureGroups, RequestFigures
@@ -54,6 +55,16 @@ def reported_jobs(jobs: Sequence[Job]) -> tuple[ReportedJob, ...]:
     return tuple(
         each for job in sorted(jobs, key=lambda job: job.created_at) for each in job.report().data.jobs
     )
+
+
+def ended_runs(decisions: Sequence[tuple[str, StoredDecision]]) -> tuple[ReportedJob, ...]:
+    """Return how the latest run in real time went, whose jobs were deleted when the output had all answers.
+
+    Args:
+        decisions: on the jobs of runs, with the keys of these, newest first.
+    """
+    runs = [(key.partition("#")[0], one) for key, one in decisions]
+    return tuple(list_figures(one, key=key) for key, one in reversed(runs) if key == runs[0][0])
 
 
 class _Figures:

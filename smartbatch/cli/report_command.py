@@ -108,8 +108,8 @@ def _report(args: argparse.Namespace) -> Report:
     """
     from smartbatch.cli.clients import config_of, missing_store
     from smartbatch.cli.followed_jobs import GRACE
-    from smartbatch.cli.jobs_of_run import jobs_of_output
-    from smartbatch.cli.output_report import output_report, reported_jobs
+    from smartbatch.cli.jobs_of_run import jobs_of_output, key_beginning
+    from smartbatch.cli.output_report import ended_runs, output_report, reported_jobs
     from smartbatch.errors import JobNotFound
     from smartbatch.observe.text import escape
     from smartbatch.reports.report import Report
@@ -129,6 +129,7 @@ def _report(args: argparse.Namespace) -> Report:
         if not is_file:
             return stored.job(subject).report()
         jobs = jobs_of_output(stored.jobs(limit=_SEARCHED), subject)
-        return Report(output_report(subject, reported_jobs(jobs), time.time()))
+        ended = stored.kept_decisions(key_beginning(os.path.basename(subject)))
+        return Report(output_report(subject, (*reported_jobs(jobs), *ended_runs(ended)), time.time()))
     finally:
         stored.close(GRACE)

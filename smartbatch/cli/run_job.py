@@ -138,7 +138,7 @@ class JobRun:
             if one.realtime:
                 try:
                     if one.job.is_done():
-                        one.job.forget()
+                        one.job.forget(keep_decision=self._args.output is not None)
                 except StoreError as error:  # the output has every answer: no reason to fail
                     self._say(f"job {one.job.id} stays in the store: {error.message}")
 

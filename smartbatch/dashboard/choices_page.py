@@ -40,9 +40,10 @@ _HEAD = (
 _SUMS = ("route", "decisions", "requests", "USD", "against always-individual", "against always-batch")
 _TIME = Axis("seconds to the last answer", seconds, log=True)
 _NOTE = (
-    "Against always-individual and always-batch: their forecasts, made when the route was chosen, less what "
-    "the list really took and cost. Nothing is compared where it went by that route itself, or there is no "
-    "such route."
+    "Nobody knows what always-individual and always-batch would have come to. By the tokens used: what the "
+    "tokens that were really used cost by that route. By forecast: what was forecast when the route was "
+    "chosen. What the list really cost and took is subtracted from either. Nothing is compared where it "
+    "went by that route itself, or there is no such route."
 )
 
 
@@ -110,18 +111,24 @@ def _calibration(figures: Sequence[StoredDecision]) -> Html:
 
 @frozen
 class _Gain:
-    """What was saved against another route, by its forecast; negative where it was lost.
+    """What was saved against another route; negative where it was lost, ``None`` where nothing is known.
 
     Attributes:
-        usd: ``None`` where one of both costs is unknown.
-        seconds: ``None`` where there is nothing to compare with: it is the same route, or there is none.
+        usd: by what the tokens that were really used cost there.
+        forecast_usd: by its forecast, where that is all there is.
+        seconds: by its forecast.
     """
 
     usd: float | None = None
+    forecast_usd: float | None = None
     seconds: float | None = None
 
     def __add__(self, other: _Gain) -> _Gain:
-        return _Gain(_sum(self.usd, other.usd), _sum(self.seconds, other.seconds))
+        return _Gain(
+            _sum(self.usd, other.usd),
+            _sum(self.forecast_usd, other.forecast_usd),
+            _sum(self.seconds, other.seconds),
+        )
 
 
 @define
@@ -137,19 +144,33 @@ class _Sums:
 
 def _gains(one: StoredDecision, measured: Measured) -> tuple[_Gain, _Gain]:
     """Return what was saved against always-individual and against always-batch."""
-    return (
-        _gain(one, Route.INDIVIDUAL, one.individual_cost, one.individual_p50, measured),
-        _gain(one, Route.BATCH, one.batch_cost, one.batch_p50, measured),
-    )
+    individual = measured.individual_cost, one.individual_cost, one.individual_p50
+    batch = measured.batch_cost, one.batch_cost, one.batch_p50
+    return _gain(one, Route.INDIVIDUAL, measured, *individual), _gain(one, Route.BATCH, measured, *batch)
 
 
 def _gain(
-    one: StoredDecision, other: Route, cost: float | None, p50: float | None, measured: Measured
+    one: StoredDecision,
+    other: Route,
+    measured: Measured,
+    used: float | None,
+    cost: float | None,
+    p50: float | None,
 ) -> _Gain:
+    """Return what was saved against another route.
+
+    Args:
+        used: USD of the tokens that were really used, by that route.
+        cost, p50: forecast of it.
+    """
     if one.route == other.value or p50 is None:
         return _Gain()
-    usd = None if cost is None or measured.cost is None else cost - measured.cost
-    return _Gain(usd, p50 - measured.seconds)
+    seconds = p50 - measured.seconds
+    if measured.cost is None:
+        return _Gain(seconds=seconds)
+    if used is not None:
+        return _Gain(usd=used - measured.cost, seconds=seconds)
+    return _Gain(forecast_usd=None if cost is None else cost - measured.cost, seconds=seconds)
 
 
 def _sum(one: float | None, other: float | None) -> float | None:
@@ -157,7 +178,7 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 def _saved(figures: Iterable[StoredDecision]) -> Html:
-    """Return what was saved and lost by route, against the forecasts of the plain routes."""
+    """Return what was saved and lost by route, against the plain routes."""
     by_route: dict[str, _Sums] = {}
     for one in figures:
         if one.measured is None:
@@ -187,11 +208,18 @@ def _saved(figures: Iterable[StoredDecision]) -> Html:
 
 
 def _in_words(gain: _Gain) -> Child:
-    """Say what was saved and what was lost; never by a sign alone."""
+    """Say what was saved and what was lost, and whether that is known; never by a sign alone."""
     if gain.seconds is None:
         return "–"
-    money = UNKNOWN if gain.usd is None else _difference(gain.usd, usd)
-    return fragment(el("div", money), el("div", _difference(gain.seconds, seconds)))
+    lines = []
+    if gain.usd is not None:
+        lines.append((_difference(gain.usd, usd), "by the tokens used"))
+    if gain.forecast_usd is not None:
+        lines.append((_difference(gain.forecast_usd, usd), "by forecast"))
+    if not lines:
+        lines.append((UNKNOWN, ""))
+    lines.append((_difference(gain.seconds, seconds), "by forecast"))
+    return fragment(el("div", told, " ", el("span", how, class_="soft")) for told, how in lines)
 
 
 def _difference(saved: float, words: Callable[[float], str]) -> str:

@@ -8,6 +8,7 @@ from smartbatch._html import Child, Html, el, fragment
 from smartbatch.dashboard import act_forms
 from smartbatch.dashboard.downloads import formats, may_download
 from smartbatch.dashboard.job_rows import deadline_of, moment_of, progress_of, state_of, time_of
+from smartbatch.dashboard.jobs_page import number_of
 from smartbatch.dashboard.outlook import course, outlook, risk_of
 from smartbatch.dashboard.page import Page, Query, Section
 from smartbatch.dashboard.source import Source
@@ -49,7 +50,7 @@ def page(source: Source, query: Query) -> Page:
             Section("job", "How it stands", _facts(source, store, line, shards)),
             Section("batches", "Batches", _batches(source, line, shards)),
             Section("incidents", "Incidents", _incidents(store.overview.incidents(line.id, limit=INCIDENTS))),
-            Section("failed", "Failed requests", _failed(store.overview.failed(line, limit=FAILED + 1))),
+            Section("failed", "Failed requests", _failed(store, line, query)),
             Section("results", "Results", _downloads(source, line, query)),
             Section("act", "Act", act_forms.of_job(line, query), live=False),
         ),
@@ -156,14 +157,23 @@ def _incidents(incidents: Sequence[IncidentRow]) -> Html:
     )
 
 
-def _failed(rows: Sequence[FailedRequest]) -> Html:
+def _failed(store: SqlStore, line: JobLine, query: Query) -> Html:
+    """Return a page of failed requests; it is named by the position from which it goes on."""
+    first = min(number_of(query.values.get("failed")) or 0, line.total)
+    rows = store.overview.failed(line, first=first, limit=FAILED + 1)
+    links = []
+    if first:
+        links.append(el("li", el("a", "First failed requests", href=query.again(failed=None))))
+    if len(rows) > FAILED:
+        more = query.again(failed=rows[FAILED].ix)
+        links.append(el("li", el("a", "Further failed requests", href=more)))
+    pages = el("nav", el("ul", links), aria_label="Pages of failed requests") if links else None
     if not rows:
-        return el("p", "No request has failed.", class_="soft")
-    more = f"The first {FAILED}; a download has all." if len(rows) > FAILED else None
-    table = html.table(
-        "Failed requests", ("row", "id", "error", "reason"), list(_reasons(rows[:FAILED])), numbers=(0,)
-    )
-    return fragment(table, more and el("p", more, class_="soft"))
+        told = "No further request has failed." if first else "No request has failed."
+        return fragment(el("p", told, class_="soft"), pages)
+    head = ("row", "id", "error", "reason")
+    table = html.table("Failed requests", head, list(_reasons(rows[:FAILED])), numbers=(0,))
+    return fragment(table, pages)
 
 
 def _reasons(rows: Sequence[FailedRequest]) -> Iterator[tuple[Child, ...]]:

@@ -300,13 +300,18 @@ class Job:
         self._carry_on()
         self._service.resume(self.id)
 
-    def forget(self, *, by: str | None = None) -> None:
+    def forget(self, *, by: str | None = None, keep_decision: bool = False) -> None:
         """Delete a finished job, its requests and its results from the store.
+
+        Args:
+            by: who does; the user and the machine when ``None``.
+            keep_decision: keep by what its route was chosen and what it took, under its key, for the
+                dashboard and reports of its output. Of those the latest 2,000 are kept.
 
         Raises:
             StoreError: it is not finished, so that answers that are paid for could be lost.
         """
-        self._service.store.jobs.forget(self.id, actor(by))
+        self._service.store.jobs.forget(self.id, actor(by), keep_decision=keep_decision)
 
     def set_deadline(self, deadline: Deadline | None, *, by: str | None = None) -> None:
         """Change when the last result has to be there; whoever carries the job on hears of it.

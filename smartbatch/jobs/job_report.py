@@ -21,6 +21,8 @@ from smartbatch.jobs.payload import (
 from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import span
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store.job_overview import FailedRequest
+from smartbatch.jobs.summary_records import ListDecision, StoredDecision
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.reports.report_data import ReportData, ReportedJob, ReportIncident
 from smartbatch.reports.sampling import MOST_SAMPLED, EvenSample, FailureGroups, RequestFigures
@@ -29,7 +31,7 @@ from smartbatch.types import Generation, Result
 _PAGES = 80
 """Places of a job at which results are read."""
 _FAILURES = 5_000
-"""Failed requests that are read."""
+"""Failed requests that are read; of more, those at evenly chosen places."""
 _PLAIN_PARAMETERS = ("max_tokens", "temperature", "top_p", "seed")
 
 
@@ -96,13 +98,36 @@ def job_figures(store: SqlStore, row: JobRow, wall: float) -> ReportedJob:
     )
 
 
+def list_figures(one: StoredDecision | ListDecision, *, key: str | None = None) -> ReportedJob:
+    """Return how a list in real time went, of which there is no job.
+
+    Args:
+        key: of the job that it was, where it was one.
+    """
+    measured = one.measured
+    return ReportedJob(
+        id="",
+        key=key,
+        state="active" if measured is None else "done",
+        route=one.route,
+        decision=one.decision,
+        created=one.at,
+        finished=None if measured is None else one.at + measured.seconds,
+        paid=None if measured is None else measured.cost,
+        individual_cost=None if measured is None else measured.individual_cost,
+        batch_cost=None if measured is None else measured.batch_cost,
+        timeline=None,
+        incidents=None,
+    )
+
+
 def versions() -> tuple[tuple[str, str], ...]:
     """Return what makes a report."""
     return (("smartbatch", __version__), ("Python", ".".join(map(str, sys.version_info[:3]))))
 
 
 class _Seen:
-    """Results of a job: answered ones at evenly chosen places, and the first that failed.
+    """Results of a job, of a large one at evenly chosen places.
 
     Attributes:
         is_whole: the job is so small that all of its results were read.
@@ -119,14 +144,13 @@ class _Seen:
                 self.deduplicated += result_row.outcome == "succeeded"
             else:
                 self._add(_result(result_row, row.id))
-        line = store.overview.get(row.id)
-        failed = [] if line is None else store.overview.failed(line, limit=_FAILURES, cancelled=False)
-        for each in failed:
+        self.failures_read = 0
+        for each in _failed(store, row):
             request_id = item_id(row.id, each.ix, each.user_id)
             error = decode_error(each.body, request_id=request_id)
+            self.failures_read += 1
             if error is not None:
                 self.failures.add(kind_of(error), pattern_of(error.message), request_id)
-        self.failures_read = len(failed)
 
     def _add(self, result: Result) -> None:
         self.dropped.update(result.dropped)
@@ -159,6 +183,22 @@ def _places(store: SqlStore, row: JobRow) -> Iterator[ResultRow]:
         if page:
             last = page[-1].ix
             yield from page
+
+
+def _failed(store: SqlStore, row: JobRow) -> Iterator[FailedRequest]:
+    """Yield requests that failed: all, or those at evenly chosen places of a job that has many."""
+    line = store.overview.get(row.id)
+    if line is None:
+        return
+    if row.failed <= _FAILURES:
+        yield from store.overview.failed(line, limit=_FAILURES, cancelled=False)
+        return
+    first = 0
+    for start in range(0, row.total, max(1, row.total // _PAGES)):
+        first = max(first, start)
+        page = store.overview.failed(line, first=first, limit=_FAILURES // _PAGES, cancelled=False)
+        yield from page
+        first = page[-1].ix + 1 if page else row.total
 
 
 def _result(row: ResultRow, job_id: str) -> Result:

@@ -240,6 +240,7 @@ class JobSubmission:
                 self._service.finish_listening(job.id, LAST_CALLBACKS)
         except KeyboardInterrupt:
             raise interrupted(job) from None
+        results.reporter = lambda _: job.report()
         return ended(results, self._clock.now() - began, prompts)
 
     # -- what is possible ------------------------------------------------------------------------------------

@@ -79,6 +79,11 @@ class ListDecision:
     measured: Measured | None = None
     no: int | None = None
 
+    @property
+    def route(self) -> str:
+        """That was chosen."""
+        return self.decision.chosen.route.value
+
 
 @define
 class Failures:

@@ -32,10 +32,10 @@ class ReportIncident:
 
 @frozen(kw_only=True)
 class ReportedJob:
-    """How a job went.
+    """How a job, or a list in real time, went.
 
     Attributes:
-        id, key: of the job.
+        id, key: of the job; an empty id where it is no job, or the store has it no more.
         state: in a word.
         route: that was chosen, where that is recorded.
         decision: by which its route was chosen; ``None`` where none is stored.
@@ -44,8 +44,8 @@ class ReportedJob:
         paid: USD, results and what no result holds; ``None`` while it goes on, or where a price is unknown.
         individual_cost: USD that the tokens of the results cost in real time, likewise.
         batch_cost: USD that they cost by batch, likewise.
-        timeline: its batches.
-        incidents: oldest first.
+        timeline: its batches; ``None`` where they are not recorded.
+        incidents: oldest first; likewise.
     """
 
     id: str
@@ -59,8 +59,13 @@ class ReportedJob:
     paid: float | None
     individual_cost: float | None
     batch_cost: float | None
-    timeline: tuple[TimelineRow, ...] = field(default=(), repr=False)
-    incidents: tuple[ReportIncident, ...] = field(default=(), repr=False)
+    timeline: tuple[TimelineRow, ...] | None = field(default=(), repr=False)
+    incidents: tuple[ReportIncident, ...] | None = field(default=(), repr=False)
+
+    @property
+    def name(self) -> str:
+        """What it is called in words."""
+        return f"job {self.id}" if self.id else "the list"
 
 
 @frozen(kw_only=True)

@@ -23,7 +23,7 @@ _JOBS_SHOWN = 3
 _ALTERNATIVES = (
     "",
     "cost, forecast",
-    "cost, measured",
+    "cost of the tokens used",
     "half done, forecast",
     "95 of 100, forecast",
     "time, measured",
@@ -105,7 +105,7 @@ def _asked(data: ReportData) -> Html:
         ("kind", data.kind or UNKNOWN),
     ]
     if data.parameters is None:
-        rows.append(("parameters", "not recorded in this file"))
+        rows.append(("parameters", "not recorded"))
     rows += [(name, words) for name, words in data.parameters or ()]
     rows += [(f"label {name}", words) for name, words in data.labels[:12]]
     rows += [(f"left out: {name}", why) for name, why in data.dropped[:12]]
@@ -141,9 +141,13 @@ def _each(jobs: Sequence[ReportedJob], show: Callable[[ReportedJob], Html]) -> H
     """Return a part for each job, under its name where there are several."""
     if len(jobs) == 1:
         return show(jobs[0])
-    parts = [fragment(el("h3", f"Job {job.key or job.id}"), show(job)) for job in jobs[:_JOBS_SHOWN]]
+    parts = [fragment(el("h3", _heading(job)), show(job)) for job in jobs[:_JOBS_SHOWN]]
     more = len(jobs) - len(parts)
     return fragment(parts, el("p", f"{more:,} further jobs are left out.") if more else None) or None
+
+
+def _heading(job: ReportedJob) -> str:
+    return f"Job {job.key or job.id}" if job.id else f"Requests of {moment(job.created)} UTC"
 
 
 def _no_route() -> Html:
@@ -178,7 +182,7 @@ def _costs(data: ReportData) -> Html:
 
 
 def _alternatives(job: ReportedJob) -> Html:
-    """Return the table of forecast and measured cost and time, as it was done and by the plain routes."""
+    """Return the table of cost and time, as it was done and by the plain routes, which were not."""
     decision, took = job.decision, None if job.finished is None else job.finished - job.created
     chosen = alone = batch = None
     if decision is not None:
@@ -191,15 +195,15 @@ def _alternatives(job: ReportedJob) -> Html:
         _alternative("always batch", batch, job.batch_cost, took if job.route == "batch" else None),
     ]
     notes = [
-        "The measured cost of an alternative is that of the tokens really used, at its price. How long it "
-        "would have taken is a forecast, since it was not done."
+        "What was not done was not measured: its cost is that of the tokens that were really used, at its "
+        "price, and how long it would have taken is a forecast."
     ]
     if job.paid is not None and job.individual_cost is not None:
         saved = job.individual_cost - job.paid
         notes.insert(0, f"{money(abs(saved))} {'less' if saved >= 0 else 'more'} than always individual.")
     if job.finished is None:
         notes.insert(0, "The job has not ended, so what it takes in all is unknown.")
-    caption = f"forecast and measured, job {job.id}"
+    caption = f"forecast and measured, {job.name}"
     return fragment(
         table(caption, _ALTERNATIVES, rows, numbers=range(1, 6)), (el("p", note) for note in notes)
     )
@@ -232,14 +236,16 @@ def _when(job: ReportedJob, bounds: Bounds) -> Html:
         ("ended", UNKNOWN if job.finished is None else f"{moment(job.finished)} UTC"),
         ("took", "goes on" if job.finished is None else seconds(job.finished - job.created)),
         ("state", job.state),
-        ("batches", f"{len(job.timeline):,}"),
     ]
+    if job.timeline is None:
+        return facts(rows)
+    rows.append(("batches", f"{len(job.timeline):,}"))
     batches = [row for row in job.timeline if row.spans]
     shown = thinned(batches, bounds.timeline) if len(batches) > bounds.timeline else batches
     if not batches:
         drawn = el("p", "No batch was created.") if job.timeline == () else None
     else:
-        drawn = timeline(f"Batches of job {job.id}", shown, most=bounds.timeline) if bounds.timeline else None
+        drawn = timeline(f"Batches of {job.name}", shown, most=bounds.timeline) if bounds.timeline else None
     note = f"{len(shown):,} of {len(batches):,} batches are drawn." if len(shown) < len(batches) else None
     return fragment(facts(rows), drawn, el("p", note) if note else None)
 
@@ -307,7 +313,9 @@ def _failures(data: ReportData, bounds: Bounds) -> Html:
     ]
     notes = []
     if data.failures_read < data.failed:
-        notes.append(f"The groups are made of the first {data.failures_read:,} of {data.failed:,} failures.")
+        notes.append(
+            f"The groups are made of {data.failures_read:,} of {data.failed:,} failures, evenly chosen."
+        )
     if len(data.failures) > len(rows):
         notes.append(f"{len(data.failures) - len(rows):,} smaller groups are left out.")
     head = ("kind", "message", "requests", "one of them")
@@ -316,9 +324,9 @@ def _failures(data: ReportData, bounds: Bounds) -> Html:
 
 
 def _incidents(jobs: Sequence[ReportedJob], bounds: Bounds) -> Html:
-    incidents = [incident for job in jobs for incident in job.incidents]
-    if not jobs:
-        return el("p", "Incidents are kept with jobs, and no job of this file is in the store.")
+    incidents = [incident for job in jobs for incident in job.incidents or ()]
+    if all(job.incidents is None for job in jobs):
+        return el("p", "Incidents are kept with jobs, and no job of this is in the store.")
     if not incidents:
         return el("p", state("Nothing happened that should not have.", "good"))
     shown = incidents[-bounds.rows :]

@@ -29,6 +29,9 @@ class RoutedResults(Iterator[Result]):
     """The results of a list whose route was chosen; one thread reads it. The choice is told and its route
     taken with the first result that is asked for; it is scored after the last.
 
+    Attributes:
+        decided: the choice, once it was told, and what it took, once that is known.
+
     No generator: one that is collected cleans up in a finaliser, which must not wait for a lock.
     """
 
@@ -50,6 +53,7 @@ class RoutedResults(Iterator[Result]):
         self._actual = advisor.actual_cost()
         self._results: Taken | None = None
         self._ended = False
+        self.decided: ListDecision | None = None
 
     def __next__(self) -> Result:
         if self._ended:
@@ -58,9 +62,9 @@ class RoutedResults(Iterator[Result]):
             if self._results is None:
                 self._number = self._advisor.tell(self._decision, self._purpose)
                 self._began = self._clock.now()
+                self.decided = ListDecision(self._clock.wall(), self._advisor.label, self._decision)
                 if self._note is not None:
-                    self._kept = ListDecision(self._clock.wall(), self._advisor.label, self._decision)
-                    self._note(self._kept)
+                    self._note(self.decided)
                 self._results = self._take()
             result = next(self._results)
         except StopIteration:
@@ -75,14 +79,15 @@ class RoutedResults(Iterator[Result]):
         return result
 
     def _scored(self, event: RouteScored | None) -> None:
-        if event is not None and self._note is not None:
-            self._kept.measured = Measured(
+        if event is not None and self.decided is not None:
+            self.decided.measured = Measured(
                 seconds=event.seconds,
                 cost=event.cost,
                 individual_cost=event.individual_cost,
                 batch_cost=event.batch_cost,
             )
-            self._note(self._kept)
+            if self._note is not None:
+                self._note(self.decided)
 
     def unread(self) -> dict[int, Result]:
         """Return, after :meth:`close`, the results that came and were not taken, by position."""
@@ -144,6 +149,11 @@ class ListResults(Iterator[Result]):
         """Cancel what has not started and read no further."""
         self._results.close()
         self._facts.display.close()
+
+    @property
+    def decided(self) -> ListDecision | None:
+        """By what its route was chosen; ``None`` where none was chosen for all of it."""
+        return self._results.decided if isinstance(self._results, RoutedResults) else None
 
     def interrupted(self, error: KeyboardInterrupt, read: Sequence[Result] | None) -> Interrupted:
         """Close, and return what the interrupt raises.

@@ -36,6 +36,7 @@ from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import CheckedList, JobResults, Reading, parts_of
 from smartbatch.routing.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
+from smartbatch.routing.list_report import ListReporter
 from smartbatch.routing.list_results import ListFacts, ListResults, RoutedResults, common_purpose
 from smartbatch.types import (
     ConstraintParams,
@@ -160,10 +161,12 @@ class ListRouter:
 
     def _collect(self, results: ListResults, began: float) -> ResultList:
         collected = ResultList[Any]()
+        first = self._clock.wall() - (self._clock.now() - began)
         try:
             collected.extend(results)
         except KeyboardInterrupt as error:
             raise results.interrupted(error, collected) from None
+        collected.reporter = ListReporter(self._advisor.label, first, results.decided)
         return ended(collected, self._clock.now() - began, results.prompts)
 
     def _options(self, total: int | None, reader: ReaderOptions) -> tuple[ListOptions, ListDisplay]:

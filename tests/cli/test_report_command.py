@@ -123,6 +123,24 @@ def test_the_job_of_an_output_is_found_in_the_store(folder: Path) -> None:
     assert "Batches of job job-" in html
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_a_run_in_real_time_leaves_the_decision_for_its_report(folder: Path, name: str) -> None:
+    """Its job is deleted when the output has every answer; only the last run of an output counts."""
+    for rows in ("a\nb\n", "c\nd\ne\n"):
+        (folder / "in.txt").write_text(rows)
+        (folder / name).unlink(missing_ok=True)
+        model = "sim:demo?latency=0"
+        assert (
+            main(["run", "in.txt", "--model", model, "-o", name, "--quiet", "--strategy", "individual"]) == 0
+        )
+    assert report(name) == 0
+    html = (folder / "report.html").read_text("utf-8")
+    assert html.count("Route: <strong>individual</strong>") == 1
+    assert "because: strategy=&#x27;individual&#x27; was asked for" in html
+    assert "forecast and measured, the list" in html
+    assert "3 of 3 requests were answered in" in html
+
+
 def test_of_a_job_by_id_and_by_key(client: BatchingClient, folder: Path) -> None:
     job = client.submit_batch(["a", "b"], key="letters")
     job.wait(20)

@@ -21,6 +21,7 @@ from smartbatch.jobs.records import NewResult
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.summary_records import Failures, ListDecision, Measured
 from smartbatch.reports.axes import seconds as told
+from smartbatch.reports.axes import usd
 from tests.dashboard.visits import LOCAL, Visitor
 
 HOSTILE = "<script>alert('\"&')</script>"
@@ -85,25 +86,45 @@ def test_an_empty_store_has_empty_pages(visitor: Visitor, store: SqlStore, path:
 # -- choices -------------------------------------------------------------------------------------------------
 
 
-def test_a_decision_is_shown_with_what_it_saved_and_lost_against_the_forecasts(
+def test_a_decision_is_shown_with_what_it_saved_and_lost_and_how_that_is_known(
     visitor: Visitor, store: SqlStore
 ) -> None:
+    """Money by the tokens that were used, where their price is known; time by forecast, as always."""
     by_batch, alone = decision(strategy="batch"), decision(strategy="individual")
     late, soon = 2 * by_batch.chosen.p95, 0.5 * alone.chosen.p50
     write(store, ListDecision(AT, "openai:m", by_batch, measured(late)))
-    write(store, ListDecision(AT, "openai:m", alone, measured(soon, 0.7)))
+    came = Measured(seconds=soon, cost=0.7, individual_cost=0.7, batch_cost=0.35)
+    write(store, ListDecision(AT, "openai:m", alone, came))
     assert alone.batch is not None
     text = read(visitor, "/choices")
+    lost = f"0.4 USD saved by the tokens used {told(late - alone.chosen.p50)} lost by forecast –"
+    saved = f"– 0.35 USD lost by the tokens used {told(alone.batch.p50 - soon)} saved by forecast"
     for row in (
         # by route, then each: against always-individual, against always-batch
-        f"batch 1 400 0.4 USD 0.6 USD saved {told(late - alone.chosen.p50)} lost –",
-        f"individual 1 400 0.7 USD – 0.2 USD lost {told(alone.batch.p50 - soon)} saved",
-        f"{told(late)} beyond 95 % 0.5 USD 0.4 USD 0.6 USD saved {told(late - alone.chosen.p50)} lost –",
-        f"{told(soon)} within half 1 USD 0.7 USD – 0.2 USD lost {told(alone.batch.p50 - soon)} saved",
+        f"batch 1 400 0.4 USD {lost}",
+        f"individual 1 400 0.7 USD {saved}",
+        f"{told(late)} beyond 95 % 0.5 USD 0.4 USD {lost}",
+        f"{told(soon)} within half 1 USD 0.7 USD {saved}",
     ):
         assert row in text
     assert "2023-11-14 22:13:20 openai:m 400 batch" in text
-    assert "their forecasts, made when the route was chosen" in text
+    assert "Nobody knows what always-individual and always-batch would have come to" in text
+
+
+def test_where_the_price_of_a_route_is_unknown_a_hybrid_is_held_against_its_forecast(
+    visitor: Visitor, store: SqlStore
+) -> None:
+    """And says so: what always-batch would have cost was not measured."""
+    made = decision(strategy="hybrid")
+    assert made.batch is not None
+    assert made.batch.cost is not None
+    came = Measured(seconds=100.0, cost=0.4, individual_cost=0.8, batch_cost=None)
+    write(store, ListDecision(AT, "openai:m", made, came))
+    text = read(visitor, "/choices")
+    against = made.batch.cost.expected - 0.4
+    time, word = made.alone.p50 - 100.0, "saved" if against >= 0 else "lost"
+    assert f"0.4 USD saved by the tokens used {told(abs(time))} {'saved' if time >= 0 else 'lost'} by" in text
+    assert f"{usd(abs(against))} {word} by forecast {told(made.batch.p50 - 100.0)} saved by forecast" in text
 
 
 def test_what_is_not_measured_yet_shows_its_forecast(visitor: Visitor, store: SqlStore) -> None:

@@ -234,16 +234,19 @@ class JobOverview:
         )
         return [shard_row(row) for row in rows]
 
-    def failed(self, job: JobLine, *, limit: int = 50, cancelled: bool = True) -> list[FailedRequest]:
+    def failed(
+        self, job: JobLine, *, first: int = 0, limit: int = 50, cancelled: bool = True
+    ) -> list[FailedRequest]:
         """Return requests of a job that ended without an answer, in order.
 
         Args:
+            first: the position from which on they are looked for.
             cancelled: those that were cancelled, too.
         """
         if not job.failed + (job.cancelled if cancelled else 0):
             return []
         without = "" if cancelled else "cancelled"
-        rows = self.db.rows(_FAILED, without, first_of(job.no), first_of(job.no + 1), limit)
+        rows = self.db.rows(_FAILED, without, first_of(job.no) + first, first_of(job.no + 1), limit)
         return [
             FailedRequest(position(no), decoded(user_id), outcome, body)
             for no, user_id, outcome, body in rows

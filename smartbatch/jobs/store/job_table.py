@@ -142,23 +142,24 @@ class JobTable:
         those = "WHERE j.state <> {done} " if unfinished else ""
         return [job_row(row) for row in self.db.rows(f"{JOBS}{those}ORDER BY j.no DESC LIMIT ?", limit)]
 
-    def forget(self, job_id: str, by: str | None = None) -> None:
+    def forget(self, job_id: str, by: str | None = None, *, keep_decision: bool = False) -> None:
         """Delete a finished job with everything it has, and give the room back.
 
         The job itself goes in one transaction; its items follow in several.
 
         Args:
             by: who asked for it, where it is to be noted.
+            keep_decision: keep the decision on its route among those on lists, under the key of the job.
 
         Raises:
             JobNotFound: there is none.
             StoreError: the job is not finished, so forgetting it could lose paid answers.
         """
-        no = self.db.write(lambda tx: self._drop(tx, job_id, by))
+        no = self.db.write(lambda tx: self._drop(tx, job_id, by, keep_decision))
         delete_items(self.db, no)
         self.db.give_back()
 
-    def _drop(self, tx: Transaction, job_id: str, by: str | None) -> int:
+    def _drop(self, tx: Transaction, job_id: str, by: str | None, keep_decision: bool) -> int:
         """Delete a finished job but for its items; return its number."""
         found = tx.row("SELECT no, state FROM job WHERE id = ?{for_update}", job_id)
         if found is None:
@@ -169,6 +170,8 @@ class JobTable:
                 f"job {job_id} is not finished: forgetting it could lose answers that are paid for;"
                 " cancel it and let it end first"
             )
+        if keep_decision:
+            summary_tables.keep_decision(tx, no)
         for table, column in (
             ("job", "no"),
             ("job_params", "no"),

@@ -298,6 +298,12 @@ _LOOKING = (
     "CREATE INDEX incident_job ON incident (job_id, no)",
 )
 
+_NAMES = (
+    # decisions on runs in real time, by the keys of jobs that were deleted once the output had all answers
+    "ALTER TABLE decision ADD COLUMN name {bytes}",
+    "CREATE INDEX decision_name ON decision (name, no) WHERE name IS NOT NULL",
+)
+
 Step = Sequence[str | Callable[[Transaction], None]]
 
 MIGRATIONS: tuple[Step, ...] = (
@@ -309,6 +315,7 @@ MIGRATIONS: tuple[Step, ...] = (
     _SUMMARIES,
     _CONTROLS,
     _LOOKING,
+    _NAMES,
 )
 """Step *n* leads from version *n* to *n* + 1."""
 

@@ -113,6 +113,18 @@ class SummaryTable:
         found = self.db.row(_DECISIONS.replace("{body}", "d.body") + "WHERE d.no = ?", no)
         return None if found is None else _stored_decision(found)
 
+    def kept(self, beginning: str, *, limit: int = 10) -> list[tuple[str, StoredDecision]]:
+        """Return decisions on jobs that are deleted, with the keys of these, newest first.
+
+        Args:
+            beginning: of the keys.
+        """
+        low = beginning.encode("utf-8", "surrogatepass")
+        found = "SELECT no, name FROM decision WHERE name >= ? AND name < ? ORDER BY no DESC LIMIT ?"
+        rows = self.db.rows(found, low, low + b"\xff", limit)
+        named = ((decoded(name) or "", self.numbered(no)) for no, name in rows)
+        return [(name, one) for name, one in named if one is not None]
+
     def decisions(self, *, before: int | None = None, limit: int = 50) -> list[StoredDecision]:
         """Return decisions, newest first, from the one before number ``before``; without what they rest on,
         so that there may be many."""
@@ -174,6 +186,13 @@ class SummaryTable:
 def store_decision(tx: Transaction, job: int | None, decision: Decision, model: str, at: float) -> None:
     """Store the decision on a job, by its number."""
     tx.at_commit(_NEW_DECISION, *_columns(job, decision, model, at))
+
+
+def keep_decision(tx: Transaction, job: int) -> None:
+    """Keep the decision on a job that is deleted, under its key, as one of those on lists."""
+    key = "(SELECT user_key FROM job WHERE no = ?)"
+    tx.change(f"UPDATE decision SET name = {key}, job = NULL WHERE job = ?", job, job)
+    tx.change(_TRIM_DECISIONS, DECISIONS_KEPT)
 
 
 def measure(tx: Transaction, job: int, at: float) -> None:
