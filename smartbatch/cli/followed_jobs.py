@@ -42,6 +42,7 @@ class FollowedJobs:
         stopped: called now and then; once true, nothing more is waited for.
         ending: called once results are no longer waited for, before what is stored by then is read.
         on_status: called with each new status of a job, before ``show``.
+        forecast: whether the statuses say how long their jobs still take.
 
     Attributes:
         statuses: the last status of each job, by its id.
@@ -53,6 +54,7 @@ class FollowedJobs:
     _stopped: Callable[[], bool] = lambda: False
     _ending: Callable[[], object] = lambda: None
     _on_status: Callable[[JobStatus], object] = lambda _: None
+    _forecast: bool = True
     statuses: dict[str, JobStatus] = field(factory=dict, init=False)
     _next_refresh: float = field(default=0.0, init=False)
 
@@ -121,7 +123,7 @@ class FollowedJobs:
         for job in self._jobs:
             before = self.statuses.get(job.id)
             if before is None or not before.done:
-                status = self.statuses[job.id] = job.status()
+                status = self.statuses[job.id] = job.status(forecast=self._forecast)
                 self._on_status(status)
         if self.statuses:
             self._show(_combined(list(self.statuses.values())))

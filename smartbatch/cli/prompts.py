@@ -19,7 +19,7 @@ from smartbatch.cli.row_formats import BadRow
 from smartbatch.core.preparation import validation
 from smartbatch.errors import InputError, InvalidRequest
 from smartbatch.tables.template import BadField, TemplateError, field, fill, listed, parse_template
-from smartbatch.types import Generation, Request, evolve
+from smartbatch.types import Generation, Request
 
 _MAX_BAD_ROWS: Final = 10
 """Bad rows listed in one error: enough to see the pattern, few enough to read."""
@@ -194,7 +194,6 @@ class InputRequests:
     ) -> None:
         self._source = source
         self._maker = maker
-        self._params = validation.admit_defaults(params)
         self._keys_of = Keys.of(model, params)
         self._limit = limit
         self.keys = RowKeys(self._keys_of.settings)
@@ -212,7 +211,7 @@ class InputRequests:
             try:
                 if isinstance(row, BadRow):
                     raise BadField(row.message)
-                self.keys.append(self._prepare(row)[0].key)
+                self.keys.append(self._keys_of.key(self._checked_prompt(row)))
             except (BadField, InvalidRequest) as error:
                 count += 1
                 if len(bad) < _MAX_BAD_ROWS:
@@ -227,12 +226,30 @@ class InputRequests:
             raise InputError(f"{self._source.name}: has no rows; nothing was sent")
         return self.keys
 
-    def read(self, skip: Callable[[int], bool], stopped: Callable[[], bool]) -> Iterator[Request]:
-        """Read the input again and yield its requests, each with a :class:`KeyedRow` as context.
+    def read(
+        self,
+        skip: Callable[[int], bool],
+        stopped: Callable[[], bool],
+        context: Callable[[KeyedRow], Any] = lambda row: row,
+    ) -> Iterator[Request]:
+        """Read the input again and yield its requests, which name no parameters: the client has them.
+
+        Args:
+            context: returns the context of a row's request.
 
         Raises:
             InputError: the input is no longer what was checked.
             RunInterrupted: ``stopped`` returned true.
+        """
+        for row, prompt in self._read_again(skip, stopped):
+            yield Request(prompt, context=context(row))
+
+    def _read_again(
+        self, skip: Callable[[int], bool], stopped: Callable[[], bool]
+    ) -> Iterator[tuple[KeyedRow, Any]]:
+        """Yield rows with their prompts; raises as :meth:`read`.
+
+        What has the key of a row that was checked needs no further check.
         """
         changed, count = self._changed, 0
         for row in self._rows():
@@ -244,12 +261,13 @@ class InputRequests:
             if skip(row.index):
                 continue
             try:
-                keyed, request = self._prepare(row)
-            except (BadField, InvalidRequest) as error:
+                prompt = self._maker.prompt(row)
+                keyed = KeyedRow(row.index, self._maker.id(row), row.fields, self._keys_of.key(prompt))
+            except (BadField, TypeError, ValueError) as error:
                 raise InputError(changed) from error
             if keyed.key != self.keys[row.index]:
                 raise InputError(changed)
-            yield evolve(request, context=keyed)
+            yield keyed, prompt
         if count != len(self.keys):
             raise InputError(changed)
 
@@ -258,18 +276,17 @@ class InputRequests:
 
         Unless rows are looked up in their order, those that were passed over are kept in memory.
         """
-        rows = self.read(skip, stopped=lambda: False)
+        rows = self._read_again(skip, stopped=lambda: False)
         passed: dict[int, KeyedRow] = {}
 
         def find(index: int) -> KeyedRow:
             while index not in passed:
                 if ordered:
                     passed.clear()
-                request = next(rows, None)
-                if request is None:
+                found = next(rows, None)
+                if found is None:
                     raise InputError(self._changed)
-                row: KeyedRow = request.context
-                passed[row.index] = row
+                passed[found[0].index] = found[0]
             return passed.pop(index)
 
         return find
@@ -277,12 +294,13 @@ class InputRequests:
     def _rows(self) -> Iterator[Row | BadRow]:
         return islice(self._source.rows(), self._limit)
 
-    def _prepare(self, row: Row) -> tuple[KeyedRow, Request]:
+    def _checked_prompt(self, row: Row) -> Any:
+        """Return the prompt of a row whose prompt and id can be used."""
         prompt = self._maker.prompt(row)
         # The parameters are part of the settings digest, so what is checked here is the prompt alone.
-        request = validation.normalise(prompt, self._params)
-        keyed = KeyedRow(row.index, self._maker.id(row), row.fields, self._keys_of.key(prompt))
-        return keyed, request
+        validation.normalise(prompt)
+        self._maker.id(row)
+        return prompt
 
 
 def _message(error: BadField | InvalidRequest) -> str:

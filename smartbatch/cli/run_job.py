@@ -34,7 +34,7 @@ from smartbatch.errors import ClientClosed, StoreError
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Mode, Progress
-from smartbatch.types import Request, Result, Route, evolve
+from smartbatch.types import Request, Result, Route
 
 if TYPE_CHECKING:
     from smartbatch.cli.cluster_units import ClusterUnits
@@ -164,6 +164,7 @@ class JobRun:
                 self._clock,
                 stopped=self._stopped,
                 ending=lambda: self._client.stop(GRACE),
+                forecast=not self._in_real_time(),  # the rows are counted and timed as they come
             )
             followed.refresh()
             write(self._rows(progress), progress)
@@ -218,9 +219,11 @@ class JobRun:
         return RunJob(job, self._identity.rows, realtime=realtime, ended=False, is_new=True)
 
     def _requests(self, needed: bytearray) -> Iterator[Request]:
-        for request in self._input.read(skip=lambda index: not needed[index], stopped=self._stopped):
-            row: KeyedRow = request.context
-            yield evolve(request, context=[row.index, format_key(row.key)])
+        return self._input.read(
+            skip=lambda index: not needed[index],
+            stopped=self._stopped,
+            context=lambda row: [row.index, format_key(row.key)],
+        )
 
     # -- reading ---------------------------------------------------------------------------------------------
 

@@ -148,10 +148,13 @@ class _EqualRows:
             return None
         key = fingerprint(request, self._job.model, self._job.scope)
         try:
+            new = "INSERT INTO leader VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+            if self._keys.execute(new, (key, row, realtime)).rowcount:
+                return None
             found = self._keys.execute("SELECT row, realtime FROM leader WHERE key = ?", (key,)).fetchone()
-            if found is not None and (found[1] or not realtime):
+            if found[1] or not realtime:
                 return int(found[0])
-            self._keys.execute("INSERT OR REPLACE INTO leader VALUES (?, ?, ?)", (key, row, realtime))
+            self._keys.execute("UPDATE leader SET row = ?, realtime = 1 WHERE key = ?", (row, key))
         except sqlite3.Error as error:
             raise StoreError(
                 f"the temporary folder has no room for the keys of a job's rows ({error}): make room for "

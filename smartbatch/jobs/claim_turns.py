@@ -31,10 +31,12 @@ class GatherPace:
 
     Attributes:
         pause: seconds.
-        meanwhile: how many come in that time, as of late.
+        storing: seconds that storing them took last.
+        meanwhile: how many come in both together, as of late: so many are neither asked nor make room.
     """
 
     pause: float = 0.0
+    storing: float = 0.0
     meanwhile: int = 0
     _since: float = -math.inf
     _count: int = 0
@@ -44,11 +46,12 @@ class GatherPace:
         self._count += count
         seconds = now - self._since
         if seconds >= MEASURED:
-            self.meanwhile = math.ceil(self._count * self.pause / seconds)
+            self.meanwhile = math.ceil(self._count * (self.pause + self.storing) / seconds)
             self._since, self._count = now, 0
 
     def stored(self, seconds: float) -> None:
         """Note how long storing results took."""
+        self.storing = seconds
         self.pause = min(LONGEST_GATHER, seconds / SHARE_OF_STORING)
 
 

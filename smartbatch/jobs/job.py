@@ -101,10 +101,12 @@ class Job:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def status(self, timeout: Duration | None = STATUS_TIMEOUT) -> JobStatus:
+    def status(self, timeout: Duration | None = STATUS_TIMEOUT, *, forecast: bool = True) -> JobStatus:
         """Return how the job stands now, from the store; nothing is asked of the provider.
 
         Args:
+            forecast: False leaves ``remaining`` ``None`` while the job goes on; then a look at a job of a
+                million costs no more than one at a job of ten, as its rows that wait are not counted.
             timeout: for the store to answer in, such as ``"5s"``, or seconds; ``None`` waits as long as it
                 takes.
 
@@ -113,7 +115,11 @@ class Job:
             StoreError: the store cannot be read, or did not answer in time.
         """
         seconds = seconds_of("timeout", timeout)
-        return self._service.look(lambda: self._service.status_of(self._row()), seconds, StoreError)
+
+        def read() -> JobStatus:
+            return self._service.status_of(self._row(), forecast=forecast)
+
+        return self._service.look(read, seconds, StoreError)
 
     def is_done(self) -> bool:
         """Whether every request has its result; it costs less than the whole status."""

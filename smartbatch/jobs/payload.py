@@ -35,6 +35,7 @@ VERSION = 1
 MESSAGE = 1000
 """Letters of an error's text that are kept."""
 
+_SMALL = 2**63
 _strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _lenient = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 """Python reads back what it writes: NaN and infinities."""
@@ -120,7 +121,8 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
         form["priority"] = int(request.priority)
     if not request.deduplicate:
         form["deduplicate"] = False
-    if len(form) == 2 and "prompt" in form:  # the common case: one text, which the encoder itself can judge
+    # the common case: one text and a context of a few, which the encoder itself can judge
+    if "prompt" in form and len(form) == 2 + ("context" in form) and _is_flat(form.get("context")):
         try:
             return _strict(form).encode()
         except UnicodeEncodeError:
@@ -167,6 +169,12 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: floa
         )
 
     return _read(data, made)
+
+
+def context_of(data: bytes) -> Any:
+    """Return the context of the request that :func:`encode_request` was given; raises as
+    :func:`decode_request`."""
+    return _read(data, lambda form: form.get("context")) if b'"context"' in data else None
 
 
 class RunningDigest:
@@ -282,6 +290,15 @@ def _checked(form: Mapping[str, Any], row: int | None) -> bytes:
         else:
             copied[name] = _plain("prompt" if name == "chat" else name, value, row)
     return _strict(copied).encode()
+
+
+def _is_flat(context: Any) -> bool:
+    """Whether a context is nothing, or a list of texts and small numbers."""
+    if context is None:
+        return True
+    return type(context) is list and all(
+        type(value) is str or (type(value) is int and -_SMALL < value < _SMALL) for value in context
+    )
 
 
 def _plain(field: str, value: Any, row: int | None) -> Any:

@@ -38,7 +38,7 @@ from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies
 from smartbatch.jobs.live_controls import LiveControls, News
 from smartbatch.jobs.opened_store import OpenedStore
-from smartbatch.jobs.payload import Shared, decode_request, decode_result, item_id, with_earlier_tries
+from smartbatch.jobs.payload import context_of, decode_result, item_id, with_earlier_tries
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NamedPlace, NewItem, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.context import JobRuntime, StepLimits
@@ -363,8 +363,8 @@ class JobService:
         own = supervisor is not None and supervisor.owns(job_id)
         return OWN if own else min(ELSEWHERE, self._config.batch_poll_interval)
 
-    def status_of(self, row: JobRow) -> JobStatus:
-        """Return how a job stands.
+    def status_of(self, row: JobRow, *, forecast: bool = True) -> JobStatus:
+        """Return how a job stands; with ``forecast`` also the time left, for which rows that wait are counted.
 
         Its row is read again after its shards, so that a shard that ends in between is counted twice, which
         is seen, and not in neither.
@@ -375,12 +375,16 @@ class JobService:
         asking = 0
         if row.state is not JobState.DONE:
             asking = store.items.count(row.id, ItemState.IN_FLIGHT)
+        left = None
+        if forecast:
+            speed = self._dependencies.speed
+            left = time_left(store, row, shards, asking=asking, speed=speed, wall=wall)
         return status_of(
             row,
             shards,
             asking=asking,
             incidents=store.facts.incidents(row.id),
-            remaining=time_left(store, row, shards, asking=asking, speed=self._dependencies.speed, wall=wall),
+            remaining=left,
             note=self._note(row),
             wall=wall,
         )
@@ -393,9 +397,7 @@ class JobService:
     def stored_result(self, row: ResultRow, job_id: str) -> Result:
         """Return a result as it is stored: ``post_process`` has not seen it."""
         request_id = item_id(job_id, row.ix, row.user_id)
-        context = None
-        if b'"context"' in row.payload:
-            context = decode_request(row.payload, Shared(), id=request_id).context
+        context = context_of(row.payload)
         result = decode_result(row.body, request_id=request_id, context=context)
         # bodies of errors serve many rows, and do not say what each cost
         result = result if result.cost is not None else evolve(result, cost=row.cost)

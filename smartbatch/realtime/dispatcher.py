@@ -83,6 +83,7 @@ class BatchDispatcher:
         self._stopping = False
         self._mine = threading.local()
         self._pool: ThreadPoolExecutor | None = None
+        self._listed = 0
 
     def start(self) -> None:
         """Start the collector's thread; workers start when there is work."""
@@ -213,10 +214,11 @@ class BatchDispatcher:
         """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="smartbatch-worker")
+            self._listed = 0
         self._busy += 1
         self._clock.spawned()
         refusal = self._start_worker(self._pool, call)
-        _leave_exit_alone(self._pool)
+        self._listed = _leave_exit_alone(self._pool, self._listed)
         if refusal is None:
             return True
         self._busy -= 1
@@ -405,13 +407,18 @@ def _internal_error(call: InFlightCall, cause: BaseException) -> ProviderError:
     return error
 
 
-def _leave_exit_alone(pool: ThreadPoolExecutor) -> None:
-    """Keep the standard library from joining these daemon threads at exit, where a call could hold it up.
+def _leave_exit_alone(pool: ThreadPoolExecutor, known: int) -> int:
+    """Keep the standard library from joining these daemon threads at exit, where a call could hold it up;
+    return how many there are, of which the first ``known`` were seen to before.
 
     ``concurrent.futures`` joins every pool thread it has listed before ``atexit`` handlers run; the client's
     own exit handler gives pending work its grace instead.
     """
+    threads = getattr(pool, "_threads", ())
+    if len(threads) == known:
+        return known
     listed = getattr(concurrent.futures.thread, "_threads_queues", None)
     if listed is not None:
-        for thread in list(getattr(pool, "_threads", ())):
+        for thread in list(threads):
             listed.pop(thread, None)
+    return len(threads)

@@ -12,14 +12,15 @@ import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import IO, Any, Final, Protocol, TypeAlias
 
-from attrs import asdict, define, field
+from attrs import define, field, fields_dict
 
 from smartbatch.tables.answer_columns import error_kind, parsed_columns, renamed
 from smartbatch.tables.columns import NONE, Columns, Shape, arrow_type, joined, shape_of_value, to_arrow
 from smartbatch.tables.template import text_of
-from smartbatch.types import Result
+from smartbatch.types import Result, Usage
 
 Line: TypeAlias = "dict[str, Any]"
 """A line of results, decoded. One that was read out of a table has ``answers`` in place of their fields."""
@@ -47,6 +48,9 @@ LAST: Final = {
 }
 FIXED: Final = frozenset(FIRST) | frozenset(LAST)
 PREFIX: Final = "result_"
+_TOKENS: Final = tuple(name for name in fields_dict(Usage) if name != "estimated")
+_tokens_of: Final = attrgetter(*_TOKENS)
+_encode: Final = json.JSONEncoder(allow_nan=False).encode
 _GROUP: Final = 10_000
 """Rows that are held, and make a group, as a Parquet file is written."""
 
@@ -89,7 +93,7 @@ def outcome_fields(result: Result, model: str) -> dict[str, Any]:
     if result.parsed is not None:
         line["parsed"] = result.parsed
     line["finish_reason"] = result.finish_reason
-    line["usage"] = asdict(result.usage, filter=lambda attribute, _: attribute.name != "estimated")
+    line["usage"] = dict(zip(_TOKENS, _tokens_of(result.usage), strict=True))
     line["cost"] = result.cost
     line["latency"] = round(result.latency, 6)
     line["attempts"] = result.attempts
@@ -103,11 +107,11 @@ def outcome_fields(result: Result, model: str) -> dict[str, Any]:
 def to_line(line: dict[str, Any]) -> bytes:
     """Return a line, ASCII only."""
     try:
-        return json.dumps(line, allow_nan=False).encode("ascii") + b"\n"
+        return _encode(line).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError):
         # Only a decoded answer can hold what JSON cannot; its text is in the line anyway.
         line.pop("parsed", None)
-        return json.dumps(line, allow_nan=False).encode("ascii") + b"\n"
+        return _encode(line).encode("ascii") + b"\n"
 
 
 def write_stored(format: str, job: StoredPages, target: IO[bytes]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
+from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias
 
 from attrs import evolve
@@ -42,7 +43,8 @@ NEAR = {
 FieldCheck: TypeAlias = Callable[[Any, str], Any]
 """Takes value and field; returns the value in its one form or raises ``InvalidRequest``."""
 
-_NO_DEFAULTS = Generation()
+_NO_DEFAULTS = Request().params
+"""The parameters of a request that names none: one object for all of them."""
 
 
 def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any) -> Request:
@@ -63,12 +65,14 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
         if not prompt or prompt.isspace() or not prompt.isascii():
             _text(prompt, "prompt")
         return Request(prompt, params)
-    fields, generation = _separate(overrides)
+    fields, generation = _separate(overrides) if overrides else ({}, {})
     levels = [generation]
     if isinstance(prompt, Request):
-        levels.insert(0, _set_fields(prompt.params))
-        own = ((name, getattr(prompt, name)) for name in _FIELDS)
-        fields = {name: value for name, value in own if value is not None} | fields
+        if prompt.params is not _NO_DEFAULTS:
+            levels.insert(0, _set_fields(prompt.params))
+        own = zip(_FIELDS, _own_fields(prompt), _USUAL, strict=True)
+        given = {name: value for name, value, usual in own if value is not None and value is not usual}
+        fields = given | fields
         prompt = prompt.prompt
     for level in levels:
         if level:
@@ -351,5 +355,9 @@ _FIELDS: dict[str, FieldCheck] = {
     "call": _callable,
 }
 """The checks of :class:`Request`, field by field."""
+
+_own_fields = attrgetter(*_FIELDS)
+_USUAL = _own_fields(Request())
+"""What a request has in these fields that was given none; nothing has to be checked of it."""
 
 _NAMES = frozenset({*_GENERATION, *_FIELDS})
