@@ -364,7 +364,7 @@ class JobService:
         return OWN if own else min(ELSEWHERE, self._config.batch_poll_interval)
 
     def status_of(self, row: JobRow, *, forecast: bool = True) -> JobStatus:
-        """Return how a job stands; with ``forecast`` also the time left, for which rows that wait are counted.
+        """Return how a job stands; with ``forecast`` also the time left, for which waiting rows are counted.
 
         Its row is read again after its shards, so that a shard that ends in between is counted twice, which
         is seen, and not in neither.

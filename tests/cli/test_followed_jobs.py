@@ -22,7 +22,7 @@ class Kept:
     stored: int
     id: str = "job-1"
 
-    def status(self) -> JobStatus:
+    def status(self, *, forecast: bool = True) -> JobStatus:
         return JobStatus(
             *(self.id, None, "sim:demo", "active", self.total, self.total, self.stored, 0, 0, 0),
             *(None, 1.0, 0.0, 0.0, 0),

@@ -11,7 +11,7 @@ from typing import Any
 from attrs import asdict
 
 from smartbatch.core.preparation.schemas import BuiltSchema
-from smartbatch.types import Generation, Request
+from smartbatch.types import Embedding, Generation, Request
 
 VERSION = 1
 """Raised when the form of the key changes, so that stored keys of the old form match nothing."""
@@ -34,8 +34,7 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
     key = hashlib.blake2b(_head(scope, model, request.isolation_key), digest_size=32)
     key.update(_canonical(request.params))
     if request.embedding is not None:
-        key.update(b"embedding:")
-        key.update(_json([request.embedding.task_type, request.embedding.dimensions]))
+        key.update(_vector(request.embedding))
     if request.call is not None:
         key.update(b"call:%d:" % id(request))
     prompt = request.prompt
@@ -72,6 +71,11 @@ def _write(params: Generation) -> bytes:
 @lru_cache(maxsize=256)
 def _head(scope: str, model: str, isolation_key: str | None) -> bytes:
     return _json([VERSION, scope, model, isolation_key])
+
+
+@lru_cache(maxsize=256)
+def _vector(asked: Embedding) -> bytes:
+    return b"embedding:" + _json([asked.task_type, asked.dimensions])
 
 
 def _json(value: Any) -> bytes:

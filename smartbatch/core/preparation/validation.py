@@ -45,6 +45,7 @@ FieldCheck: TypeAlias = Callable[[Any, str], Any]
 
 _NO_DEFAULTS = Request().params
 """The parameters of a request that names none: one object for all of them."""
+remember(_NO_DEFAULTS)
 
 
 def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any) -> Request:
