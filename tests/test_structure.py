@@ -119,7 +119,7 @@ FOLDERS: dict[str, frozenset[str]] = {
 ALLOWED_IN_CORE = frozenset(
     {"__future__", "array", "attrs", "bisect", "cattrs", "collections", "contextlib", "copy", "dataclasses"}
     | {"datetime", "enum", "functools", "hashlib", "itertools", "json", "json_repair", "jsonschema"}
-    | {"jsonschema_specifications", "math", "numbers", "re", "statistics", "struct", "types", "typing"}
+    | {"jsonschema_specifications", "math", "numbers", "operator", "re", "statistics", "struct", "types", "typing"}
     | {"weakref"}
 )
 """Decisions take time and random sources as arguments, and have no threads, files or sockets: nothing else
