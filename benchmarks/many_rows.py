@@ -1,0 +1,233 @@
+"""A run of many rows on the command line, beside the library alone: throughput, CPU, memory, going on.
+
+    python -m benchmarks.many_rows
+    python -m benchmarks.many_rows --rows 1000000 --rounds 0 --kill 0.5
+
+The server, :mod:`benchmarks.quick_server`, answers after 2 ms in a process of its own, 64 at a time. *run* is
+``smartbatch run`` over a file of rows of 200 letters, its output in a file; *alone* is ``client.map`` over
+the same prompts, read from the same file one by one, whose results are counted and dropped. They take turns,
+and the median of the rounds' ratios counts. With ``--kill`` a last run is killed with SIGKILL when so large a
+part of the rows is in its output, and the seconds count until the same command writes the next row; with
+``--rounds 0`` it is the only one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import field, frozen
+
+from benchmarks.million_client import prompt_of
+from benchmarks.server import serving
+from benchmarks.targets import Targets
+from smartbatch import BatchingClient
+
+MODEL = "openai:gpt-5-mini"
+LATENCY, WIDE, LETTERS = 0.002, 64, 200
+LOOK = 0.5
+"""Seconds between two looks at a process's memory."""
+
+
+@frozen
+class Taken:
+    """What a process took.
+
+    Attributes:
+        wall, cpu: seconds, from its start to its end.
+        memory: MB at each look.
+    """
+
+    wall: float
+    cpu: float
+    memory: list[float] = field(repr=False)
+
+
+def course(memory: Sequence[float]) -> str:
+    """Return in words how the memory of a process went."""
+    parts = [memory[int(part * (len(memory) - 1))] for part in (0.25, 0.5, 0.75)]
+    words = ", ".join(f"{each:.0f}" for each in (*parts, max(memory)))
+    return f"MB at a quarter, a half, three quarters and the peak: {words}"
+
+
+def write_rows(path: Path, rows: int) -> None:
+    with open(path, "w") as file:
+        for number in range(rows):
+            file.write(json.dumps({"id": f"row-{number}", "prompt": prompt_of(number, LETTERS)}) + "\n")
+
+
+def alone(path: str, url: str) -> None:
+    """Ask every prompt of a file with the library and nothing else."""
+    options = {"api_key": "benchmark", "base_url": url}
+    with (
+        BatchingClient(MODEL, provider_options=options, parallelism=WIDE) as client,
+        open(path) as file,
+    ):
+        prompts = (json.loads(line)["prompt"] for line in file)
+        wrong = sum(not result.ok for result in client.map(prompts, strategy="individual"))
+    if wrong:
+        raise AssertionError(f"{wrong} rows have no answer")
+
+
+def command(folder: Path) -> list[str]:
+    """Return the command line of a run."""
+    out, store = str(folder / "out.jsonl"), str(folder / "jobs.db")
+    places = [str(folder / "rows.jsonl"), "-o", out, "--store", store]
+    options = ["--model", MODEL, "--strategy", "individual", "--parallelism", str(WIDE)]
+    return [sys.executable, "-m", "smartbatch", "run", *places, *options]
+
+
+def environment(folder: Path, url: str) -> dict[str, str]:
+    """Return the environment of all processes: nothing is known of earlier ones, but for the prices."""
+    own = {"XDG_STATE_HOME": str(folder), "OPENAI_API_KEY": "benchmark", "OPENAI_BASE_URL": url}
+    return {**os.environ, **own, "SMARTBATCH_SHARED": "off"}
+
+
+def memory_of(pid: int) -> float:
+    """Return the MB a process uses now; 0 when it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
+
+
+def taken(line: Sequence[str], environ: dict[str, str]) -> Taken:
+    """Run a program to its end and return what it took."""
+    began = time.perf_counter()
+    process = subprocess.Popen(line, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    seen = []
+    while True:
+        ended, status, used = os.wait4(process.pid, os.WNOHANG)
+        if ended:
+            break
+        seen.append(memory_of(process.pid))
+        time.sleep(LOOK)
+    wall = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"the program ended with {process.returncode}")
+    return Taken(wall, used.ru_utime + used.ru_stime, [*seen, used.ru_maxrss / 1024])
+
+
+def forget(folder: Path) -> None:
+    """Delete what a run left."""
+    for path in (*folder.glob("out.jsonl*"), *folder.glob("jobs.db*")):
+        if path.is_file():
+            path.unlink()
+
+
+@frozen
+class GoneOn:
+    """A run that was killed, and the one that went on.
+
+    Attributes:
+        wall: seconds that both took.
+        soon: from the start of the second until it wrote a row.
+        memory: MB of each, at each look.
+        written: rows of the output at its end.
+    """
+
+    wall: float
+    soon: float
+    memory: tuple[list[float], list[float]]
+    written: int
+
+
+def goes_on(folder: Path, environ: dict[str, str], rows: int, part: float) -> GoneOn:
+    """Kill a run at a part of its rows, and have it go on to its end."""
+    out, began = folder / "out.jsonl", time.perf_counter()
+    memory: tuple[list[float], list[float]] = [], []
+    process = subprocess.Popen(command(folder), env=environ, stderr=subprocess.DEVNULL)
+    while process.poll() is None and size_of(out) < part * rows * line_of(out):
+        memory[0].append(memory_of(process.pid))
+        time.sleep(LOOK)
+    process.kill()
+    process.wait()
+    known, again = size_of(out), time.perf_counter()
+    process = subprocess.Popen(command(folder), env=environ, stderr=subprocess.DEVNULL)
+    while process.poll() is None and size_of(out) <= known:
+        time.sleep(0.01)
+    soon = time.perf_counter() - again
+    while process.poll() is None:
+        memory[1].append(memory_of(process.pid))
+        time.sleep(LOOK)
+    wall = time.perf_counter() - began
+    with open(out, "rb") as file:
+        return GoneOn(wall, soon, memory, sum(1 for _ in file))
+
+
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def line_of(path: Path) -> int:
+    """Return the bytes of the first line of a file, at least 1."""
+    if not path.exists():
+        return 1
+    with open(path, "rb") as file:
+        return max(1, len(file.readline()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kill", type=float, default=0.0, help="after this part of the rows; 0 kills none")
+    parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.alone:
+        alone(*args.alone)
+        return
+    targets, ratios = Targets(), []
+    with (
+        tempfile.TemporaryDirectory(prefix="smartbatch-") as name,
+        serving("benchmarks.quick_server", "--latency", str(LATENCY)) as url,
+    ):
+        folder, rows = Path(name), args.rows
+        write_rows(folder / "rows.jsonl", rows)
+        environ = environment(folder, url)
+        by_itself = [sys.executable, "-m", "benchmarks.many_rows", "--alone", str(folder / "rows.jsonl"), url]
+        peak = 0.0
+        for _ in range(args.rounds):
+            library = taken(by_itself, environ)
+            forget(folder)
+            run = taken(command(folder), environ)
+            peak = max(peak, *run.memory)
+            ratios.append(library.wall / run.wall)
+            for title, found in (("alone", library), ("run", run)):
+                print(
+                    f"{title:<6} {rows / found.wall:6.0f} rows/s, CPU {1000 * found.cpu / rows:.3f} ms a row,"
+                    f" {course(found.memory)}",
+                    flush=True,
+                )
+        if ratios:
+            share = 100 * statistics.median(ratios)
+            print(
+                f"the run's throughput of the library's {share:.0f} % ({targets.at_least(share, 80, ' %')})"
+            )
+            print(f"the run's memory   {peak:.0f} MB ({targets.at_most(peak, 120, ' MB')})")
+        if args.kill:
+            forget(folder)
+            both = goes_on(folder, environ, rows, args.kill)
+            most = max(map(max, both.memory))
+            print(f"killed at {100 * args.kill:.0f} % and gone on: {rows / both.wall:.0f} rows/s")
+            print(f"rows in the output {both.written:,} of {rows:,}")
+            print(f"the first of both, {course(both.memory[0])}\nthe second, {course(both.memory[1])}")
+            print(f"memory             {most:.0f} MB ({targets.at_most(most, 120, ' MB')})")
+            print(f"writes again after {both.soon:.1f} s ({targets.at_most(both.soon, 5, ' s')})")
+    targets.exit()
+
+
+if __name__ == "__main__":
+    main()
