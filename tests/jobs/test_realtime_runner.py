@@ -298,16 +298,16 @@ def attended(client: BatchingClient, count: int) -> Job:
 def test_nothing_more_is_asked_while_answers_cannot_be_stored(
     client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An attended job has a thousand requests in the queue: those not under way are taken back."""
+    """An attended job has its requests in the queue: those not under way are taken back."""
     disk, remote, events = FullDisk(monkeypatch), Remote(clock, batches=False, latency=1.0), list[Event]()
     client = client_of(remote, store=place, parallelism=4, observers=[events.append])
-    job = attended(client, 300)
+    job = attended(client, 80)
     clock.sleep(100.0)
     assert len(remote.asked) <= 8  # what was under way, and what began before the first write had failed
     assert job.status().note == "the disk is full"
     disk.full = False
-    assert job.wait(LONG).completed == 300
-    assert sorted(remote.asked) == sorted(f"p{n}" for n in range(300))
+    assert job.wait(LONG).completed == 80
+    assert sorted(remote.asked) == sorted(f"p{n}" for n in range(80))
     told = [event for event in events if isinstance(event, (StoreUnavailable, StoreAvailable))]
     assert [event.name for event in told] == ["store_unavailable", "store_available"]
     assert job.status().note is None
@@ -327,10 +327,10 @@ def test_a_write_that_hangs_counts_as_one_that_fails(
 
     monkeypatch.setattr(ItemTable, "answer", hung)
     remote = Remote(clock, batches=False, latency=1.0)
-    job = attended(client_of(remote, store=place, parallelism=4), 300)
-    assert job.wait(LONG).completed == 300
+    job = attended(client_of(remote, store=place, parallelism=4), 80)
+    assert job.wait(LONG).completed == 80
     assert asked[0] <= 4 * 6  # for a few seconds, not for sixty
-    assert sorted(remote.asked) == sorted(f"p{n}" for n in range(300))
+    assert sorted(remote.asked) == sorted(f"p{n}" for n in range(80))
 
 
 @pytest.mark.catches("StoreError")
@@ -346,7 +346,7 @@ def test_answers_that_could_never_be_stored_are_told_at_the_end_and_named_when_t
     remote = Remote(clock, batches=False, latency=1.0, priced=True)
     prices = {"remote:default": Price(input=1e6, output=1e6)}  # a dollar a token
     client = client_of(remote, store=place, parallelism=4, prices=prices, observers=[events.append])
-    job = attended(client, 300)
+    job = attended(client, 80)
     clock.sleep(30.0)
     client.stop(timeout=5.0)
     asked = len(remote.asked)
@@ -356,8 +356,8 @@ def test_answers_that_could_never_be_stored_are_told_at_the_end_and_named_when_t
     assert f"{asked} that came" in caplog.text
     disk.full = False
     again = client_of(remote, store=place, seed_of_rng=2).job(job.id)
-    assert again.wait(LONG).completed == 300
-    assert len(remote.asked) == 300 + asked
+    assert again.wait(LONG).completed == 80
+    assert len(remote.asked) == 80 + asked
     assert [incident.kind for incident in again.incidents()] == ["maybe_billed"]
 
 

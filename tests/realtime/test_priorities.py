@@ -148,7 +148,7 @@ def test_no_priority_starves_under_an_hour_of_too_much_traffic(
 def test_nobody_starves_behind_a_stream_of_urgent_requests(
     lanes: int, clock: VirtualClock, client_of: ClientOf
 ) -> None:
-    """It fills every slot for a quarter of an hour: a deferrable one starts within five minutes, in the same
+    """It fills every slot for ten minutes: a deferrable one starts within five minutes, in the same
     lane and in another one, and the urgent ones give up one slot in twenty."""
     provider = Embedder(clock)
     client = client_of(provider, parallelism=2, queue_capacity=10_000, deduplicate=False)
@@ -156,7 +156,7 @@ def test_nobody_starves_behind_a_stream_of_urgent_requests(
 
     def traffic() -> list[Any]:
         futures: list[Any] = []
-        for i in range(2_000):
+        for i in range(1_330):
             client.submit_urgent(f"urgent {i}")
             if i == 20:
                 futures = [submit(f"later {i}", priority="deferrable") for i in range(500)]
@@ -167,7 +167,7 @@ def test_nobody_starves_behind_a_stream_of_urgent_requests(
     first = later[0].result(PATIENCE)
     client.stop(timeout=0)
     assert first.queued <= 300
-    overdue = [start.prompt for start in provider.starts if 250 < start.at < 900]
+    overdue = [start.prompt for start in provider.starts if 250 < start.at < 598]
     given_up = sum(prompt.startswith("later") for prompt in overdue) / len(overdue)
     assert given_up <= 0.052
     assert lanes == 2 or given_up >= 0.04, "vectors share calls, so that five of them are enough"

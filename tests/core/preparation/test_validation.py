@@ -385,7 +385,12 @@ class TestFingerprint:
         assert fingerprint(one, "m", "s") != fingerprint(imitation, "m", "s")
 
     @given(
-        st.lists(st.tuples(st.text(), st.text(), st.text(), st.none() | st.text()), min_size=2, unique=True)
+        st.lists(
+            st.tuples(st.text(), st.text(), st.text(), st.none() | st.text()),
+            min_size=2,
+            max_size=5,
+            unique=True,
+        )
     )
     def test_parts_that_differ_never_run_into_each_other(
         self, rows: list[tuple[str, str, str, str | None]]
