@@ -349,6 +349,7 @@ class LimitReport:
         requests_limit, tokens_limit, input_limit, output_limit: allowed a minute.
         requests_remaining, tokens_remaining, input_remaining, output_remaining: left now.
         requests_reset, tokens_reset, input_reset, output_reset: seconds until the bucket is full again.
+        resets_rounded_to: seconds up to which the resets may be too long, as they are rounded.
     """
 
     __repr__ = fields_repr
@@ -365,6 +366,7 @@ class LimitReport:
     output_limit: int | None = None
     output_remaining: int | None = None
     output_reset: float | None = None
+    resets_rounded_to: float = 0.0
 
 
 @frozen

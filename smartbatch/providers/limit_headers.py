@@ -110,13 +110,13 @@ _HEADERS = {
 """The headers of each limit, by the provider itself and through a gateway."""
 
 
-def _report(**figures: _Figures) -> LimitReport | None:
+def _report(rounded_to: float = 0.0, **figures: _Figures) -> LimitReport | None:
     """The report of what is said about some limits; every answer in real time has one."""
     found: dict[str, Any] = {}
     for what, each in figures.items():
         if each != _UNSAID:
             found.update(zip(_FIELDS[what], each, strict=True))
-    return LimitReport(**found) if found else None
+    return LimitReport(**found, resets_rounded_to=rounded_to) if found else None
 
 
 def _figures(headers: Mapping[str, str], what: str, now: float) -> _Figures:
@@ -163,7 +163,8 @@ def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitRepor
     if found["tokens"].limit in (found["input"].limit, found["output"].limit):
         # "tokens" repeats the tightest limit in force; taken for input and output together it would be halved
         found["tokens"] = _UNSAID
-    return _report(**found)
+    has_reset = any(each.reset is not None for each in found.values())
+    return _report(_STAMPS_ROUNDED_TO if has_reset else 0.0, **found)
 
 
 _ANTHROPIC = (
@@ -174,6 +175,7 @@ _ANTHROPIC = (
 )
 _EARLIEST, _LATEST = 1.5e9, 1e10
 """Unix seconds of 2017 and 2286: a number between them is no duration. In milliseconds likewise."""
+_STAMPS_ROUNDED_TO = 1.0  # seconds
 _DATE_IS_EXACT_TO = 2.0  # seconds: a Date header has whole ones, and the answer was under way
 
 

@@ -44,11 +44,8 @@ MOST = WORKERS + 6
 time; that headers keep refusals below 1 % is held in virtual time, by the tests of learned limits."""
 
 
-SPACED = pytest.mark.xfail(reason="its reports are taken for those of a second's window, so no burst is used")
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("name", sampled(["openai", pytest.param("anthropic", marks=SPACED), "gemini"]))
+@pytest.mark.parametrize("name", sampled(["openai", "anthropic", "gemini"]))
 def test_a_limit_of_requests_is_filled_and_kept(name: str) -> None:
     """Used to 95 %, none lost, and no second storm."""
     with emulator(latency=0.02, latency_sigma=0.3, seed=3, rpm=6000, burst=150) as emu:

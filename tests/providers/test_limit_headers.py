@@ -216,6 +216,7 @@ def test_anthropics_limits_are_read_with_moments_as_seconds_from_now() -> None:
         output_limit=10_000,
         output_remaining=0,
         output_reset=0.0,
+        resets_rounded_to=1.0,
     )
     assert read_anthropic_limits({"x-ratelimit-limit-requests": "5", "retry-after": "1"}, NOON) is None
 

@@ -357,7 +357,7 @@ class HeaderLimits:
                 )
             elif not reading.limit and limit is not None and _about_equal(limit, bucket.limit):
                 limit = None
-            reading = LimitReading(limit, reading.remaining, reading.reset)
+            reading = LimitReading(limit, reading.remaining, reading.reset, report.resets_rounded_to)
             bucket.learn(reading, traffic.around(dimension, call), now, alone=alone)
 
     def explain(

@@ -65,11 +65,13 @@ _RECLAIM, _RECLAIM_SCALE = 0.01, 8.0
 
 
 class LimitReading(NamedTuple):
-    """What a report says about one limit: units a minute, units left, seconds until the bucket is full."""
+    """What a report says about one limit: units a minute, units left, seconds until the bucket is full, which
+    may be too many by those that it is rounded to."""
 
     limit: float | None
     remaining: float | None
     reset: float | None
+    rounded_to: float = 0.0
 
 
 def believed_reset(reset: float | None) -> float | None:
@@ -204,7 +206,7 @@ class ReportedBucket:
         if reading.remaining % _ROUNDED_TO:
             self._rounding = 0.0
         if reading.reset:
-            self._compare_ends(reading.remaining, trace.started + reading.reset)
+            self._compare_ends(reading.remaining, trace.started + reading.reset, reading.rounded_to)
         self.remaining, self.admitted = max(0.0, reading.remaining - self._rounding), trace.started
         self._resize(reading, now)
         if alone:
@@ -213,10 +215,11 @@ class ReportedBucket:
             self._last_reading = None
         self._correct_level(reading.remaining, trace, now)
 
-    def _compare_ends(self, remaining: float, ends: float) -> None:
-        """Tell a window from a bucket, where each call puts off the moment when it is full."""
+    def _compare_ends(self, remaining: float, ends: float, rounded_to: float) -> None:
+        """Tell a window from a bucket, where each call puts off the moment when it is full: by less than a
+        rounded one tells, unless many were used."""
         used = self.remaining - remaining
-        if used >= 1.0 and abs(ends - self.ends) < _SAME_END * used / self._rate:
+        if used >= 1.0 and abs(ends - self.ends) + rounded_to < _SAME_END * used / self._rate:
             self.is_window = True
         self.ends = ends
 

@@ -167,7 +167,10 @@ class Server:
             said[f"{name}_limit"] = int(meter.limit)
             said[f"{name}_remaining"] = math.floor(left + 1e-9) if exact else 1000 * round(left / 1000)
             if self.resets:
-                said[f"{name}_reset"] = meter.reset(now) if exact else math.ceil(meter.reset(now))
+                said[f"{name}_reset"] = meter.reset(now)
+        if self.resets and self.style == "anthropic":  # moments, in whole seconds
+            said |= {key: math.ceil(now + left) - now for key, left in said.items() if key.endswith("_reset")}
+            said["resets_rounded_to"] = 1.0
         return LimitReport(**said)  # type: ignore[arg-type]
 
     def tightest(self, now: float, work: Work) -> str:

@@ -98,6 +98,15 @@ def test_a_bucket_that_holds_a_second_is_filled_without_bursts(latency: str) -> 
     assert client.counts.share <= 0.001
 
 
+@pytest.mark.parametrize("style", ["openai", "anthropic"])
+def test_the_burst_of_a_bucket_is_used_also_where_its_end_is_told_in_whole_seconds(style: str) -> None:
+    """6,000 a minute and 150 at once: an end that stays the same for some calls makes no window of it."""
+    server = Server(style, {"requests": 6000}, sizes={"requests": 150})
+    client = run(server, lognormal(0.02, 0.3), seconds=5.0, jitter=0.002)
+    assert client.counts.answered >= 0.97 * (150 + 5 * 100)
+    assert client.counts.refused <= 6
+
+
 @pytest.mark.parametrize(("to", "refusals"), [(2400, 2), (300, 6)])
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals: int, latency: str) -> None:
