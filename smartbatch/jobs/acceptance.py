@@ -12,7 +12,7 @@ from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, StoreError
-from smartbatch.jobs.payload import RunningDigest, Shared, encode_request
+from smartbatch.jobs.payload import RunningDigest, Shared, difference, encode_request
 from smartbatch.jobs.records import JobRow, NewItem
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.wire_ids import wire_id
@@ -102,6 +102,9 @@ class Items:
                 field="embedding",
                 row=row,
             )
+        params = request.params
+        if params is not self._shared.params and not difference(params, self._shared.params):
+            self._shared = evolve(self._shared, params=params)  # the next row has this very object as well
         payload = encode_request(request, self._shared, row=row)
         size = len(payload)
         first = self._realtime is None or row < self._realtime

@@ -110,7 +110,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
         form["prompt"] = prompt
     else:
         form["chat"] = [[message.role, message.content] for message in prompt]
-    if request.params is not shared.params and (different := _difference(request.params, shared.params)):
+    if request.params is not shared.params and (different := difference(request.params, shared.params)):
         form["params"] = different
     if (own := request.embedding) != shared.embedding:
         form["embedding"] = None if own is None else [own.task_type, own.dimensions]
@@ -210,8 +210,7 @@ def encode_result(result: Result) -> bytes:
     scrubbed once more.
     """
     form: dict[str, Any] = {"v": VERSION}
-    for name, write, default in _WRITTEN:
-        value = getattr(result, name)
+    for (name, write, default), value in zip(_WRITTEN, _kept_of(result), strict=True):
         if value is not None and (default is None or value != default):
             form[name] = write(value)
     return _write(form)
@@ -314,7 +313,7 @@ def _refuse(field: str, problem: str, row: int | None) -> NoReturn:
     raise InvalidRequest(f"{place}{field} {problem}", field=field, row=row)
 
 
-def _difference(own: Generation, shared: Generation) -> dict[str, Any]:
+def difference(own: Generation, shared: Generation) -> dict[str, Any]:
     """Return the fields that differ, as they would on the wire: there 1, 1.0 and True are three things."""
     return {name: value for name in _NAMES if not _same(value := getattr(own, name), getattr(shared, name))}
 
@@ -446,4 +445,5 @@ _RESULT: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 """What is kept of a result, in this order, and how each is written and read; for errors see _error_of."""
 _WRITTEN = [(name, write, getattr(_DEFAULT, name)) for name, (write, _) in _RESULT.items()]
+_kept_of = attrgetter(*_RESULT)
 _USAGE = attrgetter(*fields_dict(Usage))

@@ -29,11 +29,12 @@ def parse_wire_id(text: str) -> tuple[str, int] | None:
     found = _WIRE_ID.fullmatch(text)
     if found is None:
         return None
+    if len(found.group(2)) > 1 and found.group(2).startswith("0"):
+        return None  # a number has one spelling only, so that an id cannot come twice under two names
     position = 0
     for digit in found.group(2):
         position = position * 62 + _DIGITS.index(digit)
-    # a number has one spelling only, so that an id cannot come twice under two names
-    return (found.group(1), position) if wire_id(found.group(1), position) == text else None
+    return found.group(1), position
 
 
 def file_name(nonce: str, uploads: int = 0) -> str:

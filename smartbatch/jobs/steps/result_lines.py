@@ -291,7 +291,9 @@ class ResultReader:
             reason = ValidationFailed(verdict.message, finish_reason=answer.finish_reason, usage=usage)
             outcome = "failed" if verdict.final else "again"
             return self._new_result(item, outcome, evolve(result, error=reason), digest)
-        return self._new_result(item, "succeeded", evolve(result, parsed=verdict.value), digest)
+        if verdict.value is not None:
+            result = evolve(result, parsed=verdict.value)
+        return self._new_result(item, "succeeded", result, digest)
 
     def _failed(
         self, item: StoredItem, outcome: str, error: SmartbatchError, digest: bytes, usage: Usage
