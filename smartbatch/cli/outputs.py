@@ -31,6 +31,7 @@ from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys, format_key
 from smartbatch.cli.result_tables import FORMATS, check_format
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
+from smartbatch.providers.http.replies import decode_json
 from smartbatch.tables.result_files import outcome_fields, to_line
 from smartbatch.types import Result
 
@@ -38,8 +39,8 @@ HEAD: Final = b'{"index": '
 """How every line begins."""
 _SUFFIXES: Final = (".jsonl", ".ndjson", *FORMATS)
 """Endings of the formats that results are written in."""
-_KEY_DIGITS: Final = 2 * HALF // 4
-"""Hexadecimal digits of a row's key."""
+_KEY: Final = re.compile(f"[0-9a-f]{{{2 * HALF // 4}}}")
+"""A row's key, in hexadecimal digits."""
 _BLOCK: Final = 1 << 20
 """Bytes read at a time to compare the file with what was written."""
 _PROMPT_SHOWN: Final = 40
@@ -373,7 +374,7 @@ class OutputFile:
         """Return the line decoded, or None for a torn last line, which is cut off."""
         reason = "was not written by smartbatch run"
         try:
-            content = json.loads(line)
+            content = decode_json(line)
             if isinstance(content, dict) and _is_output_line(content):
                 return content
         except (ValueError, RecursionError):
@@ -442,7 +443,7 @@ def _is_output_line(content: dict[str, Any]) -> bool:
     index, key = content.get("index"), content.get("key")
     if type(index) is not int or index < 0 or type(key) is not str or "error" not in content:
         return False
-    return re.fullmatch(f"[0-9a-f]{{{_KEY_DIGITS}}}", key) is not None
+    return _KEY.fullmatch(key) is not None
 
 
 @contextmanager

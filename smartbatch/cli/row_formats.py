@@ -23,12 +23,19 @@ from attrs import frozen
 from smartbatch.cli.optional import missing
 from smartbatch.tables.answer_columns import plain
 
+_fast: Callable[[bytes], Any] | None
+try:
+    from orjson import loads as _fast
+except ImportError:  # the extra "fast" is not installed
+    _fast = None
+
 MAX_ROW_BYTES: Final = 64 * 2**20
 """Longest row, bytes: above any request body the providers take, and small enough to hold in memory."""
 
 MAX_DEPTH: Final = 200
 """Deepest nesting of a JSON row: the parser's own limit (near 1,000) depends on who calls it."""
 
+_FLAT: Final = frozenset({str, int, bool, type(None)})
 _BOM: Final = b"\xef\xbb\xbf"
 _SPACE: Final = re.compile("[ \t\r\n]*")
 _BLOCK: Final = 1 << 20
@@ -66,11 +73,19 @@ def lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
             yield number, line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _line_rows(parse: Callable[[int, str], ParsedRow | None], file: IO[bytes]) -> Iterator[ParsedRow]:
-    """Yield what ``parse`` makes of each line; ``None`` is a blank line."""
+def _line_rows(
+    parse: Callable[[int, str], ParsedRow | None],
+    quick: Callable[[bytes], dict[str, Any] | None],
+    file: IO[bytes],
+) -> Iterator[ParsedRow]:
+    """Yield what ``quick`` makes of each line, and where that is ``None``, what ``parse`` makes of its text;
+    ``None`` is a blank line."""
     for number, line in lines(file):
         if line is None:
             yield BadRow(number, f"the row is longer than {MAX_ROW_BYTES >> 20} MiB")
+            continue
+        if (fields := quick(line)) is not None:
+            yield number, fields
             continue
         try:
             row = parse(number, line.decode("utf-8"))
@@ -80,6 +95,19 @@ def _line_rows(parse: Callable[[int, str], ParsedRow | None], file: IO[bytes]) -
         else:
             if row is not None:
                 yield row
+
+
+def _flat_row(line: bytes) -> dict[str, Any] | None:
+    """Return an object of texts and small whole numbers, as most rows are; ``None`` for any other line.
+
+    Of these, ``orjson`` and the standard library make the same. It refuses what is no UTF-8, and makes floats
+    of whole numbers beyond 64 bits.
+    """
+    try:
+        value = None if _fast is None else _fast(line)
+    except ValueError:
+        return None
+    return value if type(value) is dict and _FLAT.issuperset(map(type, value.values())) else None
 
 
 def _text_row(number: int, text: str) -> ParsedRow | None:
@@ -372,8 +400,8 @@ def _as_json(value: Any) -> Any:
 
 
 READERS: Final[dict[str, Reader]] = {
-    "txt": partial(_line_rows, _text_row),
-    "jsonl": partial(_line_rows, _json_row),
+    "txt": partial(_line_rows, _text_row, lambda _: None),
+    "jsonl": partial(_line_rows, _json_row, _flat_row),
     "json": _json_rows,
     "csv": partial(_csv_rows, ","),
     "tsv": partial(_csv_rows, "\t"),

@@ -85,6 +85,21 @@ def test_a_broken_json_line_is_one_bad_row_among_good_ones(tmp_path: Path, line:
     assert printed in rows[1].message
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"prompt": "a\\u0041\\ud83d\\ude00", "n": -0, "yes": true, "none": null, "none": "twice"}',
+        '{"prompt": "", "n": 123456789012345678901234567890, "most": 18446744073709551615}',
+        ' {"f": 0.1, "g": -0.0, "h": 1e-400, "list": [1, {"a": []}]}\t',
+        '{"prompt": "\\ud800"}',
+    ],
+)
+def test_a_row_of_json_is_what_the_standard_library_makes_of_it(tmp_path: Path, line: str) -> None:
+    """Also of numbers that other readers round, and whatever its rows have besides."""
+    (found,) = fields(tmp_path / "in.jsonl", line.encode() + b"\n")
+    assert repr(found) == repr(json.loads(line))
+
+
 def test_many_brackets_are_no_depth(tmp_path: Path) -> None:
     """A wide row with thousands of flat lists is fine."""
     wide = {"a": [[] for _ in range(3000)]}
