@@ -15,8 +15,13 @@ class Wire:
     def __init__(self, sent: bytes, size: int = 1 << 20) -> None:
         self.sent, self.size = sent, size
 
+    def recv(self, most: int) -> bytes:
+        most = min(self.size, most)
+        piece, self.sent = self.sent[:most], self.sent[most:]
+        return piece
+
     def recv_into(self, room) -> int:
-        piece, self.sent = self.sent[: min(self.size, len(room))], self.sent[min(self.size, len(room)) :]
+        piece = self.recv(len(room))
         room[: len(piece)] = piece
         return len(piece)
 
@@ -42,6 +47,8 @@ CHUNKED = answer("Transfer-Encoding: chunked", body=b"5;a=b\r\nhello\r\nA\r\n, w
         (answer("Content-Length: 15", body=b"hello, world!!!"), b"hello, world!!!"),
         (CHUNKED, b"hello, world!!!"),
         (b"HTTP/1.1 200 OK\nContent-Length: 2\n\n{}", b"{}"),
+        (b"HTTP/1.1 200 OK\nContent-Length: 5\n\n\r\n\r\n\n", b"\r\n\r\n\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\n\r\n{}", b"{}"),
         (
             b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + CHUNKED,
             b"hello, world!!!",
@@ -139,9 +146,9 @@ def test_another_protocol_is_known_by_its_first_bytes():
     """A server that greets and then waits is not waited for."""
 
     class Greets(Wire):
-        def recv_into(self, room) -> int:
+        def recv(self, most: int) -> bytes:
             assert self.sent, "it was asked for more"
-            return super().recv_into(room)
+            return super().recv(most)
 
     with pytest.raises(HTTPException):
         IncomingResponse(Greets(b"SSH-2.0-OpenSSH_9\r\n"))

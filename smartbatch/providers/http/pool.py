@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import select
 import socket
 import ssl
 import time
@@ -27,7 +28,8 @@ IDLE_SECONDS = 60.0
 about then, some without a word, and only a failed call would find that out."""
 
 _NEARLY = 0.01
-"""Seconds by which a read or write may end late."""
+"""Seconds by which a read or write may end late. Half of it is given when a time-out is set, so that the next
+call on the connection, which may take as long as this one, finds it good enough."""
 
 _PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
@@ -66,6 +68,10 @@ class PlainSocket(_Plain):
 
     deadline = 0.0
 
+    def recv(self, *args: Any) -> bytes:
+        _arm(self)
+        return super().recv(*args)
+
     def recv_into(self, *args: Any) -> int:
         _arm(self)
         return super().recv_into(*args)
@@ -102,7 +108,7 @@ def _arm(sock: Any) -> None:
     left = seconds_left(sock.deadline)
     at_hand = sock.gettimeout()
     if at_hand is None or not 0 <= at_hand - left < _NEARLY:
-        sock.settimeout(left)
+        sock.settimeout(left + _NEARLY / 2)
 
 
 @lru_cache(maxsize=8)
@@ -129,6 +135,21 @@ class Connection(HTTPConnection):
     step: Step = "connect"
     dialling: socket.socket | None = None
     is_cut = False
+    _watch: tuple[socket.socket, Callable[[int], object]] | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """False where the server has closed the connection, or has sent what nobody asked for."""
+        sock = self.sock
+        if sock is None:
+            return False
+        if not hasattr(select, "poll"):
+            return super().is_connected
+        if self._watch is None or self._watch[0] is not sock:
+            poll = select.poll()
+            poll.register(sock, select.POLLIN)
+            self._watch = sock, poll.poll
+        return not self._watch[1](0)
 
     def cut(self) -> None:
         """End what another thread does with this connection: it fails soon."""
@@ -183,6 +204,39 @@ class _TlsConnection(Connection, HTTPSConnection):
     """The same, with TLS on top."""
 
 
+class _IdleConnections(queue.LifoQueue[Any]):
+    """A queue that takes no lock while it has something for everybody: every call takes a connection and puts
+    it back, and there are as many as workers."""
+
+    def __init__(self, maxsize: int = 0) -> None:
+        super().__init__(maxsize)
+        self._waiting = 0
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Return the last one put in; see ``queue.Queue.get``."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(IndexError):
+                return self.queue.pop()
+            if not block:
+                raise queue.Empty
+            with self.mutex:
+                self._waiting += 1
+            try:
+                with contextlib.suppress(IndexError):  # another thread took it without the lock
+                    return super().get(True, None if end is None else max(0.0, end - time.monotonic()))
+            finally:
+                with self.mutex:
+                    self._waiting -= 1
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: ARG002
+        """Put one in; there is always room for one that was taken out."""
+        self.queue.append(item)
+        if self._waiting:  # who begins to wait later finds it before
+            with self.not_empty:
+                self.not_empty.notify()
+
+
 class ConnectionPool(HTTPConnectionPool):
     """Connections to one server, a limited number at once; ``urllib3`` owns queue, TLS and proxies.
 
@@ -197,6 +251,7 @@ class ConnectionPool(HTTPConnectionPool):
     """
 
     ConnectionCls = Connection
+    QueueCls = _IdleConnections
     place: str
     connect_timeout: float
     reuse: bool
@@ -257,7 +312,7 @@ class ConnectionPool(HTTPConnectionPool):
                     os.close(descriptor)
         if self.pool is not None:
             # The pool's finaliser empties this queue at exit; a thread of the parent may hold its lock.
-            queue.LifoQueue.__init__(self.pool)
+            self.pool.__init__()  # type: ignore[misc]
 
     def _is_stale(self, connection: Connection) -> bool:
         return self.now() - connection.idle_since >= IDLE_SECONDS

@@ -21,7 +21,6 @@ _FIRST = 8192  # bytes asked for at once until the head is there: mostly that is
 _PIECE = 65536  # bytes of a body asked for at once
 _GROWTH = 1 << 20  # bytes by which the room for a body grows; what was announced may never come
 
-_END = re.compile(rb"\r?\n\r?\n")
 _STATUS = re.compile(r"HTTP/1\.(\d)[ \t]+([1-9]\d\d)(?:[ \t\r]|$)", re.ASCII)
 _FIELD = re.compile(r"([^\x00-\x20:\x7f]+):([^\r\n\x00]*)")
 _FOLD = re.compile(r"\r?\n[ \t]+")
@@ -101,19 +100,18 @@ class IncomingResponse:
 
     def _head(self) -> str:
         """Return the head of an answer, without the empty line; what came after it is kept."""
-        data, end = self._rest, _END.search(self._rest)
-        if end is None:
-            data += self._received(_FIRST)
-            end = _END.search(data)
-        if end is None:
-            data, end = self._long_head(data)
-        if end.end() > self._left:
+        data = self._rest or self._received(_FIRST)
+        found = _end_of_head(data)
+        if found is None:
+            data, found = self._long_head(data)
+        end, after = found
+        if after > self._left:
             raise LineTooLong("head")
-        self._left -= end.end()
-        self._rest = data[end.end() :]
-        return data[: end.start()].decode("latin-1")
+        self._left -= after
+        self._rest = data[after:]
+        return data[:end].decode("latin-1")
 
-    def _long_head(self, start: bytes) -> tuple[bytes, re.Match[bytes]]:
+    def _long_head(self, start: bytes) -> tuple[bytes, tuple[int, int]]:
         """Return a head that comes in several parts, with what follows it, and where it ends."""
         data = bytearray(start)
         while True:
@@ -126,11 +124,9 @@ class IncomingResponse:
                 raise RemoteDisconnected("no answer") if not data else HTTPException("the head was cut")
             searched = max(0, len(data) - 3)
             data += piece
-            if _END.search(data, searched) is not None:
-                whole = bytes(data)
-                end = _END.search(whole, searched)
-                assert end is not None
-                return whole, end
+            found = _end_of_head(data, searched)
+            if found is not None:
+                return bytes(data), found
 
     def _framed(self) -> bool:
         """Find out how the body ends; False where only the end of the connection ends it for sure."""
@@ -220,9 +216,24 @@ class IncomingResponse:
             self.reusable = False
 
     def _received(self, most: int) -> bytes:
-        room = bytearray(most)
-        del room[self._sock.recv_into(room) :]
-        return bytes(room)
+        received: bytes = self._sock.recv(most)
+        return received
+
+
+def _end_of_head(data: bytes | bytearray, start: int = 0) -> tuple[int, int] | None:
+    """Return where the last line of a head ends, and where the body begins; ``None`` where the head goes on.
+
+    Ends of lines may be bare. A regular expression for that takes as long as all else that is read of a head.
+    """
+    at = data.find(b"\n\r\n", start)
+    bare = data.find(b"\n\n", start, at + 1 if at >= 0 else None)
+    if bare >= 0:
+        at, after = bare, bare + 2
+    elif at >= 0:
+        after = at + 3
+    else:
+        return None
+    return at - data.startswith(b"\r", max(0, at - 1), at), after
 
 
 def _fields(head: str) -> tuple[dict[str, str], bool]:
