@@ -21,6 +21,12 @@ from smartbatch.core.limits.quota import Cooldown
 from smartbatch.realtime.lane import Lane
 from smartbatch.types import LimitReport
 
+_LEARNED = 0.02
+"""Seconds after a report was learned from, in which others are left out that say that plenty is left."""
+
+_PLENTY, _PLENTY_OF_TOKENS = 1_000, 1_000_000
+"""So much left is plenty, where it is half of the limit as well: it outlasts :data:`_LEARNED` by far."""
+
 
 class Ending(enum.Enum):
     """How a call ended, as the gates need to know it."""
@@ -220,8 +226,27 @@ class Gates:
             else:
                 quota.failed(reservation, now, used.tokens, used.output)
             if used.limits is not None and ending is not Ending.REFUSED:
-                quota.learn(used.limits, reservation, now)
+                shared = permit.lane.quota
+                if now - shared.learned_at >= _LEARNED or not _is_plenty(used.limits):
+                    shared.learned_at = now
+                    quota.learn(used.limits, reservation, now)
         return cooldown
+
+
+def _is_plenty(report: LimitReport) -> bool:
+    """Whether what is left of all limits is plenty: each call of a quick provider reports it."""
+    return (
+        _lasts(report.requests_limit, report.requests_remaining, _PLENTY)
+        and _lasts(report.tokens_limit, report.tokens_remaining, _PLENTY_OF_TOKENS)
+        and _lasts(report.input_limit, report.input_remaining, _PLENTY_OF_TOKENS)
+        and _lasts(report.output_limit, report.output_remaining, _PLENTY_OF_TOKENS)
+    )
+
+
+def _lasts(limit: int | None, left: int | None, plenty: int) -> bool:
+    if limit is None or left is None:
+        return limit is left
+    return left >= plenty and 2 * left >= limit
 
 
 _HEALTH = {Ending.SUCCESS: Outcome.SUCCESS, Ending.FAILURE: Outcome.FAILURE}

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from attrs import evolve
 from scenes import Scripted
 
 from smartbatch._clock import VirtualClock
+from smartbatch.core.limits.header_limits import Reservation
+from smartbatch.core.limits.quota import Quota
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import CooldownStarted, Event, LongWait
 from smartbatch.realtime import shared_quota
@@ -47,6 +50,46 @@ def test_calls_refused_together_are_one_pause(clock: VirtualClock, client_of: Ca
     results = client_of(provider, parallelism=16, observers=[seen.append]).generate(map(str, range(16)))
     assert results.failed == 0
     assert len([event for event in seen if isinstance(event, CooldownStarted)]) == 1
+
+
+PLENTY = LimitReport(
+    requests_limit=10_000, requests_remaining=9_900, tokens_limit=10**7, tokens_remaining=9 * 10**6
+)
+
+
+def test_reports_that_plenty_is_left_are_learned_from_now_and_then(
+    clock: VirtualClock, client_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 400 a second, which each say so, some fifty a second."""
+    learned: list[float] = []
+    learn = Quota.learn
+
+    def counted(quota: Quota, report: LimitReport, call: Reservation, now: float) -> None:
+        learned.append(now)
+        learn(quota, report, call, now)
+
+    monkeypatch.setattr(Quota, "learn", counted)
+    provider = Scripted(clock, lambda *_: Answer("yes", limits=PLENTY), latency=0.01)
+    assert client_of(provider, parallelism=4).generate(map(str, range(400))).failed == 0
+    assert len(learned) <= clock.now() / 0.02 + 1
+
+
+@pytest.mark.parametrize(
+    "left", [{"requests_remaining": 0}, {"tokens_remaining": 0}], ids=["requests", "tokens"]
+)
+def test_a_report_that_little_is_left_is_learned_from_at_once(
+    left: dict[str, int], clock: VirtualClock, client_of: Callable[..., Any]
+) -> None:
+    """Also a moment after one that said that plenty is left."""
+    little = evolve(PLENTY, requests_reset=30.0, tokens_reset=30.0, **left)
+    said = {"1": PLENTY, "2": little, "3": little}
+    provider = Scripted(clock, lambda prompt, _: Answer("yes", limits=said[prompt]), latency=0.001)
+    client = client_of(provider, parallelism=1)
+    assert all(client.submit(prompt).result(60.0).ok for prompt in "12")
+    before = clock.now()
+    assert before < 0.02
+    assert client.submit("3").result(60.0).ok
+    assert clock.now() > before + 0.0015
 
 
 HOUR = 3600.0
