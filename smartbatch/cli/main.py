@@ -13,16 +13,7 @@ from typing import Any, NoReturn
 
 from smartbatch._importing import collector_paused
 from smartbatch._version import __version__
-from smartbatch.cli import (
-    completion_command,
-    dashboard_command,
-    doctor_command,
-    emulator_command,
-    models_command,
-    pause_command,
-    report_command,
-    top_command,
-)
+from smartbatch.cli import completion_command
 from smartbatch.cli.option_tables import CommandParser, add_options, number, whole
 from smartbatch.errors import SmartbatchError, did_you_mean
 
@@ -191,8 +182,10 @@ def main(
         program: its name in the usage.
         settings: of a host application, as from a file; ``--config`` names other ones.
     """
-    parser = build_parser(program)
-    if argv is None and completion_command.IS_ASKED in os.environ:
+    first = next(iter(sys.argv[1:] if argv is None else argv), "")
+    completes = argv is None and completion_command.IS_ASKED in os.environ
+    parser = build_parser(program, None if completes or first not in _COMMANDS else first)
+    if completes:
         completion_command.answer(parser)
     try:
         args, rest = parser.parse_known_args(argv)
@@ -269,26 +262,15 @@ class _Parser(CommandParser):
         self.exit(2, escape(f"{self.prog}: {message.removeprefix('argument ')}") + "\n")
 
 
-def build_parser(program: str = "smartbatch") -> _Parser:
-    """Return the parser of all subcommands."""
+def build_parser(program: str = "smartbatch", only: str | None = None) -> _Parser:
+    """Return the parser of all subcommands, or of the one that is called, which takes a tenth as long."""
     parser = _Parser(prog=program, description="Many LLM requests in, every answer out.")
     parser.add_argument("--version", action="version", version=f"smartbatch {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    add = subparsers.add_parser
-    _add_run(add)
-    _add_plan(add)
-    _add_jobs(add)
-    for each in (
-        pause_command,
-        top_command,
-        report_command,
-        dashboard_command,
-        emulator_command,
-        models_command,
-        doctor_command,
-        completion_command,
-    ):
-        each.add_parser(add)
+    own = {"run": _add_run, "plan_command": _add_plan, "jobs_command": _add_jobs}
+    for name in dict.fromkeys(_COMMANDS.values() if only is None else (_COMMANDS[only],)):
+        add_parser = own.get(name) or import_module(f"smartbatch.cli.{name}").add_parser
+        add_parser(subparsers.add_parser)
     parser.commands = subparsers.choices
     return parser
 

@@ -136,17 +136,16 @@ class OpenTelemetryObserver:
     def _is_on(self) -> bool:
         """Whether there is an SDK for spans or measurements; looked for until both are found."""
         if self._tracer is None or self._instruments is None:
-            if "opentelemetry.trace" not in sys.modules:  # who sets up an SDK has imported it
+            trace, metrics = map(sys.modules.get, ("opentelemetry.trace", "opentelemetry.metrics"))
+            if trace is None:  # who sets up an SDK has imported it, and another's measurements likewise
                 return False
-            from opentelemetry import metrics, trace
-
             tracers = self._tracer_provider or trace.get_tracer_provider()
-            meters = self._meter_provider or metrics.get_meter_provider()
+            meters = self._meter_provider or (None if metrics is None else metrics.get_meter_provider())
             if self._off == (tracers, meters):
                 return False
             if self._tracer is None and not _is_of_api(tracers):
                 self._tracer = tracers.get_tracer(_SCOPE)
-            if self._instruments is None and not _is_of_api(meters):
+            if self._instruments is None and meters is not None and not _is_of_api(meters):
                 self._instruments = _Instruments.of(meters.get_meter(_SCOPE))
             if self._tracer is None and self._instruments is None:
                 self._off = (tracers, meters)
