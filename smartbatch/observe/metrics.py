@@ -12,7 +12,7 @@ from attrs import asdict, define, evolve, field
 
 from smartbatch import errors
 from smartbatch._clock import RealClock
-from smartbatch._fork import PerProcess, on_fork
+from smartbatch._fork import PerProcess, notice_fork, on_fork
 from smartbatch.events import (
     BreakerChanged,
     CallFinished,
@@ -179,6 +179,7 @@ class BatchMetrics:
                 self._count_pending()
                 self._count(event)
             return
+        notice_fork()
         pending = self._pending
         pending.append((type(event), figures(event)))
         # not on the main thread: a signal's handler that raises there would lose what is being counted
