@@ -44,9 +44,9 @@ from benchmarks.mutant_runs import (
 
 ROOT = Path(__file__).parents[1]
 TESTED_BY = {"core": "tests/core/", "store": "tests/jobs/", "steps": "tests/jobs/", "outputs": "tests/cli/"}
-SEE_MOST = {
+SEE_MOST: dict[str, str | tuple[str, ...]] = {
     "core": "tests/core/walks/",
-    "store": "tests/jobs/test_store_",
+    "store": ("tests/core/walks/", "tests/jobs/test_store_"),
     "steps": "tests/faults/simulation/test_seeds.py",
     "outputs": "tests/core/walks/",
 }

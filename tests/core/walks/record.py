@@ -49,6 +49,8 @@ def plain(value: Any) -> str:
     match value:
         case bool() | None | str():
             return str(value)
+        case bytes():
+            return value.hex()
         case float() if math.isfinite(value):
             return f"{value:.5g}"
         case int() | float():
