@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.core.walks import cuts, limits, outputs, prepared, routes, shared, stores
+from tests.core.walks import cuts, job_stores, limits, outputs, prepared, routes, shared
 from tests.core.walks.record import Record
 
 RECORDED = Path(__file__).with_name("recorded.txt")
@@ -21,7 +21,7 @@ WALKS = {
     **prepared.WALKS,
     **shared.WALKS,
     **outputs.WALKS,
-    **stores.WALKS,
+    **job_stores.WALKS,
 }
 """By name: a walk, and how often it is taken, each time with other random numbers."""
 FEW = {"exchanges": 6, "leases": 6, "together": 8, "shared budgets": 8, "outputs": 8, "stores": 5}
