@@ -99,8 +99,11 @@ def _limits(status: RealtimeStatus, shared: SharedView) -> Html:
     head = ("model", "requests a minute", "tokens a minute", "waiting", "in flight", "waits for", "processes")
     rows = [_limit_row(lane) for lane in status.lanes]
     left_out = sum(one.realtime.lanes_left_out for one in shared.found.living)
-    note = el("p", f"{left_out:,} further models are not told.", class_="soft") if left_out else None
-    return fragment(html.table("Limits, and what waits for them", head, rows, numbers=(3, 4, 6)), note)
+    note = "The last minute of each; a limit that was not used before gives up to twice as much at first."
+    if left_out:
+        note += f" {left_out:,} further models are not told."
+    table = html.table("Limits, and what waits for them", head, rows, numbers=(3, 4, 6))
+    return fragment(table, el("p", note, class_="soft"))
 
 
 def _limit_row(lane: LaneStatus) -> tuple[Child, ...]:
@@ -127,7 +130,7 @@ def _fill(model: str, what: str, used: float, limit: float, left: float) -> Chil
     """Return what the last minute took of a limit; of a shared one also what no process has leased of it."""
     if not limit:
         return fragment(f"{used:,.0f}", el("div", "no limit known", class_="soft"))
-    free = el("div", f"{left:,.0f} free now", class_="soft") if left else None
+    free = el("div", f"{max(0.0, left):,.0f} free now", class_="soft") if left else None
     bar = html.progress(f"{what} of {model} in the last minute", used, limit)
     return fragment(bar, el("div", f"{used:,.0f} of {limit:,.0f}"), free)
 
@@ -219,10 +222,10 @@ def _money(source: Source, store: SqlStore | None, shared: SharedView, query: Qu
     budgets = [*_budgets_of_processes(shared), *_budgets_of_jobs(lines, query)]
     head = ("budget of", "spent", "of", "left", "reserved")
     table = html.table("Budgets", head, budgets, numbers=range(2, len(head))) if budgets else None
-    return fragment(html.facts(rows), _by_hour(spending, status.budget), table)
+    return fragment(html.facts(rows), _by_hour(spending, status.budget, source.now()), table)
 
 
-def _by_hour(spending: Sequence[Spending], budget: float) -> Html | None:
+def _by_hour(spending: Sequence[Spending], budget: float, now: float) -> Html | None:
     """Return the chart of what was spent in each hour, and of their sum against the budget of processes."""
     hours: dict[float, float] = {}
     for one in spending:
@@ -237,7 +240,10 @@ def _by_hour(spending: Sequence[Spending], budget: float) -> Html | None:
             "sum of these hours", [(hour, whole) for (hour, _), whole in zip(each, sums, strict=True)]
         ),
     ]
-    return charts.series("Spending by hour", curves, Axis("USD", usd), limit=budget or None, of="budget")
+    hour = now // HOUR * HOUR
+    time = evolve(TIME, low=hour - HOURS * HOUR, high=hour)
+    axis = Axis("USD", usd)
+    return charts.series("Spending by hour", curves, axis, x=time, limit=budget or None, of="budget")
 
 
 def _budgets_of_processes(shared: SharedView) -> Iterator[tuple[Child, ...]]:
