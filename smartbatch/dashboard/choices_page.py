@@ -246,7 +246,7 @@ def _decisions(store: SqlStore, query: Query) -> Html:
         older = query.again(before=found[PAGE - 1].no)
         links.append(el("li", el("a", "Older decisions", href=older)))
     pages = el("nav", el("ul", links), aria_label="Pages of decisions") if links else None
-    return fragment(table, el("p", _NOTE, class_="soft"), pages)
+    return fragment(table, pages)
 
 
 def _row(one: StoredDecision, query: Query) -> tuple[Child, ...]:

@@ -27,7 +27,8 @@ JOBS = 10_000
 PAGES = {"now": "/", "jobs": "/jobs", "job": "/jobs/job-0000000000009999", "choices": "/choices"}
 PAGES |= {"models": "/models", "errors": "/errors", "acts": "/acts"}
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
-"""The pictures of the documentation; ``DASHBOARD_PICTURES=1`` has them made anew."""
+"""The pictures of the documentation; ``DASHBOARD_PICTURES``, the address of a dashboard with its token, has
+them made anew, and of its newest job."""
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 
 
@@ -258,12 +259,20 @@ def test_an_act_is_done_with_the_token(page: Any, served: Served, place: str) ->
 def test_pictures(page: Any, served: Served, tmp_path: Path, scheme: str) -> None:
     """Each page has a picture, wide and narrow; some are the documentation's, and made anew on request."""
     page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-    for width, names in ((1100, PAGES), (360, ["now"])):
+    other, pages = os.environ.get("DASHBOARD_PICTURES"), PAGES
+    base = at(served, "")
+    if other is not None:
+        page.goto(other)
+        base = other.partition("/?")[0]
+        page.goto(f"{base}/jobs")
+        pages = PAGES | {"job": page.locator("#jobs tbody a").first.get_attribute("href")}
+    for width, names in ((1100, pages), (360, ["now"])):
         page.set_viewport_size({"width": width, "height": 900})
         for name in names:
-            page.goto(at(served, PAGES[name]))
+            page.goto(base + pages[name])
+            page.locator("#news", has_text="Renewed").wait_for()
             file = f"dashboard-{name}-{scheme}{'-narrow' if width < 500 else ''}.png"
             kept = PICTURES / file
-            wanted = os.environ.get("DASHBOARD_PICTURES") and kept.exists()
-            picture = page.screenshot(path=str(kept if wanted else tmp_path / file))
+            wanted = other is not None and kept.exists()
+            picture = page.screenshot(path=str(kept if wanted else tmp_path / file), full_page=wanted)
             assert picture.startswith(b"\x89PNG")
