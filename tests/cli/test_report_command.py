@@ -123,7 +123,7 @@ def test_the_job_of_an_output_is_found_in_the_store(folder: Path) -> None:
     assert "Batches of job job-" in html
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+@pytest.mark.parametrize("name", ["out.jsonl", pytest.param("out.csv", marks=pytest.mark.full)])
 def test_a_run_in_real_time_leaves_the_decision_for_its_report(folder: Path, name: str) -> None:
     """Its job is deleted when the output has every answer; only the last run of an output counts."""
     for rows in ("a\nb\n", "c\nd\ne\n"):

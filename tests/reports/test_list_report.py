@@ -30,7 +30,7 @@ def words_of(page: str, name: str) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", found[0]).split())
 
 
-@pytest.mark.parametrize("strategy", ["individual", "batch", "hybrid"])
+@pytest.mark.parametrize("strategy", ["individual", "hybrid", pytest.param("batch", marks=pytest.mark.full)])
 def test_a_list_has_a_report_with_its_decision_and_the_alternatives(
     client: BatchingClient, strategy: str, tmp_path: Path
 ) -> None:
@@ -69,7 +69,6 @@ def test_results_that_were_put_together_elsewhere_have_no_report(client: Batchin
             others.report()
 
 
-def test_the_results_of_a_job_have_the_report_of_the_job(client: BatchingClient) -> None:
-    job = client.submit_batch(["a", "b"], key="letters")
-    job.wait(1e5)
-    assert "Job letters" in job.report().html
+def test_a_list_that_was_sent_as_a_job_has_the_report_of_the_job(client: BatchingClient) -> None:
+    results = client.submit_and_wait(["a", "b"], key="letters")
+    assert "Job letters" in results.report().html
