@@ -41,7 +41,7 @@ class FirstRefusal(enum.Enum):
     """What a refusal at first contact says."""
 
     LATER = "later"
-    """Nothing: the window did not hold calls back when the call was sent, so it is first contact no more."""
+    """Nothing: the window did not hold calls back when the call was sent, and a refusal was met before."""
     LONE = "lone"
     """Nothing yet: a lone refusal may be a random one."""
     AGAIN = "again"
@@ -97,12 +97,15 @@ class CallWindow:
         """Calls in flight to which it opened at first contact without a refusal; else 0."""
         return self.size if self.is_opening and self.began < math.inf and self._held_at == math.inf else 0.0
 
-    def widen(self, in_flight: float) -> None:
-        """At first contact: others know of so many calls in flight that were let through."""
+    def join(self, members: int, in_flight: float) -> None:
+        """At first contact: so many processes begin together, and some know of so many calls in flight in
+        each that were let through; infinity where a limit is known.
+        """
         if in_flight == math.inf:
             self.open()
         elif self._held_at == math.inf:
-            self.size = max(self.size, in_flight)
+            first = max(1.0, _FIRST // members) if self.began == math.inf else self.size
+            self.size = max(first, in_flight)
 
     def open(self) -> None:
         """Limit nothing any more."""
@@ -168,8 +171,8 @@ class CallWindow:
     def refuse(self, call: Reservation, in_flight: int, now: float) -> FirstRefusal:
         """A call was refused at first contact, of so many in flight; see :class:`FirstRefusal`.
 
-        After one that was sent when the window held calls back no more calls go, until one that was sent
-        after it, or goes when half of those in flight have ended, shows whether it is a lone one.
+        After the first one, and one that was sent when the window held calls back, no more calls go until one
+        shows whether it is a lone one: it goes when half of those in flight have ended.
         """
         if self._held_at < math.inf:
             if call.order <= self._held_from:
@@ -178,7 +181,7 @@ class CallWindow:
             self.size = max(1.0, self.size)  # another one finds out
             enough = max(_PROOF, _PROOF_SHARE * (call.order - self._held_from))
             return FirstRefusal.PROOF if self._refused >= enough else FirstRefusal.LONE
-        if call.started > self._filled_at:
+        if call.started > self._filled_at and self._lone:
             return FirstRefusal.LATER
         again = self._lone >= _LONE and in_flight >= _DECREASE * self._opened
         self._held_at, self._held_from, self._opened = now, call.order, float(in_flight)

@@ -261,8 +261,11 @@ class HeaderLimits:
         ]
         return _amounts(charged)
 
-    def known(self, now: float) -> KnownLimits:
-        """Return the limits as they are known now; nobody need know one that nobody enforces."""
+    def known(self, now: float, members: int) -> KnownLimits:
+        """Return the limits as they are known now; nobody need know one that nobody enforces.
+
+        So many processes share them, and have as much in flight that is not charged yet.
+        """
         caps, rates = [0.0] * 4, [0.0] * 4
         at_most, remaining, admitted = [NO_BOUND] * 4, [0.0] * 4, math.inf
         for dimension, bucket in self._buckets.items():
@@ -271,7 +274,7 @@ class HeaderLimits:
             caps[dimension], rates[dimension] = bucket.bucket.capacity, bucket.bucket.rate
             bucket.look(now, 0.0)
             at_most[dimension] = bucket.bucket.level
-            remaining[dimension] = bucket.remaining
+            remaining[dimension] = max(0.0, bucket.remaining - members * bucket.uncharged)
             admitted = min(admitted, bucket.admitted)
         return KnownLimits(_amounts(caps), _amounts(rates), _amounts(at_most), _amounts(remaining), admitted)
 

@@ -40,16 +40,14 @@ _HEARTBEAT = 5.0
 """Seconds between two exchanges of a process that uses its lease, after which one that does not gives it
 back, and between two of one that holds nothing."""
 
-_KNOWN = 32
-_FIRST = 2
-"""While no limit is known and others use the quota as well, twice as many calls are in flight as were
-answered, until 32 were: by then somebody knows what the provider tells."""
-
 _SLOTS = 1000.0
 """Slots that are asked for: as many as there are."""
 
 _TOLD = 16
 """Exchanges that are remembered, until the provider tells of a call that was sent after one of them."""
+
+_SAMPLES, _SHORT = 64, 0.5
+"""Exchanges, and seconds at least, by which is measured what others had answered."""
 
 _FORGET = 0.7
 """Share of a higher demand that is remembered from exchange to exchange."""
@@ -137,6 +135,7 @@ class LimitLease:
         self._used = [0.0] * DIMENSIONS  # since the last exchange
         self._demand = [0.0] * DIMENSIONS  # units a second
         self._limited: tuple[int, ...] = ()
+        self._found: tuple[int, ...] = ()  # limits that were not known before the last exchange
         self._until = -math.inf
         self._lacking: Amounts | None = None
         self.urgent = self._urgent_lacks = False
@@ -146,13 +145,13 @@ class LimitLease:
         self._asked_at = self._used_at = -math.inf
         self._asked_nothing = False
         self._again_at = self._more_at = -math.inf  # when a call that lacks something asks again, and others
-        self._accepted = 0
         self._spaced = 0.0
         self._told_spaced = 0.0
+        self._is_opening = False  # no limit is known, and few calls go first
         self._slots: deque[_Slots] = deque()
         self._cool_until = -math.inf
         self._safe: dict[int, Bucket] = {}
-        self._in_flight = self._answered = 0
+        self._others: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)  # when others had so many answered
         self._told: list[tuple[float, list[float]]] = []  # when each of the last exchanges told its ``then``
 
     @property
@@ -160,10 +159,14 @@ class LimitLease:
         """The processes that share the limit, as far as is known; 1 or more."""
         return 1 if self.grant is None else max(1, self.grant.members)
 
-    @property
-    def others_rate(self) -> float:
-        """Calls a second that the other processes had answered lately."""
-        return 0.0 if self.grant is None or self.lost else self.grant.accepted
+    def others_rate(self, since: float) -> float:
+        """Return the calls a second that the other processes had answered since then, or lately."""
+        told = self._others
+        if len(told) < 2 or self.lost:
+            return 0.0
+        began, before = next((one for one in told if one[0] >= since), told[-1])
+        began, before = (began, before) if began < told[-1][0] else told[-2]
+        return (told[-1][1] - before) / max(told[-1][0] - began, _SHORT)
 
     def look(self, now: float, costs: Amounts) -> float:
         """Return the earliest time a call may go; infinity for not before the next exchange.
@@ -172,17 +175,14 @@ class LimitLease:
 
         1. Nothing is known yet, or the back end is away and calls are to stop: not before the next exchange.
         2. The back end is away: the safe share.
-        3. Others use the quota, and no limit is known yet: few calls, and more with each that was answered.
-        4. The lease lacks something, or is over: not before the next exchange, which becomes due.
-        5. Calls are spaced: at the next slot.
+        3. The lease lacks something, or is over: not before the next exchange, which becomes due.
+        4. Calls are spaced: at the next slot.
         """
         if not self.joined or (self.lost and self._on_lost == "stop"):
             return math.inf
         if self.lost:
             return max((bucket.look(now, costs[d]) for d, bucket in self._safe.items()), default=now)
         limited = self._limited
-        if self._is_new and not self._spaced:
-            return now if self._in_flight <= _FIRST * self._answered else math.inf
         if limited and now > self._until:
             return self._lack(costs)
         for d in limited:
@@ -204,7 +204,6 @@ class LimitLease:
     def take(self, now: float, costs: Amounts) -> None:
         """Use what :meth:`look` allowed."""
         self._used_at, self._usual = now, costs
-        self._in_flight += 1
         for d in range(DIMENSIONS):
             self._used[d] += costs[d]
         if self.lost:
@@ -218,11 +217,6 @@ class LimitLease:
             first.next_at = max(first.next_at, now - max(_CATCH_UP, _CATCH_UP * step)) + step
             first.left -= 1.0
 
-    def ended(self, *, answered: bool) -> None:
-        """A call ended."""
-        self._in_flight = max(0, self._in_flight - 1)  # it may have begun before the lease
-        self._answered += answered
-
     def settle(self, now: float, surplus: Amounts) -> None:
         """Give back what a call did not need of each dimension, or take more where it is negative."""
         for d in range(DIMENSIONS):
@@ -231,6 +225,12 @@ class LimitLease:
                 self._safe[d].settle(now, surplus[d])
             elif d in self._limited:
                 self._held[d] += surplus[d]
+
+    def owe(self, under_way: Amounts) -> None:
+        """Take of limits that became known by the last exchange what calls under way need."""
+        for d in self._found:
+            self._held[d] -= under_way[d]
+        self._found = ()
 
     def tell(self) -> None:
         """Something happened that the other processes must hear at once."""
@@ -271,7 +271,8 @@ class LimitLease:
             if self._runs_low:
                 return max(now, soonest, self._more_at)
             if self.members > 1 and not self._limited and not self._spaced:
-                return self._asked_at + (_OFTEN if self._is_new else _SOON)  # what another finds concerns all
+                # what another finds concerns all
+                return self._asked_at + (_OFTEN if self._is_opening else _SOON)
             return self._asked_at + _RENEW
         if self.holds:
             return max(now, self._asked_at + _IDLE)
@@ -281,11 +282,6 @@ class LimitLease:
     def holds(self) -> bool:
         """Whether anything is leased."""
         return any(self._held[d] > 0.0 for d in self._limited)
-
-    @property
-    def _is_new(self) -> bool:
-        """Whether others may soon know a limit that nobody has told yet."""
-        return self.members > 1 and not self._limited and self._answered < _KNOWN
 
     @property
     def _runs_low(self) -> bool:
@@ -316,10 +312,9 @@ class LimitLease:
             (kept if keeps else returned)[d] = self._held[d]
         self._held = list(kept)
         least, wanted = self._wanted(kept) if active else ([0.0] * DIMENSIONS, [0.0] * DIMENSIONS)
-        rate, self._accepted = (facts.accepted - self._accepted) / seconds, facts.accepted
         cooled = max(0.0, facts.cool_until - now) if facts.cool_until > self._cool_until else 0.0
         self._cool_until = max(self._cool_until, facts.cool_until)
-        self._told_spaced = facts.spaced
+        self._told_spaced, self._is_opening = facts.spaced, facts.opened > 0.0
         lowered = facts.spaced > 0.0 and (facts.spaced < self._spaced or self._spaced == 0.0)
         self._news, self._asked_at, self._asked_nothing = False, now, not active
         own_outage, self._own_outage = self._own_outage, None
@@ -338,7 +333,7 @@ class LimitLease:
             wanted=wanted,
             urgent=int(self._urgent_lacks),
             slots=_SLOTS if active and self._few_slots else 0.0,
-            accepted=rate,
+            accepted=float(facts.accepted),
             cooled=cooled,
             spaced=-1.0 if self._spaced > 0.0 == facts.spaced else facts.spaced,
             lowered=int(lowered),
@@ -365,8 +360,13 @@ class LimitLease:
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
         """Use what the exchange gave that began last."""
+        if self.grant is None or grant.members != self.grant.members or grant.accepted < self.grant.accepted:
+            self._others.clear()  # somebody came or left, with what was answered there
+        self._others.append((now, grant.accepted))
         self.grant, self.joined, self.lost, self._safe = grant, True, False, {}
-        self._limited = tuple(d for d in range(DIMENSIONS) if grant.caps[d] > 0.0)
+        limited = tuple(d for d in range(DIMENSIONS) if grant.caps[d] > 0.0)
+        self._found = tuple(d for d in limited if d not in self._limited)
+        self._limited = limited
         self._until = self._asked_at + VALID
         self._told = [*self._told[-_TOLD:], (now, grant.then)]
         for d in range(DIMENSIONS):
@@ -378,10 +378,10 @@ class LimitLease:
         if self.outage != bool(grant.outage):
             self.outage = bool(grant.outage)
             self.outages += 1
-        self._spaced = grant.spaced
-        if not grant.spaced:
+        lowered, self._spaced = grant.spaced < self._spaced, grant.spaced
+        if lowered or not grant.spaced:
             self._slots.clear()
-        elif grant.slots:
+        if grant.slots:
             begin, step = now + grant.slots_in, 1.0 / grant.spaced
             self._slots.append(_Slots(begin, grant.slots, begin + (grant.slots + 1.0) * step + _LATE))
 

@@ -207,7 +207,7 @@ class Quota:
 
         ``actual_output`` of them were output; ``None`` takes the share that was expected.
         """
-        self._end(reservation, answered=True)
+        self._end(reservation)
         self._settle_tokens(reservation, now, actual_tokens, actual_output)
         self._cap.accepted(reservation, now)
         self._traffic.accept(now)
@@ -429,7 +429,7 @@ class Quota:
         Where calls are spaced, the rate alone bounds the requests: what a small bucket holds comes and goes
         between two exchanges.
         """
-        limits = self._header_limits.known(now)
+        limits = self._header_limits.known(now, 1 if self.lease is None else self.lease.members)
         caps, rates = list(limits.caps), list(limits.rates)
         at_most, remaining = limits.at_most, limits.remaining
         if self._spacing.bucket is not None:
@@ -458,8 +458,10 @@ class Quota:
         before it belong to the same event. Begun again slowly is only where no known limit paces the calls.
         """
         assert self.lease is not None
+        under_way = self._header_limits.costs(self._traffic.held_tokens, self._traffic.held_output)
+        self.lease.owe((float(self.in_flight), *under_way[1:]))
         if self._window.is_opening:
-            self._window.widen(self.lease.opened)
+            self._window.join(self.lease.members, self.lease.opened)
         until = self.lease.cooldown(now, self._cool_until)
         if until is not None:
             self._cool_before = self._cool_began = now
@@ -484,13 +486,11 @@ class Quota:
             return reported if self._configured is None else self._configured
         return min(self._configured, reported)
 
-    def _end(self, reservation: Reservation, *, answered: bool = False) -> None:
+    def _end(self, reservation: Reservation) -> None:
         if reservation.ended:
             raise RuntimeError("a reservation ends once")
         reservation.ended = True
         self._traffic.end(reservation)
-        if self.lease is not None:
-            self.lease.ended(answered=answered)
 
     def _settle_tokens(
         self, reservation: Reservation, now: float, actual: float | None, output: float | None
@@ -511,10 +511,11 @@ class Quota:
             self._window.let_through(reservation)
         if self._spacing.bucket is None:
             return
+        members = 1 if self.lease is None else self.lease.members
         if self._spacing.accepted(reservation, self._traffic, now, self._known):
             self._evidence.disprove()
             self._window.disprove()
-        elif self._spacing.quicken(self._known, now, self._cool_began):
+        elif self._spacing.quicken(self._known, now, self._cool_began, members):
             self._header_limits.spaced = False
             self._window.prove_burst()
 
@@ -551,9 +552,9 @@ class Quota:
         if self._spacing.bucket is None:
             self._window.restart(self._evidence.peak, first=self._consecutive == 1)
         else:
-            traffic = self._traffic if self._is_alone else None
+            others = 0.0 if self.lease is None else self.lease.others_rate(self._spacing.measured_from(now))
             lone = self._evidence.is_lone
-            self._spacing.lower(traffic, now, known=self._known is not None, lone=lone)
+            self._spacing.lower(self._traffic, now, known=self._known is not None, lone=lone, others=others)
             self._window.open()
 
     def _proven(self, now: float) -> None:
@@ -575,10 +576,8 @@ class Quota:
             ):  # before the first pause as after each a burst is accepted
                 until, accepted = self._cool_until, accepted + self.in_flight
             measured = accepted / max(until - self._baseline, _COOLDOWN / 2)
-            if until > now and self.lease is not None:
-                measured *= self.lease.members  # they began together, and what they tell now is of moments
-            elif self.lease is not None:
-                measured += self.lease.others_rate
+            if self.lease is not None:
+                measured += self.lease.others_rate(self._baseline)
             if self._spacing.at_measured(measured, now):
                 self._window.open()
         if self._accepted:

@@ -113,6 +113,7 @@ class ReportedBucket:
     Attributes:
         learned_at: when the limit last changed.
         remaining: what was left, as the latest report said, and ``admitted``, when its call was sent.
+        uncharged: what this client had in flight then that is charged later.
         ends: when all of it is there again, as that report said.
         is_window: whether it does not refill before that: fewer were left later, and all came back as soon.
 
@@ -126,7 +127,7 @@ class ReportedBucket:
     ) -> None:
         self.limit = limit
         self.learned_at = now
-        self.remaining, self.admitted = 0.0, -math.inf
+        self.remaining, self.admitted, self.uncharged = 0.0, -math.inf, 0.0
         self.ends, self.is_window = -math.inf, False
         self._charge_ratio = 1.0  # units charged for each unit expected
         self._charge_per_call = 0.0  # units charged for each call
@@ -208,6 +209,7 @@ class ReportedBucket:
         if reading.reset:
             self._compare_ends(reading.remaining, trace.started + reading.reset, reading.rounded_to)
         self.remaining, self.admitted = max(0.0, reading.remaining - self._rounding), trace.started
+        self.uncharged = trace.open - trace.since if self._charged_at_end else 0.0
         self._resize(reading, now)
         if alone:
             self._measure_charges(reading.remaining, trace)

@@ -50,6 +50,9 @@ CLOCK_STEP = 2.0
 """Seconds by which a clock may be behind the record's last change, as those of different threads are; more
 means that it was set back, or began anew."""
 
+MEASURED = 0.8
+"""Share of the rate of spaced calls below which another one was measured: no report of the same event."""
+
 QUIET = 8.0
 """Seconds without any exchange that show that the back end was away; idle processes are heard every five."""
 
@@ -91,7 +94,7 @@ class LeaseAsk:
         wanted: what it wants, that included; all 0 for nothing.
         slots: calls at the spaced rate that are wanted, where calls are spaced; 0 for none.
         urgent: 1 where that call is urgent, else 0.
-        accepted: calls a second that were answered lately.
+        accepted: calls that were answered since its start.
         cooled: seconds of a cooldown that began since the last exchange; 0 for none.
         spaced: calls a second to which calls are spaced; 0 for not at all, -1 for no longer.
         lowered: 1 where that rate was proven or lowered since the last exchange, else 0.
@@ -153,7 +156,7 @@ class LeaseGrant:
         then: what was ever granted, less what all hold now. What all use from now on is at most what was ever
             granted at a later time, less this.
         spaced: calls a second to which all calls are spaced; 0 for not at all.
-        accepted: calls a second that the other processes had answered lately.
+        accepted: calls that the other processes had answered since their starts.
         outage: 1 while a process found the provider down, else 0.
         opened: calls in flight to which processes opened without a refusal; 0 where none is known.
     """
@@ -252,7 +255,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     2. Limits: the tightest that a living process knows, or what was known before; they refill.
     3. What the process gives back is added; of a budget also what it was granted by an answer that it never
        got. What the provider said is left bounds what is, next to what the others hold.
-    4. Events of the present generation change the record; those of an older one were told before.
+    4. Events of the present generation change the record; those of an older one were told before, but for a
+       rate of spaced calls that is the first one, or far lower.
     5. A process that wants something gets it if enough is left next to what those need that waited for
        longer, or are more urgent.
 
@@ -387,7 +391,13 @@ def _correct(record: SharedRecord, ask: LeaseAsk, d: int, level: float) -> None:
 
 
 def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
+    """Note what happened to a process. Where others told first, it is news only that calls are spaced at all,
+    or at a far lower rate: that was measured, and theirs was not.
+    """
     if ask.generation != record.generation:
+        if ask.lowered == 1 and (record.spaced == 0.0 or ask.spaced < MEASURED * record.spaced):
+            record.spaced, record.opened = ask.spaced, 0.0
+            record.generation += 1
         return
     outage = record.outage if ask.outage == 0 else max(ask.outage, 0)
     news = ask.cooled > 0.0 or ask.lowered == 1 or outage != record.outage

@@ -33,9 +33,6 @@ _FOUND_LEAST = 0.8
 """Then the rate is held at these shares of it, after some seconds without a refusal and sooner, and at least
 at 0.8 of the rate that was refused: what was accepted while it was searched began far below."""
 
-_SHARED = 0.97
-"""Share of the rate of all processes that is taken to be the limit where one of them is refused."""
-
 _OVERSHOT = 0.5
 """Seconds for which the next call waits at most, as too many were sent lately."""
 
@@ -122,11 +119,14 @@ class Spacing:
         elif self.bucket is not None and rate > self.bucket.rate:
             self.bucket.reshape(now, spaced_capacity(rate), rate)
         else:
+            found = self.bucket is not None and rate >= _FOUND_LEAST * self.bucket.rate
+            if found:
+                self._hold_at(rate, now)
             self._base = rate
             self._at(rate, now)
-            self._searching = False
+            self._searching = not found
 
-    def lower(self, traffic: Traffic | None, now: float, *, known: bool, lone: bool) -> None:
+    def lower(self, traffic: Traffic, now: float, *, known: bool, lone: bool, others: float = 0.0) -> None:
         """A call was refused: a lower rate. The cases, in order:
 
         1. A rate is known: the lower, the sooner the refusal came.
@@ -136,11 +136,11 @@ class Spacing:
         3. Nothing was measured: the lower, the sooner the refusal came.
 
         Args:
-            traffic: ``None`` where it is a part of what all processes send; their rate is about the limit.
+            others: calls a second that other processes had answered meanwhile.
         """
         assert self.bucket is not None
         rate, soon = self.bucket.rate, self._clean < _GROWTH_SCALE
-        measured = 0.0 if known else self._measured(traffic, now)
+        measured = 0.0 if known else self._measured(traffic, now, others)
         if known:
             slower = rate * (_KNOWN_LOWERED_SOON if soon else _KNOWN_LOWERED)
         elif measured:
@@ -148,11 +148,8 @@ class Spacing:
             least = 1.0 if held and lone and self._lowered_held else _FOUND_LEAST
             found = min(rate, max(measured, least * rate))
             slower = found * (_HELD_SHARE_SOON if soon or self._searching else _HELD_SHARE)
-            again = abs(found - self._found) < _NEAR * found
-            self._found, self._lowered_held = found, held
-            if not held or not again:
-                self._hold = min(2.0 * self._hold, _HOLD_MOST) if again else _HOLD
-                self._held_until = now + self._hold
+            self._hold_at(found, now)
+            self._lowered_held = held
         else:
             slower = rate * (_LOWERED_SOON if soon and not self._searching else _LOWERED)
         self._searching = False
@@ -220,15 +217,25 @@ class Spacing:
         self._at(good, now)
         self.bucket.level -= min(over, _OVERSHOT * good)
 
-    def _measured(self, traffic: Traffic | None, now: float) -> float:
+    def measured_from(self, now: float) -> float:
+        """Return since when what is accepted measures the limit."""
+        return max(self._since, now - _MEASURED)
+
+    def _hold_at(self, found: float, now: float) -> None:
+        """Hold the rate, for the longer, the more often about the same was found."""
+        again = abs(found - self._found) < _NEAR * found
+        self._found = found
+        if now >= self._held_until or not again:
+            self._hold = min(2.0 * self._hold, _HOLD_MOST) if again else _HOLD
+            self._held_until = now + self._hold
+
+    def _measured(self, traffic: Traffic, now: float, others: float) -> float:
         """Return the calls a second that were accepted at about the present rate; 0 where nobody can tell."""
         assert self.bucket is not None
-        if traffic is None:
-            return 0.0 if self._searching else _SHARED * self.bucket.rate
-        since, accepted = traffic.accepted_since(max(self._since, now - _MEASURED))
+        since, accepted = traffic.accepted_since(self.measured_from(now))
         if now - since < (_MEASURED_SEARCHING if self._searching else _MEASURED_LEAST):
             return 0.0
-        rate = (accepted + 0.5) / (now - since)  # the next answer is half due
+        rate = (accepted + 0.5) / (now - since) + others  # the next answer is half due
         return rate if self._searching or rate > _USED * self.bucket.rate else 0.0
 
     def _at(self, rate: float, now: float) -> None:
@@ -240,7 +247,7 @@ class Spacing:
             self.bucket.level = max(self.bucket.level, 0.0)
         self._grown_at, self._clean = now, 0.0
 
-    def quicken(self, known: float | None, now: float, cooled_at: float) -> bool:
+    def quicken(self, known: float | None, now: float, cooled_at: float, members: int) -> bool:
         """Let a rate that is used and not refused grow; return whether the burst is to be tried again.
 
         1. A rate is known: up to that rate; after ten minutes without refusal the burst is tried again.
@@ -249,7 +256,7 @@ class Spacing:
         bucket = self.bucket
         assert bucket is not None
         # idle time proves nothing, so only the time between calls at this rate counts
-        step = min(now - self._grown_at, 2.0 / bucket.rate)
+        step = min(now - self._grown_at, 2.0 * members / bucket.rate)
         self._grown_at = now
         if step <= 0.0 or self._trial.good:
             return False

@@ -1,7 +1,7 @@
 -- One exchange with a shared limit, as smartbatch.core.limits.shared_record.exchange: the same steps in the
 -- same order. KEYS[1]: the record. ARGV[1]: what is asked, as JSON. Returns what is granted, as JSON.
 local GONE, WAITING, SLICES, ADVANCE, MONEY_SLICES = 15, 2, 4, 1, 2
-local SLOT_SECONDS, CLOCK_STEP, QUIET, SLOTS_AHEAD, SLACK, NO_BOUND = 0.5, 2, 8, 1, 0.001, 1e15
+local SLOT_SECONDS, CLOCK_STEP, QUIET, SLOTS_AHEAD, SLACK, NO_BOUND, MEASURED = 0.5, 2, 8, 1, 0.001, 1e15, 0.8
 local KEPT, REMEMBERED, SETTLED, LASTING = 604800000, 604800, 60, 3600
 
 local time = redis.call('TIME')
@@ -101,7 +101,11 @@ for d = 1, 4 do
     end
 end
 
-if ask.generation == record.generation then
+if ask.generation ~= record.generation then
+    if ask.lowered == 1 and (record.spaced == 0 or ask.spaced < MEASURED * record.spaced) then
+        record.spaced, record.opened, record.generation = ask.spaced, 0, record.generation + 1
+    end
+else
     local outage = ask.outage == 0 and record.outage or math.max(ask.outage, 0)
     local news = ask.cooled > 0 or ask.lowered == 1 or outage ~= record.outage
     if ask.cooled > 0 then record.cool_until = math.max(record.cool_until, now + ask.cooled) end

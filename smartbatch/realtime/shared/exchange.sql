@@ -7,7 +7,7 @@ DECLARE
     advance CONSTANT float8 := 1; money_slices CONSTANT float8 := 2; slot_seconds CONSTANT float8 := 0.5;
     clock_step CONSTANT float8 := 2; quiet CONSTANT float8 := 8; slots_ahead CONSTANT float8 := 1;
     slack CONSTANT float8 := 0.001; remembered CONSTANT float8 := 604800; settled CONSTANT float8 := 60;
-    lasting CONSTANT float8 := 3600;
+    lasting CONSTANT float8 := 3600; measured CONSTANT float8 := 0.8;
     no_bound CONSTANT float8 := 1e15; none CONSTANT float8[] := '{{0,0,0,0}}';
     r {schema}.shared_limits%ROWTYPE;
     ask {schema}.shared_ask;
@@ -92,7 +92,11 @@ BEGIN
             r.levels[d] := least(told_cap, level);
         END IF;
     END LOOP;
-    IF ask.generation = r.generation THEN
+    IF ask.generation <> r.generation THEN
+        IF ask.lowered = 1 AND (r.spaced = 0 OR ask.spaced < measured * r.spaced) THEN
+            r.spaced := ask.spaced; r.opened := 0; r.generation := r.generation + 1;
+        END IF;
+    ELSE
         outage := CASE WHEN ask.outage = 0 THEN r.outage ELSE greatest(ask.outage, 0) END;
         known := ask.cooled > 0 OR ask.lowered = 1 OR outage <> r.outage;
         IF ask.cooled > 0 THEN r.cool_until := greatest(r.cool_until, now_at + ask.cooled); END IF;

@@ -104,6 +104,21 @@ def test_refusals_of_calls_sent_after_a_refused_one_prove_a_limit() -> None:
     assert quota.spaced_rate == pytest.approx(2.5, abs=0.2)  # one answered, two in flight, 1.2 s
 
 
+def test_the_first_refusal_holds_calls_back_also_where_there_are_fewer_workers() -> None:
+    """Sixteen workers, and a window that is wider: half of the calls end before another one goes."""
+    quota, rng = unknown(), random.Random(0)
+    calls = take_all(quota, 0.0)
+    for hundredth in range(5, 45):
+        quota.succeeded(calls.pop(0), hundredth / 100, 0.0)
+        calls += take_all(quota, hundredth / 100, 16 - len(calls))
+    assert len(calls) == 16
+    assert quota.refused(calls.pop(), 0.46, None, rng) is None
+    for _ in range(8):
+        assert take_all(quota, 0.5) == []
+        quota.succeeded(calls.pop(0), 0.5, 0.0)
+    assert len(take_all(quota, 0.5)) == 1
+
+
 def test_a_probe_that_is_never_sent_holds_nobody_up() -> None:
     quota, rng = unknown(), random.Random(0)
     calls = take_all(quota, 0.0)

@@ -153,7 +153,6 @@ def leases(rng: random.Random, record: Record) -> None:
             one.take(now, costs)
             if rng.random() < 0.7:
                 one.settle(now, _each(costs, lambda cost: rng.choice((0.0, -8.0, 0.5 * cost))))
-                one.ended(answered=rng.random() < 0.9)
                 accepted[n] += 1
         event = rng.random()
         if event < 0.03:
@@ -162,7 +161,7 @@ def leases(rng: random.Random, record: Record) -> None:
             one.tell()
         elif event < 0.08:
             cooled[n] = now + rng.choice((0.0, 0.5, 3.0))
-        record.note("state", one.is_used, one.is_limited, one.holds, one.members, one.others_rate)
+        record.note("state", one.is_used, one.is_limited, one.holds, one.members, one.others_rate(now - 2.0))
         record.note("due", one.due(now) - now)
         if one.due(now) > now and rng.random() < 0.9:
             continue
