@@ -1,4 +1,4 @@
-"""A run of many rows on the command line, beside the library alone: throughput, CPU, memory, going on.
+"""A run of many rows on the command line, next to the library alone: throughput, CPU, memory, going on.
 
     python -m benchmarks.many_rows
     python -m benchmarks.many_rows --rows 1000000 --rounds 0 --kill 0.5

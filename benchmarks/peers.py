@@ -1,4 +1,4 @@
-"""This library beside what people use today, in one run: CPU, wall time, memory, limits, outages, embeddings.
+"""This library next to what people use today, in one run: CPU, wall time, memory, limits, outages, vectors.
 
     python -m benchmarks.peers --rounds 5 --write docs/reference
 

@@ -41,7 +41,7 @@ HEADERS = {
         "server-timing: gfet4t7; dur=52\r\n"
     ),
 }
-"""Of each API, beside those of every answer."""
+"""Of each API, next to those of every answer."""
 
 DATE = "date: Sun, 22 Nov 2026 19:54:02 GMT\r\n"
 

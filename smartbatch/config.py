@@ -507,7 +507,7 @@ def _yaml(path: Path, text: str) -> Mapping[str, Any]:
 
 
 _OF_PROVIDERS = frozenset({"api_key", "base_url", "headers", "organization", "project"})
-"""Arguments of adapters that other libraries take beside the settings."""
+"""Arguments of adapters that other libraries take besides the settings."""
 _NEAR = {
     **dict.fromkeys(("concurrency", "max_concurrency", "max_workers", "workers", "threads"), "parallelism"),
     "batch_size": "max_batch_size",

@@ -126,7 +126,7 @@ class ResultList(list[Result[T]]):
 
     def report(self) -> ReportFile:
         """Return a report: one file of HTML that says what was asked, what came, by which route and why, and
-        what it cost beside the alternatives. It holds no prompt and no answer.
+        what it cost next to the alternatives. It holds no prompt and no answer.
 
         Raises:
             ValueError: these are not the results of a whole list of a client: of a job ``job.report()`` tells

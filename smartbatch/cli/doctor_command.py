@@ -119,7 +119,7 @@ def _own_folder() -> str:
 def _imported() -> Iterator[Finding]:
     """Yield what ``import smartbatch`` gives that is not this project.
 
-    Cases, in order: the other project of that name is installed, over these files or beside them; the module
+    Cases, in order: the other project of that name is installed, over these files or next to them; the module
     that is imported is not this one's; a file of that name lies in the working folder, where a script or
     ``python -m`` finds it first.
     """

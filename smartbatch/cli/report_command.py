@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _HELP = """\
 Write a report of a job (its id, its key) or of the output of a run (OUT.jsonl, .csv, .parquet): one file of
 HTML, at most 300 kB, that loads and runs nothing. It says what was asked, what came, by which route and why,
-what it cost beside the alternatives, when, how latency and cost are distributed, and what went wrong. No
+what it cost next to the alternatives, when, how latency and cost are distributed, and what went wrong. No
 prompt and no answer is in it. Nothing is sent and no key is needed.
 
 examples:

@@ -177,7 +177,7 @@ def _queue(status: RealtimeStatus) -> Html:
 
 
 def _time_left(requests: int, sent: float) -> str:
-    """Return how long requests take at the pace of the last minute."""
+    """Return how long requests take at the rate of the last minute."""
     if not requests:
         return "–"
     return f"about {span(requests / sent * MINUTE)}" if sent >= 1 else "unknown: nothing was sent"

@@ -43,14 +43,14 @@ def outlook(line: JobLine, shards: Sequence[ShardRow], times: Times, at: float) 
     1. It has ended, waits for a person, or has no request: nothing to say.
     2. It goes by batches: the last one to end says when. Batches of a model are slow together, so the bound
        of the job is that of its slowest batch. What is in no batch yet takes one more.
-    3. It goes in real time: at the pace so far.
+    3. It goes in real time: at the throughput so far.
     """
     if line.state is JobState.HELD or line.total == 0 or (line.finished_at or at + 1) <= at:
         return None
     known = [shard for shard in shards if shard.submitted_at is not None and shard.submitted_at <= at]
     running = [shard for shard in known if (_ended(shard) or at + 1) > at]
     if not known and not any(shard.state in UNSENT_SHARDS for shard in shards):
-        return _by_pace(line, at)
+        return _by_throughput(line, at)
     placed = sum(shard.size for shard in known)
     unsent = max(0, line.total - placed)
     ages = [(at - (shard.submitted_at or at), shard.size) for shard in running]
@@ -112,7 +112,7 @@ def _late(times: Times, age: float, size: int, left: float) -> float:
     return 1.0 if done >= 1.0 else (1 - times.chance(age + left, size)) / (1 - done)
 
 
-def _by_pace(line: JobLine, at: float) -> Outlook | None:
+def _by_throughput(line: JobLine, at: float) -> Outlook | None:
     answered, taken = line.finished, at - line.created_at
     if not answered or taken <= 0:
         return None

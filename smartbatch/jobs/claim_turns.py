@@ -26,7 +26,7 @@ MOST_AHEAD = 500
 
 
 @define(eq=False)
-class GatherPace:
+class GatherInterval:
     """How long results gather before they are stored together. Not thread-safe.
 
     Attributes:
@@ -76,7 +76,7 @@ class ClaimTurns:
             the jobs of one limit share it.
     """
 
-    _pace: GatherPace = field(factory=GatherPace)
+    _interval: GatherInterval = field(factory=GatherInterval)
     jobs: dict[str, RealtimeItems] = field(factory=dict)
     under_way: Counter[int] = field(factory=Counter)
     _taken: Counter[int] = field(factory=Counter)
@@ -114,7 +114,7 @@ class ClaimTurns:
     def _most(self, job: RealtimeItems) -> int:
         """Return the limit of a job; more where many results come in the time in which they gather: half of
         the limit is for calls in flight."""
-        return max(job.limit, min(MOST_AHEAD, job.limit // 2 + 2 * self._pace.meanwhile))
+        return max(job.limit, min(MOST_AHEAD, job.limit // 2 + 2 * self._interval.meanwhile))
 
     def begin(self, turn: Turn) -> None:
         """Keep the room of a turn while its items are claimed."""

@@ -25,7 +25,7 @@ from smartbatch.errors import (
     RequestCancelled,
 )
 from smartbatch.events import StoreAvailable, StoreUnavailable
-from smartbatch.jobs.claim_turns import ClaimTurns, GatherPace, Turn
+from smartbatch.jobs.claim_turns import ClaimTurns, GatherInterval, Turn
 from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job_budget import JobBudget, has_batches, short_of_budget
 from smartbatch.jobs.payload import (
@@ -91,8 +91,8 @@ class RealtimeRunner:
         self._monitor = clock.monitor()
         self._inbox = clock.monitor(self._monitor.lock)
         self._empty = clock.monitor(self._monitor.lock)
-        self._pace = GatherPace()
-        self._turns = ClaimTurns(self._pace)
+        self._interval = GatherInterval()
+        self._turns = ClaimTurns(self._interval)
         self._jobs = self._turns.jobs
         self._claimed: deque[tuple[RealtimeItems, Sequence[StoredItem]]] = deque()
         self._verdicts: deque[tuple[RealtimeItems, int, Verdict]] = deque()
@@ -453,12 +453,12 @@ class RealtimeRunner:
                     return False
             if self._ended and tries:
                 return False
-            until = self._clock.now() + (0.0 if tries else self._pace.pause)
+            until = self._clock.now() + (0.0 if tries else self._interval.pause)
             while not self._has_gathered_locked() and (left := until - self._clock.now()) > 0:
                 self._gathering = True
                 self._inbox.wait(left)
             self._gathering = False
-            self._pace.gathered(len(self._verdicts), self._clock.now())
+            self._interval.gathered(len(self._verdicts), self._clock.now())
             while self._verdicts:
                 job, ix, verdict = self._verdicts.popleft()
                 self._unstored.setdefault(job, []).append((ix, verdict))
@@ -538,7 +538,7 @@ class RealtimeRunner:
             if turn is not None:
                 self._end_turn(turn, claimed)
         with self._monitor:
-            self._pace.stored(self._clock.now() - began)
+            self._interval.stored(self._clock.now() - began)
             for result in results:
                 job.under_way.pop(result.ix, None)
             self._turns.stored(job, len(results))

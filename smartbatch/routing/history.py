@@ -41,7 +41,7 @@ PACKED = Prior.of(2.0, 10.0, growth=0.9)
 """A call whose prompts are packed into one: their answers are generated one after the other."""
 FLEX = Prior.of(6.0, 30.0)
 """The half-price tier: OpenAI documents slower answers and no figure; three times as slow is assumed."""
-BATCH = Prior(PROMISE, fade=86_400.0, together=0.03, patient=False)
+BATCH = Prior(PROMISE, fade=86_400.0, together=0.03, only_when_sure=False)
 """A batch; the same as the time remaining of a job rests on. There are few, and each changes what is
 chosen."""
 CANCEL = Prior.of(60.0, 300.0, fade=7 * 86_400.0)

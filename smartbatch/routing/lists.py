@@ -282,7 +282,7 @@ class ListRouter:
 
         Args:
             requests: of one kind, at least one.
-            deadline: seconds from now by which all should have their results; ``None`` for no hurry.
+            deadline: seconds from now by which all should have their results; ``None`` for any time.
         """
         kind = kind_of(requests[0])
         constraints = evolve(self._constraints({"strategy": Strategy.BATCH.value}), deadline=deadline)

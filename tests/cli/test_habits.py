@@ -142,7 +142,7 @@ def test_the_doctor_notices_a_file_that_stands_before_the_library(
 def test_the_doctor_notices_the_other_project(
     capfd: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Installed beside this one, and imported in place of it."""
+    """Installed next to this one, and imported in place of it."""
     info = folder / "smartbatch-3.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: smartbatch\nVersion: 3.1\n")

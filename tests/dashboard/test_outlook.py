@@ -73,7 +73,7 @@ def test_the_risk_grows_towards_the_deadline(job: tuple[JobLine, list[ShardRow]]
     assert risk_of(evolve(line, policy=JobPolicy()), shards, known, 1010.0) is None
 
 
-def test_real_time_goes_on_at_its_pace(job: tuple[JobLine, list[ShardRow]]) -> None:
+def test_real_time_goes_on_at_its_throughput(job: tuple[JobLine, list[ShardRow]]) -> None:
     line, _ = job
     assert outlook(line, [], times(), 1100.0) is None
     half = outlook(evolve(line, succeeded=2), [], times(), 1100.0)

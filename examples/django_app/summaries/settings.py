@@ -1,4 +1,4 @@
-"""Settings of the example. Jobs are kept beside the database."""
+"""Settings of the example. Jobs are kept next to the database."""
 
 import os
 from pathlib import Path

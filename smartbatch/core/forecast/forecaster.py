@@ -84,8 +84,8 @@ class Prior:
         together: share of its own seconds within which an observation must have begun before or after another
             to be of the same moment. Observations of one moment, such as the batches of one list, take about
             the same time, so that together they count as one.
-        patient: whether a gradual change is reported only when chance does not explain it. False for things
-            of which there are few: each change is reported.
+        only_when_sure: whether a gradual change is reported only when chance does not explain it. False for
+            things of which there are few: each change is reported.
     """
 
     __repr__ = fields_repr
@@ -95,7 +95,7 @@ class Prior:
     weight: float = field(default=0.5, validator=_positive)
     fade: float = field(default=43_200.0, validator=_positive)
     together: float = 0.0
-    patient: bool = True
+    only_when_sure: bool = True
 
     @classmethod
     def of(
@@ -239,7 +239,7 @@ class Forecaster:
 
         1. A sudden change is detected: observations before it hardly count any more, and it is reported.
         2. The median has moved by more than a quarter since the last report, and more than chance explains
-           where the prior is patient: it is reported.
+           where the prior wants only sure ones: it is reported.
         3. Otherwise: ``None``.
 
         Raises:
@@ -320,7 +320,7 @@ class Forecaster:
         first = self._reported == (self._base.median, self._prior.growth, 0.0)
         error = 0.5 / math.sqrt(max(1.0, fit.learned))  # standard error of a share near one half
         sure = abs(fit.curve.level(before) - 0.5) > (SURE_OF_FIRST if first else SURE) * error
-        if (self._prior.patient and not sure) or abs(fit.curve.median - before) < QUARTER:
+        if (self._prior.only_when_sure and not sure) or abs(fit.curve.median - before) < QUARTER:
             return None
         than = "what was assumed before anything was seen" if first else "those before, by and by"
         return self._report(fit, before, len(self._kept), than)

@@ -343,7 +343,7 @@ class LimitLease:
         )
 
     def _wanted(self, kept: list[float]) -> tuple[list[float], list[float]]:
-        """Return what the next call needs beside what is kept, and what is wanted.
+        """Return what the next call needs besides what is kept, and what is wanted.
 
         A process that lacks something wants twice what it used lately, since its use was held back, and at
         least as much as all calls need that wait.

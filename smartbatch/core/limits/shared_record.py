@@ -90,7 +90,7 @@ class LeaseAsk:
         then: as that exchange told it, see :class:`LeaseGrant`.
         kept: what it holds and keeps.
         returned: what it gives back; negative where calls needed more than was expected. 0 for a budget.
-        least: what it needs beside what it keeps, so that the next call can go; all 0 where none waits.
+        least: what it needs besides what it keeps, so that the next call can go; all 0 where none waits.
         wanted: what it wants, that included; all 0 for nothing.
         slots: calls at the spaced rate that are wanted, where calls are spaced; 0 for none.
         urgent: 1 where that call is urgent, else 0.

@@ -86,7 +86,7 @@ def read_answer(params: Generation, text: str | None, finish_reason: str) -> Par
 
 
 def own_object(params: Generation, answer: Answer, value: Any) -> Any:
-    """Return an object for one more asker of ``answer``, of which ``value`` was made: no two share one.
+    """Return an object for one more caller of ``answer``, of which ``value`` was made: no two share one.
 
     In this order: a copy; where there is none, another one made of the text; and an object of an own function
     that cannot be copied itself, for want of another.

@@ -1,5 +1,5 @@
 """Where jobs are kept by default: on a PostgreSQL server of ``DATABASES``, with connections of our own, or in
-a file beside an SQLite.
+a file next to an SQLite.
 """
 
 from __future__ import annotations

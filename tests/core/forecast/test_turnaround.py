@@ -154,7 +154,7 @@ class TestProgressTheProviderTells:
 
 
 class TestAWholeJob:
-    def test_batches_beside_each_other_take_as_long_as_the_last_of_them(self) -> None:
+    def test_batches_next_to_each_other_take_as_long_as_the_last_of_them(self) -> None:
         of = took(600, times=10)
         found = remaining([RunningBatch(1000, 500), RunningBatch(1000, 10), RunningBatch(1000, 300)], of)
         assert found == left(10, of=of)

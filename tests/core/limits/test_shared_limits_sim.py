@@ -109,7 +109,7 @@ def test_exchanges_are_few() -> None:
 
 
 def test_a_process_with_little_to_do_holds_nothing_that_others_need() -> None:
-    """One call a second beside three processes that never stop: they use what it does not."""
+    """One call a second next to three processes that never stop: they use what it does not."""
     run = Run(Server("gemini", {"requests": 600}), 4, told=600)
     run.clients[0].workers = 1
     run.clients[0].latency = constant(1.0)
