@@ -175,6 +175,18 @@ def test_the_table_has_no_circles() -> None:
         visit(name, ())
 
 
+def test_the_map_for_contributors_goes_down() -> None:
+    """What a room may import stands in its row or below it; what stands next to the rooms comes last."""
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
+    row: dict[str, int] = {}
+    for at, names in enumerate(re.findall(r"^\| (`smartbatch/.*?) \|", text, re.MULTILINE)):
+        row |= dict.fromkeys(re.findall(r"smartbatch/(\w+)(?:/`|\.py)", names), at)
+    assert row.keys() == ALLOWED.keys()
+    aside = {"emulator", "testing"} | FOR_ALL
+    rooms = ALLOWED.keys() - aside
+    assert [(one, other) for one in rooms for other in ALLOWED[one] - aside if row[other] < row[one]] == []
+
+
 def test_threads_and_jobs_do_not_know_each_other() -> None:
     """The client hands each what it needs."""
     assert "jobs" not in ALLOWED["realtime"]
