@@ -6,9 +6,7 @@ store has, a page costs the same.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from attrs import field, fields_dict, frozen
@@ -16,6 +14,7 @@ from attrs import field, fields_dict, frozen
 from smartbatch.jobs.records import IncidentRow, JobState, ShardRow
 from smartbatch.jobs.store.database import Database
 from smartbatch.jobs.store.rows import (
+    JOB_FIELDS,
     SHARD_COLUMNS,
     decoded,
     encoded,
@@ -23,7 +22,6 @@ from smartbatch.jobs.store.rows import (
     incident_row,
     maker,
     position,
-    record_of,
     shard_row,
 )
 from smartbatch.jobs.versioned_records import JobPolicy
@@ -121,15 +119,7 @@ class JobFilter:
 
 
 _COLUMNS = ", ".join({"key": "user_key"}.get(name, name) for name in fields_dict(JobLine))
-_line = maker(
-    JobLine,
-    key=decoded,
-    metadata=json.loads,
-    policy=partial(record_of, JobPolicy),
-    state=JobState,
-    cancel_requested=bool,
-    note=decoded,
-)
+_line = maker(JobLine, **JOB_FIELDS)
 _ACCOUNTS = """WITH RECURSIVE account(scope) AS (
         SELECT min(scope) FROM shard
         UNION ALL SELECT (SELECT min(scope) FROM shard WHERE scope > account.scope)

@@ -6,7 +6,7 @@ import enum
 import json
 import sys
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -155,15 +155,16 @@ JOBS = f"SELECT {_JOB_COLUMNS}, j.lease_until FROM job j JOIN job_params p ON p.
 """Jobs, and when the lease of the owner of each ends."""
 SHARD_COLUMNS = ", ".join(_ELSEWHERE.get(name, name) for name in fields_dict(ShardRow))
 
-job_row = maker(
-    JobRow,
-    key=decoded,
-    metadata=json.loads,
-    policy=partial(record_of, JobPolicy),
-    state=JobState,
-    cancel_requested=bool,
-    note=decoded,
-)
+JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "key": decoded,
+    "metadata": json.loads,
+    "policy": partial(record_of, JobPolicy),
+    "state": JobState,
+    "cancel_requested": bool,
+    "note": decoded,
+}
+"""What makes the fields of a job of its columns, where these are not the same."""
+job_row = maker(JobRow, **JOB_FIELDS)
 """Returns the job of a row of :data:`JOBS`."""
 shard_row = maker(
     ShardRow,
