@@ -31,12 +31,11 @@ from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
 from smartbatch.realtime.realtime import Realtime, stored_stream
 from smartbatch.realtime.text_stream import TextStream
-from smartbatch.results import ResultList, ended
+from smartbatch.results import ReportFile, ResultList, ended
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import CheckedList, JobResults, Reading, parts_of
 from smartbatch.routing.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
-from smartbatch.routing.list_report import ListReporter
 from smartbatch.routing.list_results import ListFacts, ListResults, RoutedResults, common_purpose
 from smartbatch.types import (
     ConstraintParams,
@@ -166,7 +165,7 @@ class ListRouter:
             collected.extend(results)
         except KeyboardInterrupt as error:
             raise results.interrupted(error, collected) from None
-        collected.reporter = ListReporter(self._advisor.label, first, results.decided)
+        collected.reporter = partial(_report, self._advisor.label, first, results.decided)
         return ended(collected, self._clock.now() - began, results.prompts)
 
     def _options(self, total: int | None, reader: ReaderOptions) -> tuple[ListOptions, ListDisplay]:
@@ -521,3 +520,9 @@ def _by_job(decision: Decision) -> bool:
 def _may_wait(request: Request) -> bool:
     """Whether a request may wait for a batch: it is not urgent, and a batch can carry it."""
     return request.call is None and request.timeout is None and request.priority <= Priority.NORMAL
+
+
+def _report(model: str, began: float, decided: ListDecision | None, results: ResultList[Any]) -> ReportFile:
+    from smartbatch.routing.list_report import list_report  # late: most programs make none
+
+    return list_report(model, began, decided, results)
