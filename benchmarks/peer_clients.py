@@ -61,7 +61,7 @@ def smartbatch_vectors(url: str, texts: Sequence[str]) -> Vectors:
             vector = client.submit_embedding(text, dimensions=DIMENSIONS).result().embedding
             return None if vector is None else list(vector)
 
-        return _by_threads(ask, texts)
+        return by_threads(ask, texts)
 
 
 # -- raw urllib3 ---------------------------------------------------------------------------------------------
@@ -113,10 +113,10 @@ def raw_vectors(url: str, texts: Sequence[str]) -> Vectors:
         found = loop.ask(_embedding(text))
         return None if found is None else found["data"][0]["embedding"]
 
-    return _by_threads(ask, texts)
+    return by_threads(ask, texts)
 
 
-def _by_threads(ask: Callable[[str], list[float] | None], texts: Sequence[str]) -> Vectors:
+def by_threads(ask: Callable[[str], list[float] | None], texts: Sequence[str]) -> Vectors:
     """Have 64 threads ask one text after the other, as the workers of a web application do."""
     vectors: Vectors = [None] * len(texts)
 
@@ -165,7 +165,7 @@ def sdk_vectors(url: str, texts: Sequence[str]) -> Vectors:
             return None
         return found.data[0].embedding
 
-    return _by_threads(ask, texts)
+    return by_threads(ask, texts)
 
 
 def sdk_asyncio(url: str, texts: Sequence[str]) -> Answers:
