@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from jobs.remote import Remote
 
 from smartbatch._clock import VirtualClock
@@ -57,6 +58,19 @@ def test_calls_in_real_time_are_foretold_from_the_first_answer_on(
     for status, left in told:
         if status.finished:
             assert status.remaining == pytest.approx(left, rel=0.3, abs=25.0)
+
+
+def test_a_look_without_a_forecast_says_all_but_how_long_it_takes(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    client = client_of(Remote(clock, batches=False, latency=20.0), store=store, parallelism=4)
+    job = client.submit_batch([f"p{n}" for n in range(8)], batch_fallback="individual")
+    clock.sleep(30.0)
+    whole, quick = job.status(), job.status(forecast=False)
+    assert whole.remaining is not None
+    assert quick == evolve(whole, remaining=None)
+    job.wait(LONG)
+    assert job.status(forecast=False).remaining == 0.0
 
 
 def test_rows_that_follow_equal_ones_take_no_time(
