@@ -172,8 +172,11 @@ def _http_date(text: str) -> float | None:
 
 def unix_seconds(text: Any) -> float | None:
     """Return the moment an RFC 3339 text names; ``None`` for anything else."""
-    if not isinstance(text, str) or not 0 < len(text) <= _LONGEST:
-        return None
+    return _unix_seconds(text) if isinstance(text, str) and 0 < len(text) <= _LONGEST else None
+
+
+@lru_cache(maxsize=64)  # all answers within a second name the same
+def _unix_seconds(text: str) -> float | None:
     try:
         return _utc(datetime.fromisoformat(text))
     except (ValueError, OverflowError):

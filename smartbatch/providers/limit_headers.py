@@ -153,13 +153,11 @@ def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitRepor
     """
     found = {}
     now = _server_time(headers, wall)
-    for what, name in _ANTHROPIC:
-        prefix = f"anthropic-ratelimit-{name}-"
-        found[what] = _Figures(
-            _count(headers.get(f"{prefix}limit")),
-            _count(headers.get(f"{prefix}remaining")),
-            _moment(headers.get(f"{prefix}reset"), now),
-        )
+    for what, names in _ANTHROPIC.items():
+        limit, remaining, reset = map(headers.get, names)
+        found[what] = _UNSAID
+        if not (limit is remaining is reset is None):
+            found[what] = _Figures(_count(limit), _count(remaining), _moment(reset, now))
     if found["tokens"].limit in (found["input"].limit, found["output"].limit):
         # "tokens" repeats the tightest limit in force; taken for input and output together it would be halved
         found["tokens"] = _UNSAID
@@ -167,12 +165,15 @@ def read_anthropic_limits(headers: Mapping[str, str], wall: float) -> LimitRepor
     return _report(_STAMPS_ROUNDED_TO if has_reset else 0.0, **found)
 
 
-_ANTHROPIC = (
-    ("requests", "requests"),
-    ("tokens", "tokens"),
-    ("input", "input-tokens"),
-    ("output", "output-tokens"),
-)
+_ANTHROPIC = {
+    what: tuple(f"anthropic-ratelimit-{name}-{figure}" for figure in ("limit", "remaining", "reset"))
+    for what, name in (
+        ("requests", "requests"),
+        ("tokens", "tokens"),
+        ("input", "input-tokens"),
+        ("output", "output-tokens"),
+    )
+}
 _EARLIEST, _LATEST = 1.5e9, 1e10
 """Unix seconds of 2017 and 2286: a number between them is no duration. In milliseconds likewise."""
 _STAMPS_ROUNDED_TO = 1.0  # seconds

@@ -43,6 +43,22 @@ def test_closing_ends_calls_and_streams_under_way(serve):
         assert ask(provider).text == "Lima"
 
 
+def test_the_sdk_builds_a_head_once_for_threads_that_begin_together(serve, monkeypatch):
+    """Each building of it takes as long as several calls."""
+    server = serve(*[says(message())] * 8)
+    with opened(server) as provider, ThreadPoolExecutor(8) as pool:
+        sdk, built = provider._sdk.get(), []
+        send = sdk.send
+
+        def counted(*args, **more):
+            built.append(args)
+            return send(*args, **more)
+
+        monkeypatch.setattr(sdk, "send", counted)
+        assert {answer.text for answer in pool.map(lambda _: ask(provider), range(8))} == {"Lima"}
+    assert len(built) == 1
+
+
 def test_the_sdk_cannot_send_the_key_elsewhere(serve):
     """What the SDK sends to another origin, or with a broken header, never leaves."""
     server, other = serve(says(message())), serve(says(message()))

@@ -9,6 +9,7 @@ Importing this module imports ``httpx2``; adapters do so when their SDK is first
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -33,9 +34,14 @@ _KEPT = 256
 
 @define
 class _Call:
-    """One call through an SDK: what the SDK does not know of it, and how it ended."""
+    """One call through an SDK: what the SDK does not know of it, and how it ended.
+
+    Attributes:
+        head: what the SDK built; with ``only_head`` nothing is sent.
+    """
 
     live: bool = False
+    only_head: bool = False
     body: SpooledBody | None = None
     cutoff: Cutoff | None = None
     head: bytes | None = None
@@ -69,6 +75,7 @@ class SdkCalls(ABC):
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._heads: dict[tuple[str, int], bytes] = {}
+        self._building = threading.Lock()
 
     @abstractmethod
     def send(self, method: str, path: str, timeout: float, **more: Any) -> object:
@@ -82,15 +89,22 @@ class SdkCalls(ABC):
         """
         key = path, math.ceil(timeout)
         head = self._heads.get(key)
-        if head is not None:
-            return self._transport.send(head, body, timeout)
-        call = _Call()
-        reply = cast(Reply, _through(partial(self.send, "post", path, timeout, body=body), call))
+        if head is None:
+            with self._building:  # else all workers build it, each for its first call
+                head = self._heads.get(key) or self._built(
+                    key, partial(self.send, "post", path, timeout, body=body)
+                )
+        return self._transport.send(head, body, timeout)
+
+    def _built(self, key: tuple[str, int], send: Callable[[], object]) -> bytes:
+        """Have the SDK build a head, which is sent later, and keep it."""
+        call = _Call(only_head=True)
+        _through(send, call)
+        assert call.head is not None
         if len(self._heads) >= _KEPT:
             self._heads.clear()
-        if call.head is not None:
-            self._heads[key] = call.head
-        return reply
+        self._heads[key] = call.head
+        return call.head
 
     def ask(
         self, method: str, path: str, timeout: float, *, spooled: SpooledBody | None = None, **more: Any
@@ -164,6 +178,8 @@ class _Bridge(httpx2.BaseTransport):
         # Where it goes is not the SDK's to decide.
         address = Url(url.scheme, None, url.host, url.port, url.raw_path.decode("ascii"))
         head = call.head = self._transport.head_for(request.method, address, request.headers.raw)
+        if call.only_head:
+            return Reply(200, {}, b"")
         body = call.body or request.read()
         if call.live:
             return self._transport.begin(head, body, timeout, call.cutoff)
