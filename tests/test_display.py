@@ -13,8 +13,9 @@ from attrs import evolve
 
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
-from smartbatch.errors import ProviderError
+from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.stored_result import StoredResult
+from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
 from smartbatch.prices import Price
 from smartbatch.reports.charts import Mark, trade_off
 from smartbatch.results import ResultList
@@ -161,6 +162,19 @@ VALUES: dict[str, Callable[[], Any]] = {
     "stored result": lambda: StoredResult(0, 1, VALUES["result"]()),
     "settings": lambda: BatchingConfig(prices={f"model {n}": Price(1, 2) for n in range(500)}),
     "metrics": lambda: BatchingClient("sim:demo").metrics.snapshot(),
+    "participants": lambda: Participants(
+        place="here", processes=(VALUES["participant"](),) * 50, sums=dict.fromkeys(map(str, range(200)), 1.0)
+    ),
+    "participant": lambda: Participant(
+        member="m",
+        host="h",
+        pid=1,
+        library="0",
+        started=0.0,
+        sums=dict.fromkeys(map(str, range(200)), 1.0),
+        errors=dict.fromkeys(ErrorKind, 1.0),
+        realtime=RealtimeStatus(lanes=(LaneStatus(model="sim:demo"),) * 32),
+    ),
 }
 
 

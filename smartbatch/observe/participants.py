@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, astuple, evolve, field, fields_dict, frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._display import counted, fields_repr, short
 from smartbatch.observe.recent_calls import CallCounts, MinuteOfCalls, together
 
 if TYPE_CHECKING:
@@ -121,9 +122,9 @@ class RealtimeStatus:
     unshared: int = 0
     budget: float = 0.0
     spent: float = 0.0
-    lanes: tuple[LaneStatus, ...] = ()
+    lanes: tuple[LaneStatus, ...] = field(default=(), repr=partial(counted, "lanes"))
     lanes_left_out: int = 0
-    minutes: tuple[MinuteOfCalls, ...] = ()
+    minutes: tuple[MinuteOfCalls, ...] = field(default=(), repr=partial(counted, "minutes"))
 
 
 @frozen(kw_only=True)
@@ -151,8 +152,8 @@ class Participant:
     started: float
     age: float = 0.0
     ended: bool = False
-    sums: Mapping[str, float] = field(factory=dict)
-    errors: Mapping[str, float] = field(factory=dict)
+    sums: Mapping[str, float] = field(factory=dict, repr=short)
+    errors: Mapping[str, float] = field(factory=dict, repr=short)
     realtime: RealtimeStatus = field(factory=RealtimeStatus)
 
     @property
@@ -176,8 +177,8 @@ class Participants:
     __repr__ = fields_repr
 
     place: str
-    processes: tuple[Participant, ...] = ()
-    sums: Mapping[str, float] = field(factory=dict)
+    processes: tuple[Participant, ...] = field(default=(), repr=partial(counted, "processes"))
+    sums: Mapping[str, float] = field(factory=dict, repr=short)
     unreadable: int = 0
 
     @property
