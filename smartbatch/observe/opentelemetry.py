@@ -48,6 +48,8 @@ those of functions and providers of the user's, which may tell of themselves (``
 _SCOPE: Final = "smartbatch"
 _PROVIDERS: Final = {"gemini": "gcp.gemini"}
 _OPERATIONS: Final = {"gemini": "generate_content"}
+_LOOK_EVERY: Final = 0.1
+"""Seconds between two looks for an SDK."""
 _TOKENS: Final = tuple(4.0**power for power in range(14))
 _SECONDS: Final = tuple(0.01 * 2.0**power for power in range(14))
 _LONG: Final = (*_SECONDS, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0, 86400.0)
@@ -120,7 +122,7 @@ class OpenTelemetryObserver:
             raise ConfigError(
                 f"telemetry = {telemetry!r} needs the extra 'otel': pip install 'smartbatch-llm[otel]'"
             )
-        self._off: tuple[object, object] | None = None
+        self._look_again = float("-inf")
         self._telemetry = telemetry
         self._tracer_provider, self._meter_provider = tracer_provider, meter_provider
         self._tracer: Tracer | None = None
@@ -130,27 +132,28 @@ class OpenTelemetryObserver:
     def __call__(self, event: Event) -> None:
         """Take one event."""
         handler = _HANDLERS.get(type(event))
-        if handler is not None and self._is_on():
+        if handler is not None and self._is_on(event.at):
             handler(self, event)
 
-    def _is_on(self) -> bool:
-        """Whether there is an SDK for spans or measurements; looked for until both are found."""
+    def _is_on(self, now: float) -> bool:
+        """Whether there is an SDK for spans or measurements; looked for until both are found.
+
+        Where there is none, not for each event: a look reads the environment.
+        """
         if self._tracer is None or self._instruments is None:
             trace, metrics = map(sys.modules.get, ("opentelemetry.trace", "opentelemetry.metrics"))
             if trace is None:  # who sets up an SDK has imported it, and another's measurements likewise
                 return False
+            if now < self._look_again:
+                return self._tracer is not None or self._instruments is not None
             tracers = self._tracer_provider or trace.get_tracer_provider()
             meters = self._meter_provider or (None if metrics is None else metrics.get_meter_provider())
-            if self._off == (tracers, meters):
-                return False
             if self._tracer is None and not _is_of_api(tracers):
                 self._tracer = tracers.get_tracer(_SCOPE)
             if self._instruments is None and meters is not None and not _is_of_api(meters):
                 self._instruments = _Instruments.of(meters.get_meter(_SCOPE))
-            if self._tracer is None and self._instruments is None:
-                self._off = (tracers, meters)
-                return False
-        return True
+            self._look_again = now + _LOOK_EVERY
+        return self._tracer is not None or self._instruments is not None
 
     # -- requests and calls ----------------------------------------------------------------------------------
 

@@ -419,6 +419,21 @@ def test_without_an_sdk_nothing_is_told_and_no_span_is_current() -> None:
     assert seen == [trace.INVALID_SPAN]
 
 
+def test_where_there_is_no_sdk_one_is_looked_for_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look reads the environment, and would cost as much as the rest of an event."""
+    looks: list[trace.TracerProvider] = []
+
+    def look() -> trace.TracerProvider:
+        looks.append(trace.NoOpTracerProvider())
+        return looks[-1]
+
+    monkeypatch.setattr(trace, "get_tracer_provider", look)
+    observer = OpenTelemetryObserver(meter_provider=NoOpMeterProvider())
+    for number in range(1000):
+        observer(evolve(ended(), at=number / 1000))
+    assert 2 <= len(looks) <= 10
+
+
 def test_another_word_for_the_telemetry_is_refused() -> None:
     with pytest.raises(ConfigError, match="auto, outer, full"):
         OpenTelemetryObserver("inner")  # type: ignore[arg-type]
