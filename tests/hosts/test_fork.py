@@ -477,7 +477,9 @@ def test_children_forked_without_hooks_store_jobs_and_ask_over_connections_of_th
             own = client.submit_and_wait([f"row {n} of {os.getpid()}" for n in range(12)], timeout=15)
             assert all(result.ok for result in own)
         ask()
-        client.stop()  # nothing of the parent writes at the moment of a fork, which waits for nobody here
+        client.stop()
+        for thread in set(threading.enumerate()) - {threading.current_thread()}:
+            thread.join(10)  # a fork waits for nobody here, and a thread that runs has the interpreter's lock
         say(str([in_child(ask, 30) for _ in range(3)]))
         client.stop()
         os.kill(server, signal.SIGKILL)
