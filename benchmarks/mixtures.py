@@ -1,13 +1,14 @@
 """1,000 simulated mixtures of limits, failures, outages and latencies, in virtual time.
 
     python -m benchmarks.mixtures
+    python -m benchmarks.mixtures --account
     python -m benchmarks.mixtures --first 17 --seeds 1 --timeline
     python -m benchmarks.mixtures --seeds 200 --with "calls at once" --save before.json
     python -m benchmarks.mixtures --seeds 200 --with "calls at once" --against before.json
 
 The real client sends 300 rows to the simulated service of each seed, and so do clients of a fixed width and
 rate, of which the best is known afterwards. *Goodput* is the time of that one over the client's. The same
-seed gives the same run.
+seed gives the same run. With ``--account`` the service has prices, and its unknown limits are approached.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ PATIENCE = 50.0
 class SimulatedProvider(Provider):
     """The service of a mixture as a provider. All threads run one after the other, so there is no lock."""
 
-    def __init__(self, service: Service, clock: SerialClock) -> None:
+    def __init__(self, service: Service, clock: SerialClock, *, account: bool) -> None:
         self.name = "mixture"
         self.scope = f"mixture:{service.mixture.seed}:{id(self):x}"
-        self.capabilities = Capabilities(priced=False)
+        self.capabilities = Capabilities(priced=account)
         self._service = service
         self._clock = clock
 
@@ -140,7 +141,7 @@ class Outcome:
         return self.calls / max(1, self.calls - outside)
 
 
-def run(seed: int, rows: int, *, keep_log: bool = False) -> Outcome:
+def run(seed: int, rows: int, *, account: bool = False, keep_log: bool = False) -> Outcome:
     """Run the client on the mixture of a seed, and look for the best fixed width and rate."""
     mixture = draw(seed, rows)
     best = best_fixed(mixture)
@@ -148,7 +149,7 @@ def run(seed: int, rows: int, *, keep_log: bool = False) -> Outcome:
     service = Service(mixture, log=[] if keep_log else None)
     told = mixture.requests if mixture.configured else None
     came = send(
-        SimulatedProvider(service, clock),
+        SimulatedProvider(service, clock, account=account),
         clock,
         [prompt(row) for row in range(rows)],
         seed=seed,
@@ -169,23 +170,24 @@ def prompt(row: int) -> str:
 # -- the table -----------------------------------------------------------------------------------------------
 
 
-def run_all(seeds: Iterable[int], rows: int, processes: int) -> Iterable[Outcome]:
+def run_all(seeds: Iterable[int], rows: int, processes: int, *, account: bool = False) -> Iterable[Outcome]:
     """Yield the outcome of each seed."""
     if processes == 1:
         for seed in seeds:
-            yield run(seed, rows)
+            yield run(seed, rows, account=account)
         return
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes) as pool:
-        yield from pool.imap(_Job(rows), seeds, chunksize=4)
+        yield from pool.imap(_Job(rows, account), seeds, chunksize=4)
 
 
 @frozen
 class _Job:
     rows: int
+    account: bool
 
     def __call__(self, seed: int) -> Outcome:
-        return run(seed, self.rows)
+        return run(seed, self.rows, account=self.account)
 
 
 def share(values: Sequence[float], at: float) -> float:
@@ -304,6 +306,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1000, help="how many mixtures")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--rows", type=int, default=300, help="rows of a mixture")
+    parser.add_argument("--account", action="store_true", help="unknown limits are approached")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--worst", type=int, default=5, help="how many of the worst to describe")
     parser.add_argument(
@@ -315,7 +318,7 @@ def main() -> None:
     options = parser.parse_args()
     began = time.perf_counter()
     if options.seeds == 1:
-        outcome = run(options.first, options.rows, keep_log=options.timeline)
+        outcome = run(options.first, options.rows, account=options.account, keep_log=options.timeline)
         print(describe(outcome))
         if options.timeline:
             print("\n".join(timeline(outcome)))
@@ -324,7 +327,7 @@ def main() -> None:
     if options.part is not None:
         seeds = [seed for seed in seeds if options.part in draw(seed, options.rows).parts]
     outcomes: list[Outcome] = []
-    for outcome in run_all(seeds, options.rows, options.processes):
+    for outcome in run_all(seeds, options.rows, options.processes, account=options.account):
         outcomes.append(outcome)
         if len(outcomes) % 100 == 0:
             print(f"{len(outcomes)} of {len(seeds)}", file=sys.stderr, flush=True)

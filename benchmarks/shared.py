@@ -5,9 +5,9 @@
 Each case sends 900 requests at 600 a minute, by one process and then by four that share the limit. *Time* is
 the time of all over the time of the one; *refused* is the share of calls answered with 429; nothing may be
 lost. In two cases one of four processes is killed, or frozen for 20 seconds: its rows are its own affair, and
-the limit is the others'. *Operations* are those at the place where they share, a second and process: of all
-on average, and the most of one process between two of the records that it publishes. ``--publishing`` tells
-what a record costs.
+the limit is the others'. In one case as many processes met the limit before, and others come after them.
+*Operations* are those at the place where they share, a second and process: of all on average, and the most of
+one process between two of the records that it publishes. ``--publishing`` tells what a record costs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from itertools import pairwise
@@ -48,6 +49,7 @@ class Case:
     Attributes:
         event: what happens to one of four processes five seconds after the start: ``kill`` or ``freeze``.
         requests, processes: how many.
+        before: requests that as many processes send before, and end; they do not count.
         time: target, of the time of all over that of one; infinity where the operations are what counts.
     """
 
@@ -58,6 +60,7 @@ class Case:
     event: str = ""
     requests: int = 900
     processes: int = 4
+    before: int = 0
     time: float = TIME
 
 
@@ -85,6 +88,9 @@ CASES = {
         settings={"max_rpm": 600},
     ),
     "untold": Case("not told", ["--rpm", "600", "--no-limit-headers"]),
+    "untold-before": Case(
+        "not told, but met before", ["--rpm", "600", "--no-limit-headers"], requests=480, before=800
+    ),
     "killed": Case("told, one killed", settings={"max_rpm": 600}, event="kill"),
     "frozen": Case("told, one frozen for 20 s", settings={"max_rpm": 600}, event="freeze"),
     "many": Case("told, 64 processes", settings={"max_rpm": 600}, requests=1280, processes=64, time=math.inf),
@@ -112,25 +118,35 @@ def together(case: str, processes: int, address: str) -> tuple[float, int, int, 
     chosen = CASES[case]
     clock = RealClock()
     with emulator("--latency", "0.05", "--latency-sigma", "0.3", *chosen.server) as base_url:
-        share = chosen.requests // processes
-        begun = ready(
-            [command(base_url, case, share, address, f"{case} {number}") for number in range(processes)]
-        )
-        began = clock.now()
-        release(begun)
+        if chosen.before:
+            for one in begin(base_url, case, processes, chosen.before, address):
+                one.communicate()
+        before = int(summary(base_url)["received"])
+        begun = begin(base_url, case, processes, chosen.requests, address)
         if chosen.event and processes > 1:
-            clock.sleep(5.0)
-            disturb(begun[0], chosen.event, clock)
+            threading.Thread(target=disturb, args=(begun[0], chosen.event, clock)).start()
         operations = watched(begun, address, clock)
-        lost = 0
+        lost, seconds = 0, 0.0
         for one in begun if chosen.event != "kill" or processes == 1 else begun[1:]:
             said, _ = one.communicate()
-            lost += json.loads(said.splitlines()[-1])["lost"]
-        seconds = clock.now() - began
+            told = json.loads(said.splitlines()[-1])
+            lost, seconds = lost + told["lost"], max(seconds, told["wall"])
         report = summary(base_url)
-    calls = int(report["received"])
+    calls = int(report["received"]) - before
     answered = chosen.requests - lost
     return seconds, lost, calls, calls - answered, operations
+
+
+def begin(
+    base_url: str, case: str, processes: int, requests: int, address: str
+) -> list[subprocess.Popen[str]]:
+    """Let processes begin to send so many requests together."""
+    share = requests // processes
+    begun = ready(
+        [command(base_url, case, share, address, f"{share} {number}") for number in range(processes)]
+    )
+    release(begun)
+    return begun
 
 
 def watched(processes: list[subprocess.Popen[str]], address: str, clock: RealClock) -> Operations:
@@ -186,7 +202,8 @@ def publishing(rounds: int = 500) -> None:
 
 
 def disturb(process: subprocess.Popen[str], event: str, clock: RealClock) -> None:
-    """Kill a process, or freeze it for 20 seconds."""
+    """After five seconds kill a process, or freeze it for 20."""
+    clock.sleep(5.0)
     if event == "kill":
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -216,8 +233,8 @@ def main() -> None:
     for case in given.case or CASES:
         processes = CASES[case].processes
         with tempfile.TemporaryDirectory() as folder:
-            alone, *_ = together(case, 1, "off")
             place = given.address or f"sqlite:///{Path(folder) / 'limits.db'}"
+            alone, *_ = together(case, 1, place if CASES[case].before else "off")
             seconds, lost, calls, refused, made = together(case, processes, place)
         met = (
             seconds <= CASES[case].time * alone

@@ -50,7 +50,7 @@ class _Wait:
 
     Attributes:
         timeout: seconds; ``None`` for a notification alone.
-        idle: the time-out is only there to tidy up.
+        idle: the time-out only ends threads that are not used.
         holds: requests are on their way.
     """
 

@@ -21,12 +21,6 @@ from smartbatch.core.limits.quota import Cooldown
 from smartbatch.realtime.lane import Lane
 from smartbatch.types import LimitReport
 
-_LEARNED = 0.02
-"""Seconds after a report was learned from, in which others are left out that say that plenty is left."""
-
-_PLENTY, _PLENTY_OF_TOKENS = 1_000, 1_000_000
-"""So much left is plenty, where it is half of the limit as well: it outlasts :data:`_LEARNED` by far."""
-
 
 class Ending(enum.Enum):
     """How a call ended, as the gates need to know it."""
@@ -206,7 +200,7 @@ class Gates:
             permit.through, now, health, self._rng, first=demand.first, failures=demand.failures
         )
         if transition is not None:
-            lane.throttle.restart(now)
+            lane.throttle.restart()
             changes.append(transition)
         return changes
 
@@ -225,28 +219,10 @@ class Gates:
                 quota.dropped(reservation, now)
             else:
                 quota.failed(reservation, now, used.tokens, used.output)
-            if used.limits is not None and ending is not Ending.REFUSED:
-                shared = permit.lane.quota
-                if now - shared.learned_at >= _LEARNED or not _is_plenty(used.limits):
-                    shared.learned_at = now
-                    quota.learn(used.limits, reservation, now)
+            told = used.limits if ending is not Ending.REFUSED else None
+            if told is not None and not quota.leaves_out(told, now):
+                quota.learn(told, reservation, now)
         return cooldown
-
-
-def _is_plenty(report: LimitReport) -> bool:
-    """Whether what is left of all limits is plenty: each call of a quick provider reports it."""
-    return (
-        _lasts(report.requests_limit, report.requests_remaining, _PLENTY)
-        and _lasts(report.tokens_limit, report.tokens_remaining, _PLENTY_OF_TOKENS)
-        and _lasts(report.input_limit, report.input_remaining, _PLENTY_OF_TOKENS)
-        and _lasts(report.output_limit, report.output_remaining, _PLENTY_OF_TOKENS)
-    )
-
-
-def _lasts(limit: int | None, left: int | None, plenty: int) -> bool:
-    if limit is None or left is None:
-        return limit is left
-    return left >= plenty and 2 * left >= limit
 
 
 _HEALTH = {Ending.SUCCESS: Outcome.SUCCESS, Ending.FAILURE: Outcome.FAILURE}

@@ -6,7 +6,6 @@ by provider scope and model, and not in a client. Each quota has a leaf lock, he
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections.abc import Callable
@@ -105,15 +104,13 @@ class SharedQuota:
 
     Attributes:
         flex: whether the model's slower tier is worth asking, as all clients found it.
-        learned_at: when a report of limits was last learned from, monotonic seconds.
-        lock: guards all three; taken after a client's monitor, never before it.
+        lock: guards both; taken after a client's monitor, never before it.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.quota = Quota()
         self.flex = FlexHealth()
-        self.learned_at = -math.inf
         self._owners: weakref.WeakKeyDictionary[object, _Owner] = weakref.WeakKeyDictionary()
         self._share: _QuotaShare | None = None
 

@@ -40,14 +40,14 @@ def run(name: str, emu: Emulator, max_tokens: int) -> tuple[float, int]:
 
 
 MOST = WORKERS + 6
-"""Refusals: one storm of the workers at most. A thread that is held up for a moment can cause one in real
+"""Refusals: once of all workers at most. A thread that is held up for a moment can cause one in real
 time; that headers keep refusals below 1 % is held in virtual time, by the tests of learned limits."""
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", sampled(["openai", "anthropic", "gemini"]))
 def test_a_limit_of_requests_is_filled_and_kept(name: str) -> None:
-    """Used to 95 %, none lost, and no second storm."""
+    """Used to 95 %, none lost, and all workers are refused once at most."""
     with emulator(latency=0.02, latency_sigma=0.3, seed=3, rpm=6000, burst=150) as emu:
         seconds, refused = run(name, emu, max_tokens=30)
     assert CALLS / (150 + 100 * seconds) >= 0.95

@@ -20,8 +20,9 @@ from smartbatch.providers.callable import normalise
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Answer, Request, Usage
 
-PATIENCE = 30.0
-"""Real seconds a test waits for a future before it calls it hung."""
+PATIENCE = 100.0
+"""Real seconds a test waits for a future before it calls it hung; where 15 programs share two cores, a
+thousand calls take a minute."""
 
 _scopes = itertools.count(1)
 

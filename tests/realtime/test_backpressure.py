@@ -78,7 +78,7 @@ def test_a_full_queue_may_raise_at_once(full: Callable[..., Full]) -> None:
     assert scene.client.counts.submitted == 101
 
 
-def test_there_is_always_room_for_who_is_in_a_hurry(full: Callable[..., Full]) -> None:
+def test_there_is_always_room_for_who_is_urgent(full: Callable[..., Full]) -> None:
     """A queue full of background work takes a tenth more of urgent and high requests, without blocking."""
     scene = full(queue_full="raise")
     urgent = [

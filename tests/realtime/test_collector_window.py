@@ -174,7 +174,7 @@ def test_an_urgent_request_closes_the_window(busy: Callable[..., Busy]) -> None:
     assert scene.provider.starts[1].prompt == "now"
 
 
-def test_an_urgent_twin_of_a_waiting_request_closes_the_window_too(busy: Callable[..., Busy]) -> None:
+def test_an_urgent_duplicate_of_a_waiting_request_closes_the_window_too(busy: Callable[..., Busy]) -> None:
     """An urgent request that joins an identical one in the window must not wait there."""
     scene = busy()
     with scene.clock.held():
@@ -185,7 +185,7 @@ def test_an_urgent_twin_of_a_waiting_request_closes_the_window_too(busy: Callabl
     assert scene.later_calls() == [(0.0, 1)]
 
 
-def test_a_twin_with_a_shorter_max_wait_shortens_the_wait(busy: Callable[..., Busy]) -> None:
+def test_a_duplicate_with_a_shorter_max_wait_shortens_the_wait(busy: Callable[..., Busy]) -> None:
     """The shorter max_wait of two identical requests counts."""
     scene = busy()
     with scene.clock.held():

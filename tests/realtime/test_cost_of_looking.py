@@ -15,7 +15,7 @@ from smartbatch.realtime.ticket import Ticket
 ClientOf = Callable[..., BatchingClient]
 
 
-def test_a_pause_of_the_quota_is_seen_before_company_is_gathered(
+def test_a_pause_of_the_quota_is_seen_before_requests_are_gathered(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While all lanes pause, each of 300 new requests wakes the collector, and none takes out the others."""

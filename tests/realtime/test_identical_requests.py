@@ -138,7 +138,7 @@ def test_when_all_askers_cancel_no_call_is_made(clock: VirtualClock, client_of: 
     assert provider.prompts == ["first"]
 
 
-def test_a_more_urgent_twin_pulls_the_request_forward(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_more_urgent_duplicate_pulls_the_request_forward(clock: VirtualClock, client_of: ClientOf) -> None:
     """The more urgent of two requests decides when the call is made."""
     provider = Scripted(clock)
     client = client_of(provider, parallelism=1)
@@ -153,7 +153,9 @@ def test_a_more_urgent_twin_pulls_the_request_forward(clock: VirtualClock, clien
     assert provider.prompts.count("same") == 1
 
 
-def test_a_more_urgent_twin_pulls_a_paused_retry_forward(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_more_urgent_duplicate_pulls_a_paused_retry_forward(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
     """Also of a request that waits for its next try; the pause itself is kept."""
     provider = Scripted(
         clock,

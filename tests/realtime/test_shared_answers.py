@@ -19,6 +19,7 @@ from smartbatch.providers.base import Capabilities
 from smartbatch.providers.batch_api import Line
 from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
 from smartbatch.types import Answer, Kind, Usage, evolve
+from tests.levels import sampled
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -235,7 +236,7 @@ def test_a_middleware_that_may_not_be_shared_after_all_is_told_and_gives_nobody_
     assert "says it is shareable" in str(results[1].error)
 
 
-@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("ordered", sampled([True, False]))
 @pytest.mark.parametrize("way", ["individual", "batch", "hybrid", "job"])
 def test_equal_rows_are_post_processed_each_with_their_own(
     way: str, ordered: bool, tmp_path: Path, clock: VirtualClock, client_of: ClientOf

@@ -182,7 +182,7 @@ def test_two_threads_may_stop_a_client(clock: VirtualClock, client_of: ClientOf)
         assert stop.result()[1] == [True] * 3
 
 
-def test_an_impatient_stop_ends_a_patient_one(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_a_stop_with_a_time_ends_one_without(clock: VirtualClock, client_of: ClientOf) -> None:
     """While one thread waits for everything, another may end it within a second."""
     provider = Scripted(clock, latency=1_000.0)
     client = client_of(provider, parallelism=1)
@@ -190,8 +190,8 @@ def test_an_impatient_stop_ends_a_patient_one(clock: VirtualClock, client_of: Cl
         future = client.submit("x")
         provider.wait_for(1)
         unlimited = InTime(clock, client.stop)
-        impatient = InTime(clock, lambda: client.stop(timeout=1.0))
-    impatient.result()
+        limited = InTime(clock, lambda: client.stop(timeout=1.0))
+    limited.result()
     assert isinstance(future.exception(PATIENCE), ClientClosed)
     unlimited.result()
 

@@ -57,7 +57,7 @@ class _Fit:
     spread: float
 
     def expected(self, estimate: float) -> float:
-        return max(1.0, self.slope * estimate + self.constant)
+        return _expected(self.slope, self.constant, estimate)
 
 
 class Crosscheck:
@@ -143,10 +143,13 @@ def _fitted(estimates: Sequence[float], billed: Sequence[float]) -> _Fit:
 
 
 def _spread_of(slope: float, constant: float, estimates: Sequence[float], billed: Sequence[float]) -> _Fit:
-    fit = _Fit(slope, constant, 0.0, 0.0)
-    logs = [math.log(b / fit.expected(e)) for e, b in zip(estimates, billed, strict=True)]
+    logs = [math.log(b / _expected(slope, constant, e)) for e, b in zip(estimates, billed, strict=True)]
     center = median(logs)
     return _Fit(slope, constant, center, _SIGMA * median(abs(log - center) for log in logs))
+
+
+def _expected(slope: float, constant: float, estimate: float) -> float:
+    return max(1.0, slope * estimate + constant)
 
 
 def _slope(estimates: Sequence[float], billed: Sequence[float]) -> float | None:

@@ -84,8 +84,8 @@ class Packed:
     checks: tuple[str, ...]
 
 
-def random_word(rng: RandomSource, letters: int = ID_LETTERS) -> str:
-    return "".join(ALPHABET[int(rng.random() * len(ALPHABET))] for _ in range(letters))
+def random_word(rng: RandomSource) -> str:
+    return "".join(ALPHABET[int(rng.random() * len(ALPHABET))] for _ in range(ID_LETTERS))
 
 
 def batch_key(request: Request) -> Hashable | None:
@@ -127,8 +127,7 @@ _SUSPICIOUS = re.compile(
 def suspicious(prompt: str) -> bool:
     """Whether a prompt mentions other prompts, their answers, or the form of a pack, and so is sent alone.
 
-    A heuristic, and only the second line of defence: what it lets through still has to pass :func:`split`. A
-    false alarm costs one call.
+    A heuristic: what it lets through still has to pass :func:`split`, and a false alarm costs one call.
     """
     return _SUSPICIOUS.search(prompt) is not None
 

@@ -12,6 +12,9 @@ were told the same time do not return together."""
 _SHORTEST = 0.2
 """Seconds, of which up to half is jitter: a server that asks for no wait at all gets one."""
 
+REFUSED, REFUSED_MOST = 1.0, 60.0
+"""Seconds of the first and the longest wait after a refusal for the rate limit that names no time."""
+
 
 class RandomSource(Protocol):
     """The part of :class:`random.Random` that the core uses; the caller passes it in."""
@@ -59,3 +62,22 @@ def backoff(
         asked: seconds the server asked to wait; the wait is no shorter, up to ``longest``.
     """
     return min(longest, max(jittered(exponential(failures - 1, first, 2.0, longest), rng), asked or 0.0))
+
+
+def after_refusals(refusals: int, asked: float | None, rng: RandomSource) -> float:
+    """Return the seconds to wait after so many refusals for the rate limit in a row.
+
+    1. The server named no time: a backoff.
+    2. It named one: that, and never none at all.
+    3. What it named before was followed by another refusal: it is not enough, so the backoff holds as well.
+
+    Args:
+        refusals: 1 or more.
+        asked: seconds the server asked to wait, already clamped.
+    """
+    if asked is None:
+        return backoff(refusals, rng, first=REFUSED, longest=REFUSED_MOST)
+    least = shortest(rng)
+    if refusals > 1:
+        least = backoff(refusals - 1, rng, first=REFUSED, longest=REFUSED_MOST)
+    return max(jittered_minimum(asked, rng), least)

@@ -81,10 +81,10 @@ _USUAL_MOST = 0.9
 _BY_CHANCE = math.log(1e-4)
 _QUICK, _SLOW = 32, 256
 """Shares are those of the last 32 and the last 256 first calls of requests. The first follows what begins;
-the second outlasts the end of a list, where only answers are still to come. Requests are given patience by
-the larger of the two, and the breaker goes by the second. Repeated calls do not count: a few requests that
-always fail would make failures look usual. Those of requests that were answered in the end do, for patience:
-at the end of a list there are no others."""
+the second outlasts the end of a list, where only answers are still to come. How long
+a request is tried follows from the larger of the two, and when the breaker opens from the second. Repeated
+calls do not count: a few requests that always fail would make failures look usual. Those of requests that
+were answered in the end count for how long a request is tried: at the end of a list there are no others."""
 
 _KEPT = 1.0 - 1.0 / _QUICK
 

@@ -1,8 +1,8 @@
 """What one client holds of a budget that processes share: leased ahead of its need, in USD.
 
-Money fails closed: what is leased may be spent, and nothing else. A lease of money does not run out, and what
-a process leased that died stays taken: nobody knows how much of it was spent. Times are monotonic seconds;
-the caller holds what guards the budget.
+Money fails closed: what is leased may be spent, and nothing else. A lease of money does not expire, and
+what was leased by a process that died stays taken: nobody knows how much of it was spent. Times are
+monotonic seconds; the caller holds what guards the budget.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ class JobReservations:
     def reserve(self, wanted: float | None, work: Callable[[NewReservation], _T]) -> _T:
         """Hold back money while ``work`` submits a job; it is released unless it was assigned to the job.
 
-        A Ctrl-C at any moment leaves nothing held back for nobody: what was assigned to a job that was not
-        stored in the end is released by a :meth:`charge` that says so.
+        A Ctrl-C at any moment leaves nothing held back that nobody releases: what was assigned to a job that
+        was not stored in the end is released by a :meth:`charge` that says so.
 
         Args:
             wanted: USD; ``None`` for all that is left. At most what is left is held back.

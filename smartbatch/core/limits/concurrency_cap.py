@@ -18,7 +18,7 @@ from smartbatch.core.limits.header_limits import Reservation
 _LEAST = 2
 """Calls at once below which a cap is not supposed: one call after the other looks like a low rate."""
 
-_PROBES = 2
+PROBES = 2
 """Calls that find out whether a supposed cap holds: refused, they say no; one answer says yes."""
 
 _EXTRA = 2
@@ -27,8 +27,9 @@ _EXTRA = 2
 _FIRST_GAP, _LONGEST_GAP = 1.0, 64.0
 """Seconds until a call more than the cap is tried; doubled by each that is refused."""
 
-_REFUSAL_TIMES = 2.0
-"""A call that is not refused within so many times what refusals took has passed."""
+_REFUSAL_TIMES, _PROBE_TIMES = 2.0, 4.0
+"""A call beyond the cap that is not refused within so many times what a refusal took has passed; and one that
+probes: answers may take minutes."""
 
 _AGAIN = 60.0
 """Seconds after which a cap is supposed again where none was."""
@@ -59,7 +60,8 @@ class ConcurrencyCap:
     _supposed: int = field(default=0, init=False)
     _probing: bool = field(default=False, init=False)
     _probes: int = field(default=0, init=False)  # that may still go
-    _refused: int = field(default=0, init=False)
+    _probed_at: float = field(default=math.inf, init=False)  # when the latest probe counts as passed
+    _doubted: int = field(default=0, init=False)  # refused probes until there is none
     _against: float = field(default=0.0, init=False)  # refusals that speak against it
     _not_before: float = field(default=-math.inf, init=False)
     _refusal_time: float = field(default=0.0, init=False)
@@ -71,17 +73,22 @@ class ConcurrencyCap:
     def look(self, now: float, in_flight: int) -> float:
         """Return when one call more may go; infinity for not until one ends."""
         if in_flight < self.limit:
-            return math.inf if self._probing and self._probes <= 0 else now
+            return max(now, self._probed_at) if self._probing and self._probes <= 0 else now
         return math.inf if self._extra is not None else max(now, self._extra_at)
 
     def take(self, call: Reservation, now: float) -> None:
         """Count a call that goes."""
         if call.held[0] > self.limit:
             self._extra, self._extra_at = call, now + _REFUSAL_TIMES * self._refusal_time
-        self._probes -= self._probing
+        if self._probing:
+            self._probes -= 1
+            self._probed_at = now + _PROBE_TIMES * self._refusal_time
 
     def has_passed(self, now: float) -> bool:
-        """Return whether calls beyond the cap showed that there is none: each makes it one call wider."""
+        """Return whether calls beyond the cap showed that there is none: each makes it one call wider.
+        A call that probes passes in time as well."""
+        if self._probing and self._probes <= 0 and now >= self._probed_at:
+            self._probing = False
         if self._extra is not None and now >= self._extra_at:
             self._passes(now)
         return self._passed >= _EXTRA and self.limit > self._supposed + 1
@@ -134,8 +141,8 @@ class ConcurrencyCap:
             self._extra_at = now + self._gap
             return True
         if self._probing:
-            self._refused += 1
-            if self._refused >= _PROBES:
+            self._doubted -= 1
+            if not self._doubted:
                 self.leave(now)
             return False
         if level < _NEAR * self.limit:
@@ -151,13 +158,14 @@ class ConcurrencyCap:
             self._extra, self._passed = None, 0
         return True
 
-    def suppose(self, now: float, sent: int, asked: float | None) -> bool:
+    def suppose(self, now: float, sent: int, asked: float | None, probes: int = PROBES) -> bool:
         """Refusals prove a limit: suppose a cap; False where there was none a while ago, it is too low, or
         more calls at once were answered.
 
         Args:
             sent: calls sent until now.
             asked: seconds that the server asked to wait.
+            probes: calls that find out.
         """
         supposed = _lowest(self._levels) - 1
         self._levels.clear()
@@ -166,7 +174,7 @@ class ConcurrencyCap:
         if supposed < _LEAST or answered or now < self._not_before:
             return False
         self._supposed, self.limit, self._known_from = supposed, float(supposed), sent
-        self._probing, self._probes, self._refused = True, _PROBES, 0
+        self._probing, self._probes, self._doubted = True, probes, probes
         self._against, self._passed, self._extra = 0.0, 0, None
         self._gap = max(_FIRST_GAP, asked or 0.0)
         self._extra_at = now + self._gap

@@ -58,6 +58,9 @@ _LATE = 0.25
 _SLACK = 1e-3
 """Units that may be lacking, for rounding."""
 
+_ROUNDING = 1e-9
+"""Share by which a rate may differ from the one that was told, for rounding in the back end."""
+
 _LONGEST_WAIT = 1.0
 """Seconds after which a process that waits for its share asks again at the latest, to keep its place."""
 
@@ -77,6 +80,7 @@ class QuotaFacts:
         accepted: calls answered since the start.
         cool_until: when the cooldown of this process ends.
         spaced: calls a second to which it spaces its calls; 0 for not at all.
+        found: whether that rate is about the limit, and not searched any more.
         opened: calls in flight to which it opened without a refusal, while no limit was known; else 0.
     """
 
@@ -90,6 +94,7 @@ class QuotaFacts:
     accepted: int
     cool_until: float
     spaced: float
+    found: bool = False
     opened: float = 0.0
 
 
@@ -202,7 +207,9 @@ class LimitLease:
         return math.inf
 
     def take(self, now: float, costs: Amounts) -> None:
-        """Use what :meth:`look` allowed."""
+        """Use what :meth:`look` allowed. After a pause others may have come."""
+        if not self.lost and now - self._asked_at > _RENEW:
+            self.tell()
         self._used_at, self._usual = now, costs
         for d in range(DIMENSIONS):
             self._used[d] += costs[d]
@@ -337,6 +344,7 @@ class LimitLease:
             cooled=cooled,
             spaced=-1.0 if self._spaced > 0.0 == facts.spaced else facts.spaced,
             lowered=int(lowered),
+            found=int(facts.found),
             outage=0 if own_outage is None else 1 if own_outage else -1,
             opened=facts.opened,
             leaving=int(leaving),
@@ -378,7 +386,10 @@ class LimitLease:
         if self.outage != bool(grant.outage):
             self.outage = bool(grant.outage)
             self.outages += 1
-        lowered, self._spaced = grant.spaced < self._spaced, grant.spaced
+        # Redis keeps 14 digits: a rate of this process's own must not come back as another one
+        own = math.isclose(grant.spaced, self._told_spaced, rel_tol=_ROUNDING)
+        spaced = self._told_spaced if own else grant.spaced
+        lowered, self._spaced = spaced < self._spaced, spaced
         if lowered or not grant.spaced:
             self._slots.clear()
         if grant.slots:
@@ -399,6 +410,11 @@ class LimitLease:
             return None
         self._cool_until = until
         return until
+
+    @property
+    def found(self) -> bool:
+        """Whether the rate of spaced calls is about the limit, and not searched any more."""
+        return self.grant is not None and self.grant.found == 1
 
     def spacing(self, own: float) -> float | None:
         """Return the rate to space calls at instead of this process's ``own``; 0 for not at all.

@@ -8,8 +8,8 @@ Five things hold a call back, and the latest of them counts:
   refusal that they explain proves nothing further;
 * the **cooldown** after refusals that prove a limit or are explained by one, common to all;
 * the **window**, a limit on calls in flight that grows with success. It exists only while the burst of a
-  configured limit is unproven and after a refusal, so that neither a wrong limit nor the end of a cooldown
-  makes a storm;
+  configured limit is unproven and after a refusal, so that neither at a wrong limit nor at the end of a
+  cooldown many calls are refused together;
 * the **spacing** of calls at an even rate. It exists only when refusals proved that bursts are not honoured
   (many providers enforce 600 a minute as 10 a second), or that there is a limit nobody configured.
 
@@ -27,10 +27,10 @@ import math
 
 from attrs import frozen
 
-from smartbatch.core.limits.backoff import RandomSource, backoff, jittered_minimum, shortest
+from smartbatch.core.limits.backoff import REFUSED, RandomSource, after_refusals, jittered_minimum
 from smartbatch.core.limits.bucket import Bucket, limit_bucket
 from smartbatch.core.limits.call_window import CallWindow, FirstRefusal
-from smartbatch.core.limits.concurrency_cap import ConcurrencyCap
+from smartbatch.core.limits.concurrency_cap import PROBES, ConcurrencyCap
 from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, surplus_of
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
 from smartbatch.core.limits.refusal_evidence import RefusalEvidence
@@ -49,9 +49,6 @@ _BASELINE = 120.0
 """The calls accepted between two proven refusals, at most this many seconds apart, measure the rate."""
 
 _MINUTE = 60.0
-_COOLDOWN = 1.0
-_COOLDOWN_MOST = 60.0
-"""Seconds of the first cooldown when the server names none, and of the longest; consecutive ones double."""
 
 
 @frozen
@@ -247,6 +244,10 @@ class Quota:
         if self.lease is not None:
             self.lease.settle(now, reservation.leased)
 
+    def leaves_out(self, report: LimitReport, now: float) -> bool:
+        """Whether :meth:`learn` need not be called for a report."""
+        return self._header_limits.leaves_out(report, now)
+
     def learn(self, report: LimitReport, reservation: Reservation, now: float) -> None:
         """Follow the limits that the answer to an ended call reported. Configured limits stay bounds."""
         known = self.reported_limits if self.lease is not None else None
@@ -275,13 +276,16 @@ class Quota:
         1. The reported limits explain the refusal: it proves nothing further, and a cooldown follows.
         2. It is not explained, and stands alone: there is no cooldown. A spaced rate is lowered, otherwise
            the window shrinks. The request waits by itself, also where a cap on calls at once explains it.
-        3. It came at first contact, and stands alone: no more calls go until one finds out.
-        4. Enough of them came together for the first time: a cap on calls at once is supposed
-           (:mod:`~smartbatch.core.limits.concurrency_cap`). There is no cooldown, unless it does not hold.
-        5. The call was sent after the last cooldown began: a new cooldown, longer than the last one. Where
+        3. Calls are spaced at a rate that was lowered before: calls may be refused at random, and a trial of
+           a higher rate finds out (:mod:`~smartbatch.core.limits.rate_trial`).
+        4. It came at first contact, and stands alone: no more calls go until one finds out.
+        5. Enough of them came together for the first time, at first contact or later: a cap on calls at once
+           is supposed (:mod:`~smartbatch.core.limits.concurrency_cap`). There is no cooldown, unless it does
+           not hold.
+        6. The call was sent after the last cooldown began: a new cooldown, longer than the last one. Where
            the refusal is not explained, calls begin again slowly (:meth:`_restart`).
-        6. The call was sent before: it belongs to the same event. Its Retry-After may lengthen the cooldown.
-        7. Unexplained refusals add up to evidence; enough of it, measured against the calls in flight, proves
+        7. The call was sent before: it belongs to the same event. Its Retry-After may lengthen the cooldown.
+        8. Unexplained refusals add up to evidence; enough of it, measured against the calls in flight, proves
            a limit that nobody named (:meth:`_proven`), once a cooldown.
 
         Args:
@@ -289,15 +293,7 @@ class Quota:
             report: what the refusal said about limits; :meth:`learn` need not be called.
         """
         in_flight = max(self.in_flight, reservation.held[0])
-        self._end(reservation)
-        if self._tokens is not None:
-            self._tokens.settle(now, reservation.tokens)
-        self._header_limits.drop(now, reservation)  # if it was charged all the same, the next report shows it
-        if self.lease is not None:
-            self.lease.settle(now, (0.0, *reservation.leased[1:]))
-            self.lease.tell()
-        self._traffic.refused_at = now
-        self._header_limits.confirm()
+        self._give_back(reservation, now)
         spaced = self._header_limits.spaced
         explained = self._header_limits.explain(report, reservation, self._traffic, now, alone=self._is_alone)
         if explained or not self._is_alone:
@@ -322,6 +318,8 @@ class Quota:
             first = self._window.refuse(reservation, in_flight, now)
             if first is FirstRefusal.PROOF:
                 self._baseline = self._window.began
+                if self._is_at_once(now, retry_after, probes=1):
+                    return None
                 return self._cool_down(True, False, True, now, retry_after, rng)
             if self._is_lone(first, now, retry_after):
                 return None
@@ -337,6 +335,19 @@ class Quota:
         if fresh and reservation.started >= self._window.narrowed_at:
             self._give_way(in_flight, now)
         return None
+
+    def _give_back(self, call: Reservation, now: float) -> None:
+        """A call was refused: it used nothing but a request, and where it was charged all the same, the next
+        report shows it."""
+        self._end(call)
+        if self._tokens is not None:
+            self._tokens.settle(now, call.tokens)
+        self._header_limits.drop(now, call)
+        if self.lease is not None:
+            self.lease.settle(now, (0.0, *call.leased[1:]))
+            self.lease.tell()
+        self._traffic.refused_at = now
+        self._header_limits.confirm()
 
     def _is_random(self, call: Reservation, now: float, *, explained: bool) -> bool:
         """Whether a refusal of a spaced call is no reason to lower the rate, as it may be a random one."""
@@ -364,7 +375,7 @@ class Quota:
             self._is_at_once(now, retry_after)
         return True
 
-    def _is_at_once(self, now: float, retry_after: float | None) -> bool:
+    def _is_at_once(self, now: float, retry_after: float | None, probes: int = PROBES) -> bool:
         """Refusals prove a limit: return whether it may be one on calls at once, and suppose it then.
 
         1. A cooldown is under way, calls are spaced, or the burst of a configured limit is tested: no.
@@ -376,7 +387,7 @@ class Quota:
         if self._cap.limit < math.inf:
             self._cap.leave(now)
             return False
-        if not self._cap.suppose(now, self._traffic.calls, retry_after):
+        if not self._cap.suppose(now, self._traffic.calls, retry_after, probes):
             return False
         self._evidence.clear()
         self._window.open()
@@ -410,7 +421,8 @@ class Quota:
             self._judged = False
             if not explained:
                 self._restart(now)
-            self._cool_until = max(self._cool_until, now + self._pause(retry_after, rng))
+            pause = after_refusals(self._consecutive, retry_after, rng)
+            self._cool_until = max(self._cool_until, now + pause)
         elif retry_after is not None:
             self._cool_until = max(self._cool_until, now + jittered_minimum(retry_after, rng))
         if not self._judged and proven:
@@ -447,7 +459,8 @@ class Quota:
             admitted=limits.admitted if limits.admitted < math.inf else -math.inf,
             accepted=self._traffic.accepted,
             cool_until=self._cool_until,
-            spaced=self._spacing.rate,
+            spaced=self._spacing.settled,
+            found=self._spacing.is_found,
             opened=self._window.opened,
         )
 
@@ -470,9 +483,11 @@ class Quota:
             self._judged = True
             if self._spacing.bucket is None and not self.lease.is_limited:
                 self._restart(now)
-        rate = self.lease.spacing(self._spacing.rate)
+        if not self._is_alone:
+            self._spacing.confirm(now)  # calls of others, and their slots, would tell nothing of a trial
+        rate = self.lease.spacing(self._spacing.settled)
         if rate is not None:
-            self._spacing.at_told(rate, now)
+            self._spacing.at_told(rate, now, found=self.lease.found)
             if rate:
                 self._window.open()
             else:
@@ -519,21 +534,6 @@ class Quota:
             self._header_limits.spaced = False
             self._window.prove_burst()
 
-    def _pause(self, asked: float | None, rng: RandomSource) -> float:
-        """Return the seconds of a new cooldown.
-
-        1. The server named none: a backoff over the cooldowns in a row.
-        2. It named some: these, and never none at all.
-        3. The last cooldown was followed by another one: what the server names is not enough, so the backoff
-           holds as well.
-        """
-        if asked is None:
-            return backoff(self._consecutive, rng, first=_COOLDOWN, longest=_COOLDOWN_MOST)
-        least = shortest(rng)
-        if self._consecutive > 1:
-            least = backoff(self._consecutive - 1, rng, first=_COOLDOWN, longest=_COOLDOWN_MOST)
-        return max(jittered_minimum(asked, rng), least)
-
     def _give_way(self, in_flight: int, now: float) -> None:
         """Lower what is sent after a refusal that stands alone: the rate, or the calls in flight."""
         if self._spacing.bucket is not None:
@@ -575,7 +575,7 @@ class Quota:
                 self._baseline == self._window.began
             ):  # before the first pause as after each a burst is accepted
                 until, accepted = self._cool_until, accepted + self.in_flight
-            measured = accepted / max(until - self._baseline, _COOLDOWN / 2)
+            measured = accepted / max(until - self._baseline, REFUSED / 2)
             if self.lease is not None:
                 measured += self.lease.others_rate(self._baseline)
             if self._spacing.at_measured(measured, now):

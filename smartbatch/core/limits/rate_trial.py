@@ -15,9 +15,6 @@ _DOUBTS, _FORGET = 3.0, 0.005
 """Refusals at a lowered rate that bring about a trial; 200 successes outweigh one. Doubled by each trial that
 showed the limit to be there, but the first."""
 
-_SLOW = 10.0
-"""Calls a second below which a refusal weighs more: they come seldom, and a wrong rate costs much time."""
-
 _TOLERATED, _TOLERATED_FORGET = 3.0, 0.15
 """After the second one, so many refusals lower the rate; seven successes outweigh one."""
 
@@ -59,7 +56,7 @@ class RateTrial:
     def doubt(self, rate: float, calls: int, now: float) -> float:
         """A call was refused at a lowered rate; return the rate of a trial that begins with the next call, or
         0."""
-        self._doubts += max(1.0, _SLOW / rate)
+        self._doubts += 1.0
         if self._doubts < self._needed:
             return 0.0
         self._step(rate, calls, now + _LASTS)

@@ -71,11 +71,6 @@ class RefusalEvidence:
         return self._in_row or self._weight >= max(_PROOF, _PROOF_SHARE * self.peak)
 
     @property
-    def is_row(self) -> bool:
-        """Whether the last one belongs to four of calls that were sent one after the other."""
-        return self._in_row
-
-    @property
     def is_lone(self) -> bool:
         """Whether 25 calls were answered since the one before."""
         return self._weight <= 1.0

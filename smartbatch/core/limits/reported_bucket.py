@@ -148,8 +148,10 @@ class ReportedBucket:
         self._charged = self._expected = self._calls = 0.0
 
     def look(self, now: float, cost: float) -> float:
-        """Return the earliest time a call may go, which an honest limit does not put off for hours: a debt
-        that would, of calls in flight for which little refills, is remitted.
+        """Return the earliest time a call may go.
+
+        A debt of calls in flight for which little refills, and which would put the call off for hours, is
+        remitted: no limit of a minute does so.
         """
         ready = self.bucket.look(now, self.needed(cost))
         too_long = ready - now - self._longest_wait

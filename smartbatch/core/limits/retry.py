@@ -15,7 +15,7 @@ from attrs import define, field, frozen, validators
 from smartbatch._display import fields_repr
 from smartbatch.core.limits.backoff import (
     RandomSource,
-    backoff,
+    after_refusals,
     exponential,
     jittered,
     jittered_minimum,
@@ -147,9 +147,6 @@ _SLOWEST = 2.0
 """While other calls pass, the longest delay, in latencies, or in first delays of the policy if these are
 shorter."""
 
-_REFUSED, _REFUSED_MOST = 1.0, 60.0
-"""Seconds of the first and the longest delay after a refusal that names no time."""
-
 
 def decide(
     policy: RetryPolicy,
@@ -186,7 +183,7 @@ def decide(
         if count.rate_limits >= policy.limit_retries:
             return None
         count.rate_limits += 1
-        return Retry(_refused_delay(count.rate_limits, retry_after, rng), counted=False)
+        return Retry(after_refusals(count.rate_limits, retry_after, rng), counted=False)
     if seen.held_by_breaker:
         return Retry(0.0, counted=False)
     if kind in count.once:
@@ -220,16 +217,6 @@ def _used_up(count: RetryCount, weight: float, tries: float, *, partial: bool) -
     """
     by_now = count.whole + weight * (count.partial + 1) if partial else math.inf
     return count.counted + weight >= tries - _ROUNDING and by_now >= _BREAKER_OPENS * tries - weight
-
-
-def _refused_delay(refusals: int, asked: float | None, rng: RandomSource) -> float:
-    """Return the seconds that a request waits which was refused so often for the rate limit."""
-    if asked is None:
-        return backoff(refusals, rng, first=_REFUSED, longest=_REFUSED_MOST)
-    least = (
-        backoff(refusals - 1, rng, first=_REFUSED, longest=_REFUSED_MOST) if refusals > 1 else shortest(rng)
-    )
-    return max(jittered_minimum(asked, rng), least)
 
 
 def _own_delay(policy: RetryPolicy, failures: int, rng: RandomSource, seen: Circumstances) -> float:

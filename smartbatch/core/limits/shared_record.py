@@ -35,7 +35,7 @@ SLICES = 4.0
 """A slice is at most the limit, divided by the processes and by this."""
 
 ADVANCE = 1.0
-"""Seconds of refill that a process gets in advance while it is alone: its own buckets pace it."""
+"""Seconds of refill that a process gets in advance while it is alone: its own buckets limit it."""
 
 MONEY_SLICES = 2.0
 """A slice of money is at most what is left, divided by the processes and by this."""
@@ -98,6 +98,7 @@ class LeaseAsk:
         cooled: seconds of a cooldown that began since the last exchange; 0 for none.
         spaced: calls a second to which calls are spaced; 0 for not at all, -1 for no longer.
         lowered: 1 where that rate was proven or lowered since the last exchange, else 0.
+        found: 1 where that rate is about the limit, 0 while it is searched.
         outage: 1 where its breaker opened since the last exchange, -1 where it closed, else 0.
         opened: calls in flight to which it opened without a refusal, while no limit was known; else 0.
         money: 1 for a budget, else 0: what a dead process leased does not come back, and nothing refills.
@@ -129,6 +130,7 @@ class LeaseAsk:
     cooled: float = 0.0
     spaced: float = 0.0
     lowered: int = 0
+    found: int = 0
     outage: int = 0
     opened: float = 0.0
     money: int = 0
@@ -156,6 +158,7 @@ class LeaseGrant:
         then: what was ever granted, less what all hold now. What all use from now on is at most what was ever
             granted at a later time, less this.
         spaced: calls a second to which all calls are spaced; 0 for not at all.
+        found: 1 where that rate is about the limit, 0 while it is searched.
         accepted: calls that the other processes had answered since their starts.
         outage: 1 while a process found the provider down, else 0.
         opened: calls in flight to which processes opened without a refusal; 0 where none is known.
@@ -175,6 +178,7 @@ class LeaseGrant:
     left: list[float]
     then: list[float]
     spaced: float
+    found: int
     accepted: float
     outage: int
     opened: float
@@ -233,6 +237,7 @@ class SharedRecord:
     granted: list[float] = field(factory=_none)
     cool_until: float = 0.0
     spaced: float = 0.0
+    found: int = 0
     next_slot: float = 0.0
     outage: int = 0
     opened: float = 0.0
@@ -396,7 +401,7 @@ def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
     """
     if ask.generation != record.generation:
         if ask.lowered == 1 and (record.spaced == 0.0 or ask.spaced < MEASURED * record.spaced):
-            record.spaced, record.opened = ask.spaced, 0.0
+            record.spaced, record.found, record.opened = ask.spaced, ask.found, 0.0
             record.generation += 1
         return
     outage = record.outage if ask.outage == 0 else max(ask.outage, 0)
@@ -404,11 +409,11 @@ def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
     if ask.cooled > 0.0:
         record.cool_until = max(record.cool_until, now + ask.cooled)
     if ask.lowered == 1:
-        record.spaced, record.opened = ask.spaced, 0.0
+        record.spaced, record.found, record.opened = ask.spaced, ask.found, 0.0
     elif ask.spaced < 0.0:
         record.spaced = 0.0
     elif ask.spaced > record.spaced > 0.0:
-        record.spaced = ask.spaced
+        record.spaced, record.found = ask.spaced, ask.found
     record.outage = outage
     record.generation += news
 
@@ -489,6 +494,7 @@ def _grant(
             for d, granted in enumerate(record.granted)
         ],
         spaced=record.spaced,
+        found=record.found,
         accepted=sum(m.accepted for name, m in record.members.items() if name != without),
         outage=record.outage,
         opened=record.opened,

@@ -42,6 +42,10 @@ _HOLD, _HOLD_MOST, _NEAR = 12.0, 64.0, 0.04
 _FOUND_GROWTH, _FOUND_SCALE = 0.003, 7.0
 """Growth after that, as above."""
 
+_SHARED_GROWTH = 0.05
+"""Where processes share it, at most 5 % a second: what they all send until the last has heard of a refusal is
+refused as well."""
+
 _LEARNED_SHARE, _SLOWEST, _UNLIMITED = 0.98, 1.0, 2000.0
 _SEARCH, _SEARCH_SCALE = 0.1, 2.0
 """A rate measured across cooldowns may be far too low. It is at least 1 call a second, and grows by 10 % a
@@ -78,6 +82,10 @@ class Spacing:
     _since: float = field(default=0.0, init=False)
     _found: float = field(default=0.0, init=False)  # the limit as it was measured last
     _lowered_held: bool = field(default=False, init=False)  # since it is held
+    _told: bool = field(default=False, init=False)  # others found a limit
+    _passed_found: bool = field(
+        default=False, init=False
+    )  # what was measured last was more, and not believed
     _hold: float = field(default=0.0, init=False)  # seconds for which the rate is held
     _held_until: float = field(default=-math.inf, init=False)
     _lowered_to: float = field(default=0.0, init=False)
@@ -90,6 +98,16 @@ class Spacing:
     def rate(self) -> float:
         """Calls a second; 0 while they are not spaced."""
         return 0.0 if self.bucket is None else self.bucket.rate
+
+    @property
+    def settled(self) -> float:
+        """The rate; during a trial the one of before, which is all that others should hear of."""
+        return self._trial.good or self.rate
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the rate is about the limit: not searched any more, and not in doubt."""
+        return self.bucket is not None and not self._searching and not self._trial.good
 
     def at_known(self, known: float | None, now: float) -> None:
         """No bursts are honoured: space the calls at the known rate, and try a burst again later."""
@@ -112,14 +130,16 @@ class Spacing:
         self._searching, self._found = True, 0.0
         return True
 
-    def at_told(self, rate: float, now: float) -> None:
-        """Follow the rate of the other processes; 0 for none. Where theirs has grown, this one has, too."""
+    def at_told(self, rate: float, now: float, *, found: bool) -> None:
+        """Follow the rate of the other processes; 0 for none. Where theirs has grown, this one has, too. What
+        they ``found`` is held here as well, and not searched again.
+        """
         if not rate:
             self.bucket = None
         elif self.bucket is not None and rate > self.bucket.rate:
             self.bucket.reshape(now, spaced_capacity(rate), rate)
         else:
-            found = self.bucket is not None and rate >= _FOUND_LEAST * self.bucket.rate
+            self._told = self._told or found
             if found:
                 self._hold_at(rate, now)
             self._base = rate
@@ -133,7 +153,8 @@ class Spacing:
         2. What was accepted lately measures the limit: just below it, for the longer, the more often the same
            was found. The next calls wait for what was sent too much within a second. A rate that is held, and
            was lowered since, is lowered by little, as a ``lone`` refusal may be a random one.
-        3. Nothing was measured: the lower, the sooner the refusal came.
+        3. Nothing was measured yet, but others found the rate: just below it.
+        4. Nothing was measured: the lower, the sooner the refusal came.
 
         Args:
             others: calls a second that other processes had answered meanwhile.
@@ -146,10 +167,12 @@ class Spacing:
         elif measured:
             held = now < self._held_until
             least = 1.0 if held and lone and self._lowered_held else _FOUND_LEAST
-            found = min(rate, max(measured, least * rate))
+            found = self._believed(min(rate, max(measured, least * rate)), shared=self._told or others > 0.0)
             slower = found * (_HELD_SHARE_SOON if soon or self._searching else _HELD_SHARE)
             self._hold_at(found, now)
             self._lowered_held = held
+        elif now < self._held_until and now - self._since < _MEASURED_LEAST:
+            slower = rate * _HELD_SHARE_SOON
         else:
             slower = rate * (_LOWERED_SOON if soon and not self._searching else _LOWERED)
         self._searching = False
@@ -157,6 +180,14 @@ class Spacing:
         self._at(slower, now)
         if not known:
             self.bucket.level = min(self.bucket.level, -min(rate - slower, _OVERSHOT * slower))
+
+    def _believed(self, measured: float, *, shared: bool) -> float:
+        """Return the limit. Far above the one that was found it is believed when it is measured again: what
+        nobody used for a while let more pass.
+        """
+        far = shared and 0.0 < self._found < (1.0 - _NEAR) * measured
+        self._passed_found = far and not self._passed_found
+        return self._found if self._passed_found else measured
 
     def is_random(
         self, call: Reservation, traffic: Traffic, now: float, known: float | None, *, lone: bool
@@ -264,7 +295,10 @@ class Spacing:
             return False
         self._clean += step
         growth, scale = (_FOUND_GROWTH, _FOUND_SCALE) if self._found else (_GROWTH, _GROWTH_SCALE)
-        faster = bucket.rate * (1.0 + step * growth * (1.0 + (self._clean / scale) ** 2))
+        growth *= 1.0 + (self._clean / scale) ** 2
+        if self._found and (self._told or members > 1):
+            growth = min(growth, _SHARED_GROWTH)
+        faster = bucket.rate * (1.0 + step * growth)
         if self._searching:
             faster = bucket.rate * (1.0 + step * _SEARCH * (1.0 + (self._clean / _SEARCH_SCALE) ** 2))
         if known is not None:

@@ -68,7 +68,7 @@ class _Cohort:
 
     __repr__ = fields_repr
 
-    began: float
+    began: float = math.inf  # when its first call did
     ended: float = math.inf
     calls: int = 0
     delayed: int = 0  # by the rate
@@ -97,7 +97,7 @@ class AdaptiveThrottle:
 
     latency: float = field(default=0.0, init=False)
     _bucket: Bucket | None = field(default=None, init=False)
-    _cohort: _Cohort = field(init=False, factory=lambda: _Cohort(math.inf))
+    _cohort: _Cohort = field(init=False, factory=_Cohort)
     _before: tuple[Bucket | None, float, float] | None = field(default=None, init=False)
     _too_high: float = field(default=math.inf, init=False)
     _next_trial: float = field(default=-math.inf, init=False)
@@ -152,14 +152,14 @@ class AdaptiveThrottle:
             cohort.ended = now
         if cohort.outcomes >= _KNOWN * cohort.calls:
             self._judge(cohort, now)
-            self._cohort = _Cohort(now)
+            self._cohort = _Cohort()
 
-    def restart(self, now: float) -> None:
+    def restart(self) -> None:
         """Forget what is being measured: the breaker changed its state, and nothing compares over that."""
         if self._before is not None:
             self._bucket = self._before[0]
             self._before = None
-        self._cohort = _Cohort(now)
+        self._cohort = _Cohort()
 
     def _is_enough(self, cohort: _Cohort, now: float) -> bool:
         seconds, needed = now - cohort.began, float(_CALLS)
@@ -176,7 +176,7 @@ class AdaptiveThrottle:
         _, rate, failed = self._before
         accepted = cohort.accepted / cohort.outcomes
         error = math.sqrt(failed * (1.0 - failed) / cohort.outcomes)
-        reduction = rate * seconds / cohort.calls
+        reduction = rate * seconds / max(cohort.calls, cohort.outcomes)
         return abs(accepted - _wanted(reduction, failed)) > 2.0 * error
 
     def _judge(self, cohort: _Cohort, now: float) -> None:

@@ -92,6 +92,14 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
     return Request(prompt, params, **checked)
 
 
+def check_prompt(prompt: Any) -> None:
+    """Refuse a prompt that :func:`normalise` refuses, with the same error; of a text nothing is made."""
+    if type(prompt) is not str:
+        normalise(prompt)
+    elif not prompt or prompt.isspace() or not prompt.isascii():
+        _text(prompt, "prompt")
+
+
 def admit_defaults(defaults: Generation) -> Generation:
     """Return a checked copy of the client's parameters, for many requests.
 

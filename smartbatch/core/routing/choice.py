@@ -70,7 +70,7 @@ class Decision:
         options: every route that was open, the chosen one included.
         closed: routes that were not open, with the reason; none where the strategy is forced.
         alone: what always-individual would be.
-        batch: what always-batch would be; ``None`` where there is no Batch API for it.
+        batch: what always-batch would be; ``None`` where there is no Batch API for it, or it was left out.
     """
 
     __repr__ = fields_repr

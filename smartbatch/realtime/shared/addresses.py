@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from smartbatch._files import state_folder
+from smartbatch._files import resolved_file, state_folder
 from smartbatch.errors import ConfigError
-from smartbatch.realtime.shared.back_end import BackEnd
+from smartbatch.realtime.shared.back_end import VERSION, BackEnd
 
 _ADDRESSES = (
     "sqlite:///FILE, redis://HOST, unix:///SOCKET (of Redis), postgresql://HOST/DATABASE, auto or off"
@@ -15,8 +15,13 @@ _ADDRESSES = (
 
 
 def full_address(address: str) -> str:
-    """Return the address that ``auto`` stands for, a file in the user's state folder; any other as it is."""
-    return f"sqlite:///{os.path.join(state_folder(), 'limits.db')}" if address == "auto" else address
+    """Return the address that ``auto`` stands for, a file in the user's state folder; any other as it is.
+
+    Each version of the records has a file of its own: that of an earlier one would be refused for ever.
+    """
+    if address != "auto":
+        return address
+    return f"sqlite:///{os.path.join(state_folder(), f'limits-{VERSION}.db')}"
 
 
 def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
@@ -31,7 +36,7 @@ def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
     if address.startswith("sqlite:///"):
         from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
 
-        path = os.path.realpath(os.path.expanduser(address.removeprefix("sqlite:///")))
+        path = resolved_file(address.removeprefix("sqlite:///"))
         return SqliteBackEnd(path, now=now)
     if address.startswith(("redis://", "rediss://", "unix://")):
         from smartbatch.realtime.shared.redis_back_end import RedisBackEnd

@@ -11,7 +11,7 @@ local ask = cjson.decode(ARGV[1])
 local stored = redis.call('GET', KEYS[1])
 local record = stored and cjson.decode(stored) or {
     at = 0, generation = 0, caps = {0, 0, 0, 0}, rates = {0, 0, 0, 0}, levels = {0, 0, 0, 0},
-    granted = {0, 0, 0, 0}, cool_until = 0, spaced = 0, next_slot = 0, outage = 0, opened = 0, members = {}, accounts = {},
+    granted = {0, 0, 0, 0}, cool_until = 0, spaced = 0, found = 0, next_slot = 0, outage = 0, opened = 0, members = {}, accounts = {},
 }
 local members, accounts = record.members, record.accounts
 local account = accounts[ask.member]
@@ -103,18 +103,19 @@ end
 
 if ask.generation ~= record.generation then
     if ask.lowered == 1 and (record.spaced == 0 or ask.spaced < MEASURED * record.spaced) then
-        record.spaced, record.opened, record.generation = ask.spaced, 0, record.generation + 1
+        record.spaced, record.found = ask.spaced, ask.found
+        record.opened, record.generation = 0, record.generation + 1
     end
 else
     local outage = ask.outage == 0 and record.outage or math.max(ask.outage, 0)
     local news = ask.cooled > 0 or ask.lowered == 1 or outage ~= record.outage
     if ask.cooled > 0 then record.cool_until = math.max(record.cool_until, now + ask.cooled) end
     if ask.lowered == 1 then
-        record.spaced, record.opened = ask.spaced, 0
+        record.spaced, record.found, record.opened = ask.spaced, ask.found, 0
     elseif ask.spaced < 0 then
         record.spaced = 0
     elseif ask.spaced > record.spaced and record.spaced > 0 then
-        record.spaced = ask.spaced
+        record.spaced, record.found = ask.spaced, ask.found
     end
     record.outage = outage
     if news then record.generation = record.generation + 1 end
@@ -209,5 +210,5 @@ return cjson.encode({
     members = count, granted = granted, slots = slots, slots_in = slots_in, wait = wait,
     cool = math.max(0, record.cool_until - now), generation = record.generation, caps = record.caps,
     rates = record.rates, left = record.levels, ['then'] = then_, spaced = record.spaced,
-    accepted = accepted, outage = record.outage, opened = record.opened,
+    found = record.found, accepted = accepted, outage = record.outage, opened = record.opened,
 })

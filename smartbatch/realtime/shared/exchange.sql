@@ -1,6 +1,6 @@
 -- One exchange with a shared limit, as smartbatch.core.limits.shared_record.exchange: the same steps in the
 -- same order. {schema} is the schema of the store. Arrays count from 1.
-CREATE OR REPLACE FUNCTION {schema}.shared_exchange_v1(record_key text, asked json) RETURNS json
+CREATE OR REPLACE FUNCTION {schema}.shared_exchange_v2(record_key text, asked json) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
     gone CONSTANT float8 := 15; waiting CONSTANT float8 := 2; slices CONSTANT float8 := 4;
@@ -94,18 +94,18 @@ BEGIN
     END LOOP;
     IF ask.generation <> r.generation THEN
         IF ask.lowered = 1 AND (r.spaced = 0 OR ask.spaced < measured * r.spaced) THEN
-            r.spaced := ask.spaced; r.opened := 0; r.generation := r.generation + 1;
+            r.spaced := ask.spaced; r.found := ask.found; r.opened := 0; r.generation := r.generation + 1;
         END IF;
     ELSE
         outage := CASE WHEN ask.outage = 0 THEN r.outage ELSE greatest(ask.outage, 0) END;
         known := ask.cooled > 0 OR ask.lowered = 1 OR outage <> r.outage;
         IF ask.cooled > 0 THEN r.cool_until := greatest(r.cool_until, now_at + ask.cooled); END IF;
         IF ask.lowered = 1 THEN
-            r.spaced := ask.spaced; r.opened := 0;
+            r.spaced := ask.spaced; r.found := ask.found; r.opened := 0;
         ELSIF ask.spaced < 0 THEN
             r.spaced := 0;
         ELSIF ask.spaced > r.spaced AND r.spaced > 0 THEN
-            r.spaced := ask.spaced;
+            r.spaced := ask.spaced; r.found := ask.found;
         END IF;
         r.outage := outage;
         IF known THEN r.generation := r.generation + 1; END IF;
@@ -180,10 +180,10 @@ BEGIN
     END IF;
     UPDATE {schema}.shared_limits SET at = r.at, generation = r.generation, caps = r.caps, rates = r.rates,
         levels = r.levels, granted = r.granted, cool_until = r.cool_until, spaced = r.spaced,
-        next_slot = r.next_slot, outage = r.outage, opened = r.opened WHERE key = record_key;
+        found = r.found, next_slot = r.next_slot, outage = r.outage, opened = r.opened WHERE key = record_key;
     FOR d IN 1..4 LOOP held_sum[d] := r.granted[d] - held_sum[d]; END LOOP;
     RETURN json_build_object('members', others + 1, 'granted', granted, 'slots', slots, 'slots_in', slots_in,
         'wait', wait, 'cool', greatest(0, r.cool_until - now_at), 'generation', r.generation, 'caps', r.caps,
-        'rates', r.rates, 'left', r.levels, 'then', held_sum, 'spaced', r.spaced, 'accepted', accepted_sum,
+        'rates', r.rates, 'left', r.levels, 'then', held_sum, 'spaced', r.spaced, 'found', r.found, 'accepted', accepted_sum,
         'outage', r.outage, 'opened', r.opened);
 END $$;

@@ -285,3 +285,12 @@ class TestOtherScripts:
         for line in lines:
             check.observe(*line)
         assert [at for at, line in enumerate(lines) if check.suspicious(*line)] == [2, 20]
+
+    def test_they_are_seen_where_bytes_follow_estimates_exactly(self) -> None:
+        """Four bytes for each token are like the others', however many these are."""
+        check = Crosscheck()
+        for estimate in range(50, 150):
+            check.observe(estimate, estimate, 4 * estimate)
+        assert not check.suspicious(100, 100, 400)
+        assert check.suspicious(100, 140, 400)
+        assert not check.suspicious(100, 140, 800)  # of another script

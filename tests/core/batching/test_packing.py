@@ -116,7 +116,7 @@ class TestNobodyGetsAnothersAnswer:
         text = written(honest(packed)).replace(packed.ids[0], escaped)
         assert split(packed, text)[0] is None
 
-    def test_a_reply_of_deep_or_endless_brackets_is_no_answer_and_no_trouble(self) -> None:
+    def test_a_reply_of_deep_or_endless_brackets_is_no_answer_and_soon_read(self) -> None:
         """Sixty kilobytes of opening brackets end in nothing."""
         packed = pack("a", "b")
         for piece in ("[{", "[", "{", '[{"a":', '[{"id":"', '{"answers":[{"id":'):

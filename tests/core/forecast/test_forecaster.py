@@ -277,7 +277,7 @@ class TestOneMoment:
         later = [forecaster.observe(Observation(100, 3000.0, now + 3600 * n)) for n in range(1, 21)]
         assert any(moved is not None and moved.sudden for moved in later)
 
-    def test_one_that_ends_later_than_its_twins_counts_as_little_as_they(self) -> None:
+    def test_one_that_ends_later_than_others_of_its_moment_counts_as_little_as_they(self) -> None:
         """What was before a change stays forgotten, whatever of it is still to come."""
         forecaster, now = self.usual(60), NOW + 60 * 3600
         for n in range(15):

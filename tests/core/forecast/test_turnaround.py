@@ -136,7 +136,7 @@ class TestProgressTheProviderTells:
     def test_a_batch_faster_than_others_ends_earlier(self) -> None:
         assert left(60, of=took(2 * HOUR, times=10), done=500) == pytest.approx(60)
 
-    def test_a_queue_before_it_is_no_sign_of_a_slow_pace(self) -> None:
+    def test_a_queue_before_it_is_no_sign_of_a_slow_batch(self) -> None:
         """An hour in the queue, then 1 in 1,000 done: not a thousand hours."""
         assert left(HOUR, of=took(2 * HOUR, times=10), done=1) < 2 * HOUR
 

@@ -31,7 +31,7 @@ def test_an_answer_in_between_begins_the_count_anew() -> None:
     assert health.is_open(0.0)
 
 
-def test_refusals_that_come_before_the_answers_to_calls_beside_them_say_little() -> None:
+def test_refusals_that_come_before_the_answers_to_calls_next_to_them_say_little() -> None:
     """They come at once: in a wave of forty calls with a few of them, they come first, and in a row."""
     health = FlexHealth()
     assert all(health.refused(0.0, WHY, in_flight=in_flight) is None for in_flight in range(39, 29, -1))

@@ -393,6 +393,37 @@ def test_a_cap_on_calls_at_once_is_found_and_kept_to() -> None:
     assert refused <= 0.04 * 2_000
 
 
+@pytest.mark.parametrize("most", [12, 20])
+def test_a_cap_met_at_first_contact_is_no_rate(most: int) -> None:
+    """The calls that open up are refused together: one call finds out that fewer at once pass."""
+    limit = quota()
+    limit.approach()
+    seconds, refused = send(limit, 2_000, 64, at_once(most))
+    assert limit.spaced_rate is None
+    assert seconds <= 1.1 * 2_000 / most * 0.2 + 4 * 0.2
+    assert refused <= 0.04 * 2_000
+
+
+def test_a_probe_whose_answer_takes_long_holds_nobody_up() -> None:
+    """Refusals come within a millisecond; the call that finds out about a cap of 12 takes 100 seconds."""
+    limit = quota()
+    limit.approach()
+    refused: list[float] = []
+    after: list[float] = []
+
+    def answer(now: float, under_way: int) -> tuple[bool, float]:
+        if under_way >= 20:
+            refused.append(now)
+            return False, 0.001
+        if refused and now > refused[0] + 0.001:
+            after.append(now)
+        return True, 100.0 if len(after) == 1 else 0.2
+
+    seconds, _ = send(limit, 2_000, 64, answer)
+    assert after[1] - after[0] < 1.0
+    assert seconds <= 101.0
+
+
 def test_calls_that_leave_as_the_first_refusals_arrive_do_not_count_as_probes() -> None:
     """They belong to the same storm, and say nothing about the cap that is supposed in that moment."""
     limit = quota()

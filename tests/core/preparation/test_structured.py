@@ -95,6 +95,8 @@ class TestRecovering:
             "",
             "I cannot answer that.",
             "[1] says so, see [2]",
+            "[,]",
+            "{ # nothing yet\n}",
             '{"a": , "b": 1}',
             '{"a": 1} or rather {"a": 2}',
             "```json\n" + '{"a": 1}\n```\nor\n```json\n{"a": 2}\n```',

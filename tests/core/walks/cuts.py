@@ -89,7 +89,6 @@ def windows(rng: random.Random, record: Record) -> None:
 
 
 WORDS = ("red", "größer", "語", "😀", "a longer word", "x" * 30)
-SIGNS = ("a ", "é", "я", "語", "😀", "—", "\u0e01", "{", "1")
 DAMAGE = ("", "x", "\n", "{", "[1, 2]", "```json\n", "```", '{"a": 1,}', "null", "'b'", "NaN", '"', "}")
 
 

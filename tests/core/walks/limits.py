@@ -144,7 +144,7 @@ def throttle(rng: random.Random, record: Record) -> None:
                 one.end(each[1], now, accepted=each[2])
             record.note("rate", one.rate, one.latency)
         if step % 400 == 399 and rng.random() < 0.3:
-            one.restart(now)
+            one.restart()
     record.note("end", now)
 
 

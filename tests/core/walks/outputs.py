@@ -67,7 +67,7 @@ class _Walk:
         keys = KEYS[0] if rng.random() < 0.8 else KEYS[1]
         known = RowKeys(keys.settings)
         for prompt in self._prompts[: COUNT if rng.random() < 0.8 else 5]:
-            known.append(keys.key(prompt if rng.random() < 0.98 else "edited"))
+            known.append(keys.digest(prompt if rng.random() < 0.98 else "edited"))
         try:
             out = OutputFile(str(self._path), look_only=self._path.exists() and rng.random() < 0.1)
         except InputError as error:
@@ -80,7 +80,7 @@ class _Walk:
                 row, result = _row(index, keys, self._prompts[index]), _result(rng, index)
                 line = encode(row, result, "m")
                 self._record.note("line", line.decode(), encode_result(index, result, "m").decode())
-                self.tried("append", out.append, row, line, answered=result.error is None)
+                self.tried("append", out.append, [(row, line, result.error is None)])
                 if rng.random() < 0.03:
                     self.disturb()
             self._record.note("answered", [self.tried("row", out.is_answered, n) for n in range(COUNT)])

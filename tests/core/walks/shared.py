@@ -64,6 +64,7 @@ def drawn(
         drawn=rng.uniform(0, 50),
         given=rng.uniform(0, 50),
         opened=rng.choice([0.0, 4.0, 17.0]),
+        found=rng.choice((0, 1)),
     )
 
 
@@ -124,6 +125,7 @@ def _facts(
         accepted=accepted,
         cool_until=cooled,
         spaced=rng.choice((0.0, 0.0, 2.0, 8.0)) if spaced else 0.0,
+        found=rng.random() < 0.5,
     )
 
 

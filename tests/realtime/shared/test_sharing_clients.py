@@ -108,14 +108,14 @@ def test_a_file_of_another_version_is_not_shared(
     """The event says which, and what to do; requests go on."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     with monkeypatch.context() as later:
-        later.setattr("smartbatch.realtime.shared.sqlite_back_end.VERSION", 2)
+        later.setattr("smartbatch.realtime.shared.sqlite_back_end.VERSION", 99)
         Neighbour(address, provider, clock)
     seen: list[Event] = []
     client = client_of(provider, shared=address, observers=[seen.append])
     assert client.generate(["one"]).failed == 0
     client.stop()
     [lost] = [event for event in seen if isinstance(event, SharedLimitsLost)]
-    assert "processes of version 2" in lost.reason
+    assert "processes of version 99" in lost.reason
     assert "use the same smartbatch" in lost.reason
 
 
@@ -125,12 +125,12 @@ def test_where_nothing_goes_without_the_others_a_file_of_another_version_fails_r
     """They do not wait for ever: waiting does not help. The error says what does."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     with monkeypatch.context() as later:
-        later.setattr("smartbatch.realtime.shared.sqlite_back_end.VERSION", 2)
+        later.setattr("smartbatch.realtime.shared.sqlite_back_end.VERSION", 99)
         Neighbour(address, provider, clock)
     client = client_of(provider, shared=address, shared_lost="stop")
     error = client.submit("one").exception()
     assert isinstance(error, ConfigError)
-    assert "processes of version 2" in str(error)
+    assert "processes of version 99" in str(error)
     assert "shared_lost = stop" in str(error)
     assert provider.starts == []
 
