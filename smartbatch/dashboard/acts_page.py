@@ -12,7 +12,7 @@ from smartbatch.dashboard.page import Page, Query, Section
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.act_records import Act
 from smartbatch.jobs.store import SqlStore
-from smartbatch.reports import html
+from smartbatch.reports import components
 
 ACTS = 50
 """Acts of a page."""
@@ -61,7 +61,7 @@ def _limit(number: float | None) -> str:
 
 
 def _table(title: str, head: tuple[str, ...], rows: Sequence[tuple[Child, ...]], empty: str) -> Html:
-    return html.table(title, head, rows) if rows else el("p", empty, class_="soft")
+    return components.table(title, head, rows) if rows else el("p", empty, class_="soft")
 
 
 def _acts(store: SqlStore, query: Query) -> Html:
@@ -69,7 +69,9 @@ def _acts(store: SqlStore, query: Query) -> Html:
     acts = store.controls.latest(before=before, limit=ACTS + 1)
     if not acts:
         return el("p", "Nobody did anything yet.", class_="soft")
-    table = html.table("Acts, newest first", _HEAD, [_row(one, query) for one in acts[:ACTS]], numbers=(4, 5))
+    table = components.table(
+        "Acts, newest first", _HEAD, [_row(one, query) for one in acts[:ACTS]], numbers=(4, 5)
+    )
     older = query.again(before=acts[ACTS - 1].number) if len(acts) > ACTS else None
     more = older and el("p", el("a", "Older acts", href=older))
     return el("div", table, more)

@@ -20,8 +20,8 @@ from smartbatch.dashboard.access import (
 from smartbatch.dashboard.downloads import KINDS, formats, may_download, results_file
 from smartbatch.dashboard.layout import document, message, policy, static_file
 from smartbatch.dashboard.live import OpenStreams, Streamed, stream, update, version_of
+from smartbatch.dashboard.navigation import PAGES
 from smartbatch.dashboard.page import Page, Query
-from smartbatch.dashboard.pages import PAGES
 from smartbatch.dashboard.source import Source
 from smartbatch.errors import JobNotFound, SmartbatchError
 

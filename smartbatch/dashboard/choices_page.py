@@ -13,7 +13,7 @@ from smartbatch.dashboard.page import Page, Query, Section
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.summary_records import Measured, StoredDecision
-from smartbatch.reports import charts, html
+from smartbatch.reports import charts, components
 from smartbatch.reports.axes import Axis, seconds, share, usd
 from smartbatch.reports.decision_view import decision_view
 from smartbatch.types import Route
@@ -43,7 +43,8 @@ _NOTE = (
     "Nobody knows what always-individual and always-batch would have come to. By the tokens used: what the "
     "tokens that were really used cost by that route. By forecast: what was forecast when the route was "
     "chosen. What the list really cost and took is subtracted from either. Nothing is compared where it "
-    "went by that route itself, or there is no such route."
+    "went by that route itself, or that route was not forecast: there is no Batch API for it, or it was not "
+    "to be used."
 )
 
 
@@ -106,7 +107,7 @@ def _calibration(figures: Sequence[StoredDecision]) -> Html:
         for one, measured in known
     ]
     plot = charts.calibration("Forecast of half the lists against what came", points, _TIME)
-    return fragment(html.facts(rows), plot)
+    return fragment(components.facts(rows), plot)
 
 
 @frozen
@@ -117,17 +118,20 @@ class _Gain:
         usd: by what the tokens that were really used cost there.
         forecast_usd: by its forecast, where that is all there is.
         seconds: by its forecast.
+        compared: decisions of which that is known.
     """
 
     usd: float | None = None
     forecast_usd: float | None = None
     seconds: float | None = None
+    compared: int = 0
 
     def __add__(self, other: _Gain) -> _Gain:
         return _Gain(
             _sum(self.usd, other.usd),
             _sum(self.forecast_usd, other.forecast_usd),
             _sum(self.seconds, other.seconds),
+            self.compared + other.compared,
         )
 
 
@@ -167,10 +171,11 @@ def _gain(
         return _Gain()
     seconds = p50 - measured.seconds
     if measured.cost is None:
-        return _Gain(seconds=seconds)
+        return _Gain(seconds=seconds, compared=1)
     if used is not None:
-        return _Gain(usd=used - measured.cost, seconds=seconds)
-    return _Gain(forecast_usd=None if cost is None else cost - measured.cost, seconds=seconds)
+        return _Gain(usd=used - measured.cost, seconds=seconds, compared=1)
+    forecast = None if cost is None else cost - measured.cost
+    return _Gain(forecast_usd=forecast, seconds=seconds, compared=1)
 
 
 def _sum(one: float | None, other: float | None) -> float | None:
@@ -198,17 +203,18 @@ def _saved(figures: Iterable[StoredDecision]) -> Html:
             f"{sums.decisions:,}",
             f"{sums.requests:,}",
             usd(sums.paid),
-            _in_words(sums.individual),
-            _in_words(sums.batch),
+            _in_words(sums.individual, of=sums.decisions),
+            _in_words(sums.batch, of=sums.decisions),
         )
         for route, sums in sorted(by_route.items(), key=lambda each: -each[1].decisions)
     ]
     caption = f"The latest {SUMMED:,} decisions that were measured, by route"
-    return fragment(html.table(caption, _SUMS, rows, numbers=(1, 2, 3)), el("p", _NOTE, class_="soft"))
+    return fragment(components.table(caption, _SUMS, rows, numbers=(1, 2, 3)), el("p", _NOTE, class_="soft"))
 
 
-def _in_words(gain: _Gain) -> Child:
-    """Say what was saved and what was lost, and whether that is known; never by a sign alone."""
+def _in_words(gain: _Gain, of: int = 1) -> Child:
+    """Say what was saved and what was lost, and whether that is known; never by a sign alone. Of several
+    decisions also of how many, where not all could be compared."""
     if gain.seconds is None:
         return "–"
     lines = []
@@ -219,6 +225,8 @@ def _in_words(gain: _Gain) -> Child:
     if not lines:
         lines.append((UNKNOWN, ""))
     lines.append((_difference(gain.seconds, seconds), "by forecast"))
+    if gain.compared < of:
+        lines.append(("", f"of {gain.compared:,} of these {of:,} decisions"))
     return fragment(el("div", told, " ", el("span", how, class_="soft")) for told, how in lines)
 
 
@@ -236,7 +244,7 @@ def _decisions(store: SqlStore, query: Query) -> Html:
     found = store.summaries.decisions(before=before, limit=PAGE + 1)
     if not found:
         return el("p", "No route was chosen yet.", class_="soft")
-    table = html.table(
+    table = components.table(
         "Decisions, newest first", _HEAD, [_row(one, query) for one in found[:PAGE]], numbers=(2, 6, 7)
     )
     links = []
@@ -270,7 +278,7 @@ def _took(one: StoredDecision, measured: Measured) -> Child:
     parts: list[Child] = [el("div", seconds(took)), el("div", within, class_="soft")]
     if one.deadline is not None:
         met = took <= one.deadline
-        parts.append(html.state("deadline met" if met else "deadline missed", "good" if met else "bad"))
+        parts.append(components.state("deadline met" if met else "deadline missed", "good" if met else "bad"))
     return fragment(parts)
 
 
@@ -279,7 +287,7 @@ def _against(one: StoredDecision) -> tuple[Child, Child]:
     if one.measured is not None:
         individual, batch = _gains(one, one.measured)
         return _in_words(individual), _in_words(batch)
-    by_batch = "no Batch API" if one.batch_p50 is None else _forecast(one.batch_cost, one.batch_p50)
+    by_batch = "not forecast" if one.batch_p50 is None else _forecast(one.batch_cost, one.batch_p50)
     return _forecast(one.individual_cost, one.individual_p50), by_batch
 
 
@@ -298,7 +306,7 @@ def _outcome(one: StoredDecision, query: Query) -> Html:
     if one.job_id is not None:
         rows.insert(1, ("job", el("a", one.job_id, href=query.link("jobs", one.job_id))))
     if one.measured is None:
-        return fragment(html.facts(rows), el("p", "Its last answer is not there yet.", class_="soft"))
+        return fragment(components.facts(rows), el("p", "Its last answer is not there yet.", class_="soft"))
     measured = one.measured
     rows += [
         ("took", _took(one, measured)),
@@ -307,7 +315,7 @@ def _outcome(one: StoredDecision, query: Query) -> Html:
         ("the same tokens by batch", _usd(measured.batch_cost)),
     ]
     rows += zip(("against always-individual", "against always-batch"), _against(one), strict=True)
-    return fragment(html.facts(rows), el("p", _NOTE, class_="soft"))
+    return fragment(components.facts(rows), el("p", _NOTE, class_="soft"))
 
 
 def _routes(one: StoredDecision) -> Html:

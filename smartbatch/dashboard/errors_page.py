@@ -9,7 +9,7 @@ from smartbatch.dashboard.job_rows import moment_of
 from smartbatch.dashboard.page import Page, Query, Section
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.summary_records import ErrorGroup
-from smartbatch.reports import html
+from smartbatch.reports import components
 
 EVERY = 2.0
 """Seconds between two looks while somebody watches; what is shown is written every few seconds."""
@@ -41,14 +41,14 @@ def _kinds(groups: Iterable[ErrorGroup], chosen: str, query: Query) -> Html:
     for group in groups:
         counts[group.kind] = counts.get(group.kind, 0) + group.count
     if not counts:
-        return el("p", html.state("No request has failed, as far as is known.", "good"))
+        return el("p", components.state("No request has failed, as far as is known.", "good"))
     rows: list[tuple[Child, Child]] = [
         (_kind(kind, chosen, query), f"{count:,}")
         for kind, count in sorted(counts.items(), key=lambda each: -each[1])
     ]
     every = el("p", el("a", "All kinds", href=query.again(kind=None))) if chosen else None
     return fragment(
-        html.table("Requests that failed, by kind", ("kind", "failed"), rows, numbers=(1,)), every
+        components.table("Requests that failed, by kind", ("kind", "failed"), rows, numbers=(1,)), every
     )
 
 
@@ -65,7 +65,7 @@ def _errors(groups: Sequence[ErrorGroup], query: Query) -> Html:
     note = "In messages # stands for a number or an id. Only what failed for good is counted."
     if len(groups) > SHOWN:
         note += f" {len(groups) - SHOWN:,} further messages were seen earlier: choose a kind."
-    return fragment(html.table(caption, _HEAD, rows, numbers=(2,)), el("p", note, class_="soft"))
+    return fragment(components.table(caption, _HEAD, rows, numbers=(2,)), el("p", note, class_="soft"))
 
 
 def _row(group: ErrorGroup, query: Query) -> tuple[Child, ...]:
@@ -74,7 +74,7 @@ def _row(group: ErrorGroup, query: Query) -> tuple[Child, ...]:
         job = el("a", group.job_id, href=query.link("jobs", group.job_id))
         example = fragment(el("div", example), el("div", "row ", f"{group.row} of ", job, class_="soft"))
     return (
-        html.state(group.kind, "bad"),
+        components.state(group.kind, "bad"),
         group.message or "(no text)",
         f"{group.count:,}",
         moment_of(group.first_at),

@@ -20,7 +20,7 @@ from smartbatch.jobs.records import IncidentRow, ShardRow, ShardState
 from smartbatch.jobs.status import span
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import FailedRequest, JobLine
-from smartbatch.reports import charts, html
+from smartbatch.reports import charts, components
 from smartbatch.reports.axes import Axis, seconds, usd
 from smartbatch.tables.answer_columns import error_kind
 
@@ -78,7 +78,7 @@ def _facts(source: Source, store: SqlStore, line: JobLine, shards: Sequence[Shar
         rows.append(("key", el("code", line.key)))
     rows += [(f"label {name}", str(value)) for name, value in sorted(line.metadata.items())]
     note = el("p", line.note, class_="notice") if line.note is not None else None
-    return fragment(note, html.facts(rows))
+    return fragment(note, components.facts(rows))
 
 
 def _cost(line: JobLine) -> str:
@@ -94,7 +94,9 @@ def _budget(line: JobLine) -> Child:
     if budget is None:
         return "none"
     reserved = f", {usd(line.reserved)} reserved" if line.reserved > _TINY else ""
-    return fragment(html.progress("budget of the job", line.cost, budget), f" of {usd(budget)}{reserved}")
+    return fragment(
+        components.progress("budget of the job", line.cost, budget), f" of {usd(budget)}{reserved}"
+    )
 
 
 # -- batches -------------------------------------------------------------------------------------------------
@@ -114,8 +116,8 @@ def _batches(source: Source, line: JobLine, shards: Sequence[ShardRow]) -> Html:
     rows = [_batch(shard, now) for shard in shards[-BATCHES:]]
     return fragment(
         charts.timeline("When batches ran", timeline_rows(line.created_at, shards, line.finished_at or now)),
-        charts.band("How the forecast of its end narrowed", ahead, axis, came=came) if ahead else None,
-        html.table(f"Batches, the last {BATCHES} at most", head, rows, numbers=(2, 3, 6, 7)),
+        charts.band("How the forecast of its end moved", ahead, axis, came=came) if ahead else None,
+        components.table(f"Batches, the last {BATCHES} at most", head, rows, numbers=(2, 3, 6, 7)),
     )
 
 
@@ -126,7 +128,7 @@ def _batch(shard: ShardRow, now: float) -> tuple[Child, ...]:
     kind = "bad" if unknown else "good" if shard.state is ShardState.SETTLED else ""
     return (
         f"{shard.no}",
-        html.state(shard.state.value, kind),
+        components.state(shard.state.value, kind),
         f"{shard.size:,}",
         "–" if shard.remote.done is None else f"{shard.remote.done:,}",
         "–" if shard.batch_id is None else el("code", shard.batch_id),
@@ -142,7 +144,7 @@ def _batch(shard: ShardRow, now: float) -> tuple[Child, ...]:
 
 def _incidents(incidents: Sequence[IncidentRow]) -> Html:
     if not incidents:
-        return el("p", html.state("Nothing happened that should not.", "good"))
+        return el("p", components.state("Nothing happened that should not.", "good"))
     rows = [
         (
             moment_of(one.at),
@@ -152,7 +154,7 @@ def _incidents(incidents: Sequence[IncidentRow]) -> Html:
         )
         for one in incidents
     ]
-    return html.table(
+    return components.table(
         "What should not have happened", ("when (UTC)", "what", "in words", "cost"), rows, numbers=(3,)
     )
 
@@ -172,7 +174,7 @@ def _failed(store: SqlStore, line: JobLine, query: Query) -> Html:
         told = "No further request has failed." if first else "No request has failed."
         return fragment(el("p", told, class_="soft"), pages)
     head = ("row", "id", "error", "reason")
-    table = html.table("Failed requests", head, list(_reasons(rows[:FAILED])), numbers=(0,))
+    table = components.table("Failed requests", head, list(_reasons(rows[:FAILED])), numbers=(0,))
     return fragment(table, pages)
 
 

@@ -12,7 +12,7 @@ from smartbatch.dashboard.source import Source
 from smartbatch.jobs.records import JobState
 from smartbatch.jobs.status import span
 from smartbatch.jobs.store.job_overview import AcceptedForecast, JobLine
-from smartbatch.reports import html
+from smartbatch.reports import components
 from smartbatch.reports.axes import usd
 
 HEAD = ("job", "model", "state", "requests", "route", "forecast and came", "cost", "real time", "deadline")
@@ -36,7 +36,7 @@ def jobs_table(caption: str, lines: Sequence[JobLine], source: Source, query: Qu
             of_job = shards[line.id], times[line.model], now
             ends, risk = outlook(line, *of_job), risk_of(line, *of_job)
         rows.append(_row(line, told.get(line.no), ends, risk, now, query))
-    return html.table(caption, HEAD, rows, numbers=(6, 7))
+    return components.table(caption, HEAD, rows, numbers=(6, 7))
 
 
 def _row(
@@ -66,15 +66,17 @@ def _row(
 def state_of(line: JobLine) -> Html:
     """Return the state of a job in words."""
     if line.cancel_requested and line.state is not JobState.DONE:
-        return html.state("is being cancelled", "warn")
-    return html.state(line.state.value, _KINDS[line.state])
+        return components.state("is being cancelled", "warn")
+    return components.state(line.state.value, _KINDS[line.state])
 
 
 def progress_of(line: JobLine) -> Html:
     """Return how many requests have their results, and how many of them failed."""
-    shown = html.progress(f"requests of {line.key or line.id} that have results", line.finished, line.total)
+    shown = components.progress(
+        f"requests of {line.key or line.id} that have results", line.finished, line.total
+    )
     counts = f"{line.finished:,} of {line.total:,}"
-    failed = el("div", html.state(f"{line.failed:,} failed", "bad")) if line.failed else None
+    failed = el("div", components.state(f"{line.failed:,} failed", "bad")) if line.failed else None
     return fragment(shown, el("div", counts, class_="soft"), failed)
 
 
@@ -100,13 +102,17 @@ def deadline_of(line: JobLine, risk: float | None, now: float) -> Child:
         return "–"
     if line.state is JobState.DONE:
         late = (line.finished_at or now) - deadline
-        return html.state(f"missed by {span(late)}", "bad") if late > 0 else html.state("met", "good")
+        return (
+            components.state(f"missed by {span(late)}", "bad")
+            if late > 0
+            else components.state("met", "good")
+        )
     if now > deadline:
-        return html.state(f"missed {span(now - deadline)} ago", "bad")
+        return components.state(f"missed {span(now - deadline)} ago", "bad")
     words = f"in {span(deadline - now)}"
     if risk is None:
         return words
-    return fragment(el("div", words), html.state(f"risk {risk:.0%}", "warn" if risk > 0.05 else ""))
+    return fragment(el("div", words), components.state(f"risk {risk:.0%}", "warn" if risk > 0.05 else ""))
 
 
 def moment_of(at: float) -> Html:

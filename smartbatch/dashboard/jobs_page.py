@@ -10,7 +10,7 @@ from smartbatch.dashboard.source import Source
 from smartbatch.jobs.records import JobState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import COUNTED, JobFilter, JobLine
-from smartbatch.reports import html
+from smartbatch.reports import components
 
 PAGE = 40
 """Jobs of a page: made each second while somebody watches, they take less than a hundredth of a core."""
@@ -53,7 +53,9 @@ def filter_of(query: Query) -> JobFilter:
 
 
 def _counts(store: SqlStore) -> Html:
-    return html.facts([(state.value, count_in_words(store.overview.count(state))) for state in JobState])
+    return components.facts(
+        [(state.value, count_in_words(store.overview.count(state))) for state in JobState]
+    )
 
 
 def count_in_words(count: int) -> str:

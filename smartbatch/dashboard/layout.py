@@ -9,9 +9,9 @@ from importlib.resources import files
 from attrs import evolve
 
 from smartbatch._html import Html, el, fragment
+from smartbatch.dashboard.navigation import PAGES
 from smartbatch.dashboard.page import Page, Query
-from smartbatch.dashboard.pages import PAGES
-from smartbatch.reports import html
+from smartbatch.reports import components
 
 
 @cache
@@ -27,14 +27,14 @@ def static_file(name: str) -> bytes:
 @cache
 def styles() -> str:
     """Return the style sheet. It stands in each page: for a file of its own, painting would wait."""
-    return html.style_sheet() + static_file("dashboard.css").decode()
+    return components.style_sheet() + static_file("dashboard.css").decode()
 
 
 @cache
 def policy() -> str:
     """Return the policy of all answers: nothing of another host, and no script or style of a document."""
     return (
-        f"default-src 'none'; script-src 'self'; style-src {html.source_of(styles())}; img-src 'self'; "
+        f"default-src 'none'; script-src 'self'; style-src {components.source_of(styles())}; img-src 'self'; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )
 
@@ -46,7 +46,8 @@ def document(page: Page, query: Query, version: str) -> bytes:
         version: of its live sections, with which a browser asks for news.
     """
     body = (
-        html.section(one.id, one.title, el("div", one.body, id=f"{one.id}-body")) for one in page.sections
+        components.section(one.id, one.title, el("div", one.body, id=f"{one.id}-body"))
+        for one in page.sections
     )
     live = el(
         "p",
@@ -82,7 +83,7 @@ def _whole(title: str, query: Query, body: Html, *, script: bool) -> bytes:
         head.append(el("script", src=_place(query, "live.js"), defer=True))
     skip = el("a", "Skip to the content", href="#content", class_="skip")
     main = el("main", body, id="content", tabindex=-1)
-    return html.document(
+    return components.document(
         f"{title} – smartbatch", skip, _navigation(query), main, head=fragment(*head)
     ).encode()
 

@@ -17,7 +17,7 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.turnaround_log import topic_of
 from smartbatch.observe.participants import LaneStatus
 from smartbatch.prices import Processing
-from smartbatch.reports import charts, html
+from smartbatch.reports import charts, components
 from smartbatch.reports.axes import Axis, seconds
 from smartbatch.types import Route
 
@@ -102,7 +102,7 @@ def _latency(times: Iterable[_Times], left_out: int) -> Html:
     note = f"Of each the latest, at most {SAMPLE}: a sample of the calls, and all batches."
     if left_out:
         note += f" {left_out:,} further names are left out."
-    table = html.table("Seconds of calls and batches", head, rows, numbers=range(2, 7))
+    table = components.table("Seconds of calls and batches", head, rows, numbers=range(2, 7))
     return fragment(table, el("p", note, class_="soft"))
 
 
@@ -154,7 +154,7 @@ def _limits(shared: SharedView) -> Html:
         told = "No limit is known now: processes that share limits tell of them while they run."
         return el("p", told, class_="soft")
     head = ("model", "requests", "tokens", "input tokens", "output tokens", "evenly spaced to", "processes")
-    return html.table("Limits a minute", head, rows, numbers=range(1, 7))
+    return components.table("Limits a minute", head, rows, numbers=range(1, 7))
 
 
 def _lanes(shared: SharedView) -> list[LaneStatus]:
@@ -204,7 +204,7 @@ def _prices(source: Source, models: Sequence[str]) -> Html:
     rows = [row for model in models[:TOPICS] for row in _price_rows(source, model)]
     head = ("model", "tier", "of prompts above", "input", "cached input", "output", "from")
     caption = "USD for a million tokens, as requests are counted now"
-    return html.table(caption, head, rows, numbers=range(2, 6))
+    return components.table(caption, head, rows, numbers=range(2, 6))
 
 
 def _price_rows(source: Source, model: str) -> Iterator[tuple[Child, ...]]:

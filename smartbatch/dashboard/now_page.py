@@ -18,7 +18,7 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import JobFilter, JobLine
 from smartbatch.jobs.summary_records import Spending
 from smartbatch.observe.participants import LaneStatus, RealtimeStatus, merged
-from smartbatch.reports import charts, html
+from smartbatch.reports import charts, components
 from smartbatch.reports.axes import TIME, Axis, usd
 
 MINUTE = 60.0
@@ -68,7 +68,7 @@ def _attention(source: Source, query: Query, shared: SharedView) -> Html:
     """Return what does not go on by itself."""
     found = [el("li", _need(each, query)) for each in needs_of(source, shared)]
     if not found:
-        return el("p", html.state("Nothing needs a person.", "good"))
+        return el("p", components.state("Nothing needs a person.", "good"))
     return el("ul", found, class_="notice bad")
 
 
@@ -102,7 +102,7 @@ def _limits(status: RealtimeStatus, shared: SharedView) -> Html:
     note = "The last minute of each; a limit that was not used before gives up to twice as much at first."
     if left_out:
         note += f" {left_out:,} further models are not told."
-    table = html.table("Limits, and what waits for them", head, rows, numbers=(3, 4, 6))
+    table = components.table("Limits, and what waits for them", head, rows, numbers=(3, 4, 6))
     return fragment(table, el("p", note, class_="soft"))
 
 
@@ -131,18 +131,18 @@ def _fill(model: str, what: str, used: float, limit: float, left: float) -> Chil
     if not limit:
         return fragment(f"{used:,.0f}", el("div", "no limit known", class_="soft"))
     free = el("div", f"{max(0.0, left):,.0f} free now", class_="soft") if left else None
-    bar = html.progress(f"{what} of {model} in the last minute", used, limit)
+    bar = components.progress(f"{what} of {model} in the last minute", used, limit)
     return fragment(bar, el("div", f"{used:,.0f} of {limit:,.0f}"), free)
 
 
 def _waits_for(lane: LaneStatus) -> Child:
     words = []
     if lane.breaker != "closed":
-        words.append(html.state(f"breaker {lane.breaker}", "bad"))
+        words.append(components.state(f"breaker {lane.breaker}", "bad"))
     if lane.cooldown:
-        words.append(html.state(f"cooldown {span(lane.cooldown)}", "warn"))
+        words.append(components.state(f"cooldown {span(lane.cooldown)}", "warn"))
     if lane.is_lost:
-        words.append(html.state("own share only: the shared place is away", "warn"))
+        words.append(components.state("own share only: the shared place is away", "warn"))
     if lane.waits_for:
         words.append(el("span", WAITS.get(lane.waits_for, lane.waits_for)))
     return [el("div", word) for word in words] or "–"
@@ -150,7 +150,7 @@ def _waits_for(lane: LaneStatus) -> Child:
 
 def _queue(status: RealtimeStatus) -> Html:
     unended = status.waiting + status.in_flight
-    facts = html.facts(
+    facts = components.facts(
         [
             ("waiting", f"{status.waiting:,}"),
             ("in flight", f"{status.in_flight:,}"),
@@ -184,7 +184,7 @@ def _time_left(requests: int, sent: float) -> str:
 
 
 def _listed(caption: str, head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Html | None:
-    return html.table(caption, head, rows, numbers=range(1, len(head))) if rows else None
+    return components.table(caption, head, rows, numbers=range(1, len(head))) if rows else None
 
 
 def _rates(source: Source, status: RealtimeStatus) -> Html:
@@ -221,8 +221,8 @@ def _money(source: Source, store: SqlStore | None, shared: SharedView, query: Qu
     lines = [] if store is None else store.overview.page(JobFilter(unfinished=True), limit=BUDGETS)
     budgets = [*_budgets_of_processes(shared), *_budgets_of_jobs(lines, query)]
     head = ("budget of", "spent", "of", "left", "reserved")
-    table = html.table("Budgets", head, budgets, numbers=range(2, len(head))) if budgets else None
-    return fragment(html.facts(rows), _by_hour(spending, status.budget, source.now()), table)
+    table = components.table("Budgets", head, budgets, numbers=range(2, len(head))) if budgets else None
+    return fragment(components.facts(rows), _by_hour(spending, status.budget, source.now()), table)
 
 
 def _by_hour(spending: Sequence[Spending], budget: float, now: float) -> Html | None:
@@ -262,7 +262,7 @@ def _budgets_of_jobs(lines: Iterable[JobLine], query: Query) -> Iterator[tuple[C
 
 
 def _budget(name: str, shown: Child, spent: float, budget: float, reserved: str) -> tuple[Child, ...]:
-    bar = html.progress(f"budget of {name} that is spent", spent, budget)
+    bar = components.progress(f"budget of {name} that is spent", spent, budget)
     return shown, fragment(bar, " ", usd(spent)), usd(budget), usd(max(0.0, budget - spent)), reserved
 
 
@@ -279,7 +279,7 @@ def _failures(shared: SharedView) -> Html:
     if not rows:
         return el("p", "No call has failed, as far as processes told.", class_="soft")
     head = ("kind", "calls", "requests failed for good", "last")
-    return html.table("Failures by kind", head, rows, numbers=(1, 2))
+    return components.table("Failures by kind", head, rows, numbers=(1, 2))
 
 
 def _processes(shared: SharedView) -> Html:
@@ -287,15 +287,15 @@ def _processes(shared: SharedView) -> Html:
         return el("p", "Processes share nothing, so they tell nothing of themselves.", class_="soft")
     head = ("process", "state", "version", "waiting", "in flight", "USD")
     rows = list(_process_rows(shared))
-    return html.table("Processes of the last ten minutes", head, rows, numbers=(3, 4, 5))
+    return components.table("Processes of the last ten minutes", head, rows, numbers=(3, 4, 5))
 
 
 def _process_rows(shared: SharedView) -> Iterator[tuple[Child, ...]]:
     for one in shared.found.processes:
-        state = html.state("ended") if one.ended else html.state("lost", "bad")
+        state = components.state("ended") if one.ended else components.state("lost", "bad")
         yield (
             f"{one.host} {one.pid}",
-            html.state("living", "good") if one.is_alive else state,
+            components.state("living", "good") if one.is_alive else state,
             one.library,
             f"{one.realtime.waiting:,}",
             f"{one.realtime.in_flight:,}",

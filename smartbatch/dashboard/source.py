@@ -39,7 +39,8 @@ class Source:
 
     Attributes:
         config: the settings.
-        client, show_content, clock: as given.
+        client, show_content: as given.
+        clock: of the machine.
         jobs: the public verbs on jobs of the store, for acts.
     """
 
@@ -50,7 +51,6 @@ class Source:
         shared: str | None = None,
         client: BatchingClient | None = None,
         show_content: bool = False,
-        clock: Clock | None = None,
     ) -> None:
         given: dict[str, Any] = {"store": store, "shared": shared}
         told = {name: value for name, value in given.items() if value is not None}
@@ -59,7 +59,7 @@ class Source:
         self.config: BatchingConfig = evolve(config, **place)
         self.client = client
         self.show_content = show_content
-        self.clock = clock or RealClock()
+        self.clock = RealClock()
         self.jobs = StoredJobs(self.config, self.clock)
         self._live: LiveSummaries | None = None
         if client is not None:

@@ -15,11 +15,12 @@ from attrs import field, frozen
 
 from smartbatch._html import Child, Html, el, fragment
 from smartbatch.reports.axes import TIME, Axis, Scale, moment, scale, seconds, usd
+from smartbatch.reports.components import scrolling
 
 T = TypeVar("T")
 
 _WIDTH, _HEIGHT = 640, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 14, 10, 42
+_LEFT, _RIGHT, _TOP, _BOTTOM = 92, 14, 10, 42
 _MOST_POINTS, _MOST_ROWS = 300, 60
 """Points of a line, and rows of its table."""
 _DASHES = (None, "6 3", "2 3", "8 3 2 3")
@@ -38,9 +39,20 @@ def thinned(values: Sequence[T], most: int) -> list[T]:
 
 
 def _figure(
-    title: str, summary: str, drawn: Iterable[Html], height: float, key: Child, table: Html | None
+    title: str,
+    summary: str,
+    drawn: Iterable[Html],
+    height: float,
+    key: Child,
+    table: Html | None,
+    *,
+    from_end: bool = False,
 ) -> Html:
-    """Return a chart with its words: what is drawn, the key of its signs, and its data."""
+    """Return a chart with its words: what is drawn, the key of its signs, and its data.
+
+    Args:
+        from_end: where it is wider than the screen, its right end is seen first.
+    """
     svg = el(
         "svg",
         drawn,
@@ -54,16 +66,16 @@ def _figure(
         font_size=11,
         fill="currentColor",
     )
-    return el("figure", el("figcaption", title), svg, key, table)
+    return el("figure", el("figcaption", title), scrolling(title, svg, from_end=from_end), key, table)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
     """Return the data of a chart behind a summary; of many rows evenly chosen ones."""
     shown = thinned(rows, _MOST_ROWS)
     note = "Data" if len(shown) == len(rows) else f"Data: {len(shown)} of {len(rows):,} rows"
     titles = el("thead", el("tr", (el("th", name, scope="col") for name in head)))
     body = el("tbody", (el("tr", (el("td", cell) for cell in row)) for row in shown))
-    return el("details", el("summary", note), el("div", el("table", titles, body), class_="scroll"))
+    return el("details", el("summary", note), scrolling(f"Data of {title}", el("table", titles, body)))
 
 
 def _stroke(
@@ -146,8 +158,8 @@ def _key(names: Sequence[tuple[str, str, str | None]]) -> Html | None:
     return el("div", entries, class_="key")
 
 
-def _empty(title: str, why: str = "nothing to show yet") -> Html:
-    return el("figure", el("figcaption", title), el("p", why, class_="soft"))
+def _empty(title: str) -> Html:
+    return el("figure", el("figcaption", title), el("p", "nothing to show yet", class_="soft"))
 
 
 # -- charts
@@ -203,7 +215,8 @@ def series(
         names.append((f"{of}: {y.words(limit)}", "line limit", "4 4"))
         summary += f"; {of} {y.words(limit)}"
     rows = [(curve.name, x.words(a), y.words(b)) for curve in curves for a, b in curve.points]
-    return _figure(title, summary, drawn, _HEIGHT, _key(names), _table(("line", x.label, y.label), rows))
+    table = _table(title, ("line", x.label, y.label), rows)
+    return _figure(title, summary, drawn, _HEIGHT, _key(names), table, from_end=True)
 
 
 def _polyline(points: Sequence[tuple[float, float]], class_: str, dash: str | None) -> Html:
@@ -262,7 +275,7 @@ def band(
         names.append((f"came: {y.words(came)}", "line c3", "2 3"))
         summary += f"; came {y.words(came)}"
     rows = [(x.words(at), y.words(median), y.words(high)) for at, median, high in points]
-    return _figure(title, summary, drawn, _HEIGHT, _key(names), _table((x.label, "p50", "p95"), rows))
+    return _figure(title, summary, drawn, _HEIGHT, _key(names), _table(title, (x.label, "p50", "p95"), rows))
 
 
 @frozen
@@ -304,7 +317,7 @@ def histogram(title: str, bins: Sequence[Bin], x: Axis, *, marks: Sequence[tuple
     total = sum(each.count for each in bins)
     summary = "; ".join([f"{total:,} values", *(f"{name} {x.words(value)}" for name, value in marks)])
     rows = [(x.words(each.low), x.words(each.high), f"{each.count:,}") for each in bins if each.count]
-    return _figure(title, summary, drawn, _HEIGHT, _key(names), _table(("from", "to", "count"), rows))
+    return _figure(title, summary, drawn, _HEIGHT, _key(names), _table(title, ("from", "to", "count"), rows))
 
 
 def binned(values: Sequence[float], most: int = 30, *, log: bool = False) -> list[Bin]:
@@ -371,7 +384,7 @@ def calibration(title: str, forecasts: Sequence[Forecast], axis: Axis) -> Html:
         "p", f"Across: forecast (p50); up: what came. Dots came within p95, crosses took more. {summary}."
     )
     rows = [(one.name, *map(axis.words, (one.p50, one.p95, one.came))) for one in known]
-    return _figure(title, summary, drawn, height, note, _table(("of", "p50", "p95", "came"), rows))
+    return _figure(title, summary, drawn, height, note, _table(title, ("of", "p50", "p95", "came"), rows))
 
 
 @frozen
@@ -449,7 +462,7 @@ def timeline(title: str, rows: Sequence[TimelineRow], *, most: int = 40) -> Html
         for span in row.spans
     ]
     head = ("row", "what", "from", "took", "note")
-    return _figure(title, summary, drawn, height, _key(names), _table(head, cells))
+    return _figure(title, summary, drawn, height, _key(names), _table(title, head, cells))
 
 
 @frozen
@@ -518,4 +531,4 @@ def trade_off(marks: Sequence[Mark]) -> Html:
         for m in marks
     ]
     head = ("route", "half done in", "95 of 100 in", "low", "expected", "high", "")
-    return _figure(title, f"chosen: {chosen}", drawn, _HEIGHT, None, _table(head, rows))
+    return _figure(title, f"chosen: {chosen}", drawn, _HEIGHT, None, _table(title, head, rows))

@@ -6,7 +6,7 @@ from smartbatch._html import Html, el, fragment
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.explanation import asked, chosen_words, option_rows
 from smartbatch.reports.charts import Mark, trade_off
-from smartbatch.reports.html import table
+from smartbatch.reports.components import table
 
 
 def decision_view(decision: Decision) -> Html:

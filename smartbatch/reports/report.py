@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import final
 
 from smartbatch._html import el
-from smartbatch.reports.html import standalone
+from smartbatch.reports.components import standalone
 from smartbatch.reports.report_data import ReportData, shortened
 from smartbatch.reports.report_sections import Bounds, body
 

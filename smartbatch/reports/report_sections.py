@@ -11,8 +11,8 @@ from smartbatch._html import Child, Html, el, fragment
 from smartbatch.core.routing.choice import Option
 from smartbatch.reports.axes import Axis, moment, seconds, share, usd
 from smartbatch.reports.charts import binned, histogram, thinned, timeline
+from smartbatch.reports.components import facts, progress, section, state, table
 from smartbatch.reports.decision_view import decision_view
-from smartbatch.reports.html import facts, progress, section, state, table
 from smartbatch.reports.report_data import ReportData, ReportedJob, ReportIncident
 from smartbatch.reports.sampling import RequestFigures, by_route, quantile
 

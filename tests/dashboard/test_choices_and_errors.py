@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from jobs.decisions import decision
 from jobs.stores import new_items, new_job, result
 
@@ -127,12 +128,33 @@ def test_where_the_price_of_a_route_is_unknown_a_hybrid_is_held_against_its_fore
     assert f"{usd(abs(against))} {word} by forecast {told(made.batch.p50 - 100.0)} saved by forecast" in text
 
 
+def test_sums_say_of_how_many_decisions_they_are(visitor: Visitor, store: SqlStore) -> None:
+    made = decision(strategy="individual")
+    came = Measured(seconds=1.0, cost=0.7, individual_cost=0.7, batch_cost=0.35)
+    write(store, ListDecision(AT, "openai:m", made, came))
+    assert "of these" not in read(visitor, "/choices")
+    for _ in range(2):
+        write(store, ListDecision(AT, "openai:m", evolve(made, batch=None), came))
+    assert "0.35 USD lost by the tokens used" in read(visitor, "/choices")
+    assert "of 1 of these 3 decisions" in read(visitor, "/choices")
+
+
 def test_what_is_not_measured_yet_shows_its_forecast(visitor: Visitor, store: SqlStore) -> None:
     write(store, ListDecision(AT, "openai:m", decision(strategy="individual")))
     text = read(visitor, "/choices")
     assert "No decision was measured yet." in text
     assert "1 USD, " in text
     assert "forecast" in text
+
+
+def test_of_a_list_that_had_to_go_in_real_time_nothing_is_said_of_the_batch_api(
+    visitor: Visitor, store: SqlStore
+) -> None:
+    """Always-batch was not forecast for it, whether there is one or not."""
+    write(store, ListDecision(AT, "openai:m", evolve(decision(strategy="individual"), batch=None)))
+    text = read(visitor, "/choices")
+    assert "forecast not forecast" in text
+    assert "no Batch API" not in text.partition("Nothing is compared")[0]
 
 
 def test_calibration_counts_how_often_what_came_was_within_the_forecast(

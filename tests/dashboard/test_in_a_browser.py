@@ -115,10 +115,21 @@ def test_each_page_is_complete_without_javascript(chromium: Any, served: Served,
 
 @pytest.mark.parametrize("name", PAGES)
 def test_no_page_is_wider_than_a_narrow_screen(page: Any, served: Served, name: str) -> None:
-    """Tables scroll by themselves; the page does not."""
+    """Tables and charts scroll by themselves, also by keyboard, and say what they are; the page does not."""
     page.set_viewport_size({"width": 360, "height": 740})
     page.goto(at(served, PAGES[name]))
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    wider = page.evaluate(WIDER)
+    assert wider or name in ("models", "acts")
+    assert [told for told, is_reached in wider if not is_reached] == []
+
+
+def test_on_a_narrow_screen_a_chart_over_time_shows_its_latest_values(page: Any, served: Served) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(at(served, "/"))
+    chart = page.locator("#money svg[role]").first.bounding_box()
+    assert chart["x"] < 0
+    assert 300 < chart["x"] + chart["width"] <= 360
 
 
 def test_news_of_another_process_are_seen_without_a_reload(page: Any, served: Served, place: str) -> None:
@@ -137,6 +148,10 @@ def test_news_of_another_process_are_seen_without_a_reload(page: Any, served: Se
     store.close()
 
 
+WIDER = """[...document.querySelectorAll("main *")]
+    .filter(one => one.scrollWidth > one.clientWidth && getComputedStyle(one).overflowX === "auto")
+    .map(one => [one.outerHTML.slice(0, 80), one.tabIndex === 0 && one.ariaLabel !== null])"""
+"""What scrolls by itself, and whether the keyboard reaches it and it has a name."""
 OTHER = """
 import sys, time
 from smartbatch import BatchingClient

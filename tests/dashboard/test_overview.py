@@ -72,6 +72,17 @@ def test_counts_stop_and_say_so(
     assert store.overview.count(JobState.ACTIVE) == 3
 
 
+def test_a_model_is_looked_for_among_the_newest_jobs(
+    store: SqlStore,
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accepted(store, bench, 2, model="gemini:g")
+    newest = accepted(store, bench, 1, model="gemini:g") + accepted(store, bench, 1)
+    monkeypatch.setattr(job_overview, "COUNTED", 2)
+    assert [line.id for line in store.overview.page(JobFilter(model="gemini:g"))] == newest[:1]
+
+
 def test_creations_that_nobody_knows_of_are_found_in_all_accounts(
     store: SqlStore,
     bench: Bench,
@@ -86,7 +97,11 @@ def test_creations_that_nobody_knows_of_are_found_in_all_accounts(
     ]
 
 
-def test_jobs_that_nobody_carries_on_or_that_say_why_are_found(store: SqlStore, bench: Bench) -> None:
+def test_jobs_that_nobody_carries_on_or_that_say_why_are_found(
+    store: SqlStore,
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     [free] = accepted(store, bench, 1)
     carried, _ = started(store, bench)
     noted, other = started(store, bench)
@@ -94,6 +109,9 @@ def test_jobs_that_nobody_carries_on_or_that_say_why_are_found(store: SqlStore, 
     assert [line.id for line in store.overview.waiting()] == [noted.id, free]
     bench.let_leases_run_out()
     assert [line.id for line in store.overview.waiting()] == [noted.id, carried.id, free]
+    assert [line.id for line in store.overview.waiting(limit=1)] == [noted.id]
+    monkeypatch.setattr(job_overview, "LOOKED_AT", 2)
+    assert [line.id for line in store.overview.waiting()] == [noted.id, carried.id]
 
 
 def test_failed_requests_and_incidents_of_a_job(store: SqlStore, bench: Bench) -> None:
@@ -110,8 +128,6 @@ def test_failed_requests_and_incidents_of_a_job(store: SqlStore, bench: Bench) -
     ]
     assert [one.detail for one in store.overview.incidents(job.id)] == ["row 2.0", "row 1.0"]
 
-
-LARGE = r"SCAN (job|item|payload|result|shard|incident|decision)\b"
 
 PAGES: dict[str, Callable[[SqlStore], object]] = {
     "newest": lambda kept: kept.overview.page(JobFilter()),

@@ -213,7 +213,7 @@ def test_a_job_says_how_it_stands(visitor: Visitor, shelf: Bench, opened: SqlSto
     batches = text_of(answer, "batches")
     assert "batch_é" in batches
     assert {"running", "collected", "settled", "submitted"} <= set(batches.split())
-    assert "How the forecast of its end narrowed" in batches
+    assert "How the forecast of its end moved" in batches
     assert "Requests were answered twice, differently row 0 came twice 0.5 USD" in text_of(
         answer, "incidents"
     )

@@ -51,7 +51,7 @@ def parsed(html: str) -> ElementTree.Element:
 @pytest.mark.parametrize("kind", CHARTS)
 def test_a_chart_has_a_title_a_label_and_its_data(kind: str) -> None:
     drawn = parsed(drawings("speed", 40)[kind])
-    svg = drawn.find("svg")
+    svg = drawn.find("div[@tabindex='0'][@role='region'][@aria-label]/svg")
     assert drawn.tag == "figure"
     assert svg is not None
     assert svg.get("role") == "img"
@@ -59,6 +59,16 @@ def test_a_chart_has_a_title_a_label_and_its_data(kind: str) -> None:
     assert (svg.get("aria-label") or "").startswith(f"{drawn.findtext('figcaption')}. ")
     assert len(drawn.findall("details//tbody/tr")) >= 8
     assert {head.get("scope") for head in drawn.iter("th")} == {"col"}
+
+
+@pytest.mark.parametrize("amount", [0.0000123, 0.00123, 1.23, 12_345.6])
+def test_amounts_at_an_axis_are_on_the_picture(amount: float) -> None:
+    """At 11 pixels a character takes some six."""
+    curve = Curve("spent", [(START, 0.0), (START + 60, amount)])
+    drawn = parsed(charts.series("Spending", [curve], Axis("USD", usd)))
+    told = [each for each in drawn.iter("text") if (each.text or "").endswith(" USD")]
+    assert len(told) >= 3
+    assert min(float(each.get("x") or 0) - 6.5 * len(each.text or "") for each in told) >= 0
 
 
 @pytest.mark.parametrize("kind", CHARTS)

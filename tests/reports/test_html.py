@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from smartbatch._html import Html, el, escaped, fragment
-from smartbatch.reports.html import facts, progress, section, standalone, state, style_sheet, table
+from smartbatch.reports.components import facts, progress, section, standalone, state, style_sheet, table
 from tests.hostile import HOSTILE
 
 

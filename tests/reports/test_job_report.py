@@ -95,7 +95,7 @@ def test_a_report_holds_no_prompt_no_answer_and_nothing_of_the_system_text(clien
 
 
 @pytest.mark.parametrize("name", sampled(HOSTILE, keep=2, first=10))
-def test_texts_of_strangers_stay_text_and_are_cut(name: str) -> None:
+def test_foreign_texts_stay_text_and_are_cut(name: str) -> None:
     """Names, labels, error messages, incidents, even what comes from a store that somebody else wrote."""
     text = HOSTILE[name]
     incident = ReportIncident(at=0.0, title=text, detail=text, money=1.0)

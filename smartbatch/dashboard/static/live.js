@@ -78,6 +78,9 @@
   window.addEventListener("beforeunload", () => { leaving = true; });
   window.addEventListener("pagehide", stop);
   window.addEventListener("pageshow", (event) => { if (event.persisted) { leaving = false; stop(); listen(); } });
-  say(`Renewed while you look; loaded at ${at()}.`, true);
-  if (!document.hidden) listen();
+  requestAnimationFrame(() => setTimeout(() => { // the page is painted first
+    say(`Renewed while you look; loaded at ${at()}.`, true);
+    stop();
+    if (!document.hidden) listen();
+  }));
 })();

@@ -98,7 +98,17 @@ def table(
         for at, row in enumerate(rows)
     )
     whole = el("table", el("caption", caption), el("thead", el("tr", titles)), el("tbody", lines))
-    return el("div", whole, class_="scroll", tabindex=0, role="region", aria_label=caption)
+    return scrolling(caption, whole)
+
+
+def scrolling(label: str, *content: Child, from_end: bool = False) -> Html:
+    """Return a part that scrolls by itself where it is wider than the screen, also by keyboard.
+
+    Args:
+        from_end: its right end is seen first.
+    """
+    kind = "scroll from-end" if from_end else "scroll"
+    return el("div", content, class_=kind, tabindex=0, role="region", aria_label=label)
 
 
 def progress(label: str, done: float, total: float) -> Html:
