@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from smartbatch.shortcuts import resume as resume
     from smartbatch.types import Answer as Answer
     from smartbatch.types import Attempt as Attempt
+    from smartbatch.types import ConstraintParams as ConstraintParams
     from smartbatch.types import Embedding as Embedding
     from smartbatch.types import EmbeddingListParams as EmbeddingListParams
     from smartbatch.types import EmbeddingParams as EmbeddingParams
@@ -104,8 +105,9 @@ _NAMES_OF = {
     "reports.report": "Report",
     "results": "ResultList",
     "types": (
-        "Answer Attempt Embedding EmbeddingListParams EmbeddingParams Generation GenerationParams JobParams "
-        "ListParams Message Priority Request RequestParams Result Route SubmitParams Usage"
+        "Answer Attempt ConstraintParams Embedding EmbeddingListParams EmbeddingParams Generation "
+        "GenerationParams JobParams ListParams Message Priority Request RequestParams Result Route "
+        "SubmitParams Usage"
     ),
     "shortcuts": "EmbeddingScriptParams ScriptParams StoredJobs embed generate job pause paused resume",
     "observe.participants": "LaneStatus Participant Participants RealtimeStatus",

@@ -37,8 +37,8 @@ class Monitor(Protocol):
     def wait(self, timeout: float | None = None, *, idle: bool = False, glance: float | None = None) -> bool:
         """Release the lock, wait for a notification or ``timeout`` seconds, take the lock again.
 
-        Returns False when the time ran out. The lock must be held. With ``idle`` the time-out is only there
-        to tidy up: virtual time does not step to it, and it is noticed when time has passed it anyway. So it
+        Returns False when the time ran out. The lock must be held. With ``idle`` the time-out only ends what
+        is unused: virtual time does not step to it, and it is noticed when time has passed it anyway. So it
         is with ``glance``, seconds after which the wait ends as well.
         """
         ...

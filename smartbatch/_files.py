@@ -82,6 +82,20 @@ def check_own(path: str) -> None:
         raise _foreign(f"the file {path} belongs to another user")
 
 
+def resolved_file(path: str) -> str:
+    """Return where a file is that is opened, or made where it is not there yet.
+
+    Raises:
+        StoreError: it would be made where another user's link leads.
+    """
+    path = os.path.expanduser(path)
+    found = os.path.realpath(path)
+    is_led = os.path.islink(path) and not os.path.exists(found)
+    if is_led and os.lstat(path).st_uid not in (os.geteuid(), 0):
+        raise _foreign(f"the file {path} is a symbolic link of another user")
+    return found
+
+
 def own_folder(folder: str) -> None:
     """Make a folder for its owner only, and take one that is there only where nobody else can have made it.
 

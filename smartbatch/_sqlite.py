@@ -195,6 +195,6 @@ class SqliteConnections:
 def _close(connection: sqlite3.Connection | None) -> None:
     if connection is not None:
         with contextlib.suppress(sqlite3.Error):
-            connection.execute("PRAGMA busy_timeout = 0")  # the last one to close would wait to tidy the log
+            connection.execute("PRAGMA busy_timeout = 0")  # the last one to close would wait to empty the log
         with contextlib.suppress(sqlite3.Error):
             connection.close()

@@ -14,18 +14,15 @@ from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_of
 from smartbatch.config import BatchingConfig, ClientParams, check_names
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
-from smartbatch.core.preparation.preparer import GENERATION, Preprocess, RequestPreparer
-from smartbatch.core.preparation.validation import admit_defaults
-from smartbatch.core.routing.actual_cost import ActualCost
+from smartbatch.core.preparation.preparer import GENERATION, Preprocess
 from smartbatch.events import Observer
 from smartbatch.interrupted import as_interrupted
 from smartbatch.jobs.job import Job
-from smartbatch.jobs.job_submission import Fallback, JobOptions, WaitOptions, check_priced
+from smartbatch.jobs.job_submission import Fallback, JobOptions, WaitOptions
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.opentelemetry import record_content, with_telemetry
 from smartbatch.observe.participants import RealtimeStatus, with_figures
 from smartbatch.observe.reporters import status_summary
 from smartbatch.plan import Plan
@@ -37,6 +34,7 @@ from smartbatch.realtime.setup import PostProcess, UserHooks
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.results import ResultList
+from smartbatch.routing.announced_plan import AnnouncedPlan
 from smartbatch.routing.list_progress import OnProgress
 from smartbatch.routing.lists import ReaderOptions
 from smartbatch.running import ClientSettings, RunningState, forget
@@ -75,17 +73,8 @@ class BatchingClient:
 
     List calls (:meth:`map`, :meth:`as_completed`, :meth:`generate`, :meth:`embed`, :meth:`plan`) and jobs
     (:meth:`submit_batch`, :meth:`submit_and_wait`) take, besides their own arguments, the constraints that
-    decide the route:
-
-    - ``strategy``: ``"auto"``, ``"individual"``, ``"batch"``, ``"hybrid"`` or ``"threshold"``.
-    - ``deadline``: a text such as ``"2h"`` or ``"6h30min"``, seconds, a ``timedelta``, or a ``datetime`` with
-      its time zone.
-    - ``budget``: most to spend on this list, in USD or as ``"5 USD"``.
-    - ``prefer``: ``"balanced"``, ``"speed"`` or ``"cost"``; counts where there is no deadline.
-    - ``time_value``: what an hour of waiting is worth, USD.
-
-    Where one of them is left out, the client's setting of that name holds; there is none for ``deadline``.
-    A ``budget`` is that of the list; the setting is for everything that the client does.
+    decide the route: ``strategy``, ``deadline``, ``budget``, ``prefer`` and ``time_value``, as
+    :class:`ConstraintParams` describes them.
 
     Args:
         model: ``provider:model``, such as ``openai:gpt-5-mini`` or ``sim:demo``; or a :class:`Provider` of
@@ -140,24 +129,12 @@ class BatchingClient:
         config = BatchingConfig.load(**own) if config is None else evolve(config, **own)
         clock = clock or RealClock()
         opened = open_model(model, provider, provider_options, clock)
-        fallback = None
-        if config.fallback_model is not None:
-            fallback = open_model(config.fallback_model, None, None, clock)
-        if config.budget is not None:
-            check_priced(config, clock, opened, fallback)
-        preparer = RequestPreparer(
-            admit_defaults(Generation(**given)),
-            tuple(preprocess),
-            request_timeout=config.request_timeout,
-            check=opened.check,
-        )
-        layers = (*middleware, record_content) if config.telemetry_content else tuple(middleware)
-        hooks = UserHooks(post_process, layers, Classifiers(classifiers, logs.user_error), run_callback)
+        verdicts = Classifiers(classifiers, logs.user_error)
+        hooks = UserHooks(post_process, tuple(middleware), verdicts, run_callback)
         self.config = config
         self.model = opened.name
-        heard: list[Observer] = [logs.LogObserver(), *with_telemetry(config.telemetry, observers)]
-        self._settings = settings = ClientSettings(
-            config, clock, rng, opened, fallback, preparer, hooks, heard
+        self._settings = settings = ClientSettings.of(
+            config, clock, rng, opened, Generation(**given), preprocess, hooks, observers
         )
         self._states = PerProcess(lambda: RunningState(settings))
 
@@ -272,7 +249,7 @@ class BatchingClient:
                 thread that reads the list; of a batch, for each that is read.
             progress: True for a bar, or lines where there is no terminal, False for nothing; by default a bar
                 in a notebook.
-            params: as in :meth:`submit`, for all of them; and the constraints, see :class:`BatchingClient`.
+            params: as in :meth:`submit`, for all of them; and the constraints, see :class:`ConstraintParams`.
 
         Raises:
             InvalidRequest: names the row; also for what is no list, such as a table without a template.
@@ -314,10 +291,7 @@ class BatchingClient:
             Exception: as :meth:`map`.
         """
         options = ReaderOptions(on_error, on_progress, progress)
-        try:
-            return self._running.routing.collected(prompts, params, self, options)
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        return self._running.routing.collected(prompts, params, self, options)
 
     def embed(
         self,
@@ -350,10 +324,7 @@ class BatchingClient:
         Raises:
             InvalidRequest, ConfigError: as :meth:`map`.
         """
-        try:
-            return self._running.routing.plan(prompts, params, self)
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        return self._running.routing.plan(prompts, params, self)
 
     def forecast(
         self,
@@ -375,24 +346,9 @@ class BatchingClient:
         """
         return self._running.routing.forecast(prompts, params, count)
 
-    def announce_plan(self, plan: Plan) -> str:
-        """Tell observers of a plan that :meth:`submit_run` carries out; return its id."""
-        return self._running.advisor.tell(plan.decision)
-
-    def actual_cost(self) -> ActualCost:
-        """Return what adds up the cost of results, and what their tokens cost in real time and by batch."""
-        return self._running.advisor.actual_cost()
-
-    def score_plan(self, decision_id: str, plan: Plan, *, seconds: float, actual: ActualCost) -> None:
-        """Tell observers what a plan really took, so that its forecast is scored.
-
-        Args:
-            decision_id: from :meth:`announce_plan`.
-            plan: as announced.
-            seconds: from the submission to the last answer.
-            actual: an :meth:`actual_cost` to which all results were added.
-        """
-        self._running.advisor.score(decision_id, plan.decision, seconds, actual)
+    def announce_plan(self, plan: Plan) -> AnnouncedPlan:
+        """Tell observers of a plan that :meth:`submit_run` carries out; return what scores it."""
+        return AnnouncedPlan(self._running.advisor, plan.decision)
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -423,7 +379,7 @@ class BatchingClient:
             batch_fallback: where requests go that an expired, failed or late batch has not run: ``"batch"``
                 or ``"individual"`` for real time; the setting when ``None``. ``"individual"`` also takes jobs
                 when batches are switched off, or the provider has none.
-            params: as in :meth:`submit`, for all of them; and the constraints, see :class:`BatchingClient`.
+            params: as in :meth:`submit`, for all of them; and the constraints, see :class:`ConstraintParams`.
 
         Raises:
             InvalidRequest: names the row and the field.
@@ -434,10 +390,7 @@ class BatchingClient:
             ClientClosed: the client was stopped.
         """
         options = JobOptions(key, metadata, batch_fallback)
-        try:
-            return self._handle(self._running.routing.submit_batch(requests, params, options))
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        return self._handle(self._running.routing.submit_batch(requests, params, options))
 
     def submit_run(
         self,
@@ -465,8 +418,7 @@ class BatchingClient:
             Exception: as :meth:`submit_batch`.
         """
         options = JobOptions(key, metadata, carry_on=carry_on)
-        row = self._running.routing.submit_planned(requests, plan, options)
-        return self._handle(row)
+        return self._handle(self._running.routing.submit_planned(requests, plan, options))
 
     def submit_and_wait(
         self,
@@ -516,21 +468,17 @@ class BatchingClient:
         """
         return [self._handle(row) for row in self._running.service.store.jobs.latest(limit=limit)]
 
-    def job(self, id_or_key: str) -> Job:
+    def job(self, id_or_key: str, *, reserve: bool = False) -> Job:
         """Return a job by its id or its key.
+
+        Args:
+            reserve: reserve in this client's budget what the job can still spend.
 
         Raises:
             JobNotFound, StoreError: the store has none, or cannot be used.
         """
-        return self._handle(self._running.service.find(id_or_key))
-
-    def adopt_job(self, id_or_key: str) -> Job:
-        """As :meth:`job`; what the job can still spend is held back in this client's budget.
-
-        Raises:
-            JobNotFound, StoreError: as :meth:`job`.
-        """
-        return self._handle(self._running.jobs.adopt(id_or_key))
+        running = self._running
+        return self._handle((running.jobs.adopt if reserve else running.service.find)(id_or_key))
 
     def has_batches(self, kind: Literal["generate", "embed"] = "generate") -> bool:
         """Whether requests for texts, or for vectors, may go through the provider's Batch API.

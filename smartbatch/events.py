@@ -509,7 +509,7 @@ class RouteScored(Event):
     individual_cost: float | None
     """USD of the same tokens in real time; ``None`` where it is unknown. ``batch_cost`` likewise."""
     batch_seconds: float | None
-    """What always-batch was expected to take; ``None`` where there is no Batch API for it."""
+    """What always-batch was expected to take; ``None`` where there is no Batch API, or it was left out."""
     batch_cost: float | None
     met: bool | None
     """Whether the deadline was met; ``None`` without one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -15,7 +15,8 @@ from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork, reentered, run_after_collection
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget_reservations import JobReservations
-from smartbatch.core.preparation.preparer import RequestPreparer
+from smartbatch.core.preparation.preparer import Preprocess, RequestPreparer
+from smartbatch.core.preparation.validation import admit_defaults
 from smartbatch.errors import ConfigError, SmartbatchError, WrongProcess
 from smartbatch.events import (
     BatchEnded,
@@ -39,7 +40,7 @@ from smartbatch.events import (
 from smartbatch.jobs.deferred_jobs import DeferredJobs
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job_budget import ClientBudget
-from smartbatch.jobs.job_submission import JobSubmission, batches_of
+from smartbatch.jobs.job_submission import JobSubmission, batches_of, check_priced
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.summary_log import SummaryLog
@@ -49,9 +50,10 @@ from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.long_waits import LongWaits
 from smartbatch.observe.metrics import BatchMetrics
+from smartbatch.observe.opentelemetry import record_content, with_telemetry
 from smartbatch.observe.trace_context import under
 from smartbatch.prices import PriceBook
-from smartbatch.providers.registry import OpenedModel
+from smartbatch.providers.registry import OpenedModel, open_model
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import RealtimeSetup, UserHooks
@@ -65,7 +67,7 @@ from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import Reading
 from smartbatch.routing.lists import ListRouter
-from smartbatch.types import Kind
+from smartbatch.types import Generation, Kind
 
 STEP_GRACE = 30.0
 """Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
@@ -96,6 +98,40 @@ class ClientSettings:
     preparer: RequestPreparer
     hooks: UserHooks
     observers: list[Observer] = field(factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        config: BatchingConfig,
+        clock: Clock,
+        rng: random.Random | None,
+        model: OpenedModel,
+        generation: Generation,
+        preprocess: Sequence[Preprocess],
+        hooks: UserHooks,
+        observers: Sequence[Observer],
+    ) -> ClientSettings:
+        """Return the settings of a client, and check what they say together.
+
+        Raises:
+            ConfigError: the fallback model cannot be used, or a budget is set where no price is known.
+            InvalidRequest: a parameter of ``generation`` is out of range.
+        """
+        fallback = None
+        if config.fallback_model is not None:
+            fallback = open_model(config.fallback_model, None, None, clock)
+        if config.budget is not None:
+            check_priced(config, clock, model, fallback)
+        preparer = RequestPreparer(
+            admit_defaults(generation),
+            tuple(preprocess),
+            request_timeout=config.request_timeout,
+            check=model.check,
+        )
+        if config.telemetry_content:
+            hooks = evolve(hooks, middleware=(*hooks.middleware, record_content))
+        heard: list[Observer] = [logs.LogObserver(), *with_telemetry(config.telemetry, observers)]
+        return cls(config, clock, rng, model, fallback, preparer, hooks, heard)
 
 
 class RunningState:

@@ -479,7 +479,19 @@ class GenerationParams(TypedDict, Generic[T], total=False):
 
 
 class ConstraintParams(TypedDict, total=False):
-    """What decides the route of a list, as keywords; see :class:`smartbatch.BatchingClient`."""
+    """The constraints that decide the route of a list, as keywords.
+
+    Where one is left out, the client's setting of that name holds; there is none for ``deadline``.
+
+    Attributes:
+        strategy: ``"auto"``, ``"individual"``, ``"batch"``, ``"hybrid"`` or ``"threshold"``.
+        deadline: a text such as ``"2h"`` or ``"6h30min"``, seconds, a ``timedelta``, or a ``datetime`` with
+            its time zone.
+        budget: most to spend on this list, in USD or as ``"5 USD"``; the setting is for everything that the
+            client does.
+        prefer: ``"balanced"``, ``"speed"`` or ``"cost"``; counts where there is no deadline.
+        time_value: what an hour of waiting is worth, USD.
+    """
 
     strategy: StrategyName | None
     deadline: Deadline | None

@@ -153,7 +153,7 @@ def test_a_prompt_is_a_text_a_chat_or_a_request(client_of: ClientOf) -> None:
         ("submit_background", Priority.DEFERRABLE),
     ],
 )
-def test_there_is_a_verb_for_each_hurry(how: str, priority: Priority, client_of: ClientOf) -> None:
+def test_there_is_a_verb_for_each_urgency(how: str, priority: Priority, client_of: ClientOf) -> None:
     """submit, submit_urgent and submit_background differ in the priority."""
     provider = echo()
     getattr(client_of(provider), how)("x", temperature=0.5).result(PATIENCE)

@@ -20,11 +20,7 @@ examples:
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand to those of ``smartbatch``.
-
-    Args:
-        add: makes the parser of a subcommand.
-    """
+    """Add the subcommand by ``add``, which makes its parser."""
     parser = add("completion", help="print what a shell needs to complete the command", description=_HELP)
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="whose code is printed")
 

@@ -31,11 +31,7 @@ _STREAMS = 64
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand to those of ``smartbatch``.
-
-    Args:
-        add: makes the parser of a subcommand.
-    """
+    """Add the subcommand by ``add``, which makes its parser."""
     parser = add(
         "dashboard",
         help="show in a browser what runs and what it costs",

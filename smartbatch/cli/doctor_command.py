@@ -49,11 +49,7 @@ class Finding(NamedTuple):
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand to those of ``smartbatch``.
-
-    Args:
-        add: makes the parser of a subcommand.
-    """
+    """Add the subcommand by ``add``, which makes its parser."""
     parser = add(
         "doctor",
         help="say what is installed, set and reachable here",

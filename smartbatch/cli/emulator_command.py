@@ -92,11 +92,7 @@ _NO_SETTINGS = frozenset({"command", "answers", "prompt_field", "answer_field"})
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand to those of ``smartbatch``.
-
-    Args:
-        add: makes the parser of a subcommand.
-    """
+    """Add the subcommand by ``add``, which makes its parser."""
     parser = add(
         "emulator",
         help="serve the providers' APIs offline",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 from attrs import define, evolve, field
@@ -13,6 +14,7 @@ from smartbatch.cli.messages import say
 from smartbatch.errors import JobTimeout
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.watcher import PAGE
 from smartbatch.types import Result
 
 GRACE: Final = 10.0
@@ -95,19 +97,30 @@ class FollowedJobs:
         if rest and last + 1 < job.total:
             yield from job.results(wait=False, after=last)
 
-    def results_as_stored(self, job: Job) -> Iterator[Result]:
-        """Yield the results of ``job`` in the order in which they are stored: none waits for another.
+    def results_as_stored(
+        self, job: Job, before: int = 0, is_known: Callable[[int], bool] = lambda _: False
+    ) -> Iterator[list[Result]]:
+        """Yield the results of ``job`` in the order in which they are stored, those together that are there:
+        none waits for another.
 
         Once interrupted, what is stored by then.
+
+        Args:
+            before: how many results were stored before.
+            is_known: whether the one of those for the request at a position is left out; then it is not read.
         """
         last = count = 0
+        for number, (sequence, index) in enumerate(islice(job.sequences(), before), 1):
+            if is_known(index):
+                yield from _between(job, last, sequence)
+                last, count = sequence, number
         ended = False
         while count < job.total:
             stopped = self._stopped()
             page = job.stored(after=last, ordered=False, wait=0.0 if stopped else STEP)
-            for stored in page:
-                last, count = stored.sequence, count + 1
-                yield stored.result
+            if page:
+                last, count = page[-1].sequence, count + len(page)
+                yield [stored.result for stored in page]
             self._refresh_if_due()
             if page:
                 continue
@@ -145,6 +158,17 @@ class FollowedJobs:
     def _refresh_if_due(self) -> None:
         if self._clock.now() >= self._next_refresh:
             self.refresh()
+
+
+def _between(job: Job, after: int, before: int) -> Iterator[list[Result]]:
+    """Yield the stored results of a job between two others, in the order in which they were stored."""
+    while after + 1 < before:
+        page = job.stored(after=after, ordered=False, limit=min(PAGE, before - after - 1))
+        page = [stored for stored in page if stored.sequence < before]
+        if not page:
+            return
+        after = page[-1].sequence
+        yield [stored.result for stored in page]
 
 
 def _is_stuck(status: JobStatus) -> bool:

@@ -26,6 +26,8 @@ _Read = TypeVar("_Read")
 _OTHER_NAMES: Final = {"ndjson": "jsonl"}
 """Endings that are not the name of their format."""
 _PARQUET_MAGIC: Final = b"PAR1"
+_EVERY: Final = 4096
+"""Rows between two places of a file that are remembered, so that it can be read on from there."""
 
 
 @frozen
@@ -59,6 +61,7 @@ class RowSource:
     def __init__(self, path: str, format: str | None = None) -> None:
         self.name = "standard input" if path == "-" else escape(path)
         stem, ending = os.path.splitext(path)
+        self._places = [0]
         self._compression = ending[1:].lower() if ending[1:].lower() in MAGIC else ""
         suffix = os.path.splitext(stem if self._compression else path)[1][1:].lower()
         suffix = _OTHER_NAMES.get(suffix, suffix)
@@ -109,19 +112,31 @@ class RowSource:
             return os.path.samestat(os.fstat(self._file.fileno()), os.stat(path))
         return False
 
-    def rows(self) -> Iterator[Row | BadRow]:
-        """Yield every row from the first on. Only one iteration may be under way at a time.
+    def start_before(self, index: int) -> int:
+        """Return the row at or before another one from which :meth:`rows` can begin: some thousands before it
+        at most in a plain file of JSON lines that was read so far, else the first."""
+        return min(index // _EVERY, len(self._places) - 1) * _EVERY
+
+    def rows(self, start: int = 0) -> Iterator[Row | BadRow]:
+        """Yield every row from one on. Only one iteration may be under way at a time.
+
+        Args:
+            start: what :meth:`start_before` returned; lines are counted from there.
 
         Raises:
             InputError: the file as a whole cannot be read on.
         """
-        for index, parsed in enumerate(self._guarded(READERS[self.format])):
+        seekable = self.format == "jsonl" and not self._compression
+        read = self._guarded(READERS[self.format], self._places[start // _EVERY])
+        for index, parsed in enumerate(read, start):
             yield parsed if isinstance(parsed, BadRow) else Row(index, *parsed)
+            if seekable and index + 1 == len(self._places) * _EVERY:
+                self._places.append(self._file.tell())
 
-    def _guarded(self, reader: Callable[[IO[bytes]], Iterator[_Read]]) -> Iterator[_Read]:
-        """Read the file from its beginning, with errors that name it."""
+    def _guarded(self, reader: Callable[[IO[bytes]], Iterator[_Read]], place: int = 0) -> Iterator[_Read]:
+        """Read the file from a place on, with errors that name it."""
         try:
-            self._file.seek(0)
+            self._file.seek(place)
             yield from reader(decompressed(self._file, self._compression))
         except ERRORS as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__

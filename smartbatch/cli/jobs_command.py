@@ -16,7 +16,7 @@ from attrs import asdict
 from smartbatch._clock import RealClock
 from smartbatch.cli.clients import config_of, missing_store
 from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
-from smartbatch.cli.jobs_of_run import jobs_of_output
+from smartbatch.cli.jobs_of_run import jobs_named
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import check_output_name, discard_standard_output, replaced
 from smartbatch.cli.result_tables import table_format
@@ -354,7 +354,7 @@ def _named(stored: StoredJobs, name: str) -> Job:
     try:
         return stored.job(name)
     except JobNotFound:
-        found = jobs_of_output(stored.jobs(limit=_ALL), name)
+        found = jobs_named(stored.jobs(limit=_ALL), name)
         if not found:
             raise
     if len(found) > 1:

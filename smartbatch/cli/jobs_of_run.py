@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, count
-from typing import Final
+from typing import Any, Final
 
 from attrs import frozen
 
-from smartbatch.cli.prompts import RowKeys, format_key
+from smartbatch.cli.prompts import RowKeys
 from smartbatch.client import BatchingClient
 from smartbatch.errors import InputError
 from smartbatch.jobs.job import Job
@@ -19,8 +20,12 @@ from smartbatch.types import Result
 
 _NAME: Final = 100
 """Characters of an output's name that its jobs' keys begin with."""
+_PATH: Final = 16
+"""Characters of the digest of an output's path in the keys of its jobs."""
 _MANY: Final = 1_000_000
 """Jobs of a store that are searched: all of them."""
+_SCATTERED: Final = 256
+"""Gaps between the rows of a job in the input, from which on all of its results are read."""
 _RUN: Final = "run"
 _ROWS: Final = "rows"
 _REALTIME: Final = {"route": "realtime"}
@@ -47,16 +52,37 @@ class RunJob:
     is_new: bool = False
 
 
-def jobs_of_output(jobs: Iterable[Job], name: str) -> list[Job]:
-    """Return the jobs of runs whose output has the name, whatever folder it is in."""
-    beginning = key_beginning(os.path.basename(name))
-    return [job for job in jobs if job.key is not None and job.key.startswith(beginning)]
+def jobs_of_output(jobs: Iterable[Job], path: str) -> list[Job]:
+    """Return the jobs of runs that write to the file."""
+    return _beginning_with(output_key(path), jobs)
 
 
-def key_beginning(name: str) -> str:
-    """Return how the keys of the jobs of an output begin, by which people recognise them."""
+def jobs_named(jobs: Sequence[Job], name: str) -> list[Job]:
+    """Return the jobs of runs that write to the file; of a name without a folder that is no output here, the
+    jobs of all outputs of this name, whatever folder they are in."""
+    return jobs_of_output(jobs, name) or (
+        [] if os.path.dirname(name) else _beginning_with(_key_of_name(name), jobs)
+    )
+
+
+def output_key(path: str) -> str:
+    """Return how the keys of the jobs of an output begin: its name, by which people recognise them, and a
+    digest of its whole path, as outputs in several folders may have one name."""
+    return f"{_key_of_name(os.path.basename(path))}{_label_of(path)[:_PATH]}-"
+
+
+def _key_of_name(name: str) -> str:
     plain = "".join(each if each.isprintable() and each != "#" else "_" for each in name[:_NAME])
     return f"run:{plain}:"
+
+
+def _label_of(path: str | None) -> str:
+    place = "-" if path is None else os.path.realpath(path)
+    return hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def _beginning_with(beginning: str, jobs: Iterable[Job]) -> list[Job]:
+    return [job for job in jobs if job.key is not None and job.key.startswith(beginning)]
 
 
 class RunIdentity:
@@ -72,10 +98,8 @@ class RunIdentity:
     """
 
     def __init__(self, output: str | None, model: str, keys: RowKeys) -> None:
-        place = "-" if output is None else os.path.realpath(output)
-        name = "stdout" if output is None else os.path.basename(output)
-        self._name = name
-        self.label = hashlib.blake2b(place.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        self._beginning = _key_of_name("stdout") if output is None else output_key(output)
+        self.label = _label_of(output)
         self.rows = len(keys)
         self._output = output
         self._model = model
@@ -86,7 +110,7 @@ class RunIdentity:
 
         People recognise it by the output's name, and the run by the rest.
         """
-        return f"{key_beginning(self._name)}{self._keys.digest(rows, self.label, self._model)}"
+        return f"{self._beginning}{self._keys.digest(rows, self.label, self._model)}"
 
     def labels(self, *, realtime: bool) -> dict[str, str]:
         labels = {_RUN: self.label, _ROWS: str(self.rows)}
@@ -151,13 +175,49 @@ class RunIdentity:
         Raises:
             InputError: there is no such row.
         """
-        match result.context:
+        return self._index_in(result.context, result.request_id)
+
+    def by_position(self, one: RunJob, answered: Callable[[int], bool]) -> Callable[[int], bool]:
+        """Return ``answered`` by the position in a job in place of the row; false where a job lacks many rows
+        here and there.
+
+        A job has its rows in the order of the input, so where the first and the last of some are as far apart
+        in the input as in the job, there is none between that it lacks: of a million few are read.
+
+        Raises:
+            InputError: as :meth:`index_of`.
+        """
+        starts, rows, ranges = list[int](), list[int](), [(0, one.job.total - 1)]
+        while ranges:
+            if len(ranges) > _SCATTERED:
+                return lambda _: False
+            read = one.job.contexts({position for both in ranges for position in both})
+            at = {position: self._index_in(context, one.job.id) for position, context in read.items()}
+            halves = []
+            for first, last in ranges:
+                if at[last] - at[first] == last - first:
+                    starts.append(first)
+                    rows.append(at[first])
+                else:
+                    middle = (first + last) // 2
+                    halves += [(first, middle), (middle + 1, last)]
+            ranges = halves
+        starts, rows = sorted(starts), sorted(rows)
+
+        def is_answered(position: int) -> bool:
+            block = bisect_right(starts, position) - 1
+            return answered(rows[block] + position - starts[block])
+
+        return is_answered
+
+    def _index_in(self, context: Any, request: str) -> int:
+        match context:
             case [int(index), str(key)] if 0 <= index < self.rows:
-                if key == format_key(self._keys[index]):
+                if key == self._keys.spelled(index):
                     return index
         raise InputError(
-            f"request {result.request_id} of the store belongs to no row of this input, although its job has "
-            "the key of this run; the job was made by something else: choose another -o or --store"
+            f"request {request} of the store belongs to no row of this input, although its job has the key "
+            "of this run; the job was made by something else: choose another -o or --store"
         )
 
     def _labelled(self, client: BatchingClient) -> list[Job]:

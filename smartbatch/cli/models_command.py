@@ -27,11 +27,7 @@ _OPTIONS = """
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand to those of ``smartbatch``.
-
-    Args:
-        add: makes the parser of a subcommand.
-    """
+    """Add the subcommand by ``add``, which makes its parser."""
     parser = add("models", help="list providers, and models with their prices", description=_HELP)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a prefix, or PROVIDER:MODEL")
     add_options(parser.add_argument, _OPTIONS)

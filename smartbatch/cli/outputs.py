@@ -1,8 +1,9 @@
 """The output of a run: one JSON line a row, in a file that survives a kill or on standard output.
 
-While a run lasts, a row is one ``write`` at the end of the file, in the order of completion; the next
-answer is looked at after the ``write``. At the end the file is put into the order of the input in a temporary
-copy, which then takes its name. A row of the input takes 24 bytes and one bit of memory.
+While a run lasts, the rows whose answers are there are one ``write`` at the end of the file, in the order of
+completion; the next answers are looked at after the ``write``. At the end the file is put into the order of
+the input in a temporary copy, which then takes its name. A row of the input takes 24 bytes and one bit of
+memory.
 
 Other programs may delete, move, cut or save the file meanwhile. What is there is compared with what was
 written: its name and size before each line, its content before it is put in order and before anybody may
@@ -20,9 +21,9 @@ import stat
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeAlias
 
 from attrs import define
 
@@ -61,6 +62,10 @@ def check_output_name(path: str) -> None:
             f"{last} (-o)"
         )
     check_format(path)
+
+
+OutputRow: TypeAlias = tuple[KeyedRow, bytes, bool]
+"""A row, its line, and whether that is an answer."""
 
 
 class OutputLost(InputError):
@@ -166,23 +171,26 @@ class OutputFile:
             raise InputError(f"{self.shown}: cannot be read: {error.strerror or error}") from error
         return found
 
-    def append(self, row: KeyedRow, line: bytes, *, answered: bool) -> None:
-        """Write one line as a whole; it survives the process from here on.
+    def append(self, rows: Sequence[OutputRow]) -> None:
+        """Write the lines of some rows; they survive the process from here on.
 
         Raises:
-            OutputChanged: it is not written, as the file is not what was written; the row counts as answered.
+            OutputChanged: none is written, as the file is not what was written; the rows count as answered.
             OutputLost: the disk takes no more, or the file is closed; what was written before is whole.
         """
         with self._writing:
             try:
                 self._check_name_and_size()
             except OutputChanged:
-                self._mark(row.index, answered)
+                for row, _, answered in rows:
+                    self._mark(row.index, answered)
                 raise
-            self._write(line)
-            self._record(row.index, answered)
-            self._digest.update(line)
-            self._end += len(line)
+            written = b"".join([line for _, line, _ in rows])
+            self._write(written)
+            self._digest.update(written)
+            for row, line, answered in rows:
+                self._record(row.index, answered)
+                self._end += len(line)
 
     def put_in_order(self) -> None:
         """Rewrite the file in the order of the input, one line a row, and swap it in; the last write.
@@ -349,7 +357,7 @@ class OutputFile:
     def _scan(self, file: IO[bytes], keys: RowKeys, found: Recovered) -> None:
         for number, line in enumerate(file, 1):
             whole = line.endswith(b"\n")
-            content = self._content(number, line, last=not whole or not file.peek(1))  # type: ignore[attr-defined]
+            content = self._content(number, line, file)
             if content is None:
                 found.cut = len(line)
                 return
@@ -363,14 +371,14 @@ class OutputFile:
     def _accept(self, content: dict[str, Any], keys: RowKeys, answered: bool, found: Recovered) -> None:
         """Record a line, unless its row is answered or it failed under settings other than this run's."""
         index: int = content["index"]
-        if self.is_answered(index) or (not answered and int(content["key"], 16) != keys[index]):
+        if self.is_answered(index) or (not answered and content["key"] != keys.spelled(index)):
             self._in_order = False
             return
         found.answered += answered
         found.failed += (not answered) - (self._offsets[index] >= 0)
         self._record(index, answered)
 
-    def _content(self, number: int, line: bytes, *, last: bool) -> dict[str, Any] | None:
+    def _content(self, number: int, line: bytes, rest: IO[bytes]) -> dict[str, Any] | None:
         """Return the line decoded, or None for a torn last line, which is cut off."""
         reason = "was not written by smartbatch run"
         try:
@@ -380,7 +388,7 @@ class OutputFile:
         except (ValueError, RecursionError):
             # A file of one torn line is an output only when that line begins like one.
             if number > 1 or line.startswith(HEAD) or HEAD.startswith(line):
-                if last:
+                if not (line.endswith(b"\n") and rest.peek(1)):  # type: ignore[attr-defined]
                     return None
                 reason = "is not valid JSON"
         raise InputError(
@@ -389,7 +397,7 @@ class OutputFile:
 
     def _check(self, number: int, content: dict[str, Any], keys: RowKeys) -> bool:
         """Compare a line with the row it answers; return whether it is an answer."""
-        index, key = content["index"], int(content["key"], 16)
+        index, key = content["index"], content["key"]
         way_out = "choose another -o, or remove the file to start afresh"
         if index >= len(keys):
             raise InputError(
@@ -398,18 +406,19 @@ class OutputFile:
             )
         if content["error"] is not None:
             return False
-        if key >> HALF != keys[index] >> HALF:
+        expected = keys.spelled(index)
+        if key == expected:
+            return True
+        if key[: len(key) // 2] != expected[: len(key) // 2]:
             raise InputError(
                 f"{self.shown} belongs to another model, system text or parameters: its line {number} (row "
                 f"{index + 1}) was answered by {str(content.get('model'))[:100]!r} under other settings; "
                 f"{way_out}"
             )
-        if key != keys[index]:
-            raise InputError(
-                f"{self.shown} belongs to another input: its line {number} answers another prompt than row "
-                f"{index + 1} of this input and template asks; {way_out}"
-            )
-        return True
+        raise InputError(
+            f"{self.shown} belongs to another input: its line {number} answers another prompt than row "
+            f"{index + 1} of this input and template asks; {way_out}"
+        )
 
     def _record(self, index: int, answered: bool) -> None:
         """Remember the line of a row, which begins where the lines before it end."""
@@ -512,15 +521,16 @@ class StandardOutput:
     def __init__(self) -> None:
         self.readable = sys.stdout.isatty()
 
-    def append(self, row: KeyedRow, line: bytes, *, answered: bool) -> None:
-        """Write one row.
+    def append(self, rows: Sequence[OutputRow]) -> None:
+        """Write some rows.
 
         Raises:
             BrokenPipeError: the reader ended.
         """
-        if self.readable:
-            line = _readable(row, json.loads(line), answered).encode("utf-8", "backslashreplace")
-        sys.stdout.buffer.write(line)
+        for row, line, answered in rows:
+            if self.readable:
+                line = _readable(row, json.loads(line), answered).encode("utf-8", "backslashreplace")
+            sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
 
 

@@ -81,7 +81,7 @@ class PromptMaker:
 
 
 def _is_id(value: Any) -> TypeGuard[str | int]:
-    return isinstance(value, str | int) and not isinstance(value, bool)
+    return type(value) is str or (isinstance(value, int) and type(value) is not bool)
 
 
 def _default_prompt(fields: Mapping[str, Any]) -> Any:
@@ -112,12 +112,17 @@ class Keys:
     @classmethod
     def of(cls, model: str, params: Generation) -> Keys:
         sent = {name: value for name, value in asdict(params).items() if value is not None}
-        return cls(_digest(_canonical({"model": model, "params": sent})))
+        whole = hashlib.blake2b(_canonical({"model": model, "params": sent}), digest_size=_BYTES)
+        return cls(int.from_bytes(whole.digest()))
 
     def key(self, prompt: Any) -> int:
         """Return the 256 bits that identify ``prompt`` under these settings."""
+        return self.settings << HALF | int.from_bytes(self.digest(prompt))
+
+    def digest(self, prompt: Any) -> bytes:
+        """Return the half of the key that stands for the prompt."""
         data = prompt.encode("utf-8", "surrogatepass") if isinstance(prompt, str) else _canonical(prompt)
-        return self.settings << HALF | _digest(data)
+        return hashlib.blake2b(data, digest_size=_BYTES).digest()
 
 
 class RowKeys:
@@ -125,6 +130,7 @@ class RowKeys:
 
     def __init__(self, settings: int) -> None:
         self._settings = settings
+        self._begin = f"{settings:0{HALF // 4}x}"
         self._prompts = bytearray()
 
     def __len__(self) -> int:
@@ -134,24 +140,26 @@ class RowKeys:
         place = index * _BYTES
         return self._settings << HALF | int.from_bytes(self._prompts[place : place + _BYTES])
 
-    def append(self, key: int) -> None:
-        """Add the key of the next row, under the same settings."""
-        self._prompts += (key & (1 << HALF) - 1).to_bytes(_BYTES)
+    def append(self, digest: bytes) -> None:
+        """Add the key of the next row, as :meth:`Keys.digest` returned its half."""
+        self._prompts += digest
+
+    def spelled(self, index: int) -> str:
+        """Return the key of a row as :func:`format_key` does."""
+        place = index * _BYTES
+        return self._begin + self._prompts[place : place + _BYTES].hex()
 
     def digest(self, rows: int, *more: str) -> str:
         """Return 128 bits over the first ``rows`` keys and ``more``, the same on every machine."""
         whole = hashlib.blake2b("".join(f"{each}\n" for each in more).encode(), digest_size=16)
         whole.update(self._settings.to_bytes(_BYTES))
-        whole.update(self._prompts[: rows * _BYTES])
+        with memoryview(self._prompts) as prompts:  # a slice of the array itself is a copy of 16 MB a million
+            whole.update(prompts[: rows * _BYTES])
         return whole.hexdigest()
 
 
 def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _digest(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=_BYTES).digest())
 
 
 def format_key(key: int) -> str:
@@ -211,7 +219,7 @@ class InputRequests:
             try:
                 if isinstance(row, BadRow):
                     raise BadField(row.message)
-                self.keys.append(self._keys_of.key(self._checked_prompt(row)))
+                self.keys.append(self._keys_of.digest(self._checked_prompt(row)))
             except (BadField, InvalidRequest) as error:
                 count += 1
                 if len(bad) < _MAX_BAD_ROWS:
@@ -249,10 +257,12 @@ class InputRequests:
     ) -> Iterator[tuple[KeyedRow, Any]]:
         """Yield rows with their prompts; raises as :meth:`read`.
 
-        What has the key of a row that was checked needs no further check.
+        What has the key of a row that was checked needs no further check. Where all of the first rows are to
+        be skipped, most of them are not read.
         """
-        changed, count = self._changed, 0
-        for row in self._rows():
+        needed = (index for index in range(len(self.keys)) if not skip(index))
+        changed, count = self._changed, self._source.start_before(next(needed, 0))
+        for row in self._rows(count):
             if stopped():
                 raise RunInterrupted
             if isinstance(row, BadRow) or row.index >= len(self.keys):
@@ -291,14 +301,14 @@ class InputRequests:
 
         return find
 
-    def _rows(self) -> Iterator[Row | BadRow]:
-        return islice(self._source.rows(), self._limit)
+    def _rows(self, start: int = 0) -> Iterator[Row | BadRow]:
+        return islice(self._source.rows(start), None if self._limit is None else self._limit - start)
 
     def _checked_prompt(self, row: Row) -> Any:
         """Return the prompt of a row whose prompt and id can be used."""
         prompt = self._maker.prompt(row)
         # The parameters are part of the settings digest, so what is checked here is the prompt alone.
-        validation.normalise(prompt)
+        validation.check_prompt(prompt)
         self._maker.id(row)
         return prompt
 

@@ -36,11 +36,7 @@ _SEARCHED = 10_000
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand to those of ``smartbatch``.
-
-    Args:
-        add: makes the parser of a subcommand.
-    """
+    """Add the subcommand by ``add``, which makes its parser."""
     parser = add(
         "report",
         help="write a report of a job or an output, as one file of HTML",
@@ -108,7 +104,7 @@ def _report(args: argparse.Namespace) -> Report:
     """
     from smartbatch.cli.clients import config_of, missing_store
     from smartbatch.cli.followed_jobs import GRACE
-    from smartbatch.cli.jobs_of_run import jobs_of_output, key_beginning
+    from smartbatch.cli.jobs_of_run import jobs_of_output, output_key
     from smartbatch.cli.output_report import ended_runs, output_report, reported_jobs
     from smartbatch.errors import JobNotFound
     from smartbatch.observe.text import escape
@@ -129,7 +125,7 @@ def _report(args: argparse.Namespace) -> Report:
         if not is_file:
             return stored.job(subject).report()
         jobs = jobs_of_output(stored.jobs(limit=_SEARCHED), subject)
-        ended = stored.kept_decisions(key_beginning(os.path.basename(subject)))
+        ended = stored.kept_decisions(output_key(subject))
         return Report(output_report(subject, (*reported_jobs(jobs), *ended_runs(ended)), time.time()))
     finally:
         stored.close(GRACE)

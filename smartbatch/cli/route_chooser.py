@@ -12,9 +12,9 @@ from smartbatch.cli.messages import say
 from smartbatch.cli.prompts import InputRequests
 from smartbatch.cli.summary import decision_summary
 from smartbatch.client import BatchingClient
-from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.plan import Plan
-from smartbatch.types import Request
+from smartbatch.routing.announced_plan import AnnouncedPlan
+from smartbatch.types import Request, Result
 
 _BATCH_STRATEGIES: Final = frozenset({"batch", "hybrid"})
 _PASSED: Final = 1e-9
@@ -35,7 +35,7 @@ class RouteChooser:
         self._input = input
         self._clock = clock
         self._quiet = args.quiet
-        self._chosen: tuple[Plan, str, float] | None = None
+        self._chosen: tuple[Plan, AnnouncedPlan, float] | None = None
         self._began = clock.now()
         self._constraints: dict[str, Any] = {
             "strategy": args.strategy,
@@ -60,19 +60,24 @@ class RouteChooser:
             say(f"route: {plan.route.value}, {plan.reason}")
         return plan
 
-    def score(self, ended: float, actual: ActualCost) -> list[tuple[str, str]]:
+    def add(self, result: Result) -> None:
+        """Add a result to what the plan that was chosen, if one was, has cost."""
+        if self._chosen is not None:
+            self._chosen[1].add(result)
+
+    def score(self, ended: float) -> list[tuple[str, str]]:
         """Score what was chosen, if anything was and there are answers; return its rows of the summary.
 
         Args:
             ended: when the last answer came.
-            actual: to which all results were added.
         """
-        if self._chosen is None or not actual.answered:
+        if self._chosen is None:
             return []
-        plan, decision_id, began = self._chosen
-        self._client.score_plan(decision_id, plan, seconds=ended - began, actual=actual)
+        plan, announced, began = self._chosen
+        if announced.score(ended - began) is None:
+            return []
         rescued = self._client.metrics.snapshot().decisions.rescued
-        return list(decision_summary(plan.decision, ended - began, actual, rescued))
+        return list(decision_summary(plan.decision, ended - began, announced.actual, rescued))
 
     def plan(self, needed: bytearray, stopped: Callable[[], bool] = lambda: False) -> Plan:
         """Return the plan for the rows with a 1 in ``needed``; they are read once, one after the other.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -22,14 +22,13 @@ from smartbatch.cli.outputs import (
 )
 from smartbatch.cli.prompts import InputRequests, KeyedRow, PromptMaker
 from smartbatch.cli.route_chooser import RouteChooser
-from smartbatch.cli.run_job import JobRun, RowResult
+from smartbatch.cli.run_job import JobRun, RowResult, Rows
 from smartbatch.cli.summary import RunSummary, failure_line
 from smartbatch.cli.table_output import TableOutput, open_output
 from smartbatch.errors import ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import escape
-from smartbatch.types import Result
 
 if TYPE_CHECKING:
     from smartbatch.cluster import Cluster
@@ -60,7 +59,6 @@ class _Run:
         self._last_written = -1
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
         self._client = client_of(args)
-        self._actual = self._client.actual_cost()
         source = stack.enter_context(RowSource(args.input, args.format))
         self._out: OutputFile | TableOutput | None = None
         if args.output is not None:
@@ -95,7 +93,7 @@ class _Run:
         if job_run is not None and not caught and not unanswered and self._changed is None:
             job_run.forget(all_answered=not self._summary.failed)
             if job_run.submitted_all:
-                scores = self._chooser.score(ended, self._actual)
+                scores = self._chooser.score(ended)
         if job_run is not None and self._reader_left:  # what was answered is paid for, printed or not
             for result in job_run.stored_after(self._last_written):
                 self._summary.count(result)
@@ -125,31 +123,42 @@ class _Run:
         except OutputChanged as error:
             self._changed = error
 
-    def _write(self, rows: Iterator[tuple[KeyedRow, RowResult]], progress: Progress) -> None:
+    def _write(self, groups: Rows, progress: Progress) -> None:
         """Write rows as their results come. A line that is lost with this process is written by the next."""
         sink: OutputFile | TableOutput | StandardOutput = self._out or StandardOutput()
         try:
-            for row, outcome in rows:
+            for rows in groups:
                 with progress.aside():
-                    self._append(sink, row, outcome.result)
-                self._last_written = row.index
-                if outcome.earlier:
-                    self._before.answered += 1
-                    continue
-                self._summary.add(row, outcome.result)
-                self._actual.add(outcome.result)
-                if not outcome.result.ok and self._args.verbose:
-                    note(failure_line(row, outcome.result))
+                    self._append(sink, rows)
+                for row, outcome in rows:
+                    self._count(row, outcome)
         except BrokenPipeError:  # the reader ended, as `| head` does: no error
             if not isinstance(sink, StandardOutput):
                 raise
             self._reader_left = True
             discard_standard_output()
 
-    def _append(self, sink: OutputFile | TableOutput | StandardOutput, row: KeyedRow, result: Result) -> None:
-        """Write a row, unless the output was changed: the run goes on, as the store has the answers too."""
+    def _count(self, row: KeyedRow, outcome: RowResult) -> None:
+        """Count a row that was written."""
+        self._last_written = row.index
+        if outcome.earlier:
+            self._before.answered += 1
+            return
+        self._summary.add(row, outcome.result)
+        self._chooser.add(outcome.result)
+        if not outcome.result.ok and self._args.verbose:
+            note(failure_line(row, outcome.result))
+
+    def _append(
+        self,
+        sink: OutputFile | TableOutput | StandardOutput,
+        rows: Sequence[tuple[KeyedRow, RowResult]],
+    ) -> None:
+        """Write rows, unless the output was changed: the run goes on, as the store has the answers too."""
+        model = self._args.model
+        results = ((row, outcome.result) for row, outcome in rows)
         try:
-            sink.append(row, encode(row, result, self._args.model), answered=result.ok)
+            sink.append([(row, encode(row, result, model), result.ok) for row, result in results])
         except OutputChanged as error:
             if self._changed is None and not self._args.quiet:
                 note(error.message)

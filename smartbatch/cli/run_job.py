@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import define, field, frozen
 
@@ -55,7 +55,9 @@ class RowResult:
     earlier: bool
 
 
-Write = Callable[[Iterator[tuple[KeyedRow, RowResult]], Progress], None]
+Rows: TypeAlias = "Iterator[list[tuple[KeyedRow, RowResult]]]"
+"""Rows whose results are there, those together that come at once."""
+Write = Callable[[Rows, Progress], None]
 
 
 @define(eq=False)
@@ -146,7 +148,7 @@ class JobRun:
         self._jobs = self._identity.find(self._client, self._say, batches_only=self._chooser.batches_only)
         for one in self._jobs:
             if not one.ended:  # what it can still spend is part of this run's budget, before new rows get any
-                self._client.adopt_job(one.job.id)
+                self._client.job(one.job.id, reserve=True)
         if self._cluster is not None:
             from smartbatch.cli.cluster_units import ClusterUnits
 
@@ -227,7 +229,7 @@ class JobRun:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def _rows(self, progress: Progress) -> Iterator[tuple[KeyedRow, RowResult]]:
+    def _rows(self, progress: Progress) -> Rows:
         """Yield the rows whose results are to be written, each with its result.
 
         1. An output in a file, with a job in real time: results in real time come as they are stored, so that
@@ -235,12 +237,16 @@ class JobRun:
         2. Everything else comes in the order of the input.
         """
         if not any(self._comes_as_stored(one) for one in self._jobs):
-            yield from self._to_write(self._results_of_all(), ordered=True)
+            yield from self._to_write(_alone(self._results_of_all()), ordered=True)
             return
         for one in sorted(self._jobs, key=lambda one: (not one.ended, not one.realtime)):
-            units = self._units if self._comes_as_stored(one) else None
-            results = self._results_of(one) if units is None else self._from_cluster(units, one, progress)
-            yield from self._to_write(results, ordered=not self._comes_as_stored(one))
+            if not self._comes_as_stored(one):
+                yield from self._to_write(_alone(self._results_of(one)), ordered=True)
+            elif self._units is None:
+                yield from self._to_write(self._as_stored(one), ordered=False)
+            else:
+                found = self._from_cluster(self._units, one, progress)
+                yield from self._to_write(_alone(found), ordered=False)
 
     def _from_cluster(self, units: ClusterUnits, one: RunJob, progress: Progress) -> Iterator[RowResult]:
         for result in units.results(one.job):
@@ -250,14 +256,16 @@ class JobRun:
     def _comes_as_stored(self, one: RunJob) -> bool:
         return one.realtime and not one.ended and self._args.output is not None
 
-    def _to_write(
-        self, results: Iterator[RowResult], *, ordered: bool
-    ) -> Iterator[tuple[KeyedRow, RowResult]]:
+    def _to_write(self, groups: Iterator[list[RowResult]], *, ordered: bool) -> Rows:
         row_at = self._input.row_lookup(self._answered, ordered=ordered)
-        for outcome in results:
-            if self._answered(outcome.index) or (outcome.earlier and not outcome.result.ok):
-                continue  # written before; or failed before, and sent again meanwhile
-            yield row_at(outcome.index), outcome
+        for group in groups:
+            rows = []
+            for outcome in group:
+                if self._answered(outcome.index) or (outcome.earlier and not outcome.result.ok):
+                    continue  # written before; or failed before, and sent again meanwhile
+                rows.append((row_at(outcome.index), outcome))
+            if rows:
+                yield rows
 
     def _results_of_all(self) -> Iterator[RowResult]:
         """Yield one result a row, in order: of several jobs that have it the best."""
@@ -269,14 +277,19 @@ class JobRun:
     def _results_of(self, one: RunJob) -> Iterator[RowResult]:
         if one.ended or self._followed is None:
             results = one.job.results(wait=False)
-        elif self._comes_as_stored(one):
-            results = self._followed.results_as_stored(one.job)
         else:
             # after Ctrl-C, a file gets all that is stored; standard output gets batches in order only
             rest = one.realtime or self._args.output is not None
             results = self._followed.results(one.job, rest=rest)
         for result in results:
             yield RowResult(self._identity.index_of(result), result, one.ended)
+
+    def _as_stored(self, one: RunJob) -> Iterator[list[RowResult]]:
+        if self._followed is None:
+            return
+        is_known = self._identity.by_position(one, self._answered)
+        for results in self._followed.results_as_stored(one.job, one.stored, is_known):
+            yield [RowResult(self._identity.index_of(result), result, one.ended) for result in results]
 
     # -- messages --------------------------------------------------------------------------------------------
 
@@ -312,6 +325,11 @@ class JobRun:
                     f"job {job}: the same line again, or smartbatch jobs resume {job}, goes on with it; "
                     f"smartbatch jobs cancel {job} cancels it"
                 )
+
+
+def _alone(results: Iterator[RowResult]) -> Iterator[list[RowResult]]:
+    """Yield each result by itself, as soon as it is there."""
+    return ([result] for result in results)
 
 
 def _best(several: Iterator[RowResult]) -> RowResult:

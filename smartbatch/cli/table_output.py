@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 
-from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered, replaced
-from smartbatch.cli.prompts import KeyedRow, RowKeys
+from smartbatch.cli.outputs import OutputFile, OutputLost, OutputRow, Recovered, replaced
+from smartbatch.cli.prompts import RowKeys
 from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
@@ -74,10 +74,10 @@ class TableOutput:
         self._lines.shown = partial
         return found
 
-    def append(self, row: KeyedRow, line: bytes, *, answered: bool) -> None:
+    def append(self, rows: Sequence[OutputRow]) -> None:
         """As :meth:`OutputFile.append`."""
         self._unsaved = True
-        self._lines.append(row, line, answered=answered)
+        self._lines.append(rows)
 
     def finish(self, *, asked: bool) -> None:
         """Make the table of the lines, in the order of the input, and have it on the disk.

@@ -34,11 +34,7 @@ _PIPE_WIDTH: Final = 120
 
 
 def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add the subcommand to those of ``smartbatch``.
-
-    Args:
-        add: makes the parser of a subcommand.
-    """
+    """Add the subcommand by ``add``, which makes its parser."""
     parser = add(
         "top",
         help="show in the terminal what runs and what waits",

@@ -82,16 +82,7 @@ def map(
     call = _ListCall.of(model, settings, store, shared, provider_options)
     with Cluster(scheduler) as cluster:
         given = collection(prompts, template, cluster.compute)
-        told = (
-            None if on_progress is None else ProgressCounter(on_progress, len(given.prompts), RealClock.now)
-        )
-        results: ResultList[Any] = ResultList()
-        for result in call.results(given.prompts, key, cluster, progress):
-            if told is not None:
-                told(result)
-            if call.config.on_error == "raise" and result.error is not None:
-                raise result.error
-            results.append(result)
+        results = call.collected(given.prompts, key, cluster, progress, on_progress)
     return given.rebuilt(ended(results, RealClock.now() - began))
 
 
@@ -126,6 +117,25 @@ class _ListCall:
         own = {name: value for name, value in given.items() if name not in known}
         constraints = {name: own.pop(name) for name in ConstraintParams.__optional_keys__ if name in own}
         return cls(model, config, own, constraints, options)
+
+    def collected(
+        self,
+        rows: Sequence[Prompt],
+        key: str | None,
+        cluster: Cluster,
+        progress: bool | None,
+        on_progress: OnProgress | None,
+    ) -> ResultList[Any]:
+        """Read all results and tell of each; raise the first error where the settings say so."""
+        told = None if on_progress is None else ProgressCounter(on_progress, len(rows), RealClock.now)
+        read: ResultList[Any] = ResultList()
+        for result in self.results(rows, key, cluster, progress):  # nobody else holds it: ends with this
+            if told is not None:
+                told(result)
+            if self.config.on_error == "raise" and result.error is not None:
+                raise result.error
+            read.append(result)
+        return read
 
     def results(
         self, rows: Sequence[Prompt], key: str | None, cluster: Cluster, progress: bool | None
@@ -163,7 +173,7 @@ class _ListRun:
         """
         batch = f"{self._key}/batch"
         if self._is_stored(batch):
-            yield from self._client.adopt_job(batch).results(progress=self._progress)
+            yield from self._client.job(batch, reserve=True).results(progress=self._progress)
             return
         constraints = {**self._constraints}
         if self._is_stored(self._key_of_unit(0)):

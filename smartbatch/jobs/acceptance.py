@@ -31,8 +31,10 @@ KEY = 512
 LABELS = 64
 LABEL = 512
 """Labels of a job, and letters of each: enough for people, too few for content."""
-_CACHE_KB = 16_384
-"""Memory for keys, in all; those that do not fit lie in a temporary file, some 50 bytes a row."""
+_CACHE_KB = 8_192
+"""Memory for keys, in all; those that do not fit lie in a temporary file, some 30 bytes a row."""
+_KEY_BYTES = 16
+"""Bytes of a fingerprint that are kept: enough that equal ones mean equal requests."""
 
 
 @define(eq=False, slots=False)
@@ -120,8 +122,8 @@ class Items:
 class _EqualRows:
     """Finds the first of equal requests among any number of them, read one after the other.
 
-    Keys are kept in a private database of SQLite's, in memory up to some 16 MB and beyond that in a file that
-    the system deletes with the process: a million rows take 50 MB of disk while they are accepted.
+    Keys are kept in a private database of SQLite's, in memory up to some 8 MB and beyond that in a file that
+    the system deletes with the process: a million rows take 30 MB of disk while they are accepted.
 
     Args:
         job: the job they belong to.
@@ -149,7 +151,7 @@ class _EqualRows:
         """
         if not request.deduplicate:
             return None
-        key = fingerprint(request, self._job.model, self._job.scope)
+        key = fingerprint(request, self._job.model, self._job.scope)[:_KEY_BYTES]
         try:
             new = "INSERT INTO leader VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
             if self._keys.execute(new, (key, row, realtime)).rowcount:

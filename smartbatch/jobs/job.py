@@ -6,27 +6,23 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from smartbatch._display import paragraph, short
-from smartbatch._settings import seconds_of, usd
-from smartbatch.core.routing.constraints import seconds_until
-from smartbatch.errors import InvalidRequest, JobTimeout, RequestCancelled, SmartbatchError, StoreError
+from smartbatch._settings import seconds_of
+from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.interrupted import Interrupted
 from smartbatch.jobs.act_records import JobSelection, RetriedRows, actor
-from smartbatch.jobs.job_budget import remaining_budget
-from smartbatch.jobs.payload import decode_result, encode_error, item_id
+from smartbatch.jobs.payload import context_of, decode_result, encode_error, item_id
+from smartbatch.jobs.policy_changes import change_budget, change_deadline
 from smartbatch.jobs.records import LEASE, IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.stored_result import StoredResult, as_kept
-from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.watcher import PAGE, SeenChanges, stored_job
 from smartbatch.observe.progress import Progress, new_display
-from smartbatch.observe.text import duration
-from smartbatch.prices import dollars
 from smartbatch.results import ResultList
 from smartbatch.types import Deadline, Duration, Result, T
 
@@ -189,7 +185,7 @@ class Job:
                     return status
                 shown = shown or new_display(progress, self.total, self._service.clock.now)
                 shows = shown is not None
-                self._await(look, row, until, shown, None if shown is None else shown.show)
+                self._await(look, row, until, shown, reads=False)
         except KeyboardInterrupt:
             raise interrupted(self) from None
         finally:
@@ -210,7 +206,8 @@ class Job:
         Args:
             ordered: in the order of the requests; else in the order in which they were stored.
             wait: wait for those that are not there yet; else yield what there is.
-            timeout: in all to wait, such as ``"2h"``, or seconds; ``None`` waits as long as it takes.
+            timeout: in all to wait, for results or the store, such as ``"2h"``, or seconds; ``None`` waits as
+                long as it takes.
             after: go on behind the request at this position, from 0; for results in order only.
             progress: as for :meth:`wait`; nothing is shown where nothing is waited for.
 
@@ -221,7 +218,8 @@ class Job:
             JobTimeout, ClientClosed, Interrupted: as :meth:`wait`.
         """
         if not wait:
-            return self._read(self._service.result_of, None, ordered=ordered, after=after)
+            until = self._until(timeout)
+            return self._read(self._service.result_of, until, waits=False, ordered=ordered, after=after)
         return self._shown(self._until(timeout), progress, ordered=ordered, after=after)
 
     def unprocessed_results(
@@ -247,7 +245,7 @@ class Job:
             result = self._service.stored_result(row, job_id)
             return as_kept(result) if row.seq <= paid else result
 
-        return self._read(read, math.inf if wait else None, ordered=ordered, display=display)
+        return self._read(read, math.inf, waits=wait, ordered=ordered, display=display)
 
     def stored(
         self, *, after: int | None = None, ordered: bool = True, wait: float = 0.0, limit: int = PAGE
@@ -274,6 +272,20 @@ class Job:
             service.notifier.wait_for_change(seen, wait)
             return self.stored(after=after, ordered=ordered, limit=limit)
         return [StoredResult(row.ix, row.seq, service.result_of(row, self.id)) for row in rows]
+
+    def sequences(self) -> Iterator[tuple[int, int]]:
+        """Yield ``sequence`` and ``index`` of what is stored, in the order in which it was stored, without
+        reading what it says: a million in a second or two.
+        """
+        last = 0
+        while page := self._service.store.items.sequences(self.id, after=last):
+            yield from page
+            last = page[-1][0]
+
+    def contexts(self, positions: Collection[int]) -> dict[int, Any]:
+        """Return the contexts of the requests at some positions; of a few hundred at a time."""
+        bodies = self._service.store.items.bodies(self.id, positions)
+        return {ix: context_of(body) for ix, body in bodies.items()}
 
     def futures(self) -> list[Future[Result]]:
         """Return a future for each request, in order, as if this process had submitted them.
@@ -333,15 +345,7 @@ class Job:
             ConfigError: it has passed, or is no time.
             JobNotFound: the job was forgotten.
         """
-        now = self._service.store.acts.db.now()
-        left = seconds_until(deadline, now)
-        until = None if left is None else now + left
-        detail = "none" if left is None else f"in {duration(left)}"
-
-        def change(policy: JobPolicy) -> JobPolicy:
-            return evolve(policy, deadline=until, fallback="batch" if until is None else "individual")
-
-        self._service.store.acts.change_policy(self.id, change, "set_deadline", detail, actor(by))
+        change_deadline(self._service.store, self.id, deadline, actor(by))
         self._service.look_at_acts()
 
     def set_budget(self, budget: float | str | None, *, by: str | None = None) -> float:
@@ -361,20 +365,9 @@ class Job:
             InvalidRequest: it is no amount.
             JobNotFound: the job was forgotten.
         """
-        most = None if budget is None else usd(budget)
-        number = isinstance(most, int | float) and not isinstance(most, bool)
-        if most is not None and not (number and 0 <= most < math.inf):
-            raise InvalidRequest(f"budget = {budget!r:.60} is no amount of USD", field="budget")
-        limit = None if most is None else float(most)
-        row = self._service.store.acts.change_policy(
-            self.id,
-            lambda policy: evolve(policy, budget=limit),
-            "set_budget",
-            "none" if limit is None else dollars(limit),
-            actor(by),
-        )
+        left = change_budget(self._service.store, self.id, budget, actor(by))
         self._service.look_at_acts()
-        return remaining_budget(row)
+        return left
 
     def retry_failed(
         self, rows: Collection[int] | None = None, *, billed: bool = False, by: str | None = None
@@ -473,18 +466,8 @@ class Job:
         self._service.finish_listening(self.id, min(LAST_CALLBACKS, left))
         return self._read_until(until, partial(self._service.status_of, row))
 
-    def _await(
-        self,
-        look: _Look,
-        row: JobRow,
-        until: float,
-        display: Progress | None = None,
-        show: Callable[[JobStatus], object] | None = None,
-    ) -> None:
-        """Wait for news, once.
-
-        Args:
-            display: what shows how the job stands, with its method ``show``.
+    def _await(self, look: _Look, row: JobRow, until: float, shown: Progress | None, *, reads: bool) -> None:
+        """Wait for news, once, and show how the job stands; ``reads`` where its results are shown as well.
 
         Raises:
             JobTimeout: it is too late for that.
@@ -502,9 +485,10 @@ class Job:
             )
         remaining = max(0.0, until - self._service.clock.now())
         interval = self._service.refresh_interval(self.id)
-        if display is not None and show is not None:
-            if display.is_due:
-                show(self._service.status_of(row))
+        if shown is not None:
+            if shown.is_due:
+                status = self._read_until(until, partial(self._service.status_of, row))
+                (shown.waits_for if reads else shown.show)(status)
             interval = min(interval, SHOWN_EVERY)
         self._service.notifier.wait_for_change(look.seen, min(remaining, interval))
 
@@ -539,8 +523,9 @@ class Job:
     def _read(
         self,
         read: Callable[[ResultRow, str], Result],
-        until: float | None,
+        until: float,
         *,
+        waits: bool = True,
         ordered: bool,
         after: int = -1,
         display: Callable[[], Progress | None] | None = None,
@@ -548,20 +533,18 @@ class Job:
         """Yield results, a page at a time, as :meth:`results` says.
 
         Args:
-            until: monotonic seconds up to which missing ones are waited for; ``None`` yields what there is.
+            until: monotonic seconds up to which the store, and missing ones, are waited for.
+            waits: wait for missing ones; else yield what there is.
             display: returns what shows how the job stands.
         """
         last = after if ordered else 0
         missing, limit = self.total - (after + 1 if ordered else 0), PAGE
         while missing > 0:
-            look = self._look(math.inf if until is None else until)
-            job, page = self._read_until(
-                math.inf if until is None else until,
-                partial(self._turn, ordered, last, limit, waits=until is not None),
-            )
+            look = self._look(until)
+            job, page = self._read_until(until, partial(self._turn, ordered, last, limit, waits=waits))
             before = missing
             for row in page:
-                if until is not None and ordered and row.ix != last + 1:
+                if waits and ordered and row.ix != last + 1:
                     break
                 last = row.ix if ordered else row.seq
                 missing -= 1
@@ -569,11 +552,11 @@ class Job:
             # while the head is missing it is all that is looked at
             limit = 1 if ordered and missing == before else PAGE
             if missing == before:
-                if job is None or until is None:
+                if job is None:
                     return
                 self._pause(look, job, until, display and display())
-            if missing <= 0 and until is not None and not ordered:
-                missing = self._asked_again(last)
+            if missing <= 0 and waits and not ordered:
+                missing = self._read_until(until, partial(self._asked_again, last))
 
     def _asked_again(self, after: int) -> int:
         """Return how many results are still to come for a reader who has as many as there are requests: rows
@@ -599,7 +582,7 @@ class Job:
                 f"job {self.id} is done, and the store {self._service.store.place} lacks some of its "
                 "results: it was changed by something else; restore it from a copy"
             )
-        self._await(look, job, until, display, None if display is None else display.waits_for)
+        self._await(look, job, until, display, reads=True)
 
 
 def interrupted(job: Job) -> Interrupted:

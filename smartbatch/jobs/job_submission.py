@@ -210,7 +210,7 @@ class JobSubmission:
         return dict(zip(requests, places, strict=True))
 
     def adopt(self, id_or_key: str) -> JobRow:
-        """Return a job of an earlier process; what it can still spend is held back in the client's budget.
+        """Return a job of an earlier process, and reserve in the client's budget what it can still spend.
 
         Raises:
             JobNotFound: there is none.

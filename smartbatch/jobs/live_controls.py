@@ -1,8 +1,8 @@
 """How a process hears of acts that others did to a store: one indexed read, by a thread that it has anyway.
 
 Acts have numbers in the order of their commits. What a process has not seen begins after the last number that
-it read, whatever the clocks of the machines say, and whenever the act was done: a pause outlives those who
-were told of it.
+it read, whatever the clocks of the machines say, and whenever the act was done: a pause goes on
+when the processes that were told of it have ended.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from smartbatch.errors import (
     scrub,
 )
 from smartbatch.jobs.records import EarlierTries, NewItem
+from smartbatch.providers.http.replies import decode_json
 from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 
@@ -221,24 +222,23 @@ def item_id(job_id: str, ix: int, user_id: str | None) -> str:
     return f"{job_id}-{ix}" if user_id is None else user_id
 
 
-def decode_result(data: bytes, *, request_id: str, context: Any = None) -> Result:
+def decode_result(data: bytes, *, request_id: str) -> Result:
     """Return the result :func:`encode_result` was given.
 
     Args:
         data: what it returned.
         request_id: the request's id; also of the error.
-        context: the request's context, where the bytes hold none.
 
     Raises:
         StoreError: ``data`` is damaged, or of a newer version.
     """
 
     def made(form: dict[str, Any]) -> Result:
-        given = {name: read(form[name]) for name, (_, read) in _RESULT.items() if name in form}
+        given = {name: _READ[name](value) for name, value in form.items() if name in _READ}
         error = _error_of(form, request_id)
         if isinstance(error, ValidationFailed) and "text" in form:
             error.text = form["text"]
-        result = Result(request_id, **{"context": context, **given, "error": error})
+        result = Result(request_id, **{**given, "error": error})
         if error is not None:
             error.attempts, error.route = result.attempts, result.route
         return result
@@ -362,7 +362,7 @@ def _read(data: bytes, make: Callable[[dict[str, Any]], _T]) -> _T:
         StoreError: it is damaged, or of another version.
     """
     try:
-        form = json.loads(data)
+        form = _decoded(data)
         if (version := form["v"]) == VERSION:
             return make(form)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
@@ -372,6 +372,15 @@ def _read(data: bytes, make: Callable[[dict[str, Any]], _T]) -> _T:
     raise StoreError(
         f"a row of the store has form {version!r:.20}, this smartbatch reads form {VERSION}: update it"
     )
+
+
+def _decoded(data: bytes) -> Any:
+    """Return what JSON says, whole numbers of any size as they are: where there may be large ones, the quick
+    decoder, which makes floats of them, does not do."""
+    form = decode_json(data)
+    if isinstance(form, dict) and form.keys() <= _NO_LARGE and _is_flat(form.get("context")):
+        return form
+    return json.loads(data)
 
 
 def _usage_form(usage: Usage) -> list[Any]:
@@ -444,6 +453,9 @@ _RESULT: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "parsed": _PLAIN,
 }
 """What is kept of a result, in this order, and how each is written and read; for errors see _error_of."""
+_READ = {name: read for name, (_, read) in _RESULT.items()}
 _WRITTEN = [(name, write, getattr(_DEFAULT, name)) for name, (write, _) in _RESULT.items()]
 _kept_of = attrgetter(*_RESULT)
+_NO_LARGE = {"v", "prompt", *_RESULT} - {"parsed", "error"}
+"""What holds no large whole number, but for a context."""
 _USAGE = attrgetter(*fields_dict(Usage))

@@ -24,7 +24,6 @@ from smartbatch.errors import (
     WrongProcess,
 )
 from smartbatch.events import (
-    AnswersLost,
     Event,
     JobAccepted,
     JobFinished,
@@ -38,20 +37,18 @@ from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies
 from smartbatch.jobs.live_controls import LiveControls, News
 from smartbatch.jobs.opened_store import OpenedStore
-from smartbatch.jobs.payload import context_of, decode_result, item_id, with_earlier_tries
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NamedPlace, NewItem, ResultRow
 from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.stored_result import result_of_row
 from smartbatch.jobs.threads import TimedReads, run_within
 from smartbatch.jobs.told_states import ToldStates
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
-from smartbatch.observe import logs
 from smartbatch.prices import PriceBook
-from smartbatch.types import Result, T, Usage
+from smartbatch.types import Result, T
 
 if TYPE_CHECKING:
-    from smartbatch.jobs.store_health import UnstoredAnswers
     from smartbatch.jobs.supervisor import JobSupervisor
 
 ELSEWHERE = 1.0
@@ -358,7 +355,7 @@ class JobService:
     # -- looking ---------------------------------------------------------------------------------------------
 
     def refresh_interval(self, job_id: str) -> float:
-        """Return the seconds after which a job is looked at although nothing rang."""
+        """Return the seconds after which a job is looked at although no change was told."""
         supervisor = self._supervisor
         own = supervisor is not None and supervisor.owns(job_id)
         return OWN if own else min(ELSEWHERE, self._config.batch_poll_interval)
@@ -396,16 +393,9 @@ class JobService:
 
     def stored_result(self, row: ResultRow, job_id: str) -> Result:
         """Return a result as it is stored: ``post_process`` has not seen it."""
-        request_id = item_id(job_id, row.ix, row.user_id)
-        context = context_of(row.payload)
-        result = decode_result(row.body, request_id=request_id, context=context)
-        # bodies of errors serve many rows, and do not say what each cost
-        result = result if result.cost is not None else evolve(result, cost=row.cost)
-        result = with_earlier_tries(result, row.earlier)
+        result = result_of_row(row, job_id)
         for name, reason in result.dropped:  # another process may have stored it, and told only its own user
             self.tell_dropped(name, reason)
-        if row.follower:
-            return evolve(result, context=context, usage=Usage(), cost=0.0, deduplicated=True)
         return result
 
     def futures(self, job_id: str, total: int) -> list[Future[Result]]:
@@ -530,7 +520,7 @@ class JobService:
         if supervisor is not None:
             unstored = supervisor.realtime.finish(left(2 * LAST_NEWS))
             if unstored:
-                self._tell_lost(unstored)
+                unstored.report(self._dependencies.tell, self.clock.now())
             leases = supervisor.end(left(2 * LAST_NEWS))
         error = _stopped()
         for watcher in watchers:
@@ -575,24 +565,6 @@ class JobService:
                 "hold it, or its server hang; nothing is lost, look again later"
             )
         return found[0]
-
-    def _tell_lost(self, unstored: UnstoredAnswers) -> None:
-        """Tell which answers are lost, also where logging is off: they are paid for."""
-        self._dependencies.tell(
-            AnswersLost(
-                at=self.clock.now(),
-                answers=unstored.answers,
-                cost=unstored.cost,
-                awaited=unstored.awaited,
-                reason=unstored.reason,
-            )
-        )
-        logs.alarm(
-            f"the client ended while answers could not be stored: {unstored.answers:,} that came "
-            f"({unstored.cost:.6f} USD) are lost, and {unstored.awaited:,} were still to come. Whoever takes "
-            f"their jobs up asks these requests again, with an incident that says so. {unstored.reason}",
-            lost=True,
-        )
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""

@@ -210,8 +210,8 @@ def _running(job: JobRow, open_shards: Sequence[ShardRow]) -> int:
 
 
 def _shard(shard: ShardRow, wall: float, *, done: bool) -> ShardStatus:
-    """Return the status of a shard. All results of a job that is ``done`` are stored: what is left to do for
-    a shard that was read is nobody's to wait for.
+    """Return the status of a shard. All results of a job that is ``done`` are stored, so a shard that is
+    still being read counts as settled.
     """
     state = ShardState.SETTLED if done and shard.state is ShardState.INGESTING else shard.state
     ended = shard.ended_at or shard.died_at

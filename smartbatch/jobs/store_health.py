@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch.errors import StoreError
+from smartbatch.events import AnswersLost, Event
+from smartbatch.observe import logs
 
 SLOW = 3.0
 """Seconds after which a write that has not ended counts as one that fails: what comes meanwhile is paid."""
@@ -31,6 +34,16 @@ class UnstoredAnswers:
 
     def __bool__(self) -> bool:
         return bool(self.answers or self.awaited)
+
+    def report(self, tell: Callable[[Event], object], now: float) -> None:
+        """Tell that they are lost, and log it also where logging is off: they are paid for."""
+        tell(AnswersLost(at=now, **asdict(self)))
+        logs.alarm(
+            f"the client ended while answers could not be stored: {self.answers:,} that came "
+            f"({self.cost:.6f} USD) are lost, and {self.awaited:,} were still to come. Whoever takes "
+            f"their jobs up asks these requests again, with an incident that says so. {self.reason}",
+            lost=True,
+        )
 
 
 @define(eq=False)

@@ -1,9 +1,11 @@
-"""A result as the store has it."""
+"""Results as the store has them."""
 
 from __future__ import annotations
 
 from attrs import evolve, frozen
 
+from smartbatch.jobs.payload import context_of, decode_result, item_id, with_earlier_tries
+from smartbatch.jobs.records import ResultRow
 from smartbatch.types import Result, Route, Usage
 
 
@@ -20,6 +22,19 @@ class StoredResult:
     index: int
     sequence: int
     result: Result
+
+
+def result_of_row(row: ResultRow, job_id: str) -> Result:
+    """Return the result of an item; that of an item which shares the answer of another one cost nothing."""
+    result = decode_result(row.body, request_id=item_id(job_id, row.ix, row.user_id))
+    if result.context is None and (context := context_of(row.payload)) is not None:
+        result = evolve(result, context=context)
+    # bodies of errors serve many rows, and do not say what each cost
+    result = result if result.cost is not None else evolve(result, cost=row.cost)
+    result = with_earlier_tries(result, row.earlier)
+    if row.follower:
+        return evolve(result, context=context_of(row.payload), usage=Usage(), cost=0.0, deduplicated=True)
+    return result
 
 
 def as_kept(result: Result) -> Result:

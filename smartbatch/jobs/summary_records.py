@@ -39,7 +39,8 @@ class StoredDecision:
         p50, p95: seconds until the last answer, forecast of the chosen route.
         cost: USD, likewise; ``None`` where the price is unknown, here and below.
         individual_p50, individual_cost: forecast of always-individual.
-        batch_p50, batch_cost: forecast of always-batch; ``None`` where there is no Batch API for it.
+        batch_p50, batch_cost: forecast of always-batch; ``None`` where there is no Batch API for it, or it
+            was not to be used.
         measured: ``None`` until the last answer is there, and where there was none.
         decision: with all it rests on; ``None`` where a newer release wrote it, or it was not asked for.
     """

@@ -312,12 +312,12 @@ class JobSupervisor:
     def _claim(self, rows: Iterable[JobRow]) -> None:
         """Claim jobs, but for those that somebody alive owns.
 
-        1. The wall clock leapt: nothing is claimed until the living had time to renew their leases.
+        1. The wall clock jumped: nothing is claimed until living owners had time to renew their leases.
         2. A job for which there is no provider here, or that another process was quicker to claim, is left.
         3. Steps have been halted: nothing more is claimed.
         4. Many were claimed: the rest after a renewal.
         """
-        if self._wall_leapt():
+        if self._wall_jumped():
             with self._monitor:
                 self._claim_at = self._clock.now() + 2 * RENEW_EVERY
             return
@@ -338,7 +338,7 @@ class JobSupervisor:
                 break
         self._error = None
 
-    def _wall_leapt(self) -> bool:
+    def _wall_jumped(self) -> bool:
         """Whether the wall clock ran ahead since the last search: it was set, or the machine slept.
 
         Then leases are over whose owners are alive, and had no time to renew them.

@@ -33,7 +33,6 @@ class BatchAbilities:
         max_bytes: most bytes of one batch's input.
         kinds: what can be asked for in a batch.
         files: True when the input is a file that is uploaded before the create; False when it is sent inline.
-        named_files: True when the client chooses a file's id, so that a second upload meets the first.
         labels: True when a batch shows the mark it was created with, also in the list.
         fence: True when a create that names a deleted input file is refused, so that an attempt can be ended
             for certain.
@@ -48,7 +47,6 @@ class BatchAbilities:
     max_bytes: int
     kinds: frozenset[Kind] = frozenset({Kind.GENERATE})
     files: bool = True
-    named_files: bool = False
     labels: bool = True
     fence: bool = True
     counts: bool = True
@@ -244,7 +242,7 @@ class BatchApi(ABC):
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         """Upload ``source`` under ``name``; only called where ``abilities.files``.
 
-        Where ``abilities.named_files``, a name that is taken returns the file that has it.
+        Where the client chooses a file's id, a name that is taken returns the file that has it.
         """
         raise NotImplementedError(f"{self.name} takes no files")
 

@@ -5,7 +5,7 @@ cancels. Each has a forecaster and its rows in the store. Of what this process s
 forecaster at once, and their rows are written by jobs. Calls are only noted where they end, and learned from
 when a forecast or the metrics are looked at; a sample of them is written into the store now and then. What
 other processes saw is read from the store, once a minute at most. Nothing of this needs a store:
-without one, or when it fails, everything works in memory.
+without one, or when it fails or hangs, everything works in memory.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from smartbatch.errors import ErrorKind
 from smartbatch.events import BatchEnded, CallFinished, ForecastMoved
 from smartbatch.jobs import turnaround_log
 from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.threads import TimedReads
 from smartbatch.observe import logs
 from smartbatch.types import Kind, Route
 
@@ -52,6 +53,8 @@ EVERY = 60.0
 """Seconds between two looks into the store, and between two samples that are written."""
 SAMPLE = 64
 """Calls of a topic that are written at a time, spread evenly over those since the last time."""
+WITHIN = 5.0
+"""Seconds that a caller waits for the store."""
 LOADED = 300
 """Rows of a topic that are read; the store keeps 500."""
 OWN = 2 * LOADED
@@ -100,8 +103,8 @@ class _Topic:
     in_second: int = 0
 
     def note(self, size: int, seconds: float, at: float, *, late: bool) -> None:
-        """Keep a call to learn from, unless this second has had enough. Takes no lock: of threads that come
-        together one too many may be kept.
+        """Keep a call to learn from, unless enough of this second are kept. Takes no lock: of threads that
+        come together one too many may be kept.
         """
         second = int(at)
         if second != self.second:
@@ -168,6 +171,7 @@ class ForecastHistory:
         self._tell = tell
         self._opener = store
         self._lock = threading.Lock()
+        self._reads = TimedReads(clock)
         self._store: SqlStore | None = None
         self._looked = -math.inf
         self._look = 0
@@ -265,7 +269,7 @@ class ForecastHistory:
                 self._tokens[model, kind] = known
             store = self._store_to_read(known)
         if store is not None:
-            self._safely(lambda: known.calibration.restore(store.facts.recall(known.name)))
+            self._soon(lambda: known.calibration.restore(store.facts.recall(known.name)))
         return known.calibration
 
     def _batches(self, model: str) -> _Topic:
@@ -302,7 +306,7 @@ class ForecastHistory:
             changes = topic.learn()
         self._told(topic, *changes)
         if store is not None:
-            self._safely(lambda: self._load(store, topic, first=first))
+            self._soon(lambda: self._load(store, topic, first=first))
         with self._lock:
             return topic.forecaster.at(self._clock.wall())
 
@@ -326,8 +330,8 @@ class ForecastHistory:
             if opener is None or now - self._looked < EVERY:
                 return
             self._looked = now
-        self._safely(lambda: self._open(opener))
-        self.save()
+        self._soon(lambda: self._open(opener))
+        self._soon(self.save)
 
     @property
     def stored(self) -> bool:
@@ -379,6 +383,15 @@ class ForecastHistory:
                 state = known.calibration.state()
                 store.facts.remember(known.name, state)
                 known.calibration.saved(state)
+
+    def _soon(self, act: Callable[[], object]) -> None:
+        """Do something with the store that a caller waits for; where it hangs, do without it until the next
+        look.
+        """
+        if not self._reads.read(lambda: self._safely(act), WITHIN, "smartbatch-history"):
+            with self._lock:
+                self._store = None
+            logs.warn("forecasts_not_stored", error="the store has not answered")
 
     def _safely(self, act: Callable[[], object]) -> None:
         """Do something with the store; if it fails, go on in memory, and try again at the next look."""

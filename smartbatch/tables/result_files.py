@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import tempfile
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import IO, Any, Final, Protocol, TypeAlias
@@ -150,6 +151,8 @@ class _Columns:
         found = cls()
         for line in lines:
             answers = answers_of(line)
+            if "embedding" in line:
+                answers["embedding"] = array("f")  # JSON has no 32-bit numbers
             found.ids = joined(found.ids, shape_of_value(answers.get("id")))
             found.keyed = found.keyed or "key" in line
             _join(found.input, line.get("input") or {})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
-from attrs import define
+from attrs import define, field
 
 from smartbatch._clock import VirtualClock
 from smartbatch.cli.followed_jobs import FollowedJobs
 from smartbatch.errors import JobTimeout
 from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.stored_result import StoredResult
 from smartbatch.types import Result
 
 
@@ -65,3 +66,43 @@ def test_a_job_that_ends_is_read_to_its_end_and_nothing_is_ended_early(clock: Vi
     assert [result.text for result in followed.results(job, rest=True)] == [  # type: ignore[arg-type]
         f"answer {ix}" for ix in range(5)
     ]
+
+
+@define
+class StoredJob:
+    """Stands in for a job with results of these requests, by position, in the order in which they came."""
+
+    came: Sequence[int]
+    read: list[int] = field(factory=list)
+    id: str = "job-1"
+
+    @property
+    def total(self) -> int:
+        return len(self.came)
+
+    def sequences(self) -> Iterator[tuple[int, int]]:
+        yield from enumerate(self.came, 1)
+
+    def stored(
+        self, *, after: int, ordered: bool, wait: float = 0.0, limit: int = 1000
+    ) -> list[StoredResult]:
+        page = list(enumerate(self.came, 1))[after : after + min(limit, 7)]  # large ones come in small pages
+        self.read += (index for _, index in page)
+        return [StoredResult(index, sequence, Result(f"r-{index}")) for sequence, index in page]
+
+    def status(self, *, forecast: bool = True) -> JobStatus:
+        return JobStatus(*(self.id, None, "sim:demo", "done", 9, 9, 9, 0, 0, 0), *(None, 1.0, 0.0, 0.0, 0))
+
+
+@pytest.mark.parametrize("before", [0, 10, 40])
+def test_of_the_results_stored_before_none_is_read_that_is_known(clock: VirtualClock, before: int) -> None:
+    """Each of the others comes once, in the order in which it was stored, and so does all that came since."""
+    came = [index ^ 5 for index in range(40)]
+    job = StoredJob(came)
+    followed = FollowedJobs([job], lambda _: None, clock)  # type: ignore[list-item]
+    unknown = {3, 17, 18, 19, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39}
+    found = followed.results_as_stored(job, before, lambda index: index not in unknown)  # type: ignore[arg-type]
+    indices = [int(result.request_id[2:]) for results in found for result in results]
+    last = max((place for place in range(before) if came[place] not in unknown), default=-1)
+    assert indices == [index for place, index in enumerate(came) if place > last or index in unknown]
+    assert job.read == indices

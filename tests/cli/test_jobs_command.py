@@ -108,6 +108,9 @@ def test_a_job_is_named_by_the_output_of_its_run_where_that_is_the_only_one(
     assert code == 1
     assert all(job.id in printed.err for job in client.jobs())
     assert jobs("show", "label") == 1
+    assert jobs("show", "two/labels.jsonl") == 0
+    assert client.jobs()[0].id in capfd.readouterr().out
+    assert jobs("show", "three/labels.jsonl") == 1
 
 
 def test_results_are_lines_in_order_and_a_file_is_never_replaced(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from cli.runs import prompts, stored_jobs, written
 from levels import sampled
 
 from smartbatch.cli.main import main
-from smartbatch.cli.outputs import OutputFile, OutputLost
+from smartbatch.cli.outputs import OutputFile, OutputLost, OutputRow
 
 OWN = "call:own_calls:ask"
 SIM = "sim:demo?batch_seconds=0.02"
@@ -87,12 +87,13 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Path], objec
     def prepare(change: Callable[[Path], object], after: int) -> None:
         lines = 0
 
-        def meddling(self: OutputFile, *args: Any, **more: Any) -> None:
+        def meddling(self: OutputFile, rows: Sequence[OutputRow]) -> None:
             nonlocal lines
-            append(self, *args, **more)
-            lines += 1
-            if lines == after:
-                change(Path(self.path))
+            for row in rows:
+                append(self, [row])
+                lines += 1
+                if lines == after:
+                    change(Path(self.path))
 
         monkeypatch.setattr(OutputFile, "append", meddling)
 

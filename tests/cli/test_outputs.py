@@ -29,7 +29,7 @@ KEYS = Keys.of(MODEL, Generation())
 def keys_of(*prompts: str, of: Keys = KEYS) -> RowKeys:
     keys = RowKeys(of.settings)
     for prompt in prompts:
-        keys.append(of.key(prompt))
+        keys.append(of.digest(prompt))
     return keys
 
 
@@ -70,7 +70,7 @@ def test_rows_come_in_any_order_and_end_in_the_input_s(tmp_path: Path) -> None:
     with OutputFile(str(path)) as out:
         out.recover(keys(5))
         for index in (3, 0, 4, 1):
-            out.append(asked(index), line(index), answered=True)
+            out.append([(asked(index), line(index), True)])
         assert [row["index"] for row in rows(path)] == [3, 0, 4, 1]
         out.put_in_order()
     assert [row["index"] for row in rows(path)] == [0, 1, 3, 4]
@@ -83,7 +83,7 @@ def test_a_row_is_on_disk_before_the_next_one_is_looked_at(tmp_path: Path) -> No
     with OutputFile(str(path)) as out:
         out.recover(keys(3))
         for index in range(3):
-            out.append(asked(index), line(index), answered=True)
+            out.append([(asked(index), line(index), True)])
             assert len(rows(path)) == index + 1
 
 
@@ -102,8 +102,7 @@ def test_a_file_cut_at_any_byte_resumes_with_every_whole_row(
         found = out.recover(keys(6))
         assert found.answered == done
         assert [i for i in range(6) if out.is_answered(i)] == sorted(order[:done])
-        for i in order[done:]:
-            out.append(asked(i), line(i, texts[i]), answered=True)
+        out.append([(asked(i), line(i, texts[i]), True) for i in order[done:]])
         out.put_in_order()
     assert path.read_bytes() == b"".join(line(i, texts[i]) for i in range(6))
 
@@ -161,7 +160,7 @@ def test_failed_rows_are_open_and_a_later_line_supersedes_them(tmp_path: Path) -
     with OutputFile(str(path)) as out:
         assert out.recover(keys(3)) == Recovered(answered=1, failed=2)
         assert [out.is_answered(i) for i in range(3)] == [True, False, False]
-        out.append(asked(1), line(1), answered=True)
+        out.append([(asked(1), line(1), True)])
         out.put_in_order()
     assert path.read_bytes() == line(0) + line(1) + failed(2)
     assert recovered(path, 3) == (Recovered(answered=2, failed=1), [0, 1])
@@ -283,7 +282,7 @@ def test_an_ordered_output_stays_locked_until_its_run_is_over(tmp_path: Path) ->
     with OutputFile(path) as out:
         out.recover(keys(2))
         for index in (1, 0):
-            out.append(asked(index), line(index), answered=True)
+            out.append([(asked(index), line(index), True)])
         out.put_in_order()
         out.check()
         with pytest.raises(InputError, match="another run is writing to it"):
@@ -315,7 +314,7 @@ def test_a_link_in_the_way_of_the_ordered_copy_is_not_followed(tmp_path: Path) -
     with OutputFile(str(path)) as out:
         out.recover(keys(2))
         for index in (1, 0):
-            out.append(asked(index), line(index), answered=True)
+            out.append([(asked(index), line(index), True)])
         with pytest.raises(
             OutputLost, match=r"\.out\.jsonl\.ordering is no regular file.*remove it, or choose"
         ):
@@ -334,7 +333,7 @@ def test_an_ordered_copy_of_another_user_is_in_the_way(
     with OutputFile(str(path)) as out:
         out.recover(keys(2))
         for index in (1, 0):
-            out.append(asked(index), line(index), answered=True)
+            out.append([(asked(index), line(index), True)])
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         with pytest.raises(OutputLost, match=r"\.out\.jsonl\.ordering belongs to another user.*remove it"):
             out.put_in_order()
@@ -369,6 +368,17 @@ def test_a_pipe_is_no_output(tmp_path: Path) -> None:
         OutputFile(str(tmp_path / "pipe"))
 
 
+def test_a_new_output_has_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
+    before = os.umask(0o026)
+    try:
+        with OutputFile(str(tmp_path / "new.jsonl")) as out:
+            out.recover(keys(1))
+            out.append([(asked(0), line(0), True)])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new.jsonl").stat().st_mode) == 0o640
+
+
 def test_a_link_stays_a_link_and_the_mode_stays_the_mode(tmp_path: Path) -> None:
     """Putting in order swaps the file behind the link, with the permissions it had."""
     real, link = tmp_path / "real.jsonl", tmp_path / "link.jsonl"
@@ -377,8 +387,8 @@ def test_a_link_stays_a_link_and_the_mode_stays_the_mode(tmp_path: Path) -> None
     link.symlink_to(real)
     with OutputFile(str(link)) as out:
         out.recover(keys(2))
-        out.append(asked(1), line(1), answered=True)
-        out.append(asked(0), line(0), answered=True)
+        out.append([(asked(1), line(1), True)])
+        out.append([(asked(0), line(0), True)])
         out.put_in_order()
     assert link.is_symlink()
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
@@ -398,9 +408,9 @@ def test_a_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.Monke
     with OutputFile(str(path)) as out:
         out.recover(keys(2))
         monkeypatch.setattr(os, "write", scarce)
-        out.append(asked(0), line(0), answered=True)
+        out.append([(asked(0), line(0), True)])
         with pytest.raises(OutputLost, match="No space left on device; what was written is kept; free some"):
-            out.append(asked(1), line(1, "x" * 2000), answered=True)
+            out.append([(asked(1), line(1, "x" * 2000), True)])
         monkeypatch.undo()
     assert path.read_bytes() == line(0)
 

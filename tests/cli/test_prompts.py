@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.cli.inputs import Row, RowSource
-from smartbatch.cli.prompts import HALF, InputRequests, Keys, PromptMaker
+from smartbatch.cli.prompts import HALF, InputRequests, Keys, PromptMaker, RowKeys
 from smartbatch.errors import InputError
 from smartbatch.tables.template import BadField
 from smartbatch.types import Generation
@@ -139,3 +142,60 @@ def test_rows_that_come_in_order_are_not_kept(rows: InputRequests) -> None:
     assert [row_at(index).index for index in (0, 2, 3, 7)] == [0, 2, 3, 7]
     with pytest.raises(InputError, match="changed while it was being read"):
         row_at(8)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "csv"])
+@pytest.mark.parametrize("first", [0, 1, 6, 7, 8, 13, 14, 40, 49])
+def test_rows_behind_answered_ones_are_the_same_wherever_reading_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, first: int
+) -> None:
+    """Of a plain file of JSON lines, places are remembered; blank lines and a limit make no difference."""
+    monkeypatch.setattr("smartbatch.cli.inputs._EVERY", 7)
+    lines = [
+        "\ufeff" + json.dumps({"prompt": "é 0"}),
+        *(json.dumps({"prompt": f"é {i}"}) for i in range(1, 60)),
+    ]
+    text = "\n\n".join(lines) if ending != "csv" else "prompt\n" + "\n".join(f"é {i}" for i in range(60))
+    path = tmp_path / f"in.{ending}"
+    path.write_bytes(gzip.compress(text.encode()) if ending.endswith("gz") else text.encode())
+    with RowSource(str(path)) as source:
+        requests = InputRequests(source, PromptMaker(), model="sim:demo", params=Generation(), limit=50)
+        requests.check()
+        read = list(requests.read(lambda index: index < first, stopped=lambda: False))
+    assert [request.prompt for request in read] == [f"é {i}" for i in range(first, 50)]
+    assert [request.context.index for request in read] == list(range(first, 50))
+
+
+def test_rows_that_are_answered_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it makes no difference what becomes of them, unless rows come or go; of the others it does."""
+    monkeypatch.setattr("smartbatch.cli.inputs._EVERY", 10)
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(f'{{"prompt": "row {i}"}}\n' for i in range(30)))
+    with RowSource(str(path)) as source:
+        requests = InputRequests(source, PromptMaker(), model="sim:demo", params=Generation())
+        requests.check()
+        changed = path.read_bytes().replace(b'{"prompt": "row 3"}', b'["prompt": "row 3"]')
+        with path.open("r+b") as file:
+            file.write(changed)
+        assert requests.row_lookup(lambda index: index < 25, ordered=True)(29).index == 29
+        with pytest.raises(InputError, match="changed while it was being read"):
+            requests.row_lookup(lambda index: index < 5, ordered=True)(29)
+        with path.open("ab") as file:
+            file.write(b'{"prompt": "row 30"}\n')
+        with pytest.raises(InputError, match="changed while it was being read"):
+            list(requests.read(lambda index: index < 25, stopped=lambda: False))
+
+
+def test_the_digest_of_many_keys_takes_no_memory() -> None:
+    """It is that of their first rows, also when more rows have come, and makes no copy of the keys."""
+    keys = RowKeys(7)
+    for row in range(50_000):
+        keys.append(row.to_bytes(16))
+    before = keys.digest(len(keys), "place")
+    keys.append(bytes(16))
+    tracemalloc.start()
+    try:
+        assert keys.digest(50_000, "place") == before != keys.digest(50_001, "place")
+        assert tracemalloc.get_traced_memory()[1] < 50_000
+    finally:
+        tracemalloc.stop()

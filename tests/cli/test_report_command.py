@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,28 @@ def test_a_run_in_real_time_leaves_the_decision_for_its_report(folder: Path, nam
     assert "because: strategy=&#x27;individual&#x27; was asked for" in html
     assert "forecast and measured, the list" in html
     assert "3 of 3 requests were answered in" in html
+
+
+@pytest.mark.parametrize("strategy", ["individual", "batch"])
+def test_outputs_of_one_name_in_two_folders_have_reports_of_their_own(folder: Path, strategy: str) -> None:
+    """Also where the store has nothing of the one and everything of the other."""
+    model = ["--model", "sim:demo?latency=0&batch_seconds=0", "--quiet", "--strategy", strategy]
+    if strategy == "batch":
+        model += ["--batch-poll-interval", "0.01"]
+    for name, rows in (("one", "a\nb\n"), ("two", "c\nd\ne\n")):
+        (folder / name).mkdir()
+        (folder / "in.txt").write_text(rows)
+        assert main(["run", "in.txt", *model, "-o", f"{name}/out.jsonl"]) == 0
+    shutil.copytree("one", "copied")
+    for name, told in (
+        ("one", "2 requests: about"),
+        ("two", "3 requests: about"),
+        ("copied", "no job of it is"),
+    ):
+        assert report(f"{name}/out.jsonl") == 0
+        html = (folder / "report.html").read_text("utf-8")
+        assert told in html
+        assert html.count("Route: <strong>") == (name != "copied")
 
 
 def test_of_a_job_by_id_and_by_key(client: BatchingClient, folder: Path) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from cli.runs import use_emulator, written
 
 from smartbatch.cli.main import main
-from smartbatch.cli.outputs import OutputFile, OutputLost
+from smartbatch.cli.outputs import OutputFile, OutputLost, OutputRow
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.store import open_store
 from smartbatch.testing import Emulator, emulator
@@ -109,10 +109,10 @@ def test_a_line_that_was_lost_is_written_once(monkeypatch: pytest.MonkeyPatch) -
     lines_of(30)
     append = OutputFile.append
 
-    def until_the_end(self: OutputFile, row: Any, line: bytes, *, answered: bool) -> None:
-        if row.index == 17:
+    def until_the_end(self: OutputFile, rows: Sequence[OutputRow]) -> None:
+        if any(row.index == 17 for row, _, _ in rows):
             raise OutputLost("out.jsonl: cannot be written: No space left on device")
-        append(self, row, line, answered=answered)
+        append(self, rows)
 
     monkeypatch.setattr(OutputFile, "append", until_the_end)
     assert run("-o", "out.jsonl") == 1

@@ -17,8 +17,10 @@ import pytest
 from cli.runs import PATIENCE, Child, prompts, stored_jobs, stored_prompts, until, use_emulator, written
 
 from smartbatch.cli.main import main
+from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.store import default_place
 from smartbatch.testing import emulator
+from smartbatch.types import Result
 
 OWN = "call:own_calls:ask"
 OPENAI = "openai:gpt-5-mini"
@@ -149,6 +151,33 @@ def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.Ca
         assert child.process.wait() == 0
     assert f"job {job.id}: goes on; 3 of 10 rows have their results" in said
     assert Counter(asked) == Counter(expected[3:])
+    assert [row["input"]["prompt"] for row in written()] == expected
+    assert stored_jobs() == []
+
+
+@pytest.mark.full
+def test_what_is_written_is_not_read_again_when_a_run_goes_on(
+    calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the answers in the store those are read that the output lacks, here that of a torn line."""
+    expected = prompts(10)
+    killed(expected, count=6)
+    output = Path("out.jsonl")
+    output.write_bytes(output.read_bytes()[:-9])
+    read: list[str] = []
+
+    def decode(data: bytes, *, request_id: str) -> Result:
+        result = decode_result(data, request_id=request_id)
+        read.append(expected[result.context[0]])
+        return result
+
+    monkeypatch.setattr("smartbatch.jobs.stored_result.decode_result", decode)
+    for name in ("TEST_BEGAN", "TEST_LEAVE"):
+        Path(name).write_bytes(b"." * 4)  # leave for all that are left
+        monkeypatch.setenv(name, str(os.open(name, os.O_RDWR)))
+    assert run(model="call:own_calls:gated") == 0
+    assert sorted(Path("TEST_BEGAN").read_text().split("\n")) == ["", *expected[6:]]
+    assert sorted(read) == expected[5:]
     assert [row["input"]["prompt"] for row in written()] == expected
     assert stored_jobs() == []
 

@@ -172,10 +172,9 @@ def test_a_person_reads_lines_without_control_characters(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "stdout", Terminal(shown, encoding="utf-8"))
     output = StandardOutput()
     first_row = row(0, text="say\x1b]0;title\x07 " + "x" * 50)
-    output.append(
-        first_row, encode(first_row, answered(text="red \x1b[31m\nnew line"), "sim:x"), answered=True
-    )
-    output.append(row(1), encode(row(1), Result("r", error=FAILURE), "sim:x"), answered=False)
+    good, bad = answered(text="red \x1b[31m\nnew line"), Result("r", error=FAILURE)
+    output.append([(first_row, encode(first_row, good, "sim:x"), True)])
+    output.append([(row(1), encode(row(1), bad, "sim:x"), False)])
     first, second = shown.getvalue().decode().splitlines()
     assert first == r"1  say\x1b]0;title\x07 " + "x" * 26 + r"… → red \x1b[31m\nnew line"
     assert second == r"2  a prompt → [timeout] no answer\x1b[31m"

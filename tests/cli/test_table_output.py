@@ -272,6 +272,22 @@ def round_trip(format: str, lines: list[Line]) -> list[dict[str, Any]]:
     return read[0]
 
 
+def test_vectors_are_a_column_of_32_bit_numbers(tmp_path: Path) -> None:
+    """As providers send them; a row that failed has none."""
+    import pandas
+    import polars
+
+    error = {"kind": "timeout", "message": "late", "code": None}
+    lines = [line(0, embedding=[0.5, -0.25]), line(1, text="", error=error), line(2, embedding=[1.0, 3.0])]
+    path = tmp_path / "out.parquet"
+    with path.open("wb") as file:
+        write_table("parquet", lambda: iter(lines), file)
+    for column in (pandas.read_parquet(path)["embedding"], polars.read_parquet(path)["embedding"]):
+        found = [None if vector is None else list(vector) for vector in column]
+        assert found == [[0.5, -0.25], None, [1.0, 3.0]]
+    assert polars.read_parquet(path).schema["embedding"] == polars.List(polars.Float32)
+
+
 def test_names_that_meet_are_told_apart() -> None:
     """Of the input, of the answers, and of parsed objects."""
     lines = [

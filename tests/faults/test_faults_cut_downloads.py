@@ -29,10 +29,6 @@ def in_the_first_line(body: bytes) -> bytes:
     return body[:20]
 
 
-def before_the_end_of_a_line(body: bytes) -> bytes:
-    return body[: body.index(b"\n", len(body) // 2)]
-
-
 def cut_downloads(w: World, cut: Cut, whole: Callable[[int], bool]) -> Counter[str]:
     """Cut each download until ``whole`` says of its number that it comes whole; nothing tells of the cut."""
     fetched: Counter[str] = Counter()

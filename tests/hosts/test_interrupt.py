@@ -243,7 +243,7 @@ def test_a_second_interrupt_ends_a_stop_at_once() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("landing", sampled(["KeyboardInterrupt", "SystemExit"]))
-def test_a_storm_of_signals_leaves_neither_a_lock_nor_a_request_behind(landing: str) -> None:
+def test_many_signals_leave_neither_a_lock_nor_a_request_behind(landing: str) -> None:
     """Wherever an interrupt comes in a submit, the client works on, and a stop completes what was taken."""
     ended = run_script(
         f"""
@@ -256,7 +256,7 @@ def test_a_storm_of_signals_leaves_neither_a_lock_nor_a_request_behind(landing: 
                 say(f"stopped, {{event.failed}} unanswered, {{client.metrics.snapshot().waiting}} waiting")
         rng = random.Random(7)
         client = BatchingClient(echo, parallelism=4, observers=[told]).start()
-        def storm(n):
+        def submit_until_interrupted(n):
             signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0002, 0.002))
             k = 0
             while True:
@@ -267,7 +267,7 @@ def test_a_storm_of_signals_leaves_neither_a_lock_nor_a_request_behind(landing: 
         signal.signal(signal.SIGALRM, interrupt)
         for n in range(300):
             try:
-                storm(n)
+                submit_until_interrupted(n)
             except {landing}:
                 assert client.submit(f"after {{n}}").result(timeout=20).ok
         client.stop(timeout=20)

@@ -275,7 +275,7 @@ def store_with(**given: Any) -> str | None:
         return get_client().config.store
 
 
-def test_jobs_are_kept_beside_the_projects_sqlite(tmp_path: Path) -> None:
+def test_jobs_are_kept_next_to_the_projects_sqlite(tmp_path: Path) -> None:
     assert store_with(NAME=tmp_path / "db.sqlite3") == str(tmp_path / "db.smartbatch.db")
 
 

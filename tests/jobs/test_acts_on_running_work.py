@@ -44,11 +44,6 @@ def elsewhere(place: str, clock: VirtualClock) -> Iterator[StoredJobs]:
     stored.close(0)
 
 
-@pytest.fixture
-def remote(clock: VirtualClock) -> Remote:
-    return Remote(clock)
-
-
 def hear(clock: VirtualClock) -> None:
     """Let the time pass in which everybody hears of what was done; the second wait is for those who read."""
     clock.sleep(HEARD)

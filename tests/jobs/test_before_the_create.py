@@ -24,11 +24,6 @@ LONG = 1e6
 
 
 @pytest.fixture
-def remote(clock: VirtualClock) -> Remote:
-    return Remote(clock)
-
-
-@pytest.fixture
 def api(remote: Remote) -> Api:
     assert remote.api is not None
     return remote.api

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,10 @@ import psycopg
 import pytest
 from jobs.stores import postgres_address  # noqa: F401
 
+from smartbatch import BatchingClient, JobTimeout
+from smartbatch.jobs.store.job_table import JobTable
+from smartbatch.jobs.store.shard_table import ShardTable
+from smartbatch.observe.progress import Progress
 from tests.levels import sampled
 
 SCRIPT = """
@@ -35,11 +40,17 @@ if sys.argv[2] == "stop":
         print("a status", flush=True)
     except StoreError as error:
         print("hangs" if "has not answered" in str(error) else error, time.monotonic() - began, flush=True)
-    for wait in (lambda: job.wait(0.5), lambda: list(job.results(timeout=0.5))):
+    for wait in (
+        lambda: job.wait(0.5),
+        lambda: list(job.results(timeout=0.5)),
+        lambda: list(job.results(timeout=0.5, wait=False)),
+    ):
         began = time.monotonic()
         try:
             wait()
         except JobTimeout:
+            pass
+        finally:
             print("waited", time.monotonic() - began, flush=True)
     began = time.monotonic()
     client.stop(timeout=1.0)
@@ -112,7 +123,7 @@ def test_a_store_that_hangs_holds_up_no_end(
                         assert (said, float(seconds) < 0.5 + SLACK) == ("hangs", True)
                     else:
                         assert next(lines)
-                    for _ in ("wait", "results"):
+                    for _ in ("wait", "results", "results that are there"):
                         said, seconds = next(lines).split()
                         assert (said, float(seconds) < 0.5 + 1.0 + SLACK) == ("waited", True)
                     said, seconds = next(lines).split()
@@ -124,3 +135,41 @@ def test_a_store_that_hangs_holds_up_no_end(
                 assert time.monotonic() - began < 2.0 + 1.0 + SLACK  # the grace period of the exit
         finally:
             process.kill()
+
+
+def test_a_wait_that_shows_how_the_job_stands_is_over_in_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The store hangs in the middle of a look: its batches are not told any more."""
+    answered = threading.Event()
+    monkeypatch.setattr(Progress, "is_due", True)
+    monkeypatch.setattr(ShardTable, "of_job", lambda *_, **__: answered.wait(30.0) and [])
+    client = BatchingClient("sim:demo?latency=60", store=str(tmp_path / "jobs.db"))
+    try:
+        job = client.submit_batch(["a", "b"], strategy="individual")
+        began = time.monotonic()
+        with pytest.raises(JobTimeout, match="has not answered"):
+            job.wait(0.5, progress=True)
+        assert time.monotonic() - began < 0.5 + 1.0 + SLACK
+    finally:
+        answered.set()
+        client.stop(timeout=0)
+
+
+@pytest.mark.full
+def test_the_last_look_for_results_in_any_order_is_over_in_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The store hangs when all results were read, and it is asked whether any is to come again."""
+    answered = threading.Event()
+    with BatchingClient("sim:demo", store=str(tmp_path / "jobs.db")) as client:
+        job = client.submit_batch(["a", "b"], strategy="individual")
+        job.wait()
+        results = job.results(ordered=False, timeout=3.0)
+        assert next(results).ok
+        monkeypatch.setattr(JobTable, "get", lambda *_: answered.wait(30.0) and None)
+        began = time.monotonic()
+        with pytest.raises(JobTimeout, match="has not answered"):
+            list(results)
+        assert time.monotonic() - began < 3.0 + 1.0 + SLACK
+        answered.set()

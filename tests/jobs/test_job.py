@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from inside import inside
@@ -20,11 +19,6 @@ from smartbatch.jobs.status import JobStatus
 ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
 LONG = 1e6
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> str:
-    return str(tmp_path / "jobs.db")
 
 
 def prompts(count: int) -> list[str]:

@@ -156,7 +156,7 @@ def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
         assert client.spent == pytest.approx(row.cost + row.reserved)
 
 
-def test_a_create_that_may_have_landed_is_not_paid_for_from_the_same_money(tmp_path: Path) -> None:
+def test_a_create_that_may_have_arrived_is_not_paid_for_from_the_same_money(tmp_path: Path) -> None:
     """A late create of Anthropic's cannot be fenced, so what it may cost stays reserved."""
     late = {"batch_late_seconds": HOUR, "batch_turnaround": 10 * MINUTE}
     named = {"batch_fault_for": lambda index, label: ("late_create",) if index == 0 else ()}

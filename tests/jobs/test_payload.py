@@ -29,6 +29,7 @@ from smartbatch.errors import (
 from smartbatch.jobs.payload import (
     RunningDigest,
     Shared,
+    context_of,
     decode_error,
     decode_params,
     decode_request,
@@ -38,7 +39,8 @@ from smartbatch.jobs.payload import (
     encode_request,
     encode_result,
 )
-from smartbatch.jobs.records import NewItem
+from smartbatch.jobs.records import NewItem, ResultRow
+from smartbatch.jobs.stored_result import result_of_row
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 
 PLAIN = Shared()
@@ -295,17 +297,30 @@ class TestResults:
     def test_the_result_of_a_batch_says_so(self) -> None:
         assert same(Result("r", text="t", route=Route.BATCH)).route is Route.BATCH
 
-    def test_the_id_is_kept_beside_it_so_that_the_same_bytes_serve_many(self) -> None:
+    def test_the_id_is_kept_next_to_it_so_that_the_same_bytes_serve_many(self) -> None:
         data = encode_error(RequestCancelled("the job was cancelled"))
-        one, other = (decode_result(data, request_id=name, context=name) for name in ("a", "b"))
+        one, other = (decode_result(data, request_id=name) for name in ("a", "b"))
         assert one.error is not None
         assert other.error is not None
-        assert (one.request_id, one.error.request_id, one.context) == ("a", "a", "a")
-        assert (other.request_id, other.error.request_id, other.context) == ("b", "b", "b")
+        assert (one.request_id, one.error.request_id) == ("a", "a")
+        assert (other.request_id, other.error.request_id) == ("b", "b")
 
-    def test_the_context_stored_wins_over_the_one_given(self) -> None:
-        data = encode_result(Result("r", context={"n": 1}))
-        assert decode_result(data, request_id="r", context="other").context == {"n": 1}
+    @pytest.mark.parametrize(("stored", "found"), [({"n": 1}, {"n": 1}), (None, "the request's")])
+    def test_where_a_result_holds_no_context_it_has_that_of_its_request(
+        self, stored: Any, found: Any
+    ) -> None:
+        request = encode_request(normalise("p", context="the request's"), Shared())
+        body = encode_result(Result("r", context=stored, cost=0.0))
+        row = ResultRow(3, None, "succeeded", body, request, 0.0, 1, follower=False)
+        assert result_of_row(row, "job-1").context == found
+        assert result_of_row(evolve(row, follower=True), "job-1").context == "the request's"
+
+    @pytest.mark.parametrize("number", [2**53 + 1, 2**64, -(2**70)])
+    def test_whole_numbers_of_any_size_come_back_as_they_were(self, number: int) -> None:
+        for value in (number, [number], {"n": [number]}):
+            back = same(Result("r", text="t", context=value, parsed={"n": value}))
+            assert (back.context, back.parsed) == (value, {"n": value})
+            assert context_of(encode_request(normalise("p", context=value), Shared())) == value
 
     def test_an_object_without_json_does_not_cost_the_answer_that_was_paid(self) -> None:
         back = same(Result("r", text="{}", parsed=object(), context={"n": 1}, cost=0.1))

@@ -42,11 +42,6 @@ def takes(monkeypatch: pytest.MonkeyPatch, api: Api, requests: int, limit: int |
 
 
 @pytest.fixture
-def remote(clock: VirtualClock) -> Remote:
-    return Remote(clock)
-
-
-@pytest.fixture
 def api(remote: Remote) -> Api:
     assert remote.api is not None
     return remote.api

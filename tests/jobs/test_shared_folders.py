@@ -96,6 +96,22 @@ def test_files_on_their_way_are_for_their_owner_only(tmp_path: Path) -> None:
     assert target.read_text() == "precious"
 
 
+def test_a_new_store_is_not_made_where_another_users_link_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An existing one may be named so, and an own link leads anywhere."""
+    link, target = tmp_path / "jobs.db", tmp_path / "target"
+    link.symlink_to(target)
+    made, other = os.lstat, os.geteuid() + 1
+    monkeypatch.setattr(os, "lstat", lambda name: os.stat_result((*made(name)[:4], other, *made(name)[5:])))
+    with pytest.raises(StoreError, match=f"jobs.db is a symbolic link of another user: {ADVICE}"):
+        open_store(str(link))
+    assert not target.exists()
+    monkeypatch.undo()
+    open_store(str(link)).close()
+    assert target.exists()
+
+
 def test_a_new_store_is_not_made_through_a_link(tmp_path: Path) -> None:
     """The lock that lies next to it while it is made has a name that anybody can guess."""
     (tmp_path / "jobs.db.new").symlink_to(tmp_path / "target")

@@ -203,6 +203,9 @@ def test_who_reads_as_results_come_passes_over_the_gap_that_rows_leave(store: Sq
     store.items.claim_realtime(lease, 10)
     store.items.answer(lease, [result(ix) for ix in range(5)], at=11.0)
     assert [one.ix for one in store.items.fresh(job.id, after=6, limit=9)] == [0, 1, 2, 3, 4]
+    assert store.items.sequences(job.id, limit=2) == [(6, 5), (7, 0)]
+    assert store.items.sequences(job.id, after=7, limit=2) == [(8, 1), (9, 2)]
+    assert store.items.sequences(job.id, after=11) == []
 
 
 def test_a_row_that_was_paid_for_is_asked_again_only_where_it_is_named(store: SqlStore, bench: Bench) -> None:

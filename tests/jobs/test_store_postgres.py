@@ -232,38 +232,26 @@ def test_a_server_that_goes_away_and_comes_back_is_used_again(relay: Relay, benc
 # -- other sessions ------------------------------------------------------------------------------------------
 
 
-def test_a_session_whose_beginning_is_interrupted_is_closed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("when", ["beginning", "read"])
+def test_a_session_that_is_interrupted_is_closed(
+    when: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A traceback that keeps its frame, as in a notebook, would keep one of the server's connections."""
-    database, made = PostgresDatabase(Address.of(bench.place)), list[psycopg.Connection[Any]]()
-
-    def interrupted(session: psycopg.Connection[Any], *_: Any) -> None:
-        made.append(session)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(psycopg.Connection, "execute", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            database.rows("SELECT 1")
-    assert [session.closed for session in made] == [True]
-    assert database.rows("SELECT 1") == [(1,)]
-    database.close()
-
-
-def test_a_session_that_is_interrupted_in_a_read_is_closed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its answer may still come: the next read must not take it for its own."""
+    """A traceback that keeps its frame, as in a notebook, would keep one of the server's connections; and the
+    answer of a read may still come, which the next read must not take for its own.
+    """
     database, used = PostgresDatabase(Address.of(bench.place)), list[psycopg.Connection[Any]]()
 
     def interrupted(session: psycopg.Connection[Any], *_: Any) -> None:
         used.append(session)
-        session.execute("BEGIN")
+        if when == "read":
+            session.execute("BEGIN")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(postgres, "_rows", interrupted)
+        if when == "read":
+            patch.setattr(postgres, "_rows", interrupted)
+        else:
+            patch.setattr(psycopg.Connection, "execute", interrupted)
         with pytest.raises(KeyboardInterrupt):
             database.rows("SELECT 1")
     assert [session.closed for session in used] == [True]

@@ -122,6 +122,16 @@ def test_a_place_may_be_written_as_a_url(tmp_path: Path) -> None:
     store.close()
 
 
+def test_an_abandoned_store_has_no_file_open(bench: Bench) -> None:
+    """Nor does it hold its owner's lock: others take its jobs as those of a process that died."""
+    store = bench.open()
+    job, _ = started(store, bench)
+    store.abandon()
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    assert not [link for link in links if os.path.exists(link) and bench.place in os.readlink(link)]
+    assert bench.open().leases.claim(job.id, 60.0)
+
+
 def test_files_and_folders_are_for_their_owner_only(tmp_path: Path) -> None:
     """Prompts and answers are in them, whatever the umask says (G4)."""
     before = os.umask(0)

@@ -33,11 +33,6 @@ def place(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def remote(clock: VirtualClock) -> Remote:
-    return Remote(clock)
-
-
-@pytest.fixture
 def client(client_of: ClientOf, remote: Remote, place: str) -> BatchingClient:
     return client_of(remote, store=place)
 

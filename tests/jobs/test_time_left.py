@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from attrs import evolve
@@ -17,11 +16,6 @@ from smartbatch.jobs.status import JobStatus
 ClientOf = Callable[..., BatchingClient]
 LONG = 1e6
 HALF = 1800.0
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> str:
-    return str(tmp_path / "jobs.db")
 
 
 def followed(job: Job) -> list[tuple[JobStatus, float]]:

@@ -454,7 +454,7 @@ def outputs() -> Target:
     prompts = [f"prompt {at}" for at in range(6)]
     keys = RowKeys(settings.settings)
     for prompt in prompts:
-        keys.append(settings.key(prompt))
+        keys.append(settings.digest(prompt))
     lines = [
         encode(KeyedRow(at, at, {"prompt": prompt}, settings.key(prompt)), Result("x", text="a"), "sim:demo")
         for at, prompt in enumerate(prompts)

@@ -390,7 +390,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(is_lost(job) for job in self.jobs.values()))
     @rule(pick=picks)
-    def write_with_a_grip_that_is_lost(self, pick: int) -> None:
+    def write_with_a_lease_that_is_lost(self, pick: int) -> None:
         jobs = [job for job in self.jobs.values() if is_lost(job)]
         job = jobs[pick % len(jobs)]
         lost = JobLease(job.id, job.epoch if job.owner is None else job.epoch - 1)

@@ -45,6 +45,12 @@ def ended(api: BatchApi, batch: RemoteBatch) -> RemoteBatch:
     return batch
 
 
+def two_pages(api: BatchApi) -> list[str | None]:
+    """Ask for two pages of the list; return what comes after each."""
+    first = api.page(None, PATIENCE).next
+    return [first, api.page(first, PATIENCE).next]
+
+
 def results(api: BatchApi, batch: RemoteBatch, kind: Kind = Kind.GENERATE) -> dict[str, Line]:
     """All lines of a batch's results by their ids; each id comes once."""
     data = b"".join(b"".join(api.download(batch, output, PATIENCE)) for output in batch.outputs)

@@ -7,7 +7,7 @@ import json
 import pytest
 from asking import KEY, request_of, url_of
 from batch_sides import ANTHROPIC, claude_batch
-from batching import MARK, PATIENCE, fails
+from batching import MARK, PATIENCE, fails, two_pages
 from claude import error, message
 from raw_server import says
 
@@ -283,9 +283,7 @@ def test_the_lists_next_page_begins_after_its_last_batch(api):
     """Up to a hundred at a time."""
     more = {"data": [claude_batch(), claude_batch(name="msgbatch_0")], "has_more": True}
     batches, server = api(says(more), says({"data": [], "has_more": True}))
-    page = batches.page(None, PATIENCE)
-    assert page.next == "msgbatch_0"
-    assert batches.page(page.next, PATIENCE).next is None
+    assert two_pages(batches) == ["msgbatch_0", None]
     assert [request.target for request in server.requests] == [
         "/v1/messages/batches?limit=100",
         "/v1/messages/batches?limit=100&after_id=msgbatch_0",

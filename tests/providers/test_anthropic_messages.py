@@ -45,7 +45,7 @@ def test_a_prompt_becomes_a_message_with_a_cap_on_the_output(serve):
     assert body["max_tokens"] == 50_000  # above what the SDK takes without streaming
 
 
-def test_instructions_stand_beside_the_messages(serve):
+def test_instructions_stand_next_to_the_messages(serve):
     """System and developer messages are folded into one system text, in order."""
     prompt = (
         Message("system", "Be brief."),

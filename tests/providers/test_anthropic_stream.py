@@ -26,13 +26,6 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.http.event_stream import events
 from smartbatch.types import Usage
 
-
-def next_fails(pieces) -> ProviderError:
-    with pytest.raises(ProviderError) as caught:
-        next(pieces)
-    return caught.value
-
-
 WHOLE = (START, BLOCK, PING, delta("Li"), PING, delta("ma"), event("content_block_stop", index=0), END, STOP)
 PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
 

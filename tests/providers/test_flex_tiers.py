@@ -54,7 +54,7 @@ class TestWhoHasIt:
 
 
 class TestHowItIsAsked:
-    def test_both_apis_of_openai_get_the_parameter_beside_the_users_own(self) -> None:
+    def test_both_apis_of_openai_get_the_parameter_next_to_the_users_own(self) -> None:
         asked = OPENAI.asked_by(PROMPT)
         for body in (chat_body(asked, "gpt-5-mini", "max_completion_tokens"), response_body(asked, "gpt-5")):
             assert body["service_tier"] == "flex"

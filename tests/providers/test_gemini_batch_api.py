@@ -8,7 +8,7 @@ from array import array
 import pytest
 from asking import request_of, url_of
 from batch_sides import FILE, GEMINI, create, gemini_batch, world
-from batching import MARK, PATIENCE, ended, fails, results
+from batching import MARK, PATIENCE, ended, fails, results, two_pages
 from gemini_asking import GEMINI_KEY, gemini_error, retry_in, says_gemini, violation
 from raw_server import hangs, resets, says
 
@@ -178,9 +178,7 @@ def test_an_output_nobody_could_name_is_not_asked_for(api, bad):
 def test_the_next_page_is_asked_for_with_its_token(api):
     """Whatever characters it has."""
     batches, server = api(says({"operations": [gemini_batch()], "nextPageToken": "a/b+c=&d"}), says({}))
-    page = batches.page(None, PATIENCE)
-    assert page.next == "a/b+c=&d"
-    assert batches.page(page.next, PATIENCE).next is None
+    assert two_pages(batches) == ["a/b+c=&d", None]
     assert [request.target for request in server.requests] == [
         "/v1/batches?pageSize=100",
         "/v1/batches?pageSize=100&pageToken=a%2Fb%2Bc%3D%26d",
@@ -597,10 +595,9 @@ def test_odd_token_counts_are_unknown(tokens):
 
 
 def test_what_gemini_can_do():
-    """Named files, labels and a fence; both kinds."""
+    """Files, labels and a fence; both kinds."""
     abilities = GeminiProvider(GEMINI_KEY).batches().abilities
     assert abilities.files
-    assert abilities.named_files
     assert abilities.labels
     assert abilities.fence
     assert abilities.counts

@@ -357,7 +357,7 @@ def test_a_cancel_is_done_when_there_is_nothing_left_to_cancel(api, status, body
 # lists
 
 
-def test_a_strangers_unreadable_batch_hides_nothing_and_ours_is_an_error(api):
+def test_a_foreign_unreadable_batch_hides_nothing_and_ours_is_an_error(api):
     """A list is evidence of absence: what may be ours must not be skipped."""
     strange = described(id="a/b", metadata={"job": "j"})
     batches, _ = api(says({"data": [strange, described()], "has_more": False}))

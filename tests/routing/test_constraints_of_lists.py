@@ -86,7 +86,7 @@ def test_equal_prompts_are_forecast_as_they_are_sent(ask: Callable[..., Plan]) -
     assert (each.requests, each.duplicates) == (120, 0)
 
 
-@pytest.mark.parametrize("ask", [BatchingClient.plan, BatchingClient.forecast])
+@pytest.mark.parametrize("ask", sampled([BatchingClient.plan, BatchingClient.forecast], first=1))
 @pytest.mark.parametrize("kept", [False, True])
 def test_equal_prompts_that_are_far_apart_are_paid_once_by_a_job_or_where_answers_are_kept(
     ask: Callable[..., Plan], kept: bool, tmp_path: Path
@@ -128,7 +128,7 @@ def test_an_urgent_request_does_not_wait_for_an_identical_one_in_a_batch() -> No
 
 
 @pytest.mark.parametrize("strategy", ["auto", "individual", "batch", "hybrid", "threshold"])
-@pytest.mark.parametrize("budget", [None, "1 USD"])
+@pytest.mark.parametrize("budget", sampled([None, "1 USD"], first=1))
 def test_a_list_that_the_cache_knows_needs_no_route(
     strategy: str, budget: str | None, tmp_path: Path
 ) -> None:

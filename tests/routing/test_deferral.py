@@ -26,16 +26,6 @@ ClientOf = Callable[..., BatchingClient]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> str:
-    return str(tmp_path / "jobs.db")
-
-
-@pytest.fixture
-def remote(clock: VirtualClock) -> Remote:
-    return Remote(clock)
-
-
-@pytest.fixture
 def deferring(client_of: ClientOf, store: str) -> ClientOf:
     """Make a client of a provider, in whose store deferrable requests may wait."""
     return partial(client_of, store=store, deferrable="batch")

@@ -26,12 +26,6 @@ ClientOf = Callable[..., BatchingClient]
 LONG = 3_600.0
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> str:
-    """The store of all clients of a test."""
-    return str(tmp_path / "jobs.db")
-
-
 @pytest.mark.parametrize("key", [None, "mine"])
 def test_the_same_submit_finds_its_answer_in_another_process(
     key: str | None, client_of: ClientOf, clock: VirtualClock, store: str

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from inside import inside
@@ -18,6 +19,8 @@ from smartbatch.errors import StoreError
 from smartbatch.events import CallFinished, Event, ForecastMoved
 from smartbatch.jobs import turnaround_log
 from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.store.fact_table import FactTable
+from smartbatch.jobs.threads import run_within
 from smartbatch.routing.history import (
     A_SECOND,
     BATCH,
@@ -27,6 +30,7 @@ from smartbatch.routing.history import (
     NOTED,
     SAMPLE,
     VECTORS,
+    WITHIN,
     ForecastHistory,
 )
 from smartbatch.types import Answer, Kind, Request, Route, Usage
@@ -343,6 +347,35 @@ class TestTheStore:
         clock.sleep(EVERY)
         history.refresh()
         assert len(store.facts.turnarounds(f"latency individual {MODEL}")) == 20
+
+    def test_a_store_that_hangs_is_waited_for_once_and_read_again_at_the_next_look(
+        self, process: Process, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, history = process(), process()
+        first.refresh()
+        call(first, clock, *[30.0] * 20)
+        first.save()
+        seen: list[float] = []
+        read = FactTable.turnarounds
+
+        def hang(*asked: Any, **how: Any) -> Any:
+            if not seen:
+                clock.sleep(1_000.0)
+            return read(*asked, **how)
+
+        def look() -> None:
+            began = clock.now()
+            history.refresh()
+            assert history.latency(Route.INDIVIDUAL, MODEL).observations == 0
+            assert history.turnaround(MODEL).observations == 0
+            seen.append(clock.now() - began)
+            clock.sleep(EVERY)
+            history.refresh()
+            assert history.latency(Route.INDIVIDUAL, MODEL).observations == 20
+
+        monkeypatch.setattr(FactTable, "turnarounds", hang)
+        assert run_within(look, 1e6, clock, "smartbatch-test")
+        assert seen == [WITHIN]
 
     def test_without_a_store_everything_works_in_memory(self, clock: VirtualClock, told: Told) -> None:
         history = ForecastHistory(clock, told)

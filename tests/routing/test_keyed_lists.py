@@ -20,6 +20,7 @@ from smartbatch.errors import (
     StoreError,
 )
 from smartbatch.types import Prompt, Request, Result, Route, evolve
+from tests.levels import sampled
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -27,14 +28,8 @@ each_way = pytest.mark.parametrize("way", ["individual", "batch", "hybrid"])
 PROMPTS = [f"p{n}" for n in range(30)]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> str:
-    """The store of all clients of a test."""
-    return str(tmp_path / "jobs.db")
-
-
 @each_way
-@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("ordered", sampled([True, False]))
 def test_the_same_list_again_asks_nothing_and_costs_nothing(
     way: str, ordered: bool, client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from jobs.remote import Remote
 
-from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import InvalidRequest
 from smartbatch.events import Event, RouteScored
@@ -18,11 +17,6 @@ ClientOf = Callable[..., BatchingClient]
 PROMPTS = [f"p{n}" for n in range(30)]
 
 each_way = pytest.mark.parametrize("way", ["individual", "batch", "hybrid"])
-
-
-@pytest.fixture
-def remote(clock: VirtualClock) -> Remote:
-    return Remote(clock)
 
 
 def made(remote: Remote) -> int:

@@ -13,6 +13,7 @@ from smartbatch import BatchingClient
 from smartbatch._clock import VirtualClock
 from smartbatch.providers.batch_api import BatchApi, Line
 from smartbatch.types import Answer, Kind, Prompt, Request, Result, Route, Usage, evolve
+from tests.levels import sampled
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -49,7 +50,7 @@ def test_a_hook_sees_each_answer_of_a_list_once_with_its_own_context(
     assert all(result.parsed == result.context for result in results)  # what the hook made of it stays
 
 
-@pytest.mark.parametrize("later", ["individual", "batch"])
+@pytest.mark.parametrize("later", sampled(["individual", "batch"], first=1))
 @each_way
 def test_the_cache_keeps_what_the_provider_said_and_the_hook_sees_it_again(
     way: str, later: str, client_of: ClientOf, clock: VirtualClock, files: dict[str, Any]

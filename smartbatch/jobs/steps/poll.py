@@ -127,7 +127,8 @@ def _vanished(step: StepContext, shard: ShardRow) -> ShardRow:
 
     1. It no longer keeps batches of that age: go on as with an ended one.
     2. The batch is new, and may not be visible yet: poll again. How old it is tells the time of the create,
-       unless the process stood still until the answer; so it is looked for a few times before its first poll.
+       unless the process was suspended until the answer; so it is searched for a few times before its first
+       poll.
     3. An incident, once; and where the job is cancelled, the items end, as nothing more will come.
     4. Otherwise poll rarely. Nothing is sent again, since the requests may have been paid.
     """

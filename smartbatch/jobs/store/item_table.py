@@ -5,7 +5,8 @@ The tables ``item``, ``payload``, ``result`` and ``earlier_tries``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
 from attrs import frozen
 
@@ -23,7 +24,9 @@ from smartbatch.jobs.store import outcomes
 from smartbatch.jobs.store.database import Database, Transaction
 from smartbatch.jobs.store.items_of_job import first_in, items_by_number, job_number
 from smartbatch.jobs.store.leases import LeaseTable, leased
-from smartbatch.jobs.store.rows import first_of, fitting, number, open_item, result_row
+from smartbatch.jobs.store.rows import first_of, fitting, number, open_item, position, result_row
+
+_T = TypeVar("_T")
 
 PAGE_DROPPED = 10_000
 """Items that a cancelled job ends in one transaction."""
@@ -143,29 +146,42 @@ class ItemTable:
     def results(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[ResultRow]:
         """Return up to ``limit`` results by the item's position, from the one after ``after``."""
         job = job_number(self.db, job_id)
-        return self._from("no", number(job, after + 1), first_of(job + 1), limit)
+        return self._from("no", self._whole, number(job, after + 1), first_of(job + 1), limit)
 
     def fresh(self, job_id: str, *, after: int = 0, limit: int = 1000) -> list[ResultRow]:
         """Return up to ``limit`` results by ``seq``, from the one after ``after``; none is ever skipped."""
         job = job_number(self.db, job_id)
-        return self._from("seq", number(job, after + 1), first_of(job + 1), limit)
+        return self._from("seq", self._whole, number(job, after + 1), first_of(job + 1), limit)
 
-    def _from(self, column: str, first: int, end: int, limit: int) -> list[ResultRow]:
+    def sequences(self, job_id: str, *, after: int = 0, limit: int = 10_000) -> list[tuple[int, int]]:
+        """Return ``seq`` and position of up to ``limit`` results, as :meth:`fresh`, without what they say: by
+        the index alone."""
+        job = job_number(self.db, job_id)
+        return self._from("seq", self._numbers, number(job, after + 1), first_of(job + 1), limit)
+
+    def _from(
+        self, column: str, read: Callable[[str, int, int], list[_T]], first: int, end: int, limit: int
+    ) -> list[_T]:
         """Return the next page by a column, also where it begins after a gap.
 
         What was no gap but not stored yet may be stored while it is looked behind: then it is there now, as
         results are stored in the order of ``seq``.
         """
         order, past = f"r.{column}", min(first + limit, end)
-        page = self._page(order, first, past)
+        page = read(order, first, past)
         if page or past == end:
             return page
         behind = first_in(self.db, "result", past, end, column=column)
         if behind is None:
             return []
-        return self._page(order, first, past) or self._page(order, behind, min(behind + limit, end))
+        return read(order, first, past) or read(order, behind, min(behind + limit, end))
 
-    def _page(self, order: str, first: int, end: int) -> list[ResultRow]:
+    def _numbers(self, order: str, first: int, end: int) -> list[tuple[int, int]]:
+        """Return the numbers of results of a range."""
+        found = f"SELECT r.seq, r.no FROM result r WHERE {order} >= ? AND {order} < ? ORDER BY {order}"
+        return [(position(seq), position(no)) for seq, no in self.db.rows(found, first, end)]
+
+    def _whole(self, order: str, first: int, end: int) -> list[ResultRow]:
         """Return results of a range of numbers, or the first of them where they are large."""
         sizes, whole = (
             _RESULTS.replace("{columns}", columns).replace("{order}", order) for columns in (_SIZES, _WHOLE)

@@ -67,7 +67,6 @@ class KeptResult:
     seq: int
     outcome: str
     body: bytes = field(repr=False)
-    retried_at: float
 
 
 @frozen
@@ -212,7 +211,7 @@ class JobActs:
         ix, seq = after
         first = number(job, max(ix, 0))
         rows = self.db.rows(
-            """SELECT e.no, e.seq, e.outcome, coalesce(l.body, e.body), e.retried_at FROM earlier_result e
+            """SELECT e.no, e.seq, e.outcome, coalesce(l.body, e.body) FROM earlier_result e
             LEFT JOIN follower f ON f.no = e.no
             LEFT JOIN earlier_result l ON l.no = f.leader AND l.retried_at = e.retried_at
             WHERE e.no >= ? AND e.no < ? AND (e.no > ? OR e.seq > ?) ORDER BY e.no, e.seq LIMIT ?""",

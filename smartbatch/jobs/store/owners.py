@@ -128,7 +128,7 @@ class Owner:
             if own is not None:
                 self._db.write(lambda tx: _drop(tx, own))
         except StoreError:
-            pass  # the lock that falls free says the same
+            pass  # that the lock is free says the same
         finally:
             self._locks.leave()
 

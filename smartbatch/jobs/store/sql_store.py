@@ -21,7 +21,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from smartbatch._files import own_folder, state_folder
+from smartbatch._files import own_folder, resolved_file, state_folder
 from smartbatch._fork import on_fork
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store.control_table import ControlTable
@@ -174,7 +174,7 @@ def resolved_place(place: str | None) -> str:
     if is_server(place):
         return place
     # sqlite:///relative, sqlite:////absolute or a plain path
-    return os.path.realpath(os.path.expanduser(place.removeprefix("sqlite:///")))
+    return resolved_file(place.removeprefix("sqlite:///"))
 
 
 def default_place() -> str:

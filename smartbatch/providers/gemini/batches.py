@@ -79,7 +79,6 @@ class GeminiBatches(BatchApi):
         max_requests=100_000,  # no count is documented; what the others take
         max_bytes=2_000_000_000,
         kinds=frozenset({Kind.GENERATE, Kind.EMBED}),
-        named_files=True,
         # Files are kept for 48 hours; nothing says that those with results are kept for longer.
         retention=48 * 3600.0,
     )

@@ -59,7 +59,6 @@ class SimBatches(BatchApi):
         fault_of: the error a fault stands for.
         wall: Unix seconds.
         seconds: from the create of a batch to its end.
-        folder: where the remote side is; :func:`sim_folder` by default.
     """
 
     name = "sim"
@@ -73,14 +72,12 @@ class SimBatches(BatchApi):
         fault_of: Callable[[str], ProviderError],
         wall: Callable[[], float],
         seconds: float,
-        folder: Path | None = None,
     ) -> None:
         self.scope = scope
         self._answer_to = answer_to
         self._fault_of = fault_of
         self._wall = wall
         self._seconds = seconds
-        self._given = folder
 
     # -- input -----------------------------------------------------------------------------------------------
 
@@ -212,7 +209,7 @@ class SimBatches(BatchApi):
     @cached_property
     def _root(self) -> Path:
         own = hashlib.sha256(self.scope.encode()).hexdigest()[:16]
-        return (self._given or sim_folder()) / own
+        return sim_folder() / own
 
     def _folder(self, name: str) -> Path:
         folder = self._root / name

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from smartbatch.jobs.records import ShardState
 from smartbatch.jobs.store import SqlStore
 
 __all__ = ["Crash", "CrashPoints", "CrashingStore", "step_of"]
@@ -140,7 +139,6 @@ def _name_of(verb: str, given: tuple[Any, ...]) -> str:
     return f"{shard.state.value}>{'same' if to is shard.state else to.value}"
 
 
-_S = ShardState
 _STEPS = (
     ("accept.before", "K1"),
     ("accept.after", "K2"),

@@ -152,7 +152,6 @@ class SimApi(BatchApi):
             max_requests=1000,
             max_bytes=150 if self._is("narrow") else 1_000_000,
             files=self._flavour.files,
-            named_files=self._flavour.named_files,
             labels=self._flavour.labels,
             fence=self._flavour.files,
             retention=25 * MINUTE if self._is("short") else 29 * 24 * HOUR,
