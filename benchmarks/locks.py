@@ -5,7 +5,7 @@
 Every lock that the library makes is replaced by one that counts: the CPU time of the thread that holds it,
 from taking it to giving it back, and whether it was free when it was asked for. Counting takes about a
 microsecond itself, which the figures contain. Context switches are those of runs without counting, with those
-of a raw loop beside them.
+of a raw loop next to them.
 """
 
 from __future__ import annotations

@@ -190,9 +190,8 @@ class Worker:
             for stream in (1, 2):
                 os.dup2(said, stream)
             os.chdir(self._tree)
-            os.environ |= {"PYTHONPATH": str(self._tree), "PYTHONDONTWRITEBYTECODE": "1"}
-            os.environ["PYTEST_DEBUG_TEMPROOT"] = str(self._scratch)
-            sys.dont_write_bytecode = True
+            os.environ |= {"PYTHONPATH": str(self._tree), "PYTEST_DEBUG_TEMPROOT": str(self._scratch)}
+            _write_no_bytecode()
             sys.path.insert(0, str(self._tree))
             for name in [name for name in sys.modules if name.partition(".")[0] in OF_TREE]:
                 del sys.modules[name]
@@ -206,12 +205,22 @@ class Worker:
             os._exit(code)
 
 
+def _write_no_bytecode() -> None:
+    """Leave none of a mutant: the next one may be as large, and written within the same second."""
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
+
+
 class _Chosen:
     """A plug-in: runs the tests in the order given, and notes the first that fails."""
 
     def __init__(self, names: Sequence[str], failed: Path) -> None:
         self._places = {name: place for place, name in enumerate(names)}
         self._failed = failed
+
+    def pytest_sessionstart(self) -> None:
+        """The tests' own ``conftest`` has byte code written."""
+        _write_no_bytecode()
 
     def pytest_collection(self) -> None:
         """Do not look for the smallest example that fails."""

@@ -1,4 +1,4 @@
-"""What telling OpenTelemetry costs a request, beside the same spans and records written by hand.
+"""What telling OpenTelemetry costs a request, next to the same spans and records written by hand.
 
     python -m benchmarks.telemetry
 

@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from jobs.remote import Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -55,6 +57,9 @@ _stderr = -1
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the terminal's standard error for the stacks of a test that hangs, and let Ctrl-C interrupt."""
     global _stderr
+    # else each of the processes that tests start compiles the library anew
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     settings.load_profile("default" if "not full" in config.option.markexpr else "full")
@@ -177,6 +182,18 @@ def clock() -> Iterator[VirtualClock]:
     clock = VirtualClock()
     with taking_part(clock):
         yield clock
+
+
+@pytest.fixture
+def remote(clock: VirtualClock) -> Remote:
+    """A service with a Batch API in virtual time."""
+    return Remote(clock)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """Where jobs are kept."""
+    return str(tmp_path / "jobs.db")
 
 
 @pytest.fixture

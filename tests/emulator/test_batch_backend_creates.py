@@ -67,7 +67,7 @@ def test_deleting_the_input_file_fences_a_late_create_off():
     assert world.figures()["lines_billed"] == 0
 
 
-def test_a_fence_comes_too_late_for_a_create_that_has_landed():
+def test_a_fence_comes_too_late_for_a_create_that_has_arrived():
     """Deleting the file then does not stop the batch: it runs, and is billed."""
     world, file = late_world()
     assert world.backend.delete_file(*ME, file, 100.0)

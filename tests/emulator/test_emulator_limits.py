@@ -67,7 +67,7 @@ def test_tokens_are_charged_all_or_nothing_with_the_request():
 
 
 def test_refused_requests_count_only_when_configured():
-    """With count_refused a storm pushes the next free moment further away."""
+    """With count_refused, refused requests push the next free moment further away."""
     kind, strict = (Limits(EmulatorSettings(rpm=60, count_refused=flag)) for flag in (False, True))
     for limits in (kind, strict):
         for _ in range(70):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inside import lock_of
+from manual_clock import ManualClock
 from sample_events import called, ended, retry, started, submitted
 
 from smartbatch.errors import ErrorKind
@@ -28,16 +29,6 @@ from smartbatch.jobs.records import ShardState
 from smartbatch.observe.metrics import KINDS, BatchMetrics
 from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 from smartbatch.types import Priority, Route, Usage
-
-
-class ManualClock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def __call__(self) -> float:
-        return self.time
 
 
 @pytest.fixture

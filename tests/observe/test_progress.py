@@ -16,6 +16,7 @@ import pytest
 from attrs import evolve, frozen
 from hypothesis import given
 from hypothesis import strategies as st
+from manual_clock import ManualClock
 from sample_events import answer, retry
 
 from smartbatch.client import BatchingClient
@@ -26,16 +27,6 @@ from smartbatch.observe.progress import Progress, watched
 from smartbatch.observe.text import SafeStream, duration, escape
 from smartbatch.types import Result
 from tests.levels import sampled
-
-
-class ManualClock:
-    """A clock that is set by the test."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def __call__(self) -> float:
-        return self.time
 
 
 class Terminal(io.StringIO):

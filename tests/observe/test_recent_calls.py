@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from manual_clock import ManualClock
 from sample_events import called, started
 
 from smartbatch.observe.metrics import BatchMetrics
@@ -13,16 +14,6 @@ from smartbatch.types import Usage
 
 UNIX = 1_795_000_020.0
 """The beginning of a minute."""
-
-
-class ManualClock:
-    """Monotonic seconds that are set by hand."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def __call__(self) -> float:
-        return self.time
 
 
 @pytest.fixture

@@ -1,0 +1,13 @@
+"""Time that is set by hand."""
+
+from __future__ import annotations
+
+
+class ManualClock:
+    """Monotonic seconds that are set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def __call__(self) -> float:
+        return self.time
