@@ -104,6 +104,24 @@ def test_c26_a_refusal_that_repeats_key_and_prompt_is_told_without_them(
         assert KEY.encode() not in b"".join(path.read_bytes() for path in _files(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [(PROMPT, "the provider answered 400"), ("the provider answered 400 and more", "the call was refused")],
+    ids=["a prompt", "a prompt like our own words"],
+)
+def test_c26_a_refused_create_that_repeats_a_prompt_keeps_what_repeats_none(
+    provider: str, prompt: str, told: str, tmp_path: Path
+) -> None:
+    """The provider's words are left out; ours stay, unless they repeat the prompt themselves."""
+    with world(provider, tmp_path, batch_turnaround=MINUTE) as w:
+        w.service.meet = lambda seen: w.refusal(400, f"{prompt}: no") if seen.what == "create" else None
+        job = w.process(batch_settle=MINUTE, batch_fallback="batch").submit_batch([prompt, f"{prompt} again"])
+        w.pass_time(DAY / 4)
+        errors = [str(result.error) for result in job.results(wait=False)]
+    assert len(errors) == 2
+    assert all(error.startswith(told) and prompt not in error for error in errors)
+
+
 def _told_by_the_command(w: World, job: Job, capsys: pytest.CaptureFixture[str]) -> list[str]:
     capsys.readouterr()
     for line in (["list"], ["show", job.id], ["show", job.id, "--json"], ["list", "--json"]):
