@@ -232,8 +232,11 @@ class ListRouter:
         constraints = self._constraints(given)
         if constraints.budget is not None:
             self._jobs.check_priced()
-        self._check_forced(given, Kind.GENERATE, None)
         kind, batchable = Kind.GENERATE, True
+        if plain.get("embedding") is not None:
+            kind = Kind.EMBED
+            self._preparer.check(self._preparer.request("a text", plain))  # there may be no prompt
+        self._check_forced(given, kind, None)
         workload = self._advisor.workload(
             kind,
             constraints.at_once + 1 if count is None else count,
@@ -322,8 +325,7 @@ class ListRouter:
         requests = prompt_list(requests)
         if plan.route not in (Route.BATCH, Route.HYBRID):
             return self._jobs.submit_attended(requests, options, plan.decision)
-        prepared = self._preparer.rows_for_job(self._preparer.admitted(requests, {}))
-        return self._jobs.submit_decided(prepared, {}, plan.decision, Kind.GENERATE, options)
+        return self._jobs.submit_planned(requests, plan.decision, options)
 
     # -- considering -----------------------------------------------------------------------------------------
 
