@@ -2,13 +2,16 @@
 
     python -m benchmarks.many_rows
     python -m benchmarks.many_rows --rows 1000000 --rounds 0 --kill 0.5
+    python -m benchmarks.many_rows --rows 1000000 --rounds 0 --answered 0.5
 
 The server, :mod:`benchmarks.quick_server`, answers after 2 ms in a process of its own, 64 at a time. *run* is
 ``smartbatch run`` over a file of rows of 200 letters, its output in a file; *alone* is ``client.map`` over
 the same prompts, read from the same file one by one, whose results are counted and dropped. They take turns,
 and the median of the rounds' ratios counts. With ``--kill`` a last run is killed with SIGKILL when so large a
 part of the rows is in its output, and the seconds count until the same command writes the next row; with
-``--rounds 0`` it is the only one.
+``--rounds 0`` it is the only one. ``--answered`` asks the same of a run that was not made: its answers are
+put into the store and the output by :mod:`benchmarks.answered_rows`. It is started twice, as the first to go
+on may have to check every row, which the next need not.
 """
 
 from __future__ import annotations
@@ -152,17 +155,25 @@ def goes_on(folder: Path, environ: dict[str, str], rows: int, part: float) -> Go
         time.sleep(LOOK)
     process.kill()
     process.wait()
-    known, again = size_of(out), time.perf_counter()
-    process = subprocess.Popen(command(folder), env=environ, stderr=subprocess.DEVNULL)
-    while process.poll() is None and size_of(out) <= known:
-        time.sleep(0.01)
-    soon = time.perf_counter() - again
+    process, soon, _ = started_again(folder, environ)
     while process.poll() is None:
         memory[1].append(memory_of(process.pid))
         time.sleep(LOOK)
     wall = time.perf_counter() - began
     with open(out, "rb") as file:
         return GoneOn(wall, soon, memory, sum(1 for _ in file))
+
+
+def started_again(folder: Path, environ: dict[str, str]) -> tuple[subprocess.Popen[bytes], float, float]:
+    """Start a run again; return it once it has written a row, with the seconds and CPU seconds it took."""
+    out, again = folder / "out.jsonl", time.perf_counter()
+    known = size_of(out)
+    process = subprocess.Popen(command(folder), env=environ, stderr=subprocess.DEVNULL)
+    while process.poll() is None and size_of(out) <= known:
+        time.sleep(0.01)
+    soon = time.perf_counter() - again
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return process, soon, sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def size_of(path: Path) -> int:
@@ -184,6 +195,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kill", type=float, default=0.0, help="after this part of the rows; 0 kills none")
+    parser.add_argument("--answered", type=float, default=0.0, help="this part of the rows; 0 leaves it out")
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.alone:
@@ -226,6 +238,18 @@ def main() -> None:
             print(f"the first of both, {course(both.memory[0])}\nthe second, {course(both.memory[1])}")
             print(f"memory             {most:.0f} MB ({targets.at_most(most, 120, ' MB')})")
             print(f"writes again after {both.soon:.1f} s ({targets.at_most(both.soon, 5, ' s')})")
+        if args.answered:
+            forget(folder)
+            answer = [sys.executable, "-m", "benchmarks.answered_rows", str(args.answered)]
+            subprocess.run([*answer, *command(folder)[3:]], env=environ, check=True)
+            for _ in range(2):
+                process, soon, cpu = started_again(folder, environ)
+                process.kill()
+                process.wait()
+                met = targets.at_most(soon, 5, " s")
+                print(
+                    f"{args.answered:.0%} answered: writes a row after {soon:.1f} s ({met}), CPU {cpu:.1f} s"
+                )
     targets.exit()
 
 

@@ -291,10 +291,7 @@ class BatchingClient:
             Exception: as :meth:`map`.
         """
         options = ReaderOptions(on_error, on_progress, progress)
-        try:
-            return self._running.routing.collected(prompts, params, self, options)
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        return self._running.routing.collected(prompts, params, self, options)
 
     def embed(
         self,
@@ -327,10 +324,7 @@ class BatchingClient:
         Raises:
             InvalidRequest, ConfigError: as :meth:`map`.
         """
-        try:
-            return self._running.routing.plan(prompts, params, self)
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        return self._running.routing.plan(prompts, params, self)
 
     def forecast(
         self,
@@ -396,10 +390,7 @@ class BatchingClient:
             ClientClosed: the client was stopped.
         """
         options = JobOptions(key, metadata, batch_fallback)
-        try:
-            return self._handle(self._running.routing.submit_batch(requests, params, options))
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        return self._handle(self._running.routing.submit_batch(requests, params, options))
 
     def submit_run(
         self,

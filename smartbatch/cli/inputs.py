@@ -28,6 +28,8 @@ _OTHER_NAMES: Final = {"ndjson": "jsonl"}
 _PARQUET_MAGIC: Final = b"PAR1"
 _EVERY: Final = 4096
 """Rows between two places of a file that are remembered, so that it can be read on from there."""
+_SETTLED: Final = 0.1
+"""Seconds from one change of a file on in which the next may get the same time: some ticks of a clock."""
 
 
 @frozen
@@ -54,6 +56,9 @@ class RowSource:
         format: a key of :data:`READERS`; by the name when ``None``. A stream is taken for Parquet or JSON
             lines when it begins so, else for text.
 
+    Attributes:
+        places: bytes at which every so many rows begin, as far as the file was read.
+
     Raises:
         InputError: the file cannot be opened, or its format is unknown.
     """
@@ -61,7 +66,7 @@ class RowSource:
     def __init__(self, path: str, format: str | None = None) -> None:
         self.name = "standard input" if path == "-" else escape(path)
         stem, ending = os.path.splitext(path)
-        self._places = [0]
+        self.places = [0]
         self._compression = ending[1:].lower() if ending[1:].lower() in MAGIC else ""
         suffix = os.path.splitext(stem if self._compression else path)[1][1:].lower()
         suffix = _OTHER_NAMES.get(suffix, suffix)
@@ -112,10 +117,25 @@ class RowSource:
             return os.path.samestat(os.fstat(self._file.fileno()), os.stat(path))
         return False
 
+    def version(self, wall: float) -> tuple[str | int, ...] | None:
+        """Return what no other file has, nor this one once it is changed or read in another way.
+
+        ``None`` where a change could go unseen: the last one was just now, or the file system counts in whole
+        seconds; and for the copy of a stream, which nobody has again.
+
+        Args:
+            wall: Unix seconds.
+        """
+        there = os.fstat(self._file.fileno())
+        if not there.st_nlink or there.st_ctime_ns % 10**9 == 0 or wall - there.st_ctime < _SETTLED:
+            return None
+        times = there.st_mtime_ns, there.st_ctime_ns
+        return self.format, self._compression, there.st_dev, there.st_ino, there.st_size, *times
+
     def start_before(self, index: int) -> int:
         """Return the row at or before another one from which :meth:`rows` can begin: some thousands before it
         at most in a plain file of JSON lines that was read so far, else the first."""
-        return min(index // _EVERY, len(self._places) - 1) * _EVERY
+        return min(index // _EVERY, len(self.places) - 1) * _EVERY
 
     def rows(self, start: int = 0) -> Iterator[Row | BadRow]:
         """Yield every row from one on. Only one iteration may be under way at a time.
@@ -127,11 +147,11 @@ class RowSource:
             InputError: the file as a whole cannot be read on.
         """
         seekable = self.format == "jsonl" and not self._compression
-        read = self._guarded(READERS[self.format], self._places[start // _EVERY])
+        read = self._guarded(READERS[self.format], self.places[start // _EVERY])
         for index, parsed in enumerate(read, start):
             yield parsed if isinstance(parsed, BadRow) else Row(index, *parsed)
-            if seekable and index + 1 == len(self._places) * _EVERY:
-                self._places.append(self._file.tell())
+            if seekable and index + 1 == len(self.places) * _EVERY:
+                self.places.append(self._file.tell())
 
     def _guarded(self, reader: Callable[[IO[bytes]], Iterator[_Read]], place: int = 0) -> Iterator[_Read]:
         """Read the file from a place on, with errors that name it."""

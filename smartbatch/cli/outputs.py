@@ -106,7 +106,7 @@ class OutputFile:
         self._writing = threading.Lock()
         self._fd = self._open()
         self._end = 0
-        self._digest = hashlib.blake2b()
+        self._digest = hashlib.sha256()
         self._changed: OutputChanged | None = None
         self._offsets = array("q")
         self._answered = bytearray()
@@ -158,7 +158,7 @@ class OutputFile:
         Raises:
             InputError: the file belongs to another input or model, or is not an output of a run.
         """
-        self._end, self._digest = 0, hashlib.blake2b()
+        self._end, self._digest = 0, hashlib.sha256()
         self._offsets = array("q", [-1]) * len(keys)
         self._answered = bytearray((len(keys) + 7) // 8)
         found = Recovered()
@@ -227,7 +227,7 @@ class OutputFile:
         Args:
             purpose: the ending of the temporary file's name.
         """
-        copy, digest, size = -1, hashlib.blake2b(), 0
+        copy, digest, size = -1, hashlib.sha256(), 0
         try:
             with replaced(self._real, purpose, mode=0o600, check=self.check) as target:
                 # Locked before it has the name, so that no other run takes it before this one is over.
@@ -269,7 +269,7 @@ class OutputFile:
             OutputLost: it cannot be read.
         """
         self._check_name_and_size()
-        found, offset = hashlib.blake2b(), 0
+        found, offset = hashlib.sha256(), 0
         try:
             while block := os.pread(self._fd, _BLOCK, offset):
                 found.update(block)
@@ -356,27 +356,28 @@ class OutputFile:
 
     def _scan(self, file: IO[bytes], keys: RowKeys, found: Recovered) -> None:
         for number, line in enumerate(file, 1):
-            whole = line.endswith(b"\n")
-            content = self._content(number, line, file)
-            if content is None:
-                found.cut = len(line)
-                return
-            answered = self._check(number, content, keys)
-            if not whole and not self._look_only:
-                self._write(b"\n")
-            self._accept(content, keys, answered, found)
-            self._digest.update(line if whole else line + b"\n")
-            self._end += len(line) + (not whole)
-
-    def _accept(self, content: dict[str, Any], keys: RowKeys, answered: bool, found: Recovered) -> None:
-        """Record a line, unless its row is answered or it failed under settings other than this run's."""
-        index: int = content["index"]
-        if self.is_answered(index) or (not answered and content["key"] != keys.spelled(index)):
-            self._in_order = False
-            return
-        found.answered += answered
-        found.failed += (not answered) - (self._offsets[index] >= 0)
-        self._record(index, answered)
+            row = _row_of(line, keys)
+            if row is not None:
+                index, answered = row
+            else:
+                content = self._content(number, line, file)
+                if content is None:
+                    found.cut = len(line)
+                    return
+                self._check(number, content, keys)
+                index, answered = content["index"], False
+            if not line.endswith(b"\n"):
+                if not self._look_only:
+                    self._write(b"\n")
+                line += b"\n"
+            if row is None or self.is_answered(index):
+                self._in_order = False
+            else:
+                found.answered += answered
+                found.failed += (not answered) - (self._offsets[index] >= 0)
+                self._record(index, answered)
+            self._digest.update(line)
+            self._end += len(line)
 
     def _content(self, number: int, line: bytes, rest: IO[bytes]) -> dict[str, Any] | None:
         """Return the line decoded, or None for a torn last line, which is cut off."""
@@ -395,8 +396,8 @@ class OutputFile:
             f"{self.shown}: line {number} {reason}; choose another -o, or mend or remove the file"
         )
 
-    def _check(self, number: int, content: dict[str, Any], keys: RowKeys) -> bool:
-        """Compare a line with the row it answers; return whether it is an answer."""
+    def _check(self, number: int, content: dict[str, Any], keys: RowKeys) -> None:
+        """Refuse the answer of another row; a failure under other settings may stand there."""
         index, key = content["index"], content["key"]
         way_out = "choose another -o, or remove the file to start afresh"
         if index >= len(keys):
@@ -405,10 +406,8 @@ class OutputFile:
                 f"input has {len(keys)} rows (is --limit smaller than before?); {way_out}"
             )
         if content["error"] is not None:
-            return False
+            return
         expected = keys.spelled(index)
-        if key == expected:
-            return True
         if key[: len(key) // 2] != expected[: len(key) // 2]:
             raise InputError(
                 f"{self.shown} belongs to another model, system text or parameters: its line {number} (row "
@@ -446,6 +445,17 @@ class OutputFile:
             raise OutputLost(
                 f"{self.shown}: cannot be written: {error.strerror or error}; what was written is kept{full}"
             ) from error
+
+
+def _row_of(line: bytes, keys: RowKeys) -> tuple[int, bool] | None:
+    """Return the row whose key a line has, and whether it is an answer; ``None`` for any other line."""
+    try:
+        content = decode_json(line)
+        index, key, error = content["index"], content["key"], content["error"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None
+    is_own = type(index) is int and 0 <= index < len(keys) and key == keys.spelled(index)
+    return (index, error is None) if is_own else None
 
 
 def _is_output_line(content: dict[str, Any]) -> bool:
@@ -549,8 +559,6 @@ def _readable(row: KeyedRow, line: dict[str, Any], answered: bool) -> str:
     first = next((value for value in row.fields.values() if isinstance(value, str)), "")
     shown = first[:_PROMPT_SHOWN] + ("…" if len(first) > _PROMPT_SHOWN else "")
     answer = line["text"] or "" if answered else f"[{line['error']['kind']}] {line['error']['message']}"
-    if "embedding" in line:
-        answer = f"a vector of {len(line['embedding']):,}"
     return f"{row.index + 1}  {escape(shown)} → {escape(answer)}\n"
 
 

@@ -13,13 +13,19 @@ from typing import Any, Final, TypeGuard
 
 from attrs import asdict, frozen
 
+from smartbatch._kept import forget_bytes, keep_bytes, read_kept_bytes
+from smartbatch._version import __version__
 from smartbatch.cli.inputs import Row, RowSource
 from smartbatch.cli.interrupts import RunInterrupted
 from smartbatch.cli.row_formats import BadRow
 from smartbatch.core.preparation import validation
 from smartbatch.errors import InputError, InvalidRequest
 from smartbatch.tables.template import BadField, TemplateError, field, fill, listed, parse_template
-from smartbatch.types import Embedding, Generation, Request
+from smartbatch.types import Generation, Request
+
+_KEPT: Final = "checked-rows"
+_MANY: Final = 20_000
+"""Rows from which on it is worth while to keep that they were checked."""
 
 _MAX_BAD_ROWS: Final = 10
 """Bad rows listed in one error: enough to see the pattern, few enough to read."""
@@ -38,6 +44,9 @@ class PromptMaker:
             field ``prompt``, else ``messages``, else the only text field.
         id_field: the field that is the row's id; else the field ``id`` where there is one, else the index.
 
+    Attributes:
+        options: the three.
+
     Raises:
         InputError: the template cannot be used; the text says where.
     """
@@ -45,6 +54,7 @@ class PromptMaker:
     def __init__(
         self, *, template: str | None = None, prompt_field: str | None = None, id_field: str | None = None
     ) -> None:
+        self.options = (template, prompt_field, id_field)
         self._id_field = id_field
         self._prompt_of: Callable[[Mapping[str, Any]], Any] = _default_prompt
         if template is not None:
@@ -104,18 +114,15 @@ class Keys:
     wide that equal ones mean equal texts.
 
     Attributes:
-        settings: over model, system and parameters; for vectors over their task type and dimensions.
+        settings: over model, system and parameters.
     """
 
     settings: int
 
     @classmethod
-    def of(cls, model: str, params: Generation, embedding: Embedding | None = None) -> Keys:
+    def of(cls, model: str, params: Generation) -> Keys:
         sent = {name: value for name, value in asdict(params).items() if value is not None}
-        settings = {"model": model, "params": sent}
-        if embedding is not None:
-            settings["embedding"] = asdict(embedding)
-        whole = hashlib.blake2b(_canonical(settings), digest_size=_BYTES)
+        whole = hashlib.blake2b(_canonical({"model": model, "params": sent}), digest_size=_BYTES)
         return cls(int.from_bytes(whole.digest()))
 
     def key(self, prompt: Any) -> int:
@@ -129,34 +136,39 @@ class Keys:
 
 
 class RowKeys:
-    """The keys of all rows of an input, in order: 16 bytes a row, as they share their settings."""
+    """The keys of all rows of an input, in order: 16 bytes a row, as they share their settings.
 
-    def __init__(self, settings: int) -> None:
-        self._settings = settings
+    Attributes:
+        settings: the half that they share.
+        prompts: the other halves, one after the other.
+    """
+
+    def __init__(self, settings: int, prompts: bytearray | None = None) -> None:
+        self.settings = settings
         self._begin = f"{settings:0{HALF // 4}x}"
-        self._prompts = bytearray()
+        self.prompts = bytearray() if prompts is None else prompts
 
     def __len__(self) -> int:
-        return len(self._prompts) // _BYTES
+        return len(self.prompts) // _BYTES
 
     def __getitem__(self, index: int) -> int:
         place = index * _BYTES
-        return self._settings << HALF | int.from_bytes(self._prompts[place : place + _BYTES])
+        return self.settings << HALF | int.from_bytes(self.prompts[place : place + _BYTES])
 
     def append(self, digest: bytes) -> None:
         """Add the key of the next row, as :meth:`Keys.digest` returned its half."""
-        self._prompts += digest
+        self.prompts += digest
 
     def spelled(self, index: int) -> str:
         """Return the key of a row as :func:`format_key` does."""
         place = index * _BYTES
-        return self._begin + self._prompts[place : place + _BYTES].hex()
+        return self._begin + self.prompts[place : place + _BYTES].hex()
 
     def digest(self, rows: int, *more: str) -> str:
         """Return 128 bits over the first ``rows`` keys and ``more``, the same on every machine."""
         whole = hashlib.blake2b("".join(f"{each}\n" for each in more).encode(), digest_size=16)
-        whole.update(self._settings.to_bytes(_BYTES))
-        with memoryview(self._prompts) as prompts:  # a slice of the array itself is a copy of 16 MB a million
+        whole.update(self.settings.to_bytes(_BYTES))
+        with memoryview(self.prompts) as prompts:  # a slice of the array itself is a copy of 16 MB a million
             whole.update(prompts[: rows * _BYTES])
         return whole.hexdigest()
 
@@ -190,11 +202,8 @@ class KeyedRow:
 class InputRequests:
     """The requests of an input: checked first, then read one by one.
 
-    Args:
-        embedding: the kind of vector that each asks for; ``None`` for texts.
-
     Attributes:
-        keys: the key of each row, in order, once :meth:`check` has returned.
+        keys: the key of each row, in order, once :meth:`check` or :meth:`check_or_recall` has returned.
     """
 
     def __init__(
@@ -204,16 +213,14 @@ class InputRequests:
         *,
         model: str,
         params: Generation,
-        embedding: Embedding | None = None,
         limit: int | None = None,
     ) -> None:
         self._source = source
         self._maker = maker
-        self.embedding = embedding
-        self._keys_of = Keys.of(model, params, embedding)
+        self._keys_of = Keys.of(model, params)
         self._limit = limit
         self.keys = RowKeys(self._keys_of.settings)
-        self._changed = f"{source.name}: changed while it was being read; run the same line again"
+        self._kept_for: str | None = None
 
     def check(self) -> RowKeys:
         """Read the input once, refuse it if any row is bad, and return the rows' keys.
@@ -242,6 +249,37 @@ class InputRequests:
             raise InputError(f"{self._source.name}: has no rows; nothing was sent")
         return self.keys
 
+    def check_or_recall(self, wall: float) -> RowKeys:
+        """Return the keys as :meth:`check` does; of rows that an earlier process checked, none is read.
+
+        Those are the rows of the same file, unchanged since and read in the same way. Each row that is asked
+        or written is compared with its key in any case.
+
+        Args:
+            wall: Unix seconds.
+        """
+        version = self._source.version(wall)
+        if version is None:
+            return self.check()
+        read = [__version__, self.keys.settings, self._limit, *self._maker.options]
+        self._kept_for = json.dumps([*read, *version])
+        if (kept := read_kept_bytes(_KEPT, self._kept_for)) is not None:
+            end = kept.index(b"\n")
+            self._source.places = json.loads(kept[:end])
+            del kept[: end + 1]
+            self.keys = RowKeys(self.keys.settings, kept)
+            return self.keys
+        self.check()
+        if len(self.keys) >= _MANY and self._source.version(wall) == version:
+            places = json.dumps(self._source.places).encode() + b"\n"
+            keep_bytes(_KEPT, self._kept_for, places, self.keys.prompts)
+        return self.keys
+
+    def forget_check(self) -> None:
+        """Delete what :meth:`check_or_recall` keeps for later processes."""
+        if self._kept_for is not None:
+            forget_bytes(_KEPT, self._kept_for)
+
     def read(
         self,
         skip: Callable[[int], bool],
@@ -258,7 +296,7 @@ class InputRequests:
             RunInterrupted: ``stopped`` returned true.
         """
         for row, prompt in self._read_again(skip, stopped):
-            yield Request(prompt, context=context(row), embedding=self.embedding)
+            yield Request(prompt, context=context(row))
 
     def _read_again(
         self, skip: Callable[[int], bool], stopped: Callable[[], bool]
@@ -269,12 +307,12 @@ class InputRequests:
         be skipped, most of them are not read.
         """
         needed = (index for index in range(len(self.keys)) if not skip(index))
-        changed, count = self._changed, self._source.start_before(next(needed, 0))
+        count = self._source.start_before(next(needed, 0))
         for row in self._rows(count):
             if stopped():
                 raise RunInterrupted
             if isinstance(row, BadRow) or row.index >= len(self.keys):
-                raise InputError(changed)
+                raise self._changed()
             count += 1
             if skip(row.index):
                 continue
@@ -282,12 +320,12 @@ class InputRequests:
                 prompt = self._maker.prompt(row)
                 keyed = KeyedRow(row.index, self._maker.id(row), row.fields, self._keys_of.key(prompt))
             except (BadField, TypeError, ValueError) as error:
-                raise InputError(changed) from error
+                raise self._changed() from error
             if keyed.key != self.keys[row.index]:
-                raise InputError(changed)
+                raise self._changed()
             yield keyed, prompt
         if count != len(self.keys):
-            raise InputError(changed)
+            raise self._changed()
 
     def row_lookup(self, skip: Callable[[int], bool], *, ordered: bool) -> Callable[[int], KeyedRow]:
         """Return a function that returns the row at an index, once each; the input is read up to that row.
@@ -303,7 +341,7 @@ class InputRequests:
                     passed.clear()
                 found = next(rows, None)
                 if found is None:
-                    raise InputError(self._changed)
+                    raise self._changed()
                 passed[found[0].index] = found[0]
             return passed.pop(index)
 
@@ -312,11 +350,16 @@ class InputRequests:
     def _rows(self, start: int = 0) -> Iterator[Row | BadRow]:
         return islice(self._source.rows(start), None if self._limit is None else self._limit - start)
 
+    def _changed(self) -> InputError:
+        """Return the error of an input that is not what was checked; the next process checks it anew."""
+        self.forget_check()
+        return InputError(f"{self._source.name}: changed while it was being read; run the same line again")
+
     def _checked_prompt(self, row: Row) -> Any:
         """Return the prompt of a row whose prompt and id can be used."""
         prompt = self._maker.prompt(row)
         # The parameters are part of the settings digest, so what is checked here is the prompt alone.
-        validation.check_prompt(prompt, self.embedding)
+        validation.check_prompt(prompt)
         self._maker.id(row)
         return prompt
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,152 @@ def test_the_digest_of_many_keys_takes_no_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 50_000
     finally:
         tracemalloc.stop()
+
+
+# -- rows that an earlier process checked --------------------------------------------------------------------
+
+Recalled = Callable[..., tuple[list[int], int]]
+
+
+@pytest.fixture
+def recalled(monkeypatch: pytest.MonkeyPatch) -> Recalled:
+    """A function that returns the keys of a file's rows as a process that starts gets them, and how many rows
+    it read for them; some seconds after the last change unless said otherwise."""
+    monkeypatch.setattr("smartbatch.cli.prompts._MANY", 3)
+    read_rows = RowSource.rows
+
+    def recall(path: Path, later: float = 10.0, limit: int | None = None, **options: str) -> Any:
+        read = 0
+
+        def counted(source: RowSource, start: int = 0) -> Iterator[Any]:
+            nonlocal read
+            for row in read_rows(source, start):
+                read += 1
+                yield row
+
+        monkeypatch.setattr(RowSource, "rows", counted)
+        model = options.pop("model", "sim:demo")
+        with RowSource(str(path), options.pop("format", None)) as source:
+            maker = PromptMaker(**options)
+            requests = InputRequests(source, maker, model=model, params=Generation(), limit=limit)
+            keys = requests.check_or_recall(path.stat().st_ctime + later)
+            found = [keys[row] for row in range(len(keys))], read
+            assert len(list(requests.read(lambda row: row == 0, stopped=lambda: False))) == len(keys) - 1
+            return found
+
+    return recall
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Thirty rows."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(f'{{"prompt": "row {i}", "text": "text {i}"}}\n' for i in range(30)))
+    return path
+
+
+def kept_files() -> list[Path]:
+    return list(Path(os.environ["XDG_STATE_HOME"], "smartbatch", "checked-rows").glob("*"))
+
+
+def test_rows_that_an_earlier_process_checked_are_not_read_to_be_checked(
+    file: Path, recalled: Recalled
+) -> None:
+    keys, read = recalled(file)
+    assert read == 30
+    assert recalled(file) == (keys, 0)
+    [kept] = kept_files()
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_answered_rows_are_not_read_by_a_process_that_did_not_check_them(
+    file: Path, recalled: Recalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The places where reading can begin are kept as well."""
+    monkeypatch.setattr("smartbatch.cli.inputs._EVERY", 7)
+    recalled(file)
+    with RowSource(str(file)) as source:
+        requests = InputRequests(source, PromptMaker(), model="sim:demo", params=Generation())
+        requests.check_or_recall(file.stat().st_ctime + 10)
+        assert source.start_before(25) == 21
+        [last] = requests.read(lambda row: row < 29, stopped=lambda: False)
+    assert last.prompt == "row 29"
+
+
+def edited(file: Path) -> None:
+    """Change a letter, and put the time of the change back."""
+    times = file.stat()
+    with file.open("r+b") as opened:
+        opened.write(file.read_bytes().replace(b"row 3", b"raw 3", 1))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def replaced(file: Path) -> None:
+    """Put a copy in its place."""
+    copy = file.with_name("copy.jsonl")
+    copy.write_bytes(file.read_bytes())
+    copy.rename(file)
+
+
+def appended(file: Path) -> None:
+    with file.open("a") as opened:
+        opened.write('{"prompt": "more", "text": "more"}\n')
+
+
+def damaged(_: Path) -> None:
+    """Change what was kept."""
+    [kept] = kept_files()
+    content = bytearray(kept.read_bytes())
+    content[-1] ^= 1
+    kept.write_bytes(content)
+
+
+@pytest.mark.parametrize("change", [edited, replaced, appended, damaged])
+def test_rows_are_checked_again_once_their_file_is_changed(
+    file: Path, recalled: Recalled, change: Callable[[Path], None]
+) -> None:
+    recalled(file)
+    change(file)
+    keys, read = recalled(file)
+    assert read == len(keys) >= 30
+    assert keys[29] == Keys.of("sim:demo", Generation()).key("row 29")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *({"model": "sim:other"}, {"limit": 29}, {"template": "{text}"}),
+        *({"prompt_field": "text"}, {"format": "txt"}, {"id_field": "text"}),
+    ],
+)
+def test_rows_are_checked_again_when_they_are_read_in_another_way(
+    file: Path, recalled: Recalled, other: dict[str, Any]
+) -> None:
+    recalled(file)
+    keys, read = recalled(file, **other)
+    assert read == len(keys) >= 29
+
+
+def test_a_file_that_was_changed_just_now_is_not_known_again(file: Path, recalled: Recalled) -> None:
+    """The next change could bear the same time."""
+    recalled(file, later=0.05)
+    assert not kept_files()
+    assert recalled(file)[1] == 30
+
+
+def test_few_rows_are_not_kept(file: Path, recalled: Recalled) -> None:
+    recalled(file, limit=2)
+    assert not kept_files()
+
+
+def test_a_change_that_nobody_could_see_is_found_when_its_row_is_read(
+    file: Path, recalled: Recalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process checks all rows again."""
+    monkeypatch.setattr(RowSource, "version", lambda *_: ("always", "the", "same"))
+    recalled(file)
+    edited(file)
+    with pytest.raises(InputError, match="changed while it was being read"):
+        recalled(file)
+    keys, read = recalled(file)
+    assert (keys[3], read) == (Keys.of("sim:demo", Generation()).key("raw 3"), 30)
