@@ -14,11 +14,12 @@ from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError
 from smartbatch.jobs.store import default_place
-from smartbatch.types import Generation
+from smartbatch.types import Embedding, Generation
 
 _PARAMETERS: Final = ("system", "max_tokens", "temperature", "seed")
 _OF_BATCHES: Final = ("batch_poll_interval", "batch_timeout", "batch_max_requests", "batch_fallback")
 """Options that have no effect in real time."""
+_OF_VECTORS: Final = ("task_type", "dimensions")
 
 
 def config_of(args: argparse.Namespace) -> BatchingConfig:
@@ -34,6 +35,19 @@ def config_of(args: argparse.Namespace) -> BatchingConfig:
 
 def params_of(args: argparse.Namespace) -> Generation:
     return Generation(**{name: getattr(args, name) for name in _PARAMETERS})
+
+
+def embedding_of(args: argparse.Namespace) -> Embedding | None:
+    """Return the kind of vector that ``--embed`` asks for; ``None`` where texts are asked for.
+
+    Raises:
+        ConfigError: for an option that has no effect on what is asked for.
+    """
+    why = "is about answers and has no effect with --embed: leave it out" if args.embed else "needs --embed"
+    for name in _PARAMETERS if args.embed else _OF_VECTORS:
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} {why}")
+    return Embedding(args.task_type, args.dimensions) if args.embed else None
 
 
 def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:

@@ -109,9 +109,12 @@ _REQUESTS = {
 --model PROVIDER:MODEL  such as openai:gpt-5-mini, or sim:echo
 --system S             instruction before every prompt
 --max-tokens N         most tokens of an answer
+--embed                ask for the vector of every prompt; the model is one for embeddings
 further:
 --temperature X        0 to 2
 --seed N               asks for repeatable sampling
+--dimensions N         with --embed: length of the vectors
+--task-type T          with --embed: what they are for, such as RETRIEVAL_DOCUMENT
 """,
     "speed, limits and money": """
 --parallelism N        most calls at once

@@ -559,6 +559,8 @@ def _readable(row: KeyedRow, line: dict[str, Any], answered: bool) -> str:
     first = next((value for value in row.fields.values() if isinstance(value, str)), "")
     shown = first[:_PROMPT_SHOWN] + ("…" if len(first) > _PROMPT_SHOWN else "")
     answer = line["text"] or "" if answered else f"[{line['error']['kind']}] {line['error']['message']}"
+    if "embedding" in line:
+        answer = f"a vector of {len(line['embedding']):,}"
     return f"{row.index + 1}  {escape(shown)} → {escape(answer)}\n"
 
 

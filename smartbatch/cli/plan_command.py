@@ -9,7 +9,7 @@ import tempfile
 from contextlib import ExitStack
 
 from smartbatch._clock import RealClock
-from smartbatch.cli.clients import client_of, missing_store, params_of
+from smartbatch.cli.clients import client_of, embedding_of, missing_store, params_of
 from smartbatch.cli.inputs import RowSource
 from smartbatch.cli.jobs_of_run import RunIdentity
 from smartbatch.cli.messages import say
@@ -34,9 +34,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace, stack: ExitStack) -> Plan:
     maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
+    embedding = embedding_of(args)
     client = _client(args, stack)
     source = stack.enter_context(RowSource(args.input, args.format))
-    rows = InputRequests(source, maker, model=args.model, params=params_of(args), limit=args.limit)
+    rows = InputRequests(
+        source, maker, model=args.model, params=params_of(args), embedding=embedding, limit=args.limit
+    )
     chooser = RouteChooser(client, rows, args, RealClock())
     keys = rows.check()
     if args.output is not None:

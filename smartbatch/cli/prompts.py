@@ -21,7 +21,7 @@ from smartbatch.cli.row_formats import BadRow
 from smartbatch.core.preparation import validation
 from smartbatch.errors import InputError, InvalidRequest
 from smartbatch.tables.template import BadField, TemplateError, field, fill, listed, parse_template
-from smartbatch.types import Generation, Request
+from smartbatch.types import Embedding, Generation, Request
 
 _KEPT: Final = "checked-rows"
 _MANY: Final = 20_000
@@ -114,15 +114,18 @@ class Keys:
     wide that equal ones mean equal texts.
 
     Attributes:
-        settings: over model, system and parameters.
+        settings: over model, system and parameters; for vectors over their task type and dimensions.
     """
 
     settings: int
 
     @classmethod
-    def of(cls, model: str, params: Generation) -> Keys:
+    def of(cls, model: str, params: Generation, embedding: Embedding | None = None) -> Keys:
         sent = {name: value for name, value in asdict(params).items() if value is not None}
-        whole = hashlib.blake2b(_canonical({"model": model, "params": sent}), digest_size=_BYTES)
+        settings = {"model": model, "params": sent}
+        if embedding is not None:
+            settings["embedding"] = asdict(embedding)
+        whole = hashlib.blake2b(_canonical(settings), digest_size=_BYTES)
         return cls(int.from_bytes(whole.digest()))
 
     def key(self, prompt: Any) -> int:
@@ -202,6 +205,9 @@ class KeyedRow:
 class InputRequests:
     """The requests of an input: checked first, then read one by one.
 
+    Args:
+        embedding: the kind of vector that each asks for; ``None`` for texts.
+
     Attributes:
         keys: the key of each row, in order, once :meth:`check` or :meth:`check_or_recall` has returned.
     """
@@ -213,11 +219,13 @@ class InputRequests:
         *,
         model: str,
         params: Generation,
+        embedding: Embedding | None = None,
         limit: int | None = None,
     ) -> None:
         self._source = source
         self._maker = maker
-        self._keys_of = Keys.of(model, params)
+        self.embedding = embedding
+        self._keys_of = Keys.of(model, params, embedding)
         self._limit = limit
         self.keys = RowKeys(self._keys_of.settings)
         self._kept_for: str | None = None
@@ -296,7 +304,7 @@ class InputRequests:
             RunInterrupted: ``stopped`` returned true.
         """
         for row, prompt in self._read_again(skip, stopped):
-            yield Request(prompt, context=context(row))
+            yield Request(prompt, context=context(row), embedding=self.embedding)
 
     def _read_again(
         self, skip: Callable[[int], bool], stopped: Callable[[], bool]
@@ -359,7 +367,7 @@ class InputRequests:
         """Return the prompt of a row whose prompt and id can be used."""
         prompt = self._maker.prompt(row)
         # The parameters are part of the settings digest, so what is checked here is the prompt alone.
-        validation.check_prompt(prompt)
+        validation.check_prompt(prompt, self.embedding)
         self._maker.id(row)
         return prompt
 

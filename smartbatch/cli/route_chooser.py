@@ -43,6 +43,7 @@ class RouteChooser:
             "prefer": args.prefer,
             "time_value": args.time_value,
             "budget": client.config.budget,
+            "embedding": input.embedding,
         }
         checked = client.forecast((), count=0, **self._constraints)
         self._deadline = checked.decision.constraints.deadline
@@ -50,7 +51,9 @@ class RouteChooser:
     @property
     def batches_only(self) -> bool:
         """Whether the strategy is the Batch API, and there is one."""
-        return self._client.config.strategy in _BATCH_STRATEGIES and self._client.has_batches()
+        if self._client.config.strategy not in _BATCH_STRATEGIES:
+            return False
+        return self._client.has_batches("generate" if self._input.embedding is None else "embed")
 
     def choose(self, needed: bytearray, stopped: Callable[[], bool]) -> Plan:
         """Return the plan as :meth:`plan` does, told to the client's observers, and print its route."""

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from smartbatch._clock import RealClock
-from smartbatch.cli.clients import client_of, params_of
+from smartbatch.cli.clients import client_of, embedding_of, params_of
 from smartbatch.cli.inputs import RowSource
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import (
@@ -58,6 +58,7 @@ class _Run:
         self._reader_left = False
         self._last_written = -1
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
+        embedding = embedding_of(args)
         self._client = client_of(args)
         source = stack.enter_context(RowSource(args.input, args.format))
         self._out: OutputFile | TableOutput | None = None
@@ -68,7 +69,14 @@ class _Run:
             self._out = open_output(args.output)
             stack.enter_context(self._out)
         stack.callback(self._client.stop, timeout=0)
-        self._input = InputRequests(source, maker, model=args.model, params=params_of(args), limit=args.limit)
+        self._input = InputRequests(
+            source,
+            maker,
+            model=args.model,
+            params=params_of(args),
+            embedding=embedding,
+            limit=args.limit,
+        )
         self._chooser = RouteChooser(self._client, self._input, args, self._clock)
 
     def go(self) -> int:
@@ -187,6 +195,9 @@ class _Run:
         say(self._summary.render(wall=wall, before=self._before, jobs=jobs, failures=failures))
         for name, words in scores:
             say(f"{name:<8} {words}")
+        asked_texts = self._summary.failed and not (self._summary.answered or self._args.embed)
+        if asked_texts and "embed" in self._args.model:  # as all models for vectors are called
+            say("this looks like a model for vectors: --embed asks for them")
         if unanswered:
             why = "interrupted: " if caught else ""
             lack = "printed, as the reader left" if self._reader_left else "answered"

@@ -41,7 +41,7 @@ class RunSummary:
         cost: USD, over the rows whose price is known.
         unpriced: rows of unknown price.
         sequential: seconds of all answering calls, one after another.
-        by_batch: rows answered by batch, which say nothing of such a sequence.
+        together: rows answered by batch or with others in a call, which say nothing of such a sequence.
     """
 
     answered: int = 0
@@ -53,7 +53,7 @@ class RunSummary:
     cost: float = 0.0
     unpriced: int = 0
     sequential: float = 0.0
-    by_batch: int = 0
+    together: int = 0
     failures: list[str] = Factory(list)
 
     def add(self, row: KeyedRow, result: Result) -> None:
@@ -76,7 +76,7 @@ class RunSummary:
         elif result.attempts:
             self.unpriced += 1
         self.sequential += result.latency
-        self.by_batch += result.route is Route.BATCH
+        self.together += result.route in (Route.BATCH, Route.SHARED)
 
     def render(
         self, *, wall: float, before: Recovered, jobs: Sequence[JobStatus] = (), failures: bool = True
@@ -114,7 +114,7 @@ class RunSummary:
 
     def _speedup(self, wall: float) -> str:
         factor = self.sequential / wall if wall > 0 else 0.0
-        if self.by_batch or factor < _LEAST_FASTER:  # a short run spends its time on starting
+        if self.together or factor < _LEAST_FASTER:  # a short run spends its time on starting
             return ""
         return f"; one after another {in_words(self.sequential)}, so {factor:.1f}× faster"
 

@@ -125,7 +125,7 @@ class JobSubmission:
             ClientClosed: the client was stopped.
         """
         policy = self._policy(options.fallback)
-        kind, rows = self._rows(requests, params)
+        kind, _, rows = self._rows(requests, params)
         self.check_batches(kind, options.fallback)
         return self._accept(_Draft(kind, rows, params, policy, options, realtime=0))
 
@@ -136,7 +136,7 @@ class JobSubmission:
         :meth:`submit`."""
         policy = self._policy(options.fallback)
         few, requests = self._few(requests)
-        kind, rows = self._rows(requests, params)
+        kind, _, rows = self._rows(requests, params)
         return self._accept(_Draft(kind, rows, params, policy, options, realtime=None if few else 0))
 
     def submit_decided(
@@ -156,6 +156,11 @@ class JobSubmission:
             _Draft(kind, requests, params, policy, options, realtime=realtime, decision=decision)
         )
 
+    def submit_planned(self, requests: Iterable[Prompt], decision: Decision, options: JobOptions) -> JobRow:
+        """As :meth:`submit_decided`, for requests of one kind that were not prepared yet."""
+        kind, common, rows = self._rows(requests, {})
+        return self.submit_decided(rows, common, decision, kind, options)
+
     def submit_attended(self, requests: Iterable[Prompt], options: JobOptions, decision: Decision) -> JobRow:
         """Store requests as a job that goes in real time while somebody waits for it, and only then.
 
@@ -163,7 +168,7 @@ class JobSubmission:
         interrupted costs nothing more by itself. Its requests fail as they would without a job. Its budget is
         that of the decision where that is tighter than the client's, which it spends from in any case.
         """
-        kind, rows = self._rows(requests, {}, attended=True)
+        kind, common, rows = self._rows(requests, {}, attended=True)
         left, budget = decision.constraints.deadline, decision.constraints.budget
         if budget is not None and self._config.budget is not None and budget >= self._config.budget:
             budget = None
@@ -174,7 +179,7 @@ class JobSubmission:
             budget=budget,
             deadline=None if left is None else self._service.wall() + left,
         )
-        return self._accept(_Draft(kind, rows, {}, policy, options, realtime=None, decision=decision))
+        return self._accept(_Draft(kind, rows, common, policy, options, realtime=None, decision=decision))
 
     def submit_attended_list(
         self,
@@ -398,11 +403,15 @@ class JobSubmission:
 
     def _rows(
         self, requests: Iterable[Prompt], params: Mapping[str, Any], *, attended: bool = False
-    ) -> tuple[Kind, Iterator[Request]]:
-        """Return what the first request asks for, and all of them, checked as they are read."""
+    ) -> tuple[Kind, dict[str, Any], Iterator[Request]]:
+        """Return what the first request asks for, as a kind and as a parameter of all of them, and all,
+        checked as they are read."""
         rows = self._preparer.rows_for_job(self._preparer.admitted(requests, params), attended=attended)
         first = next(rows, None)
-        return (Kind.GENERATE, rows) if first is None else (kind_of(first), chain((first,), rows))
+        if first is None:
+            return Kind.GENERATE, {}, rows
+        common = {} if first.embedding is None else {"embedding": first.embedding}
+        return kind_of(first), common, chain((first,), rows)
 
     def _few(self, requests: Iterable[Prompt]) -> tuple[bool, Iterable[Prompt]]:
         """Return whether there are too few rows for a batch, and the rows."""

@@ -155,11 +155,8 @@ class ListRouter:
         reader: ReaderOptions,
     ) -> ResultList:
         """Return all results; see :meth:`smartbatch.BatchingClient.generate`."""
-        try:
-            began = self._clock.now()
-            return self._collect(self._opened(prompts, params, client, evolve(reader, whole=True)), began)
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        began = self._clock.now()
+        return self._collect(self._opened(prompts, params, client, evolve(reader, whole=True)), began)
 
     def _collect(self, results: ListResults, began: float) -> ResultList:
         collected = ResultList[Any]()
@@ -218,12 +215,9 @@ class ListRouter:
 
     def plan(self, given: Prompts, params: Mapping[str, Any], client: object) -> Plan:
         """Return what a list would take; see :meth:`smartbatch.BatchingClient.plan`."""
-        try:
-            prompts, params = _prompts(given, params)
-            asked = self._checked(prompts, *_split(params))
-            return Plan(self._considered(asked), partial(self._carry_out, client, asked, given))
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        prompts, params = _prompts(given, params)
+        asked = self._checked(prompts, *_split(params))
+        return Plan(self._considered(asked), partial(self._carry_out, client, asked, given))
 
     def forecast(
         self,
@@ -238,8 +232,11 @@ class ListRouter:
         constraints = self._constraints(given)
         if constraints.budget is not None:
             self._jobs.check_priced()
-        self._check_forced(given, Kind.GENERATE, None)
         kind, batchable = Kind.GENERATE, True
+        if plain.get("embedding") is not None:
+            kind = Kind.EMBED
+            self._preparer.check(self._preparer.request("a text", plain))  # there may be no prompt
+        self._check_forced(given, kind, None)
         workload = self._advisor.workload(
             kind,
             constraints.at_once + 1 if count is None else count,
@@ -273,12 +270,6 @@ class ListRouter:
 
     def submit_batch(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
         """Store requests as a job; see :meth:`smartbatch.BatchingClient.submit_batch`."""
-        try:
-            return self._submitted(requests, params, options)
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
-
-    def _submitted(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
         requests, params = _prompts(requests, params)
         plain, given = _split(params, JobParams.__optional_keys__)
         if not given:
@@ -334,8 +325,7 @@ class ListRouter:
         requests = prompt_list(requests)
         if plan.route not in (Route.BATCH, Route.HYBRID):
             return self._jobs.submit_attended(requests, options, plan.decision)
-        prepared = self._preparer.rows_for_job(self._preparer.admitted(requests, {}))
-        return self._jobs.submit_decided(prepared, {}, plan.decision, Kind.GENERATE, options)
+        return self._jobs.submit_planned(requests, plan.decision, options)
 
     # -- considering -----------------------------------------------------------------------------------------
 

@@ -45,7 +45,8 @@ class Shape:
 
 NONE: Final = Shape("none")
 _MIXED: Final = Shape("mixed")
-_VECTOR: Final = Shape("list", Shape("float32"))
+VECTOR: Final = Shape("list", Shape("float32"))
+"""What vectors have in common."""
 _SCALARS: Final = {str: Shape("text"), bool: Shape("bool"), float: Shape("float")}
 _WHOLE: Final = Shape("int")
 
@@ -66,7 +67,7 @@ def shape_of_value(value: Any) -> Shape:
     if isinstance(value, int) and not isinstance(value, bool):
         return _WHOLE if _SMALLEST <= value < _ABOVE else _MIXED
     if isinstance(value, array):
-        return _VECTOR
+        return VECTOR
     if isinstance(value, list):
         return Shape("list", shape_of(value))
     if isinstance(value, dict):  # one without fields is none that a file could hold
@@ -82,7 +83,7 @@ def joined(one: Shape, other: Shape) -> Shape:
     if one is NONE:
         return other
     kinds = {one.kind, other.kind}
-    if kinds == {"int", "float"}:
+    if kinds in ({"int", "float"}, {"float32", "float"}):
         return one if one.kind == "float" else other
     if kinds == {"list"} and one.inner is not None and other.inner is not None:
         return evolve(one, inner=joined(one.inner, other.inner))

@@ -19,7 +19,16 @@ from typing import IO, Any, Final, Protocol, TypeAlias
 from attrs import define, field, fields_dict
 
 from smartbatch.tables.answer_columns import error_kind, parsed_columns, renamed
-from smartbatch.tables.columns import NONE, Columns, Shape, arrow_type, joined, shape_of_value, to_arrow
+from smartbatch.tables.columns import (
+    NONE,
+    VECTOR,
+    Columns,
+    Shape,
+    arrow_type,
+    joined,
+    shape_of_value,
+    to_arrow,
+)
 from smartbatch.tables.template import text_of
 from smartbatch.types import Result, Usage
 
@@ -81,8 +90,6 @@ def stored_lines(job: StoredPages) -> Iterator[bytes]:
 def encode_result(index: int, result: Result, model: str) -> bytes:
     """Return the line of a job's result; ``index`` is the request's place in the job, from 0."""
     line: dict[str, Any] = {"index": index, "id": result.request_id, **outcome_fields(result, model)}
-    if result.embedding is not None:
-        line["embedding"] = list(result.embedding)
     if result.context is not None:
         line["context"] = result.context
     return to_line(line)
@@ -102,6 +109,8 @@ def outcome_fields(result: Result, model: str) -> dict[str, Any]:
     line["error"] = None
     if result.error is not None:
         line["error"] = {"kind": error_kind(result), "message": result.error.message}
+    if result.embedding is not None:
+        line["embedding"] = list(result.embedding)
     return line
 
 
@@ -151,8 +160,8 @@ class _Columns:
         found = cls()
         for line in lines:
             answers = answers_of(line)
-            if "embedding" in line:
-                answers["embedding"] = array("f")  # JSON has no 32-bit numbers
+            if isinstance(vector := answers.get("embedding"), list):
+                answers["embedding"] = _vector(vector, certain="embedding" in line)
             found.ids = joined(found.ids, shape_of_value(answers.get("id")))
             found.keyed = found.keyed or "key" in line
             _join(found.input, line.get("input") or {})
@@ -163,6 +172,20 @@ class _Columns:
         """Return the shapes of the answers' columns, in order."""
         last = LAST if self.keyed else {name: shape for name, shape in LAST.items() if name != "key"}
         return {**FIRST, "id": self.ids, **self.parsed, **last}
+
+
+def _vector(numbers: list[Any], *, certain: bool) -> Any:
+    """Return a list as the vector that it was before JSON, which has no 32-bit numbers, had it.
+
+    Args:
+        certain: it was one. Else, as in a table that is read back, it was where its numbers have 32 bits.
+    """
+    if certain:
+        return array("f")
+    if not all(type(number) is float for number in numbers):
+        return numbers
+    vector = array("f", numbers)
+    return vector if vector.tolist() == numbers else numbers
 
 
 def _join(shapes: dict[str, Shape], fields: Mapping[str, Any]) -> None:
@@ -233,7 +256,15 @@ def _write_parquet(shapes: Mapping[str, Shape], rows: Iterator[list[Any]], targe
     import pyarrow.parquet
 
     schema = pyarrow.schema([(name, arrow_type(shape)) for name, shape in shapes.items()])
+    vectors = [at for at, shape in enumerate(shapes.values()) if shape == VECTOR]
+
+    def packed(row: list[Any]) -> list[Any]:
+        """Have its vectors take 4 bytes a number, not 32: many rows are held."""
+        for at in vectors:
+            row[at] = None if row[at] is None else array("f", row[at])
+        return row
+
     with pyarrow.parquet.ParquetWriter(target, schema) as writer:
-        while group := list(itertools.islice(rows, _GROUP)):
+        while group := list(map(packed, itertools.islice(rows, _GROUP))):
             columns = {name: [row[at] for row in group] for at, name in enumerate(shapes)}
             writer.write_table(to_arrow(columns, shapes))

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import termios
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +27,7 @@ from cli.runs import Child, prompts, stored_prompts, until, written
 from levels import sampled
 
 from smartbatch.cli.main import main
-from smartbatch.cli.outputs import OutputFile, OutputLost
-from smartbatch.cli.prompts import KeyedRow
+from smartbatch.cli.outputs import OutputFile, OutputLost, OutputRow
 from smartbatch.jobs.status import usd
 from smartbatch.testing import emulator
 
@@ -277,10 +277,10 @@ def test_a_full_disk_ends_the_run_and_keeps_what_is_written(
     expected = prompts(3000)
     append = OutputFile.append
 
-    def until_full(self: OutputFile, row: KeyedRow, line: bytes, *, answered: bool) -> None:
+    def until_full(self: OutputFile, rows: Sequence[OutputRow]) -> None:
         if Path("out.jsonl").stat().st_size > 1000:
             raise OutputLost("out.jsonl: cannot be written: No space left on device")
-        append(self, row, line, answered=answered)
+        append(self, rows)
 
     monkeypatch.setattr(OutputFile, "append", until_full)
     assert run() == 1

@@ -7,7 +7,7 @@ import argparse
 import attrs
 import pytest
 
-from smartbatch import BatchingConfig, ListParams
+from smartbatch import BatchingConfig, Embedding, ListParams
 from smartbatch.cli.main import build_parser, main
 
 OF_THE_COMMAND = {
@@ -16,6 +16,7 @@ OF_THE_COMMAND = {
         "config",
         "billed",
         "dask",
+        "embed",
         "format",
         "help",
         "help_all",
@@ -35,6 +36,7 @@ OF_THE_COMMAND = {
 def test_an_option_has_the_name_of_its_setting_or_keyword(command: str) -> None:
     subparsers = next(a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     known = attrs.fields_dict(BatchingConfig).keys() | ListParams.__optional_keys__
+    known |= attrs.fields_dict(Embedding).keys()
     for option in subparsers.choices[command]._actions:
         assert option.dest in known | OF_THE_COMMAND, option.dest
         if option.dest in known:

@@ -288,6 +288,23 @@ def test_vectors_are_a_column_of_32_bit_numbers(tmp_path: Path) -> None:
     assert polars.read_parquet(path).schema["embedding"] == polars.List(polars.Float32)
 
 
+@pytest.mark.parametrize(("numbers", "bits"), [([0.5, -0.25], "float"), ([0.1, 0.5], "double")])
+def test_a_table_that_is_read_back_keeps_the_width_of_its_numbers(numbers: list[float], bits: str) -> None:
+    """Vectors stay vectors; numbers of an answer that is an object lose no digit for being called alike."""
+    import pyarrow.parquet
+
+    vectors = [{"embedding": numbers}, {"embedding": [1.0]}]
+    answers = vectors if bits == "float" else [{"parsed": each} for each in vectors]
+    files = [io.BytesIO(), io.BytesIO()]
+    write_table("parquet", lambda: (line(at, **each) for at, each in enumerate(answers)), files[0])
+    back = list(read_table("parquet", files[0], "out"))
+    write_table("parquet", lambda: iter(back), files[1])
+    for file in files:
+        found = pyarrow.parquet.read_table(file).column("embedding")
+        assert found.to_pylist() == [numbers, [1.0]]
+        assert str(found.type.value_type) == bits
+
+
 def test_names_that_meet_are_told_apart() -> None:
     """Of the input, of the answers, and of parsed objects."""
     lines = [

@@ -7,6 +7,7 @@ import ast
 import inspect
 import json
 import re
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -288,5 +289,6 @@ def test_the_attributes_of_a_providers_error_are_in_its_table() -> None:
 
 def test_the_table_of_the_result_file_has_the_fields_of_a_line() -> None:
     """In their order, those included that are not in every line."""
-    line = json.loads(encode(KeyedRow(0, 0, {}, 0), Result("0", text="{}", parsed={}), "sim:demo"))
+    result = Result("0", text="{}", parsed={}, embedding=array("f", [0.5]))
+    line = json.loads(encode(KeyedRow(0, 0, {}, 0), result, "sim:demo"))
     assert [row[0].strip("`") for row in rows(PAGES["docs/reference/result-file.md"].text)] == list(line)

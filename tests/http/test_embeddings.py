@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import smartbatch
-from smartbatch import BatchingClient, InvalidRequest
+from smartbatch import BatchingClient, Embedding, InvalidRequest, Request, Route
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import Emulator, emulator
@@ -153,3 +154,17 @@ def test_vectors_are_a_list_where_one_is_missing(client: BatchingClient) -> None
     """A failed text has ``None`` in its place, so positions stay those of the texts."""
     vectors = client.embed(["one", "too long " * 8_000, "three"], dimensions=8).vectors
     assert [vector is None for vector in vectors] == [False, True, False]
+
+
+def test_requests_for_vectors_are_stored_as_a_run_by_the_batch_api(emu: Emulator, tmp_path: Path) -> None:
+    """By a plan that was made for them; a job of vectors, not of texts."""
+    texts = [f"text {number}" for number in range(12)]
+    asked = Embedding(dimensions=8)
+    settings = {"store": str(tmp_path / "jobs.db"), "batch_poll_interval": 0.05}
+    with BatchingClient(MODEL, provider=OpenAIProvider("sk-of-the-test", emu.base_url), **settings) as client:
+        plan = client.forecast(texts, embedding=asked, strategy="batch")
+        job = client.submit_run([Request(text, embedding=asked) for text in texts], plan)
+        results = list(job.results(timeout=60))
+        assert ("dimensions", "8") in job.report().data.parameters
+    assert [result.embedding for result in results] == [vector_for(text, MODEL, 8) for text in texts]
+    assert {result.route for result in results} == {Route.BATCH}

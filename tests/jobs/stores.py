@@ -185,6 +185,11 @@ def led(store: SqlStore, lease: JobLease, shard: ShardRow, to: ShardState) -> Sh
     return shard
 
 
+def ingesting(store: SqlStore, bench: Bench, lease: JobLease, *items: int, **changes: Any) -> ShardRow:
+    """Plan a shard of items and lead it to where its results are read."""
+    return led(store, lease, store.shards.plan(lease, bench.shard(*items, **changes)), ShardState.INGESTING)
+
+
 # -- fixtures ------------------------------------------------------------------------------------------------
 
 

@@ -77,7 +77,6 @@ def after_refusals(refusals: int, asked: float | None, rng: RandomSource) -> flo
     """
     if asked is None:
         return backoff(refusals, rng, first=REFUSED, longest=REFUSED_MOST)
-    least = shortest(rng)
-    if refusals > 1:
-        least = backoff(refusals - 1, rng, first=REFUSED, longest=REFUSED_MOST)
+    again = refusals > 1
+    least = backoff(refusals - 1, rng, first=REFUSED, longest=REFUSED_MOST) if again else shortest(rng)
     return max(jittered_minimum(asked, rng), least)

@@ -92,10 +92,10 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
     return Request(prompt, params, **checked)
 
 
-def check_prompt(prompt: Any) -> None:
+def check_prompt(prompt: Any, embedding: Embedding | None = None) -> None:
     """Refuse a prompt that :func:`normalise` refuses, with the same error; of a text nothing is made."""
     if type(prompt) is not str:
-        normalise(prompt)
+        normalise(prompt, embedding=embedding)
     elif not prompt or prompt.isspace() or not prompt.isascii():
         _text(prompt, "prompt")
 

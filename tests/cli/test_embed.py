@@ -1,0 +1,321 @@
+"""``smartbatch run --embed``: the vectors of a file's texts, over the real adapters; none is paid twice."""
+
+from __future__ import annotations
+
+import json
+import threading
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.runs import Child, prompts, stored_jobs, until, use_emulator, written
+
+from smartbatch.cli.main import main
+from smartbatch.emulator.composed_answers import vector_for
+from smartbatch.testing import Emulator, emulator
+
+NAME = "text-embedding-3-small"
+MODEL = f"openai:{NAME}"
+
+
+class Texts:
+    """The texts that the emulator was asked to embed, a call at a time; from ``hang_from`` on it never
+    answers."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.hang_from: int | None = None
+
+    def fault(self, _index: int, body: Mapping[str, Any]) -> str | None:
+        if "input" not in body:  # about a batch or its files
+            return None
+        given = body["input"]
+        texts = [given] if isinstance(given, str) else given
+        self.calls.append(texts)
+        if self.hang_from is not None and len(self.calls) > self.hang_from:
+            return "hang"
+        return None
+
+
+@pytest.fixture
+def texts() -> Texts:
+    return Texts()
+
+
+@pytest.fixture
+def emu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: Texts) -> Any:
+    """An emulator that the command line talks to, and a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    with emulator(fault_for=texts.fault, hang_seconds=60, batch_turnaround=0.2) as emu:
+        use_emulator(emu, monkeypatch)
+        yield emu
+
+
+def run(*args: str, input: str = "in.txt", output: str | None = "out.jsonl") -> int:
+    out = [] if output is None else ["-o", output]
+    return main(["run", input, "--model", MODEL, "--embed", *out, *args])
+
+
+def vector(text: str, dimensions: int = 8) -> list[float]:
+    return list(vector_for(text, NAME, dimensions))
+
+
+def test_every_row_gets_the_vector_of_its_text(
+    emu: Emulator, texts: Texts, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In shared calls, exact to the wire; the summary has what was asked and paid."""
+    Path("in.csv").write_text("id,title,body\na,Tea,hot\nb,Ice,cold\nc,Air,thin\n")
+    assert run("--template", "{title}: {body}", "--dimensions", "8", input="in.csv") == 0
+    rows = written()
+    expected = ["Tea: hot", "Ice: cold", "Air: thin"]
+    assert [row["embedding"] for row in rows] == [vector(text) for text in expected]
+    assert [(row["id"], row["text"], row["error"]) for row in rows] == [(id, None, None) for id in "abc"]
+    assert sorted(text for call in texts.calls for text in call) == sorted(expected)
+    assert len(texts.calls) < 3
+    assert sum(row["cost"] for row in rows) > 0
+    printed = capfd.readouterr().err
+    assert "3 answered, 0 failed" in printed
+    assert f"tokens   {sum(row['usage']['input_tokens'] for row in rows)} in, 0 out" in printed
+    assert "one after another" not in printed
+    assert stored_jobs() == []
+
+
+def test_the_length_of_vectors_is_the_models_own_without_an_option(emu: Emulator) -> None:
+    prompts(1)
+    assert run() == 0
+    assert written()[0]["embedding"] == vector("prompt 0", 1536)
+
+
+def test_standard_output_has_the_vectors(emu: Emulator, capfd: pytest.CaptureFixture[str]) -> None:
+    prompts(2)
+    assert run("--dimensions", "4", "--quiet", output=None) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [json.loads(line)["embedding"] for line in lines] == [vector(f"prompt {i}", 4) for i in range(2)]
+
+
+def test_a_terminal_is_told_the_length_of_each_vector(
+    emu: Emulator, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts(1)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert run("--quiet", output=None) == 0
+    assert capfd.readouterr().out == "1  prompt 0 → a vector of 1,536\n"
+
+
+def test_the_same_line_again_pays_only_new_texts(emu: Emulator, texts: Texts) -> None:
+    prompts(5)
+    assert run("--dimensions", "8", "--limit", "3") == 0
+    texts.calls.clear()
+    assert run("--dimensions", "8") == 0
+    assert sorted(text for call in texts.calls for text in call) == ["prompt 3", "prompt 4"]
+    texts.calls.clear()
+    assert run("--dimensions", "8") == 0
+    assert texts.calls == []
+    assert [row["embedding"] for row in written()] == [vector(f"prompt {i}") for i in range(5)]
+
+
+@pytest.mark.parametrize("other", [["--dimensions", "4"], ["--task-type", "CLUSTERING"]])
+def test_an_output_of_other_vectors_is_refused(
+    other: list[str], emu: Emulator, texts: Texts, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prompts(1)
+    assert run() == 0
+    texts.calls.clear()
+    assert run(*other) == 2
+    assert "belongs to another model, system text or parameters" in capfd.readouterr().err
+    assert texts.calls == []
+
+
+@pytest.mark.full
+def test_a_run_that_is_killed_is_taken_up_and_pays_no_stored_vector_twice(
+    emu: Emulator, texts: Texts
+) -> None:
+    """kill -9 while a shared call is under way: only its texts are asked again."""
+    expected = prompts(400)
+    texts.hang_from = 2
+    options = ["--embed", "--dimensions", "8", "-o", "out.jsonl", "--parallelism", "1"]
+    with Child(*options, model=MODEL) as child:
+        until(lambda: len(texts.calls) > 2 and _lines("out.jsonl") == _answered(texts))
+        child.process.kill()
+        child.process.wait()
+    answered = [text for call in texts.calls[:2] for text in call]
+    assert 0 < len(answered) < 400
+    assert [row["input"]["prompt"] for row in written()] == answered
+    texts.hang_from = None
+    texts.calls.clear()
+    assert run("--dimensions", "8") == 0
+    assert sorted(answered + [text for call in texts.calls for text in call]) == sorted(expected)
+    assert [row["embedding"] for row in written()] == [vector(text) for text in expected]
+
+
+def _lines(name: str) -> int:
+    return Path(name).read_bytes().count(b"\n") if Path(name).exists() else 0
+
+
+def _answered(texts: Texts) -> int:
+    return sum(map(len, texts.calls[:2]))
+
+
+@pytest.mark.full
+def test_vectors_go_by_batch_and_a_killed_run_finds_its_batch(emu: Emulator, texts: Texts) -> None:
+    """kill -9 when the batch is created: the next run adopts it, with each text billed once."""
+    expected = prompts(20)
+    created = threading.Event()
+    emu.configure(batch_fault_for=lambda *_: created.set())
+    options = ["--embed", "--dimensions", "8", "-o", "out.jsonl", "--strategy", "batch"]
+    with Child(*options, model=MODEL) as child:
+        assert created.wait(60)
+        child.process.kill()
+        child.process.wait()
+    assert run("--dimensions", "8", "--strategy", "batch") == 0
+    assert [row["embedding"] for row in written()] == [vector(text) for text in expected]
+    assert texts.calls == []  # none in real time
+    assert emu.ledger.paid_twice(excluding_lost=False) == []
+    assert len(emu.ledger.billed_by_prompt) == 20
+    (job,) = stored_jobs()
+    assert (job.kind, job.succeeded) == ("embed", 20)
+
+
+def test_vectors_by_batch_are_not_asked_again(emu: Emulator, texts: Texts) -> None:
+    """Not even without the output: the store has them."""
+    expected = prompts(12)
+    assert run("--dimensions", "8", "--strategy", "batch") == 0
+    Path("out.jsonl").unlink()
+    assert run("--dimensions", "8", "--strategy", "batch") == 0
+    assert [row["embedding"] for row in written()] == [vector(text) for text in expected]
+    assert texts.calls == []
+    assert [job.total for job in stored_jobs()] == [12]
+
+
+def test_the_first_texts_of_a_hybrid_are_asked_at_once(emu: Emulator, texts: Texts) -> None:
+    expected = prompts(12)
+    assert run("--dimensions", "8", "--strategy", "hybrid") == 0
+    assert [row["embedding"] for row in written()] == [vector(text) for text in expected]
+    assert 0 < sum(map(len, texts.calls)) < 12
+
+
+def test_a_table_of_parquet_has_vectors_of_32_bits_also_when_it_is_resumed(
+    emu: Emulator, texts: Texts, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A table that is read back, with new vectors or with failures alone, is written as it was."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    too_long = "far too long " * 4000
+    Path("in.txt").write_text("".join(f"{text}\n" for text in [*prompts(3), too_long]))
+    for limit, answered in (("2", 2), ("3", 3), ("4", 3)):
+        assert run("--dimensions", "8", "--limit", limit, output="out.parquet") == (limit == "4")
+        table = parquet.read_table("out.parquet")
+        assert table.schema.field("embedding").type == pyarrow.list_(pyarrow.float32())
+        found = table.column("embedding").to_pylist()
+        assert found[:answered] == [vector(f"prompt {i}") for i in range(answered)]
+    assert found[3:] == [None]
+    asked = [text for call in texts.calls for text in call if text != too_long]
+    assert sorted(asked) == [f"prompt {i}" for i in range(3)]
+
+
+def test_a_table_of_csv_has_vectors_as_json(emu: Emulator, texts: Texts) -> None:
+    import csv
+
+    prompts(3)
+    assert run("--dimensions", "8", "--limit", "2", output="out.csv") == 0
+    assert run("--dimensions", "8", output="out.csv") == 0
+    with open("out.csv", newline="") as file:
+        found = [json.loads(row["embedding"]) for row in csv.DictReader(file)]
+    assert found == [vector(f"prompt {i}") for i in range(3)]
+    assert len([text for call in texts.calls for text in call]) == 3
+
+
+@pytest.mark.parametrize(
+    "option",
+    [["--system", "be brief"], ["--max-tokens", "5"], ["--temperature", "0"], ["--seed", "1"]],
+)
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_an_option_about_answers_is_refused_by_name(
+    command: str, option: list[str], emu: Emulator, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prompts(1)
+    assert main([command, "in.txt", "--model", MODEL, "--embed", "-o", "out.jsonl", *option]) == 2
+    assert f"{option[0]} is about answers and has no effect with --embed" in capfd.readouterr().err
+    assert emu.ledger.received == 0
+    assert not Path("out.jsonl").exists()
+
+
+@pytest.mark.parametrize("option", [["--dimensions", "8"], ["--task-type", "CLUSTERING"]])
+def test_an_option_about_vectors_needs_embed(
+    option: list[str], emu: Emulator, capfd: pytest.CaptureFixture[str]
+) -> None:
+    prompts(1)
+    assert main(["run", "in.txt", "--model", MODEL, *option]) == 2
+    assert f"{option[0]} needs --embed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "printed"),
+    [
+        (["--model", "sim:demo", "--embed"], "sim has no embeddings"),
+        (["--model", "anthropic:claude-haiku-5-5", "--embed"], "anthropic has no embeddings"),
+        (["--model", MODEL, "--embed", "--dimensions", "0"], "dimensions must be a whole number from 1"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_vectors_that_cannot_be_asked_for_are_refused_before_the_input_is_read(
+    command: str,
+    line: list[str],
+    printed: str,
+    emu: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-of-the-tests")
+    Path("in.jsonl").write_text("no row\n")
+    assert main([command, "in.jsonl", *line]) == 2
+    assert capfd.readouterr().err == f"smartbatch: {printed}" + (
+        "\n" if "has no" in printed else " to 65536, not 0\n"
+    )
+
+
+def test_a_row_of_messages_is_refused_with_its_line(emu: Emulator, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": "a text"}, {"prompt": [{"role": "user", "content": "hello"}]}]
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(input="in.jsonl") == 2
+    assert "line 2: prompt must be a text where a vector is asked for" in capfd.readouterr().err
+    assert emu.ledger.received == 0
+
+
+def test_a_plan_of_vectors_says_what_they_take(emu: Emulator, capfd: pytest.CaptureFixture[str]) -> None:
+    """In shared calls, without a token of an answer."""
+    prompts(40)
+    assert main(["plan", "in.txt", "--model", MODEL, "--embed", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["route"], found["requests"], found["tokens_out"]) == ("shared", 40, 0)
+    assert emu.ledger.received == 0
+
+
+def test_gemini_is_told_the_task_type(
+    emu: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Mapping[str, Any]] = []
+    emu.configure(fault_for=lambda _, body: asked.append(body))
+    monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", emu.url)
+    monkeypatch.setenv("GEMINI_API_KEY", "sk-of-the-tests")
+    prompts(2)
+    line = ["run", "in.txt", "--model", "gemini:gemini-embedding-001", "--embed", "-o", "out.jsonl"]
+    assert main([*line, "--dimensions", "8", "--task-type", "RETRIEVAL_QUERY"]) == 0
+    assert {one["taskType"] for body in asked for one in body["requests"]} == {"RETRIEVAL_QUERY"}
+    expected = [array("f", vector_for(f"prompt {i}", "gemini-embedding-001", 8)) for i in range(2)]
+    assert [array("f", row["embedding"]) for row in written()] == expected
+
+
+def test_a_run_that_asks_a_model_for_vectors_for_texts_is_told_of_embed(
+    emu: Emulator, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """When no row was answered, and by the name alone: so it is a hint, and no refusal."""
+    emu.configure(fault_for=None, models=["gpt-5-mini"])
+    prompts(2)
+    assert main(["run", "in.txt", "--model", MODEL, "-o", "out.jsonl"]) == 1
+    assert "--embed asks for them" in capfd.readouterr().err
+    assert main(["run", "in.txt", "--model", "openai:gpt-6", "-o", "other.jsonl"]) == 1
+    assert "--embed" not in capfd.readouterr().err

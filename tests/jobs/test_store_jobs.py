@@ -1,0 +1,346 @@
+"""The contract of every store about jobs, on SQLite and on PostgreSQL (D3, D4 of the catalogue)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from attrs import asdict
+from jobs.sample_records import POLICY, PROGRESS
+from jobs.stores import Bench, bench, ingesting, new_items, postgres_address, result, started, store
+
+from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
+from smartbatch.jobs.act_records import JobSelection
+from smartbatch.jobs.records import IncidentRow, JobState, NewItem
+from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store import job_table as jobs_module
+from smartbatch.types import Usage
+
+__all__ = ["bench", "postgres_address", "store"]  # fixtures
+
+
+HOSTILE = [
+    "",
+    "plain",
+    "nul \0 in it",
+    "half \ud800 of it",
+    "line\nbreak  \u2028",
+    "'; DROP TABLE job; --",
+    "émoji 🎉",
+    "{}?%s",
+]
+
+
+def test_the_samples_of_records_differ_from_the_defaults_in_every_field() -> None:
+    for sample in (POLICY, PROGRESS):
+        unset = asdict(type(sample)())
+        assert [name for name, value in asdict(sample).items() if value == unset[name]] == []
+
+
+def test_an_accepted_job_is_found_by_another_process(bench: Bench) -> None:
+    new = bench.job(key="mine", metadata={"team": "é"}, policy=POLICY, params=b"\x00\xff", digest=b"d")
+    job, is_new = bench.open().jobs.accept(new, new_items(3))
+    other = bench.open()
+    assert is_new
+    assert other.jobs.get(new.id) == other.jobs.get("mine") == job == other.jobs.latest()[0]
+    assert (job.total, job.state, job.metadata, job.policy) == (
+        3,
+        JobState.ACTIVE,
+        {"team": "é"},
+        POLICY,
+    )
+    assert (job.params, job.digest, job.epoch, job.owner, job.finished_at) == (
+        b"\x00\xff",
+        b"d",
+        0,
+        None,
+        None,
+    )
+    assert [(i.ix, i.size, i.tokens, i.tries) for i in other.items.in_state(job.id)] == [
+        (0, 100, 10, 0),
+        (1, 101, 11, 0),
+        (2, 102, 12, 0),
+    ]
+
+
+def test_a_key_accepted_twice_is_one_job_whose_items_are_not_read_again(
+    store: SqlStore, bench: Bench
+) -> None:
+    def unread() -> Iterator[NewItem]:
+        raise AssertionError("read")
+        yield
+
+    first, _ = store.jobs.accept(bench.job(key="k"), new_items(2))
+    again, is_new = store.jobs.accept(bench.job(key="k"), unread())
+    assert (again, is_new) == (first, False)
+    assert len(store.jobs.latest()) == 1
+
+
+def test_an_id_accepted_twice_is_one_job(store: SqlStore, bench: Bench) -> None:
+    new = bench.job()
+    assert store.jobs.accept(new, new_items(2)) == (store.jobs.get(new.id), True)
+    assert store.jobs.accept(new, new_items(2)) == (store.jobs.get(new.id), False)
+
+
+@pytest.mark.parametrize("count", [1, 2_500])
+def test_threads_that_accept_one_key_at_once_get_one_job(bench: Bench, count: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
+    stores = [bench.open() for _ in range(4)]
+    together = threading.Barrier(4)
+    got: list[tuple[str, bool]] = []
+
+    def accept(one: SqlStore) -> None:
+        together.wait(10)
+        row, is_new = one.jobs.accept(bench.job(key="same"), new_items(count))
+        got.append((row.id, is_new))
+
+    threads = [threading.Thread(target=accept, args=(one,)) for one in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len({job_id for job_id, _ in got}) == 1
+    assert sorted(is_new for _, is_new in got) == [False, False, False, True]
+    assert bench.behind("SELECT count(*) FROM item") == [(count,)]
+    assert bench.behind("SELECT count(*) FROM incomplete_job") == [(0,)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 999, 1_000, 1_001, 3_500])
+def test_a_job_of_any_size_is_stored_whole(
+    store: SqlStore, bench: Bench, count: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
+    seen = 0
+
+    def items() -> Iterator[NewItem]:
+        nonlocal seen
+        for item in new_items(count):
+            seen += 1
+            yield item
+
+    job, _ = store.jobs.accept(bench.job(), items(), digest=lambda: b"after %d" % seen)
+    assert job.total == count == len(store.items.in_state(job.id))
+    assert job.digest == b"after %d" % count
+    assert [item.ix for item in store.items.in_state(job.id)] == list(range(count))
+    assert bench.behind("SELECT count(*) FROM incomplete_job") == [(0,)]
+
+
+def test_pages_end_at_their_bytes_too(store: SqlStore, bench: Bench, monkeypatch: Any) -> None:
+    monkeypatch.setattr(jobs_module, "PAGE_BYTES", 1_000)
+    before = bench.behind("SELECT count(*) FROM job")
+    items = [NewItem(None, bytes([ix]) * 700, 1, 1) for ix in range(5)]
+    job, _ = store.jobs.accept(bench.job(), items)
+    lease = store.leases.claim(job.id, 60)
+    assert lease is not None
+    shard = store.shards.plan(lease, bench.shard(4, 0, 2))
+    assert before == [(0,)]
+    assert [p.payload[:1] for p in store.shards.payloads(shard.id).values()] == [b"\x04", b"\x00", b"\x02"]
+
+
+@pytest.mark.parametrize("good", [0, 3, 2_500])
+def test_an_input_that_fails_half_way_leaves_nothing(
+    store: SqlStore, bench: Bench, good: int, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 1_000)
+
+    def items() -> Iterator[NewItem]:
+        yield from new_items(good)
+        raise ZeroDivisionError("row")
+
+    with pytest.raises(ZeroDivisionError):
+        store.jobs.accept(bench.job(key="k"), items())
+    assert store.jobs.get("k") is None
+    for table in ("job", "job_params", "item", "payload", "incomplete_job"):
+        assert bench.behind(f"SELECT count(*) FROM {table}") == [(0,)], table
+    assert store.jobs.accept(bench.job(key="k"), new_items(1))[1]
+
+
+def test_a_process_that_dies_while_its_input_arrives_leaves_no_job_and_its_items_are_swept(
+    bench: Bench, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
+    dying, other = bench.open(), bench.open()
+
+    def items() -> Iterator[NewItem]:
+        yield from new_items(25)
+        dying.abandon()
+        raise SystemExit
+
+    monkeypatch.setattr(jobs_module, "delete_items", lambda db, no: None)  # the dead do not clean up
+    with pytest.raises(SystemExit):
+        dying.jobs.accept(bench.job(key="k"), items())
+    assert bench.behind("SELECT count(*) FROM item") == [(20,)]
+    assert other.jobs.latest() == []
+    assert other.jobs.get("k") is None
+    job, _ = other.jobs.accept(bench.job(), new_items(1))
+    assert other.leases.claim(job.id, 60) is not None  # who becomes an owner sweeps
+    assert bench.behind("SELECT count(*) FROM item") == [(1,)]
+    assert bench.behind("SELECT count(*) FROM payload") == [(1,)]
+
+
+def test_an_input_that_still_arrives_is_not_swept(bench: Bench, monkeypatch: Any) -> None:
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
+    slow, other = bench.open(), bench.open()
+
+    def items() -> Iterator[NewItem]:
+        yield from new_items(25)
+        job, _ = other.jobs.accept(bench.job(), new_items(1))
+        assert other.leases.claim(job.id, 60) is not None
+
+    job, _ = slow.jobs.accept(bench.job(), items())
+    assert len(other.items.in_state(job.id)) == 25
+
+
+def test_a_job_without_items_is_done(store: SqlStore, bench: Bench) -> None:
+    job, _ = store.jobs.accept(bench.job(created_at=7.0), [])
+    assert (job.state, job.finished_at, job.total) == (JobState.DONE, 7.0, 0)
+    assert store.leases.claimable() == []
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_texts_of_users_come_back_as_they_were(store: SqlStore, bench: Bench, text: str) -> None:
+    new = bench.job(key=text + "!", metadata={text: text})
+    item = NewItem(text, text.encode("utf-8", "surrogatepass"), 1, 1, realtime=True)
+    job, _ = store.jobs.accept(new, [item])
+    assert store.jobs.get(text + "!") == job
+    assert (job.key, job.metadata) == (text + "!", {text: text})
+    lease = store.leases.claim(job.id, 60)
+    assert lease is not None
+    store.jobs.note(lease, text)
+    store.facts.remember(text, {"value": text})
+    assert store.facts.add_incident(lease, IncidentRow("kind", job.id, None, text, None, 1.0))
+    (asked,) = store.items.claim_realtime(lease, 5)
+    store.items.answer(lease, [result(0, text=item.payload or b"e")], at=2.0)
+    (got,) = store.items.results(job.id)
+    assert (asked.user_id, asked.payload) == (got.user_id, got.payload) == (text, item.payload)
+    assert store.facts.recall(text) == {"value": text}
+    assert store.facts.incidents(job.id)[0].detail == text
+
+
+def test_a_key_too_long_for_an_index_is_refused(store: SqlStore, bench: Bench) -> None:
+    with pytest.raises(InvalidRequest, match="1,024 bytes"):
+        store.jobs.accept(bench.job(key="é" * 513), [])
+    assert store.jobs.accept(bench.job(key="é" * 512), [])[1]
+
+
+def test_jobs_are_listed_newest_first(store: SqlStore, bench: Bench) -> None:
+    made = [store.jobs.accept(bench.job(), new_items(n % 2))[0].id for n in range(6)]
+    assert [job.id for job in store.jobs.latest()] == made[::-1]
+    assert [job.id for job in store.jobs.latest(limit=2)] == [made[5], made[4]]
+    assert [job.id for job in store.jobs.latest(unfinished=True)] == [made[5], made[3], made[1]]
+
+
+def test_what_the_store_does_not_know_is_none_or_an_error(store: SqlStore, bench: Bench) -> None:
+    assert store.jobs.get("job-x") is None
+    assert store.jobs.get("nul \0") is None
+    assert store.shards.get("s") is store.shards.with_nonce("n") is store.facts.recall("k") is None
+    assert (store.shards.payloads("s"), store.shards.unsettled("s")) == ({}, [])
+    assert store.shards.items_at("s", [0]) == store.shards.measures("s") == {}
+    assert store.leases.claim("job-x", 60) is None
+    for verb in (
+        store.jobs.forget,
+        store.jobs.unhold,
+        store.items.in_state,
+        store.items.results,
+        store.shards.of_job,
+    ):
+        with pytest.raises(JobNotFound, match="job-x"):
+            verb("job-x")
+
+
+def test_only_a_finished_job_is_forgotten_and_then_with_all_it_has(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 3, key="k")
+    kept, _ = store.jobs.accept(bench.job(), new_items(2))
+    shard = ingesting(store, bench, lease, 0, 1)
+    store.shards.ingest(lease, shard, [result(0), result(1, "again", usage=Usage(5))], at=1.0)
+    assert bench.behind("SELECT count(*) FROM earlier_tries") == [(1,)]
+    store.facts.add_incident(lease, IncidentRow("kind", job.id, shard.id, "x", None, 1.0))
+    with pytest.raises(StoreError, match="not finished"):
+        store.jobs.forget(job.id)
+    store.shards.settle(lease, shard, opened=[1], at=2.0)
+    store.items.drop_unsent(lease, b"", at=3.0)
+    store.jobs.forget(job.id)
+    assert store.jobs.get(job.id) is store.jobs.get("k") is store.shards.get(shard.id) is None
+    assert store.facts.incidents(job.id) == []
+    for table, left in {
+        "item": 2,
+        "payload": 2,
+        "result": 0,
+        "verdict": 0,
+        "earlier_tries": 0,
+        "shard": 0,
+        "shard_items": 0,
+    }.items():
+        assert bench.behind(f"SELECT count(*) FROM {table}") == [(left,)], table
+    assert len(store.items.in_state(kept.id)) == 2
+    assert store.jobs.accept(bench.job(key="k"), [])[1]
+
+
+def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(
+    bench: Bench, monkeypatch: Any
+) -> None:
+    store, other = bench.open(), bench.open()
+    job, lease = started(store, bench, 3)
+    store.items.drop_unsent(lease, b"", at=1.0)
+    monkeypatch.setattr(jobs_module, "delete_items", lambda db, no: None)
+    store.jobs.forget(job.id)
+    assert bench.behind("SELECT count(*) FROM item") == [(3,)]
+    fresh, _ = other.jobs.accept(bench.job(), new_items(1))
+    assert other.leases.claim(fresh.id, 60) is not None
+    assert bench.behind("SELECT count(*) FROM item") == [(1,)]
+
+
+def test_anybody_may_ask_to_cancel_a_job_that_is_not_done(bench: Bench) -> None:
+    store, other = bench.open(), bench.open()
+    job, _lease = started(store, bench, 1)
+    other.acts.cancel(JobSelection(ids=(job.id,)), "ada")
+    found = store.jobs.get(job.id)
+    assert found is not None
+    assert found.cancel_requested
+    done, _ = store.jobs.accept(bench.job(), [])
+    other.acts.cancel(JobSelection(ids=(done.id,)), "ada")
+    found = store.jobs.get(done.id)
+    assert found is not None
+    assert not found.cancel_requested
+
+
+def test_a_held_job_waits_until_somebody_frees_it(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 1)
+    store.jobs.note(lease, "the outcome is unknown: look", hold=True)
+    held = store.jobs.get(job.id)
+    assert held is not None
+    assert (held.state, held.note) == (JobState.HELD, "the outcome is unknown: look")
+    store.jobs.note(lease, "still")
+    assert store.jobs.get(job.id).state is JobState.HELD  # type: ignore[union-attr]
+    store.jobs.unhold(job.id)
+    freed = store.jobs.get(job.id)
+    assert freed is not None
+    assert (freed.state, freed.note) == (JobState.ACTIVE, None)
+    store.jobs.note(lease, "quota", hold=True)
+    store.items.drop_unsent(lease, b"", at=9.0)
+    done = store.jobs.get(job.id)
+    assert done is not None
+    assert (done.state, done.note, done.finished_at) == (JobState.DONE, None, 9.0)
+    store.jobs.note(lease, "late", hold=True)
+    assert store.jobs.get(job.id).state is JobState.DONE  # type: ignore[union-attr]
+
+
+def test_what_is_done_to_one_job_leaves_the_others_as_they_are(store: SqlStore, bench: Bench) -> None:
+    def shown() -> list[tuple[JobState, str | None, bool]]:
+        return [(row.state, row.note, row.cancel_requested) for row in map(store.jobs.get, ids) if row]
+
+    held = [started(store, bench, 1) for _ in range(3)]
+    ids = [job.id for job, _ in held]
+    for number, (_, lease) in enumerate(held):
+        store.jobs.note(lease, f"look at {number}", hold=True)
+    assert shown() == [(JobState.HELD, f"look at {number}", False) for number in range(3)]
+    store.jobs.unhold(ids[1])
+    store.acts.cancel(JobSelection(ids=(ids[2],)), "ada")
+    store.jobs.note(held[0][1], "still")
+    assert shown() == [
+        (JobState.HELD, "still", False),
+        (JobState.ACTIVE, None, False),
+        (JobState.HELD, "look at 2", True),
+    ]

@@ -1,0 +1,218 @@
+"""The contract of every store about who owns a job, on both databases (E2, E12, E13 and E15)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from jobs.stores import Bench, bench, ingesting, led, new_items, postgres_address, result, started, store
+
+from smartbatch.errors import StoreError
+from smartbatch.jobs.records import ItemState, JobLease, LeaseLost, ShardState
+from smartbatch.jobs.store import SqlStore
+
+__all__ = ["bench", "postgres_address", "store"]  # fixtures
+
+
+def test_one_store_owns_a_job_and_others_wait(bench: Bench) -> None:
+    mine, other = bench.open(), bench.open()
+    job, _ = mine.jobs.accept(bench.job(), new_items(1))
+    assert [row.id for row in other.leases.claimable()] == [job.id]
+    lease = mine.leases.claim(job.id, 60)
+    assert lease == JobLease(job.id, 1)
+    assert mine.leases.claim(job.id, 60) is None  # it has it already
+    assert other.leases.claim(job.id, 60) is None
+    assert mine.leases.claimable() == other.leases.claimable() == []
+
+
+def test_a_job_given_back_is_taken_at_once_and_the_old_lease_is_lost(bench: Bench) -> None:
+    mine, other = bench.open(), bench.open()
+    job, lease = started(mine, bench)
+    mine.leases.release(lease)
+    with pytest.raises(LeaseLost):
+        mine.jobs.note(lease, "x")
+    assert [row.id for row in other.leases.claimable()] == [job.id]
+    assert other.leases.claim(job.id, 60) == JobLease(job.id, 2)
+    mine.leases.release(lease)  # too late, and harmless
+    assert other.leases.renew([JobLease(job.id, 2)], 60) == [JobLease(job.id, 2)]
+
+
+def test_a_lease_that_ran_out_is_taken_over_although_its_owner_lives(bench: Bench) -> None:
+    frozen, other = bench.open(), bench.open()
+    job, _lease = started(frozen, bench)
+    bench.let_leases_run_out()
+    assert [row.id for row in other.leases.claimable()] == [job.id]
+    assert other.leases.claim(job.id, 60) == JobLease(job.id, 2)
+
+
+def test_a_lease_that_ran_out_still_counts_while_nobody_else_took_the_job(bench: Bench) -> None:
+    store = bench.open()
+    _, lease = started(store, bench)
+    bench.let_leases_run_out()
+    store.jobs.note(lease, "awake")
+    assert store.leases.renew([lease], 60) == [lease]
+    assert bench.open().leases.claimable() == []
+
+
+def test_an_owner_that_died_is_known_at_once_whatever_its_lease(bench: Bench) -> None:
+    dead, other = bench.open(), bench.open()
+    job, _ = started(dead, bench)
+    dead.abandon()
+    assert [row.id for row in other.leases.claimable()] == [job.id]
+    assert other.leases.claim(job.id, 60) == JobLease(job.id, 2)
+
+
+def test_a_lease_does_not_count_in_another_store(bench: Bench) -> None:
+    mine, other = bench.open(), bench.open()
+    _, lease = started(mine, bench)
+    started(other, bench)
+    with pytest.raises(LeaseLost):
+        other.jobs.note(lease, "x")
+    assert other.leases.renew([lease], 60) == []
+
+
+def test_renewing_tells_which_leases_are_still_held(bench: Bench) -> None:
+    mine, other = bench.open(), bench.open()
+    first, second = started(mine, bench)[1], started(mine, bench)[1]
+    bench.let_leases_run_out()
+    assert other.leases.claim(first.job_id, 60)
+    assert mine.leases.renew([first, second], 60) == [second]
+    assert mine.leases.renew([], 60) == []
+    assert other.leases.claim(second.job_id, 60) is None
+
+
+def test_a_closed_store_has_given_everything_back(bench: Bench) -> None:
+    mine, other = bench.open(), bench.open()
+    job, _ = started(mine, bench)
+    mine.close()
+    mine.close()
+    found = other.jobs.get(job.id)
+    assert found is not None
+    assert found.owner is None
+    assert other.leases.claim(job.id, 60)
+    assert len(bench.behind("SELECT id FROM owner")) == 1
+    with pytest.raises(StoreError, match="closed"):
+        mine.jobs.latest()
+    with pytest.raises(StoreError, match="closed"):
+        mine.jobs.accept(bench.job(), [])
+
+
+def test_a_frozen_owner_that_wakes_writes_nothing(bench: Bench) -> None:
+    """Every verb that names a lease is refused; the store is byte for byte as the new owner left it."""
+    frozen, other = bench.open(), bench.open()
+    job, lease = started(frozen, bench, 8)
+    planned = frozen.shards.plan(lease, bench.shard(0))
+    ready = led(frozen, lease, frozen.shards.plan(lease, bench.shard(1)), ShardState.READY)
+    taking = ingesting(frozen, bench, lease, 2, 3)
+    bench.let_leases_run_out()
+    assert other.leases.claim(job.id, 60)
+
+    def contents() -> list[Any]:
+        tables = ("job", "item", "shard", "shard_items", "result", "verdict", "incident")
+        return [bench.behind(f"SELECT * FROM {table} ORDER BY 1") for table in tables]
+
+    before = contents()
+    at = 1.0
+    verbs = [
+        lambda: frozen.shards.plan(lease, bench.shard(4)),
+        lambda: frozen.shards.advance(lease, planned, ShardState.UPLOADING),
+        lambda: frozen.shards.advance(lease, planned, ShardState.PLANNED, tries=3),
+        lambda: frozen.shards.mark_submitting(lease, ready, exclusive=False),
+        lambda: frozen.shards.discard(lease, planned, items=ItemState.OPEN, tried=True, note="n", at=at),
+        lambda: frozen.shards.fail(lease, planned, b"no", note="n", at=at),
+        lambda: frozen.shards.ingest(lease, taking, [result(2)], at=at),
+        lambda: frozen.shards.settle(lease, taking, opened=[2, 3], at=at),
+        lambda: frozen.items.claim_realtime(lease, 5),
+        lambda: frozen.items.answer(lease, [result(4)], at=at),
+        lambda: frozen.items.drop_unsent(lease, b"", at=at),
+        lambda: frozen.jobs.note(lease, "mine!", hold=True),
+    ]
+    for verb in verbs:
+        with pytest.raises(LeaseLost):
+            verb()
+    frozen.leases.release(lease)
+    assert frozen.leases.renew([lease], 60) == []
+    assert contents() == before
+
+
+def test_claimable_jobs_are_the_unfinished_ones_then_those_to_be_cleaned_up(bench: Bench) -> None:
+    store, other = bench.open(), bench.open()
+    settled, lease = started(store, bench, 1)
+    shard = ingesting(store, bench, lease, 0)
+    shard = store.shards.advance(lease, shard, ShardState.INGESTING, batch_id="b-1")
+    store.shards.ingest(lease, shard, [result(0)], at=1.0)
+    shard = store.shards.settle(lease, shard, at=1.0)
+    _never_sent, lease_2 = started(store, bench, 1)
+    store.shards.fail(lease_2, store.shards.plan(lease_2, bench.shard(0)), b"", note="refused", at=1.0)
+    fresh, _ = store.jobs.accept(bench.job(), new_items(1))
+    held, lease_3 = started(store, bench, 1)
+    store.jobs.note(lease_3, "?", hold=True)
+    for one in (lease, lease_2, lease_3):
+        store.leases.release(one)
+    assert [job.id for job in other.leases.claimable()] == [fresh.id, held.id, settled.id]
+    again = other.leases.claim(settled.id, 60)
+    assert again is not None
+    other.shards.advance(again, shard, ShardState.SETTLED, cleaned_up=True)
+    other.leases.release(again)
+    assert [job.id for job in other.leases.claimable()] == [fresh.id, held.id]
+
+
+def test_two_who_claim_at_once_are_never_both_the_owner(bench: Bench) -> None:
+    stores = [bench.open() for _ in range(4)]
+    jobs = [stores[0].jobs.accept(bench.job(), new_items(1))[0].id for _ in range(10)]
+    together = threading.Barrier(4)
+    got: list[JobLease] = []
+
+    def claim_all(one: SqlStore) -> None:
+        together.wait(10)
+        got.extend(lease for job in jobs if (lease := one.leases.claim(job, 60)))
+
+    threads = [threading.Thread(target=claim_all, args=(one,)) for one in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(lease.job_id for lease in got) == sorted(jobs)
+
+
+@pytest.mark.parametrize("unknown", [None, b"not known"])
+def test_items_found_asking_after_a_death_are_told_of(bench: Bench, unknown: bytes | None) -> None:
+    """They may have been billed: asked again with a try more, or ended where the job sends nothing twice."""
+    dead, other = bench.open(), bench.open()
+    job, _ = dead.jobs.accept(bench.job(), new_items(4, realtime=True))
+    lease = dead.leases.claim(job.id, 60)
+    assert lease is not None
+    assert [item.ix for item in dead.items.claim_realtime(lease, 2)] == [0, 1]
+    dead.abandon()
+    bench.clock.sleep(5)
+    taken = other.leases.claim(job.id, 60, unknown=unknown)
+    assert taken is not None
+    (incident,) = other.facts.incidents(job.id)
+    assert (incident.kind, incident.job_id, incident.shard_id) == ("maybe_billed", job.id, None)
+    assert "2 requests" in incident.detail
+    assert "rows 0, 1" in incident.detail
+    found = other.jobs.get(job.id)
+    assert found is not None
+    if unknown is None:
+        claimed = other.items.claim_realtime(taken, 9)
+        assert [(i.ix, i.tries) for i in claimed] == [(0, 1), (1, 1), (2, 0), (3, 0)]
+        assert (found.failed, found.unpriced) == (0, 0)
+    else:
+        assert [(r.ix, r.outcome, r.body, r.cost) for r in other.items.results(job.id)] == [
+            (0, "failed", b"not known", None),
+            (1, "failed", b"not known", None),
+        ]
+        assert (found.failed, found.unpriced, found.cost) == (2, 2, 0.0)
+        assert [item.ix for item in other.items.claim_realtime(taken, 9)] == [2, 3]
+
+
+def test_a_second_death_in_the_same_call_is_a_second_incident(bench: Bench) -> None:
+    first = bench.open()
+    job, _ = first.jobs.accept(bench.job(), new_items(1, realtime=True))
+    for taking in range(3):
+        lease = first.leases.claim(job.id, 60)
+        assert lease is not None
+        assert len(first.facts.incidents(job.id)) == taking
+        assert [item.tries for item in first.items.claim_realtime(lease, 1)] == [taking]
+        first.abandon()

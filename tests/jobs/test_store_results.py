@@ -1,0 +1,411 @@
+"""The contract of every store about results and the ends of items, on both databases."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from attrs import evolve
+from jobs.stores import Bench, bench, ingesting, led, new_items, postgres_address, result, started, store
+
+from smartbatch.jobs.records import EarlierTries, ItemState, JobState, LeaseLost, ShardState, StoredCounts
+from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store import item_table as items_module
+from smartbatch.jobs.store import items_of_job as deleting_module
+from smartbatch.jobs.store import outcomes as outcomes_module
+from smartbatch.types import Usage
+
+__all__ = ["bench", "postgres_address", "store"]  # fixtures
+
+
+def test_results_behind_a_gap_longer_than_a_page_are_found(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 40)
+    shard = ingesting(store, bench, lease, *range(40))
+    store.shards.ingest(lease, shard, [result(ix) for ix in (39, 0, 30)], at=1.0)
+    pages, after = [], -1
+    while rows := store.items.results(job.id, after=after, limit=10):
+        pages.append([row.ix for row in rows])
+        after = rows[-1].ix
+    assert pages == [[0], [30, 39]]
+    assert [row.ix for row in store.items.results(job.id, after=38, limit=10)] == [39]
+    assert store.items.results(job.id, after=39) == []
+
+
+def test_a_large_job_is_cancelled_and_forgotten_in_pages_and_nothing_of_it_stays(
+    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(items_module, "PAGE_DROPPED", 7)
+    monkeypatch.setattr(deleting_module, "PAGE_DELETED", 7)
+    other, _ = store.jobs.accept(bench.job(), new_items(3))
+    job, lease = started(store, bench, 21)
+    last, _ = store.jobs.accept(bench.job(), new_items(3))
+    assert store.items.drop_unsent(lease, b"cancelled", at=5.0) == 21
+    done = store.jobs.get(job.id)
+    assert done is not None
+    assert (done.cancelled, done.state, done.finished_at) == (21, JobState.DONE, 5.0)
+    assert [(row.ix, row.seq) for row in store.items.fresh(job.id)] == [(ix, ix + 1) for ix in range(21)]
+    store.jobs.forget(job.id)
+    assert bench.behind("SELECT count(*) FROM item") == bench.behind("SELECT count(*) FROM payload") == [(6,)]
+    assert (
+        bench.behind("SELECT count(*) FROM result")
+        == bench.behind("SELECT count(*) FROM incomplete_job")
+        == [(0,)]
+    )
+    assert [len(store.items.in_state(one.id)) for one in (other, last)] == [3, 3]
+
+
+def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 4)
+    shard = ingesting(store, bench, lease, 0, 1, 2, 3)
+    told = store.shards.ingest(
+        lease,
+        shard,
+        [
+            result(2, cost=0.25, realtime_cost=0.5, usage=Usage(10, 3)),
+            result(0, "failed", b"bad", cost=None, realtime_cost=None),
+        ],
+        at=10.0,
+    )
+    assert (told.final, told.doubled) == ((2, 0), ())
+    store.shards.ingest(lease, shard, [result(1, "cancelled", cost=0.0, realtime_cost=None)], at=11.0)
+    found = store.jobs.get(job.id)
+    assert found is not None
+    assert (found.succeeded, found.failed, found.cancelled, found.finished) == (1, 1, 1, 3)
+    assert (found.cost, found.realtime_cost, found.unpriced) == (0.25, 0.5, 1)
+    assert (found.input_tokens, found.output_tokens, found.state) == (10, 3, JobState.ACTIVE)
+    by_place = store.items.results(job.id)
+    assert [(r.ix, r.user_id, r.outcome, r.body, r.payload, r.cost) for r in by_place] == [
+        (0, "row-0", "failed", b"bad", b"ask 0", None),
+        (1, "row-1", "cancelled", b"answer 1", b"ask 1", 0.0),
+        (2, "row-2", "succeeded", b"answer 2", b"ask 2", 0.25),
+    ]
+    assert [r.ix for r in store.items.results(job.id, after=0, limit=1)] == [1]
+    assert [(r.ix, r.seq) for r in store.items.fresh(job.id)] == [(2, 1), (0, 2), (1, 3)]
+    assert [r.ix for r in store.items.fresh(job.id, after=1, limit=1)] == [0]
+    store.shards.ingest(lease, shard, [result(3)], at=12.5)
+    done = store.jobs.get(job.id)
+    assert done is not None
+    assert (done.state, done.finished_at) == (JobState.DONE, 12.5)
+
+
+def test_results_of_one_job_are_not_those_of_its_neighbours(store: SqlStore, bench: Bench) -> None:
+    jobs = []
+    for _ in range(3):
+        job, lease = started(store, bench, 2)
+        store.shards.ingest(lease, ingesting(store, bench, lease, 0, 1), [result(0), result(1)], at=1.0)
+        jobs.append(job.id)
+    for job_id in jobs:
+        assert [r.ix for r in store.items.results(job_id)] == [0, 1]
+        assert [r.seq for r in store.items.fresh(job_id)] == [1, 2]
+        assert [i.ix for i in store.items.in_state(job_id, state=ItemState.FINAL)] == [0, 1]
+
+
+def test_where_the_real_time_price_is_unknown_no_saving_is_claimed(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 2)
+    shard = ingesting(store, bench, lease, 0, 1)
+    store.shards.ingest(lease, shard, [result(0, cost=0.5, realtime_cost=None), result(1, cost=0.5)], at=1.0)
+    found = store.jobs.get(job.id)
+    assert found is not None
+    assert (found.cost, found.realtime_cost) == (1.0, 1.5)
+
+
+def test_tries_that_did_not_end_an_item_are_told_with_its_end_whatever_that_is(
+    store: SqlStore, bench: Bench
+) -> None:
+    """What two batches billed is added up, once for each line; the last answer that was refused is kept."""
+    job, lease = started(store, bench, 3)
+    for answer in (b"no", b"never"):
+        shard = ingesting(store, bench, lease, 0, 1, 2)
+        tried = [
+            result(0, "again", answer, usage=Usage(3, 1)),
+            result(1, "again", answer, usage=Usage(5, 2), cost=None),
+            result(2, "unrun", answer),
+        ]
+        store.shards.ingest(lease, shard, tried, at=1.0)
+        store.shards.ingest(lease, shard, tried, at=1.0)
+        store.shards.settle(lease, shard, opened=[0, 1, 2], at=2.0)
+    shard = ingesting(store, bench, lease, 0)
+    store.shards.ingest(lease, shard, [result(0, cost=1.0)], at=3.0)
+    assert store.items.drop_unsent(lease, b"", at=4.0) == 2
+    assert [(row.cost, row.earlier) for row in store.items.results(job.id)] == [
+        (1.0, EarlierTries(1.0, Usage(6, 2), b"never")),
+        (0.0, EarlierTries(None, Usage(10, 4), b"never")),
+        (0.0, None),
+    ]
+
+
+def test_the_first_result_wins_the_same_again_is_nothing_and_another_is_told(
+    store: SqlStore, bench: Bench
+) -> None:
+    job, lease = started(store, bench, 3)
+    shard = ingesting(store, bench, lease, 0, 1, 2)
+    store.shards.ingest(lease, shard, [result(0, text=b"first")], at=1.0)
+    before = store.jobs.get(job.id)
+    same = store.shards.ingest(lease, shard, [result(0, text=b"first")], at=2.0)
+    other = store.shards.ingest(lease, shard, [result(0, text=b"second")], at=3.0)
+    at_once = store.shards.ingest(
+        lease, shard, [result(1, text=b"a"), result(1, text=b"b"), result(1, text=b"a")], at=4.0
+    )
+    assert (same.final, same.doubled) == ((), ())
+    assert (other.final, other.doubled) == ((), (0,))
+    assert (at_once.final, at_once.doubled) == ((1,), (1,))
+    assert [(r.ix, r.body) for r in store.items.results(job.id)] == [(0, b"first"), (1, b"a")]
+    assert before is not None
+    assert before.cost == 0.5
+    assert store.jobs.get(job.id).cost == 1.0  # type: ignore[union-attr]
+
+
+def test_a_result_beats_a_verdict_whichever_came_first(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 3)
+    shard = ingesting(store, bench, lease, 0, 1, 2)
+    first = store.shards.ingest(lease, shard, [result(0, "again"), result(1)], at=1.0)
+    second = store.shards.ingest(lease, shard, [result(0), result(1, "again")], at=2.0)
+    third = store.shards.ingest(lease, shard, [result(2, "unrun", b"u"), result(2, "unrun", b"u")], at=3.0)
+    fourth = store.shards.ingest(lease, shard, [result(2, "again", b"v")], at=3.0)
+    assert (first.final, first.doubled) == ((1,), ())
+    assert (second.final, second.doubled) == ((0,), (1,))
+    assert (third.final, third.doubled) == ((), ())
+    assert (fourth.final, fourth.doubled) == ((), (2,))
+    assert [(u.ix, u.verdict, u.body) for u in store.shards.unsettled(shard.id)] == [(2, "unrun", b"u")]
+    assert [r.ix for r in store.items.results(job.id)] == [0, 1]
+
+
+def test_a_line_read_again_is_nothing_new_though_its_item_has_ended_meanwhile(
+    store: SqlStore, bench: Bench
+) -> None:
+    """A file is read from its beginning after a crash."""
+    _, lease = started(store, bench, 1)
+    shard = ingesting(store, bench, lease, 0)
+    store.shards.ingest(lease, shard, [result(0, "again", b"busy")], at=1.0)
+    store.shards.ingest(lease, shard, [result(0)], at=2.0)
+    assert store.shards.ingest(lease, shard, [result(0, "again", b"busy")], at=3.0).doubled == ()
+    assert store.shards.ingest(lease, shard, [result(0, "again", b"other")], at=4.0).doubled == (0,)
+
+
+def test_what_is_unsettled_says_why(store: SqlStore, bench: Bench) -> None:
+    _, lease = started(store, bench, 5)
+    dead = store.shards.plan(lease, bench.shard(3))
+    store.shards.discard(lease, dead, items=ItemState.OPEN, tried=True, note="", at=0.0)
+    shard = ingesting(store, bench, lease, 4, 3, 1, 0)
+    store.shards.ingest(
+        lease, shard, [result(1), result(0, "again", b"busy"), result(3, "unrun", b"late")], at=1.0
+    )
+    assert [(u.ix, u.verdict, u.body, u.tries) for u in store.shards.unsettled(shard.id)] == [
+        (4, None, None, 0),
+        (3, "unrun", b"late", 1),
+        (0, "again", b"busy", 0),
+    ]
+
+
+def test_a_result_of_an_item_that_is_not_in_the_shard_is_refused(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 3)
+    store.shards.plan(lease, bench.shard(1))
+    shard = ingesting(store, bench, lease, 0)
+    for ix in (1, 2, 77):
+        with pytest.raises(ValueError, match=f"item {ix} is not in shard"):
+            store.shards.ingest(lease, shard, [result(0), result(ix)], at=1.0)
+    assert store.items.results(job.id) == []
+
+
+@pytest.mark.parametrize("state", [ShardState.PLANNED, ShardState.SUBMITTED, ShardState.ENDED])
+def test_a_shard_that_is_not_being_read_takes_no_results(
+    store: SqlStore, bench: Bench, state: ShardState
+) -> None:
+    _, lease = started(store, bench, 1)
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(0)), state)
+    with pytest.raises(ValueError, match="has no results to take"):
+        store.shards.ingest(lease, shard, [result(0)], at=1.0)
+    with pytest.raises(LeaseLost, match="no longer ingesting"):
+        store.shards.ingest(lease, evolve(shard, state=ShardState.INGESTING), [result(0)], at=1.0)
+
+
+def test_answers_of_an_orphan_are_used_for_items_that_have_none(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 5)
+    orphan = led(store, lease, store.shards.plan(lease, bench.shard(0, 1, 2, 3)), ShardState.UNCERTAIN)
+    orphan = store.shards.discard(lease, orphan, items=ItemState.OPEN, tried=True, note="", at=1.0)
+    again = ingesting(store, bench, lease, 0, 1)
+    store.shards.ingest(lease, again, [result(0, text=b"new")], at=2.0)
+    told = store.shards.ingest(
+        lease, orphan, [*(result(ix, text=b"orphan") for ix in (0, 1, 2)), result(3, "again")], at=3.0
+    )
+    assert (told.final, told.doubled) == ((1, 2), (0,))
+    assert [(r.ix, r.body) for r in store.items.results(job.id)] == [
+        (0, b"new"),
+        (1, b"orphan"),
+        (2, b"orphan"),
+    ]
+    assert [u.ix for u in store.shards.unsettled(again.id)] == []
+    late = store.shards.ingest(lease, again, [result(1, text=b"late")], at=4.0)
+    assert late.doubled == (1,)
+    settled = store.shards.settle(lease, again, at=5.0)
+    assert settled.state is ShardState.SETTLED
+    assert [item.ix for item in store.items.in_state(job.id)] == [3, 4]
+
+
+def test_settling_sends_every_item_somewhere(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 6)
+    shard = ingesting(store, bench, lease, 0, 1, 2, 3)
+    store.shards.ingest(lease, shard, [result(0), result(1, "again")], at=1.0)
+    with pytest.raises(ValueError, match=r"3 items of shard .* go nowhere"):
+        store.shards.settle(lease, shard, at=2.0)
+    with pytest.raises(ValueError, match="1 items"):
+        store.shards.settle(lease, shard, opened=[1], realtime=[2], at=2.0)
+    with pytest.raises(ValueError, match="one way only"):
+        store.shards.settle(lease, shard, opened=[1, 2], realtime=[2, 3], at=2.0)
+    with pytest.raises(ValueError, match="final"):
+        store.shards.settle(lease, shard, opened=[1, 2], finals=[result(3, "again")], at=2.0)
+    assert store.shards.get(shard.id) == shard
+    settled = store.shards.settle(
+        lease, shard, opened=[1], realtime=[2], finals=[result(3, "failed")], at=3.0, cost=1.25, note="n"
+    )
+    assert (settled.state, settled.settled_at, settled.cost, settled.note) == (
+        ShardState.SETTLED,
+        3.0,
+        1.25,
+        "n",
+    )
+    assert [(i.ix, i.tries) for i in store.items.in_state(job.id)] == [(1, 1), (4, 0), (5, 0)]
+    assert [(i.ix, i.tries) for i in store.items.in_state(job.id, state=ItemState.REALTIME)] == [(2, 1)]
+    assert [(r.ix, r.outcome) for r in store.items.results(job.id)] == [(0, "succeeded"), (3, "failed")]
+    with pytest.raises(LeaseLost):
+        store.shards.settle(lease, shard, opened=[1], realtime=[2], at=4.0)
+
+
+def test_a_verdict_of_an_earlier_shard_does_not_follow_its_item(store: SqlStore, bench: Bench) -> None:
+    _, lease = started(store, bench, 1)
+    shard = ingesting(store, bench, lease, 0)
+    store.shards.ingest(lease, shard, [result(0, "again")], at=1.0)
+    store.shards.settle(lease, shard, opened=[0], at=2.0)
+    shard = ingesting(store, bench, lease, 0)
+    assert [(u.verdict, u.tries) for u in store.shards.unsettled(shard.id)] == [(None, 1)]
+
+
+def test_realtime_items_are_claimed_in_order_and_once(store: SqlStore, bench: Bench) -> None:
+    job, _ = store.jobs.accept(bench.job(), new_items(5, realtime=True))
+    lease = store.leases.claim(job.id, 60)
+    assert lease is not None
+    assert [(d.ix, d.user_id, d.payload, d.tries) for d in store.items.claim_realtime(lease, 2)] == [
+        (0, "row-0", b"ask 0", 0),
+        (1, "row-1", b"ask 1", 0),
+    ]
+    assert [d.ix for d in store.items.claim_realtime(lease, 2)] == [2, 3]
+    assert [i.ix for i in store.items.in_state(job.id, state=ItemState.IN_FLIGHT)] == [0, 1, 2, 3]
+    told = store.items.answer(lease, [result(1), result(0, "again"), result(2, "unrun")], at=1.0)
+    assert (told.final, told.doubled) == ((1,), ())
+    assert [(d.ix, d.tries) for d in store.items.claim_realtime(lease, 9)] == [(0, 1), (2, 0), (4, 0)]
+    assert store.items.answer(lease, [result(1, text=b"other")], at=2.0).doubled == (1,)
+    assert store.items.claim_realtime(lease, 9) == []
+    with pytest.raises(ValueError, match="no item 9"):
+        store.items.answer(lease, [result(9)], at=2.0)
+    store.items.answer(lease, [result(ix) for ix in (0, 2, 3, 4)], at=8.0)
+    done = store.jobs.get(job.id)
+    assert done is not None
+    assert (done.state, done.finished_at, done.succeeded) == (JobState.DONE, 8.0, 5)
+
+
+def test_a_cancelled_job_drops_what_was_not_sent(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 6)
+    sent = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.SUBMITTED)
+    dead = store.shards.plan(lease, bench.shard(1, 2))
+    store.shards.discard(lease, dead, items=ItemState.REALTIME, tried=False, note="", at=0.0)
+    assert [d.ix for d in store.items.claim_realtime(lease, 1)] == [1]
+    assert store.items.drop_unsent(lease, b"cancelled", at=5.0) == 4
+    assert store.items.drop_unsent(lease, b"cancelled", at=5.0) == 0
+    assert [(r.ix, r.outcome, r.body, r.cost) for r in store.items.results(job.id)] == [
+        (ix, "cancelled", b"cancelled", 0.0) for ix in (2, 3, 4, 5)
+    ]
+    assert [r.ix for r in store.items.fresh(job.id)] == [2, 3, 4, 5]
+    found = store.jobs.get(job.id)
+    assert found is not None
+    assert (found.cancelled, found.finished, found.unpriced) == (4, 4, 0)
+    assert store.shards.get(sent.id) == sent
+
+
+def test_no_reader_misses_a_result_while_others_write(bench: Bench) -> None:
+    """A reader follows ``seq`` from another store while two threads store results of one job."""
+    store, reader = bench.open(), bench.open()
+    job, lease = started(store, bench, 400)
+    shards = [ingesting(store, bench, lease, *range(at, at + 100)) for at in range(0, 400, 100)]
+
+    def write(mine: list[Any]) -> None:
+        for shard, first in mine:
+            for ix in range(first, first + 100, 10):
+                store.shards.ingest(lease, shard, [result(i) for i in range(ix, ix + 10)], at=1.0)
+
+    parts = [[(shard, n * 100) for n, shard in enumerate(shards) if n % 2 == side] for side in (0, 1)]
+    threads = [threading.Thread(target=write, args=(part,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    seen: list[int] = []
+    after = 0
+    for _ in range(100_000):
+        page = reader.items.fresh(job.id, after=after, limit=7)
+        assert [row.seq for row in page] == list(range(after + 1, after + 1 + len(page)))
+        seen += [row.ix for row in page]
+        after += len(page)
+        if len(seen) == 400:
+            break
+    for thread in threads:
+        thread.join(60)
+    assert sorted(seen) == list(range(400))
+
+
+def test_results_that_are_stored_while_a_gap_is_looked_for_are_not_passed_over(
+    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, lease = started(store, bench, 9)
+    shard = ingesting(store, bench, lease, *range(9))
+    real = items_module.first_in
+
+    def meanwhile(*asked: Any, **named: Any) -> int | None:
+        store.shards.ingest(lease, shard, [result(ix) for ix in range(9)], at=1.0)
+        return real(*asked, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(items_module, "first_in", meanwhile)
+        assert [row.seq for row in store.items.fresh(job.id, limit=4)] == [1, 2, 3, 4]
+    assert [row.seq for row in store.items.fresh(job.id, after=4, limit=9)] == [5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("way", ["batch", "real time", "refused", "dropped", "in flight at a kill"])
+def test_followers_end_with_their_leader_however_it_ends(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """In the same transaction, a few at a time, for nothing, and told once."""
+    monkeypatch.setattr(outcomes_module, "PAGE_FOLLOWERS", 2)
+    told: list[StoredCounts] = []
+    store = bench.open(counted=lambda _, counts: told.append(counts))
+    first = new_items(1, realtime=way in ("real time", "in flight at a kill"))
+    following = [evolve(item, leader=0) for item in new_items(6)[1:]]
+    job, _ = store.jobs.accept(bench.job(), [*first, *following])
+    lease = store.leases.claim(job.id, 60.0)
+    assert lease is not None
+    if way == "batch":
+        shard = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.INGESTING)
+        store.shards.ingest(lease, shard, [result(0)], at=9.0)
+    elif way == "real time":
+        store.items.claim_realtime(lease, 5)
+        store.leases.tell_counts(job.id, store.items.answer(lease, [result(0)], at=9.0).counts)
+    elif way == "refused":
+        store.shards.fail(lease, store.shards.plan(lease, bench.shard(0)), b"no", note="", at=9.0)
+    elif way == "dropped":
+        store.items.drop_unsent(lease, b"no", at=9.0)
+    else:
+        store.items.claim_realtime(lease, 5)
+        store.leases.release(lease)
+        assert store.leases.claim(job.id, 60.0, unknown=b"no") is not None
+    row = store.jobs.get(job.id)
+    assert row is not None
+    assert (row.state, row.finished) == (JobState.DONE, 6)
+    assert row.cost == (0.5 if way in ("batch", "real time") else 0.0)
+    found = store.items.results(job.id)
+    assert [each.ix for each in found] == list(range(6))
+    assert [each.follower for each in found] == [False] + [True] * 5
+    assert len({(each.outcome, each.body) for each in found}) == 1
+    assert [each.payload for each in found] == [b"ask %d" % ix for ix in range(6)]
+    assert [each.ix for each in store.items.fresh(job.id)] == list(range(6))
+    assert sum(each.succeeded + each.failed + each.cancelled for each in told) == 6
+    assert sum(each.deduplicated for each in told) == 5
+    store.jobs.forget(job.id)
+    assert bench.behind("SELECT count(*) FROM follower") == [(0,)]

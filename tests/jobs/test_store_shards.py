@@ -1,0 +1,331 @@
+"""The contract of every store about the shards of jobs, on both databases (D3, D4 of the catalogue)."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+from attrs import evolve
+from jobs.sample_records import PROGRESS
+from jobs.stores import Bench, bench, led, new_items, postgres_address, result, started, store
+
+from smartbatch.errors import StoreError
+from smartbatch.jobs.records import (
+    OPEN_SHARDS,
+    TRANSITIONS,
+    ItemSize,
+    ItemState,
+    JobLease,
+    JobState,
+    LeaseLost,
+    ShardState,
+    StoredItem,
+)
+from smartbatch.jobs.store import SqlStore
+from smartbatch.jobs.store import rows as rows_module
+from smartbatch.jobs.store.shard_table import check_change
+from smartbatch.jobs.versioned_records import RemoteProgress
+
+__all__ = ["bench", "postgres_address", "store"]  # fixtures
+
+
+def test_a_planned_shard_holds_its_items_in_its_own_order(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 5)
+    new = bench.shard(3, 0, 4)
+    shard = store.shards.plan(lease, new)
+    assert (shard.id, shard.nonce, shard.job_id, shard.no, shard.size) == (new.id, new.nonce, job.id, 1, 3)
+    assert (shard.scope, shard.model, shard.state, shard.due_at) == (
+        "scope-1",
+        "openai:m",
+        ShardState.PLANNED,
+        5.0,
+    )
+    assert (shard.remote, shard.foreign_batches, shard.cleaned_up, shard.cancelled) == (
+        RemoteProgress(),
+        (),
+        False,
+        False,
+    )
+    assert (
+        store.shards.get(new.id)
+        == store.shards.with_nonce(new.nonce)
+        == shard
+        == store.shards.of_job(job.id)[0]
+    )
+    assert [item.ix for item in store.items.in_state(job.id)] == [1, 2]
+    assert [item.ix for item in store.items.in_state(job.id, state=ItemState.SHARDED)] == [0, 3, 4]
+    third = StoredItem(3, "row-3", b"ask 3", tokens=13, tries=0)
+    first = StoredItem(0, "row-0", b"ask 0", tokens=10, tries=0)
+    fourth = StoredItem(4, "row-4", b"ask 4", tokens=14, tries=0)
+    assert store.shards.payloads(shard.id) == {0: third, 1: first, 2: fourth}
+    assert store.shards.payloads(shard.id, after=0, limit=1) == {1: first}
+    assert store.shards.payloads(shard.id, after=2) == {}
+    assert store.shards.measures(shard.id) == {0: ItemSize(5, 13), 1: ItemSize(5, 10), 2: ItemSize(5, 14)}
+    at = store.shards.items_at(shard.id, [2, 0, 7, -1])
+    assert {position: (i.ix, i.user_id, i.payload, i.tokens) for position, i in at.items()} == {
+        0: (3, "row-3", b"ask 3", 13),
+        2: (4, "row-4", b"ask 4", 14),
+    }
+    assert store.shards.plan(lease, bench.shard(1)).no == 2
+
+
+@pytest.mark.parametrize("items", [(0, 1), (9,), (1, 0)])
+def test_no_item_is_in_two_shards(store: SqlStore, bench: Bench, items: tuple[int, ...]) -> None:
+    job, lease = started(store, bench, 3)
+    store.shards.plan(lease, bench.shard(0))
+    with pytest.raises(LeaseLost, match="not every item"):
+        store.shards.plan(lease, bench.shard(*items))
+    assert len(store.shards.of_job(job.id)) == 1
+    assert [item.ix for item in store.items.in_state(job.id)] == [1, 2]
+
+
+@pytest.mark.parametrize("items", [(), (1, 1)])
+def test_a_shard_needs_items_and_each_once(store: SqlStore, bench: Bench, items: tuple[int, ...]) -> None:
+    _, lease = started(store, bench, 3)
+    with pytest.raises(ValueError, match="at least one item"):
+        store.shards.plan(lease, bench.shard(*items))
+
+
+def test_a_nonce_is_never_used_twice(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 3)
+    first = store.shards.plan(lease, bench.shard(0))
+    with pytest.raises(StoreError):
+        store.shards.plan(lease, bench.shard(1, nonce=first.nonce))
+    assert [item.ix for item in store.items.in_state(job.id)] == [1, 2]
+
+
+def test_every_column_of_a_shard_that_may_change_is_kept(bench: Bench) -> None:
+    store = bench.open()
+    _, lease = started(store, bench, 1)
+    changes = {
+        "due_at": 1.5,
+        "tries": 3,
+        "file_id": "f",
+        "batch_id": "b",
+        "watermark": "w",
+        "server_time": 2.5,
+        "submitted_at": 3.5,
+        "uncertain_since": 4.5,
+        "fenced_at": 5.5,
+        "candidate": "c",
+        "foreign_batches": ("x", "y"),
+        "remote": PROGRESS,
+        "cancelled": True,
+        "ended_at": 6.5,
+        "settled_at": 7.5,
+        "died_at": 8.5,
+        "cleaned_up": True,
+        "results_until": 9.5,
+        "cost": 0.25,
+        "note": "why",
+        "bytes": 77,
+    }
+    shard = store.shards.plan(lease, bench.shard(0))
+    moved = store.shards.advance(lease, shard, ShardState.READY, **changes)
+    assert moved == evolve(shard, state=ShardState.READY, **changes)
+    assert bench.open().shards.get(shard.id) == moved
+    cleared = store.shards.advance(
+        lease, moved, ShardState.READY, note=None, batch_id=None, foreign_batches=(), cost=None
+    )
+    assert (cleared.note, cleared.batch_id, cleared.foreign_batches, cleared.cost) == (None, None, (), None)
+    assert cleared.remote == moved.remote
+
+
+@pytest.mark.parametrize("name", ["id", "job_id", "no", "nonce", "scope", "size", "state", "x = 1; --"])
+def test_what_a_shard_is_does_not_change(store: SqlStore, bench: Bench, name: str) -> None:
+    _, lease = started(store, bench, 1)
+    shard = store.shards.plan(lease, bench.shard(0))
+    changes: dict[str, Any] = {name: "x"}
+    with pytest.raises(ValueError, match="do not change"):
+        check_change(shard, ShardState.READY, changes)
+
+
+def test_only_transitions_of_the_table_happen(bench: Bench) -> None:
+    """From every state to every other: those of the table go, all else is refused and changes nothing."""
+    store = bench.open()
+    _, lease = started(store, bench, 200)
+    free = iter(range(200))
+    own_verbs = {ShardState.DEAD, ShardState.SETTLED}
+    for start, to in itertools.product(OPEN_SHARDS, ShardState):
+        shard = led(store, lease, store.shards.plan(lease, bench.shard(next(free))), start)
+        allowed = (to in TRANSITIONS[start] or to is start) and to not in own_verbs
+        if allowed and to is not start and to is ShardState.SUBMITTING:
+            continue  # by intend, which led() took
+        if allowed:
+            assert store.shards.advance(lease, shard, to).state is to
+        else:
+            with pytest.raises(ValueError):
+                store.shards.advance(lease, shard, to)
+            assert store.shards.get(shard.id) == shard
+
+
+def test_submitting_begins_with_mark_submitting_only(store: SqlStore, bench: Bench) -> None:
+    _, lease = started(store, bench, 1)
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.READY)
+    with pytest.raises(ValueError, match="mark_submitting"):
+        store.shards.advance(lease, shard, ShardState.SUBMITTING)
+    intended = store.shards.mark_submitting(lease, shard, exclusive=False, watermark="w", submitted_at=4.0)
+    assert intended is not None
+    assert (intended.state, intended.watermark, intended.submitted_at) == (ShardState.SUBMITTING, "w", 4.0)
+    with pytest.raises(ValueError, match="only a ready shard"):
+        store.shards.mark_submitting(lease, intended, exclusive=False)
+
+
+def test_who_comes_second_with_a_shard_loses(store: SqlStore, bench: Bench) -> None:
+    _, lease = started(store, bench, 1)
+    ready = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.READY)
+    assert store.shards.mark_submitting(lease, ready, exclusive=False)
+    for second in (
+        lambda: store.shards.mark_submitting(lease, ready, exclusive=False),
+        lambda: store.shards.advance(lease, ready, ShardState.UPLOADING),
+        lambda: store.shards.advance(lease, ready, ShardState.READY, tries=1),
+        lambda: store.shards.discard(lease, ready, items=ItemState.OPEN, tried=True, note="", at=1.0),
+        lambda: store.shards.fail(lease, ready, b"", note="", at=1.0),
+    ):
+        with pytest.raises(LeaseLost, match="no longer ready"):
+            second()
+
+
+@pytest.mark.parametrize("state", [ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL])
+def test_an_exclusive_create_waits_for_others_of_the_account(bench: Bench, state: ShardState) -> None:
+    store, other = bench.open(), bench.open()
+    _, lease = started(store, bench, 1)
+    _, theirs = started(other, bench, 1)
+    _, far = started(other, bench, 1, scope="scope-2")
+    unresolved = led(store, lease, store.shards.plan(lease, bench.shard(0)), state)
+    ready = led(other, theirs, other.shards.plan(theirs, bench.shard(0)), ShardState.READY)
+    elsewhere = led(other, far, other.shards.plan(far, bench.shard(0)), ShardState.READY)
+    assert other.shards.mark_submitting(theirs, ready, exclusive=True) is None
+    assert other.shards.get(ready.id) == ready
+    assert other.shards.mark_submitting(far, elsewhere, exclusive=True) is not None
+    store.shards.advance(lease, unresolved, ShardState.SUBMITTED)
+    assert other.shards.mark_submitting(theirs, ready, exclusive=True) is not None
+
+
+def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
+    stores = [bench.open() for _ in range(4)]
+    ready = []
+    for one in stores:
+        _, lease = started(one, bench, 1)
+        ready.append((one, lease, led(one, lease, one.shards.plan(lease, bench.shard(0)), ShardState.READY)))
+    together = threading.Barrier(4)
+    went: list[bool] = []
+
+    def mark_submitting(one: SqlStore, lease: JobLease, shard: Any) -> None:
+        together.wait(10)
+        went.append(one.shards.mark_submitting(lease, shard, exclusive=True) is not None)
+
+    threads = [threading.Thread(target=mark_submitting, args=row) for row in ready]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(went) == [False, False, False, True]
+
+
+@pytest.mark.parametrize("items", [ItemState.OPEN, ItemState.REALTIME])
+@pytest.mark.parametrize("tried", [True, False])
+def test_a_discarded_shard_frees_its_items(
+    store: SqlStore, bench: Bench, items: ItemState, tried: bool
+) -> None:
+    job, lease = started(store, bench, 4)
+    other = store.shards.plan(lease, bench.shard(1))
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(0, 2)), ShardState.FENCED)
+    dead = store.shards.discard(lease, shard, items=items, tried=tried, note="never came", at=50.0)
+    assert (dead.state, dead.note, dead.died_at) == (ShardState.DEAD, "never came", 50.0)
+    freed = [(i.ix, i.tries) for i in store.items.in_state(job.id, state=items) if i.ix != 3]
+    assert freed == [(0, int(tried)), (2, int(tried))]
+    assert store.shards.get(other.id) == other
+    assert [item.ix for item in store.items.in_state(job.id, state=ItemState.SHARDED)] == [1]
+    assert {at: item.ix for at, item in store.shards.items_at(dead.id, [0, 1]).items()} == {0: 0, 1: 2}
+
+
+def test_a_shard_that_cannot_die_is_not_discarded(store: SqlStore, bench: Bench) -> None:
+    _, lease = started(store, bench, 1)
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(0)), ShardState.PROVISIONAL)
+    with pytest.raises(ValueError, match="does not become dead"):
+        store.shards.discard(lease, shard, items=ItemState.OPEN, tried=True, note="", at=1.0)
+    with pytest.raises(ValueError, match="open or real time"):
+        store.shards.discard(lease, shard, items=ItemState.FINAL, tried=True, note="", at=1.0)
+
+
+def test_a_refused_shard_ends_its_items_and_costs_nothing(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 3)
+    shard = store.shards.plan(lease, bench.shard(2, 0))
+    dead = store.shards.fail(lease, shard, b"why", note="refused", at=50.0)
+    assert (dead.state, dead.note, dead.died_at) == (ShardState.DEAD, "refused", 50.0)
+    assert [(r.ix, r.outcome, r.body, r.cost, r.user_id) for r in store.items.results(job.id)] == [
+        (0, "failed", b"why", 0.0, "row-0"),
+        (2, "failed", b"why", 0.0, "row-2"),
+    ]
+    found = store.jobs.get(job.id)
+    assert found is not None
+    assert (found.failed, found.finished, found.unpriced, found.state) == (2, 2, 0, JobState.ACTIVE)
+    store.shards.fail(lease, store.shards.plan(lease, bench.shard(1)), b"why", note="refused", at=60.0)
+    found = store.jobs.get(job.id)
+    assert found is not None
+    assert (found.state, found.finished_at) == (JobState.DONE, 60.0)
+
+
+def test_shards_are_found_by_state_and_account(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 3)
+    _far, far_lease = started(store, bench, 1, scope="scope-2")
+    first = store.shards.plan(lease, bench.shard(0))
+    second = led(store, lease, store.shards.plan(lease, bench.shard(1)), ShardState.SUBMITTED)
+    third = store.shards.discard(
+        lease, store.shards.plan(lease, bench.shard(2)), items=ItemState.OPEN, tried=False, note="", at=1.0
+    )
+    elsewhere = store.shards.plan(far_lease, bench.shard(0))
+    assert store.shards.of_job(job.id) == [first, second, third]
+    assert store.shards.of_job(job.id, states=[ShardState.DEAD, ShardState.PLANNED]) == [first, third]
+    assert store.shards.of_job(job.id, states=[]) == []
+    assert store.shards.of_job(job.id, states=OPEN_SHARDS) == [first, second]
+    assert store.shards.in_scope("scope-1", states=list(ShardState)) == [first, second, third]
+    assert store.shards.in_scope("scope-2", states=[ShardState.PLANNED]) == [elsewhere]
+    assert store.shards.in_scope("scope-3", states=list(ShardState)) == []
+
+
+def test_a_large_shard_keeps_its_positions(store: SqlStore, bench: Bench) -> None:
+    _job, lease = started(store, bench, 12_000)
+    order = list(range(12_000))
+    bench.rng.shuffle(order)
+    shard = store.shards.plan(lease, bench.shard(*order))
+    seen, after = [], -1
+    while page := store.shards.payloads(shard.id, after=after, limit=5_000):
+        seen += [(position, item.ix) for position, item in page.items()]
+        assert all(item.payload == b"ask %d" % item.ix for item in page.values())
+        after = max(page)
+    assert seen == list(enumerate(order))
+
+
+def test_pages_of_large_requests_and_answers_end_early_and_no_row_is_skipped(
+    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "PAGE_BYTES", 100)
+    sizes = [10, 20, 500, 60, 40, 30]
+    items = [evolve(item, payload=b"x" * size) for item, size in zip(new_items(6), sizes, strict=True)]
+    job, _ = store.jobs.accept(bench.job(), items)
+    lease = store.leases.claim(job.id, 15.0)
+    assert lease is not None
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(*range(6))), ShardState.INGESTING)
+    store.shards.ingest(lease, shard, [result(ix, text=b"12345678") for ix in (5, 0, 1, 2, 3, 4)], at=1.0)
+
+    pages, after = [], -1
+    while page := store.shards.payloads(shard.id, after=after):
+        pages.append([len(request.payload) for request in page.values()])
+        after = max(page)
+    assert pages == [[10, 20], [500], [60, 40], [30]]
+
+    found, after = [], -1
+    while rows := store.items.results(job.id, after=after, limit=2):
+        found.append([row.ix for row in rows])
+        after = rows[-1].ix
+    assert found == [[0, 1], [2], [3], [4, 5]]
+
+    found, after = [], 0
+    while rows := store.items.fresh(job.id, after=after):
+        found.append([row.ix for row in rows])
+        after = rows[-1].seq
+    assert found == [[5, 0, 1], [2], [3], [4]]

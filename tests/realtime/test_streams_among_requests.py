@@ -1,0 +1,141 @@
+"""Streams next to other requests: not shared, in their order, many at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from inside import inside
+from levels import sampled
+from scenes import InTime, broken, eventually, failure, unavailable
+from scripted_streams import ClientOf, Part, Speaker, balanced, read
+
+from smartbatch._clock import VirtualClock
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.events import CallFinished, CallStarted, Event, RequestFinished, RequestSubmitted
+
+
+def test_streams_are_never_shared(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Neither with their equals nor with a call, and no window holds them up."""
+    speaker = Speaker(clock, lambda prompt, _: [prompt], max_shared=10)
+    client = client_of(speaker, parallelism=10)
+    streams = [client.stream("same") for _ in range(5)]
+    assert [read(stream) for stream in streams] == [["same"]] * 5
+    assert clock.now() == 0.0
+    assert speaker.prompts == ["same"] * 5
+    assert not any(stream.result.deduplicated for stream in streams)
+
+
+def test_a_shared_streams_retries_stay_alone(clock: VirtualClock, client_of: ClientOf) -> None:
+    """A provider whose calls are shared gets a stream alone at every try, however many wait by then."""
+
+    def script(prompt: str, attempt: int) -> list[Part]:
+        if prompt == "long":
+            return [100.0, "x"]
+        return [broken()] if attempt < 1 else ["x"]
+
+    speaker = Speaker(clock, script, max_shared=10)
+    client = client_of(speaker, parallelism=1)
+    with clock.held():
+        streams = [client.stream(f"p{number}") for number in range(4)]
+        last = client.stream("long")  # while it goes on, the retries of the others all become due
+    assert [read(stream) for stream in [*streams, last]] == [["x"]] * 5
+    assert speaker.shared_calls == 0
+
+
+def test_an_urgent_stream_goes_first(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Priorities hold for streams."""
+    speaker = Speaker(clock)
+    client = client_of(speaker, parallelism=1)
+    with clock.held():
+        client.submit("first")
+        eventually(lambda: bool(speaker.speeches))
+        for number in range(20):
+            client.submit_background(f"later {number}")
+        urgent = client.stream("urgent", priority="urgent")
+    read(urgent)
+    assert speaker.prompts[1] == "urgent"
+
+
+def test_events_of_a_stream_are_those_of_any_call(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Metrics and logs need not know."""
+    events: list[Event] = []
+    client = client_of(Speaker(clock), observers=[events.append])
+    read(client.stream("why?"))
+    client.stop()
+    kinds = [type(event) for event in events]
+    assert [kind for kind in kinds if kind.__name__.startswith(("Request", "Call"))] == [
+        RequestSubmitted,
+        CallStarted,
+        CallFinished,
+        RequestFinished,
+    ]
+    assert client.metrics.snapshot().succeeded == 1
+
+
+def test_a_hundred_streams_from_twenty_threads(clock: VirtualClock, client_of: ClientOf) -> None:
+    """Each reader gets its own answer, and all of it."""
+    speaker = Speaker(
+        clock, lambda prompt, _: [part for word in range(20) for part in (0.1, f"{prompt}/{word} ")]
+    )
+    client = client_of(speaker, parallelism=16, queue_capacity=100)
+
+    def reads(thread: int) -> dict[str, str]:
+        return {
+            prompt: "".join(client.stream(prompt)) for prompt in (f"{thread}-{number}" for number in range(5))
+        }
+
+    readers = [InTime(clock, lambda thread=thread: reads(thread)) for thread in range(20)]
+    texts: dict[str, str] = {}
+    for reader in readers:
+        texts |= reader.result()
+    assert len(texts) == 100
+    assert all(text == "".join(f"{prompt}/{word} " for word in range(20)) for prompt, text in texts.items())
+    assert (client.counts.succeeded, balanced(client)) == (100, True)
+
+
+@pytest.mark.parametrize("seed", sampled(range(5), keep=2))
+def test_streams_closed_at_random_lose_nothing(clock: VirtualClock, client_of: ClientOf, seed: int) -> None:
+    """Read, left, closed by others, with and without errors: the counts balance and no worker is lost."""
+    rng = random.Random(seed)
+    fates = {f"p{number}": rng.choice(["read", "leave", "closed", "never"]) for number in range(60)}
+
+    def script(prompt: str, attempt: int) -> Iterator[Part]:
+        local = random.Random(f"{seed} {prompt} {attempt}")
+        if prompt in fates and local.random() < 0.2:
+            yield unavailable()
+        for word in range(10):
+            yield local.random()
+            if prompt in fates and local.random() < 0.02:
+                yield failure(ErrorKind.NETWORK_ERROR)
+            yield f"{prompt}/{word} "
+
+    client = client_of(Speaker(clock, script), parallelism=8, seed_of_rng=seed)
+
+    def live(prompt: str) -> None:
+        chooser = random.Random(prompt)
+        clock.sleep(chooser.random() * 5)
+        stream = client.stream(prompt)
+        try:
+            match fates[prompt]:
+                case "read":
+                    assert "".join(stream) == "".join(f"{prompt}/{word} " for word in range(10))
+                case "leave":
+                    for position, _ in enumerate(stream):
+                        if position == chooser.randrange(8):
+                            break
+                case "closed":
+                    clock.sleep(chooser.random() * 10)
+                    stream.close()
+                    list(stream)
+        except ProviderError:
+            pass
+
+    for reader in [InTime(clock, lambda prompt=prompt: live(prompt)) for prompt in fates]:
+        reader.result()
+    eventually(lambda: balanced(client))
+    assert client.counts.submitted == 60
+    assert len(read(client.stream("last"))) == 10
+    client.stop()
+    assert inside(client).realtime.engine is None
