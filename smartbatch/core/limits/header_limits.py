@@ -32,7 +32,7 @@ _SUSPECT = 1.05
 """A server that admits a minute's worth at once and refills it admits at most twice its limit in a minute. If
 more were answered, the limit it names is not enforced; above 1.05 of it that may be so, and is checked."""
 
-_CHECK_EVERY = 1.5
+_CHECK_EVERY = 1.25
 """Seconds after which calls go in spite of a suspect limit: one, then two, four, … until one is refused, or
 the limit is contradicted. One refusal confirms that a limit is enforced, and ends the check."""
 
@@ -158,6 +158,7 @@ class KnownLimits:
     """The reported limits by dimension, 0 where there is none.
 
     Attributes:
+        caps: negative where it is known that nobody enforces it.
         at_most: what is left of each, less what was sent since it was told.
         remaining: what was left at the latest answered call, and ``admitted``, when that was sent.
     """
@@ -256,8 +257,9 @@ class HeaderLimits:
         """Return the reported limits a minute, by name: ``requests``, ``tokens``, ``input``, ``output``."""
         return {_NAMES[dimension]: bucket.limit for dimension, bucket in self._buckets.items()}
 
-    def costs(self, tokens: float, output: float) -> Amounts:
-        """Return what a call will be charged that is expected to need so many tokens, by dimension."""
+    def costs(self, tokens: float, output: float, now: float) -> Amounts:
+        """Return what a call that goes now will be charged that is expected to need so many tokens, by
+        dimension: no request, where it goes in spite of the limit of requests."""
         costs = costs_of(tokens, output)
         if not self._buckets:
             return costs
@@ -265,10 +267,15 @@ class HeaderLimits:
             bucket.needed(cost) if (bucket := self._buckets.get(dimension)) is not None else cost
             for dimension, cost in enumerate(costs)
         ]
+        check = self._check
+        if check is not None and check.look(now) <= now:
+            known = self._buckets[_REQUESTS]
+            if check.unenforced or known.look(now, 1.0) > now:
+                charged[_REQUESTS] = 0.0
         return _amounts(charged)
 
     def known(self, now: float, members: int) -> KnownLimits:
-        """Return the limits as they are known now; nobody need know one that nobody enforces.
+        """Return the limits as they are known now.
 
         So many processes share them, and have as much in flight that is not charged yet.
         """
@@ -276,6 +283,7 @@ class HeaderLimits:
         at_most, remaining, admitted = [NO_BOUND] * 4, [0.0] * 4, math.inf
         for dimension, bucket in self._buckets.items():
             if dimension == _REQUESTS and self._check is not None and self._check.unenforced:
+                caps[dimension] = -1.0
                 continue
             caps[dimension], rates[dimension] = bucket.bucket.capacity, bucket.bucket.rate
             bucket.look(now, 0.0)

@@ -74,6 +74,8 @@ class QuotaFacts:
 
     Attributes:
         caps, rates: the limits, in units and units a second; 0 for none.
+        learned_caps, learned_rates: those that the provider named; negative where it names none, or nobody
+            enforces it, 0 where nothing is known.
         at_most: what is left, as the provider's answers say, less what was sent since.
         remaining: what was left when the latest answered call was admitted, as its answer said.
         admitted: when that call was sent.
@@ -96,6 +98,8 @@ class QuotaFacts:
     spaced: float
     found: bool = False
     opened: float = 0.0
+    learned_caps: Amounts = (0.0, 0.0, 0.0, 0.0)
+    learned_rates: Amounts = (0.0, 0.0, 0.0, 0.0)
 
 
 @define
@@ -331,6 +335,8 @@ class LimitLease:
             generation=0 if self.grant is None else self.grant.generation,
             caps=list(facts.caps),
             rates=list(facts.rates),
+            learned_caps=list(facts.learned_caps),
+            learned_rates=list(facts.learned_rates),
             at_most=list(facts.at_most),
             at_least=list(facts.remaining) if then is not None else [0.0] * DIMENSIONS,
             then=then or [0.0] * DIMENSIONS,

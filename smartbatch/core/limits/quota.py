@@ -48,6 +48,9 @@ _OWED = 1.0
 _BASELINE = 120.0
 """The calls accepted between two proven refusals, at most this many seconds apart, measure the rate."""
 
+_NAMING = 8
+"""Answers after which a provider that names a limit would have named it."""
+
 _MINUTE = 60.0
 
 
@@ -168,7 +171,7 @@ class Quota:
         if self._header_limits:
             at = max(at, self._header_limits.look(now, tokens, output))
         if at <= now and self.lease is not None:
-            at = self.lease.look(now, self._header_limits.costs(tokens, output))
+            at = self.lease.look(now, self._header_limits.costs(tokens, output, now))
         return at
 
     def take(self, now: float, tokens: float, output: float = 0.0) -> Reservation:
@@ -187,7 +190,7 @@ class Quota:
         if self._tokens is not None:
             self._tokens.take(now, tokens)
         if self.lease is not None:
-            call.leased = self._header_limits.costs(tokens, output)
+            call.leased = self._header_limits.costs(tokens, output, now)
             self.lease.take(now, call.leased)
         if self._header_limits:
             self._header_limits.take(now, call)
@@ -442,11 +445,13 @@ class Quota:
         between two exchanges.
         """
         limits = self._header_limits.known(now, 1 if self.lease is None else self.lease.members)
-        caps, rates = list(limits.caps), list(limits.rates)
+        rates, unnamed = list(limits.rates), -1.0 if self._traffic.accepted >= _NAMING else 0.0
         at_most, remaining = limits.at_most, limits.remaining
+        learned = [cap or unnamed for cap in limits.caps]
         if self._spacing.bucket is not None:
-            caps[0] = max(caps[0], _MINUTE * rates[0])
+            learned[0] = max(learned[0], _MINUTE * rates[0]) if rates[0] else learned[0]
             at_most, remaining = (NO_BOUND, *at_most[1:4]), (0.0, *remaining[1:4])
+        caps = [max(0.0, cap) for cap in learned]
         for d, bucket in enumerate((self._requests, self._tokens)):
             if bucket is not None:
                 caps[d] = min(caps[d] or math.inf, bucket.capacity)
@@ -454,6 +459,8 @@ class Quota:
         return QuotaFacts(
             caps=(caps[0], caps[1], caps[2], caps[3]),
             rates=(rates[0], rates[1], rates[2], rates[3]),
+            learned_caps=(learned[0], learned[1], learned[2], learned[3]),
+            learned_rates=limits.rates,
             at_most=at_most,
             remaining=remaining,
             admitted=limits.admitted if limits.admitted < math.inf else -math.inf,
@@ -471,7 +478,7 @@ class Quota:
         before it belong to the same event. Begun again slowly is only where no known limit paces the calls.
         """
         assert self.lease is not None
-        under_way = self._header_limits.costs(self._traffic.held_tokens, self._traffic.held_output)
+        under_way = self._header_limits.costs(self._traffic.held_tokens, self._traffic.held_output, now)
         self.lease.owe((float(self.in_flight), *under_way[1:]))
         if self._window.is_opening:
             self._window.join(self.lease.members, self.lease.opened)

@@ -83,6 +83,9 @@ class LeaseAsk:
         generation: of the record, as the process saw it last.
         caps: the limits it knows, in units; 0 where it knows none.
         rates: their refill, units a second.
+        learned_caps: those of these limits that the provider named, which hold for processes that come
+            later, too; negative where it names none, or nobody enforces it; 0 where nothing is known.
+        learned_rates: their refill, units a second.
         at_most: what the provider said is left, less what this process used since; :data:`NO_BOUND` where it
             said nothing.
         at_least: what the provider said was left after the exchange that told ``then``; 0 where it said
@@ -117,6 +120,8 @@ class LeaseAsk:
     generation: int = 0
     caps: list[float] = field(factory=_none)
     rates: list[float] = field(factory=_none)
+    learned_caps: list[float] = field(factory=_none)
+    learned_rates: list[float] = field(factory=_none)
     at_most: list[float] = field(factory=lambda: [NO_BOUND] * DIMENSIONS)
     at_least: list[float] = field(factory=_none)
     then: list[float] = field(factory=_none)
@@ -220,6 +225,8 @@ class SharedRecord:
 
     Attributes:
         at: when it was changed last.
+        caps, rates: the limits in force.
+        learned_caps, learned_rates: those that the provider named last.
         granted: what was ever leased, what came back included.
         generation: grows with each cooldown, proof of a limit and outage, so that many reports of one event
             count once.
@@ -233,6 +240,8 @@ class SharedRecord:
     generation: int = 0
     caps: list[float] = field(factory=_none)
     rates: list[float] = field(factory=_none)
+    learned_caps: list[float] = field(factory=_none)
+    learned_rates: list[float] = field(factory=_none)
     levels: list[float] = field(factory=_none)
     granted: list[float] = field(factory=_none)
     cool_until: float = 0.0
@@ -257,7 +266,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     1. Time goes on, never back; where the clock was set back, all times are. Processes that are gone are
        forgotten; what they held comes back. While nobody was heard, the back end was away, and processes may
        have used what came in by their safe shares.
-    2. Limits: the tightest that a living process knows, or what was known before; they refill.
+    2. Limits: the tightest that a living process knows, or what the provider named before; they refill.
     3. What the process gives back is added; of a budget also what it was granted by an answer that it never
        got. What the provider said is left bounds what is, next to what the others hold.
     4. Events of the present generation change the record; those of an older one were told before, but for a
@@ -352,11 +361,13 @@ def _note_account(record: SharedRecord, ask: LeaseAsk, now: float, granted: floa
 def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     """Adopt the limit of one dimension and add what came back to it. The cases, in order:
 
-    1. Nobody living knows a limit: what was known before holds.
-    2. The first limit known: the bucket is full.
-    3. Another limit of money: what was spent stays spent.
-    4. Another limit of a rate: what is left stays, up to the new limit.
-    5. Nothing refills: what nobody holds is left.
+    1. Nobody living knows a limit: what the provider named before holds; of money and what does not refill
+       what was known before. What processes were told by their users ends with them.
+    2. There is none any more: what was owed to it comes back meanwhile.
+    3. The first limit known: the bucket is full.
+    4. Another limit of money: what was spent stays spent.
+    5. Another limit of a rate: what is left stays, up to the new limit.
+    6. Nothing refills: what nobody holds is left.
 
     The provider's bucket does not grow beyond its limit while what was leased is unused, so this one does not
     either.
@@ -364,13 +375,24 @@ def _refill(record: SharedRecord, ask: LeaseAsk, d: int, more: float) -> None:
     told = [(m.caps[d], m.rates[d]) for m in record.members.values() if m.caps[d] > 0.0]
     if ask.caps[d] > 0.0:
         told.append((ask.caps[d], ask.rates[d]))
-    cap = min((cap for cap, _ in told), default=record.caps[d])
-    if record.caps[d] == 0.0:
+    if ask.learned_caps[d] != 0.0:
+        record.learned_caps[d] = max(0.0, ask.learned_caps[d])
+        record.learned_rates[d] = ask.learned_rates[d]
+    if not told and (ask.money or ask.lasting):
+        told.append((record.caps[d], record.rates[d]))
+    elif not told and record.learned_caps[d] > 0.0:
+        told.append((record.learned_caps[d], record.learned_rates[d]))
+    if not told:
+        record.caps[d] = 0.0
+        record.levels[d] += more
+        return
+    cap = min(cap for cap, _ in told)
+    if record.caps[d] == 0.0 and record.rates[d] == 0.0:
         record.levels[d] = cap
     elif ask.money:
         record.levels[d] += cap - record.caps[d]
     record.caps[d] = cap
-    record.rates[d] = min((rate for _, rate in told), default=record.rates[d])
+    record.rates[d] = min(rate for _, rate in told)
     held = ask.kept[d] + sum(member.held[d] for member in record.members.values())
     if ask.lasting:
         record.levels[d] = cap - held

@@ -59,7 +59,8 @@ _LOWERED_TRIED = 0.97
 """A rate that was refused is lowered to this share, after a trial that showed that there is a limit."""
 
 _FORGOTTEN = 4.0
-"""A learned rate that is four times the rate it was refused at limits nothing any more."""
+"""A learned rate that is four times the rate it was refused at limits nothing any more; where processes found
+it together only one of 2,000: what nobody used for a while lets a minute's worth pass beyond it."""
 
 _BURST_AGAIN = 600.0
 """Seconds without refusal after which the burst of a configured limit is tried again; doubled each time it
@@ -282,7 +283,7 @@ class Spacing:
         """Let a rate that is used and not refused grow; return whether the burst is to be tried again.
 
         1. A rate is known: up to that rate; after ten minutes without refusal the burst is tried again.
-        2. A rate was measured: not while it is held. Beyond four times the refused rate it is dropped.
+        2. A rate was measured: not while it is held. It is dropped once it limits nothing any more.
         """
         bucket = self.bucket
         assert bucket is not None
@@ -296,7 +297,8 @@ class Spacing:
         self._clean += step
         growth, scale = (_FOUND_GROWTH, _FOUND_SCALE) if self._found else (_GROWTH, _GROWTH_SCALE)
         growth *= 1.0 + (self._clean / scale) ** 2
-        if self._found and (self._told or members > 1):
+        together = self._found > 0.0 and (self._told or members > 1)
+        if together:
             growth = min(growth, _SHARED_GROWTH)
         faster = bucket.rate * (1.0 + step * growth)
         if self._searching:
@@ -306,7 +308,7 @@ class Spacing:
             if now >= self._burst_at and now - cooled_at >= _BURST_AGAIN:
                 self.bucket = None
                 return True
-        elif faster > (_UNLIMITED if self._searching else _FORGOTTEN * self._base):
+        elif faster > (_UNLIMITED if self._searching or together else _FORGOTTEN * self._base):
             self.bucket = None
             return False
         if faster != bucket.rate:

@@ -12,7 +12,7 @@ from attrs import asdict, frozen
 from smartbatch.core.limits.shared_record import Account, LeaseAsk, LeaseGrant, Member, SharedRecord
 from smartbatch.errors import SmartbatchError
 
-VERSION = 2
+VERSION = 3
 """Of the records and of the rules by which they change; processes of different versions do not share."""
 
 TIMEOUT = 2.0

@@ -10,7 +10,8 @@ local now = tonumber(time[1]) - 1700000000 + tonumber(time[2]) / 1e6
 local ask = cjson.decode(ARGV[1])
 local stored = redis.call('GET', KEYS[1])
 local record = stored and cjson.decode(stored) or {
-    at = 0, generation = 0, caps = {0, 0, 0, 0}, rates = {0, 0, 0, 0}, levels = {0, 0, 0, 0},
+    at = 0, generation = 0, caps = {0, 0, 0, 0}, rates = {0, 0, 0, 0},
+    learned_caps = {0, 0, 0, 0}, learned_rates = {0, 0, 0, 0}, levels = {0, 0, 0, 0},
     granted = {0, 0, 0, 0}, cool_until = 0, spaced = 0, found = 0, next_slot = 0, outage = 0, opened = 0, members = {}, accounts = {},
 }
 local members, accounts = record.members, record.accounts
@@ -72,32 +73,43 @@ for d = 1, 4 do
     end
     each(told)
     told(ask)
-    if cap == math.huge then cap, rate = record.caps[d], record.rates[d] end
-    if record.caps[d] == 0 then
-        record.levels[d] = cap
-    elseif ask.money == 1 then
-        record.levels[d] = record.levels[d] + cap - record.caps[d]
+    if ask.learned_caps[d] ~= 0 then
+        record.learned_caps[d], record.learned_rates[d] = math.max(0, ask.learned_caps[d]), ask.learned_rates[d]
     end
-    record.caps[d], record.rates[d] = cap, rate
-    local full = math.max(cap - ask.kept[d] - held_by_others(d), math.min(record.levels[d], cap))
-    record.levels[d] = math.min(full, record.levels[d] + more)
-    if ask.lasting == 1 then record.levels[d] = cap - ask.kept[d] - held_by_others(d) end
-    if cap > 0 then
-        local given = mine and ask.returned[d] or math.min(ask.returned[d], 0)
-        if d == 1 and account then given = account.drawn - ask.drawn + ask.given - account.given end
-        local level = record.levels[d] + given
-        local bound = ask.at_most[d]
-        if bound < NO_BOUND then
-            if next(members) then
-                level = math.min(level, bound - held_by_others(d))
-            else
-                level = bound - ask.kept[d]
-            end
-            if ask.at_least[d] > 0 then
-                level = math.max(level, ask.at_least[d] - (record.granted[d] - ask['then'][d]))
-            end
+    if cap == math.huge and (ask.money == 1 or ask.lasting == 1) then
+        cap, rate = record.caps[d], record.rates[d]
+    elseif cap == math.huge and record.learned_caps[d] > 0 then
+        cap, rate = record.learned_caps[d], record.learned_rates[d]
+    end
+    if cap == math.huge then
+        record.caps[d], record.levels[d] = 0, record.levels[d] + more
+    else
+        if record.caps[d] == 0 and record.rates[d] == 0 then
+            record.levels[d] = cap
+        elseif ask.money == 1 then
+            record.levels[d] = record.levels[d] + cap - record.caps[d]
         end
-        record.levels[d] = math.min(cap, level)
+        record.caps[d], record.rates[d] = cap, rate
+        local full = math.max(cap - ask.kept[d] - held_by_others(d), math.min(record.levels[d], cap))
+        record.levels[d] = math.min(full, record.levels[d] + more)
+        if ask.lasting == 1 then record.levels[d] = cap - ask.kept[d] - held_by_others(d) end
+        if cap > 0 then
+            local given = mine and ask.returned[d] or math.min(ask.returned[d], 0)
+            if d == 1 and account then given = account.drawn - ask.drawn + ask.given - account.given end
+            local level = record.levels[d] + given
+            local bound = ask.at_most[d]
+            if bound < NO_BOUND then
+                if next(members) then
+                    level = math.min(level, bound - held_by_others(d))
+                else
+                    level = bound - ask.kept[d]
+                end
+                if ask.at_least[d] > 0 then
+                    level = math.max(level, ask.at_least[d] - (record.granted[d] - ask['then'][d]))
+                end
+            end
+            record.levels[d] = math.min(cap, level)
+        end
     end
 end
 

@@ -1,6 +1,6 @@
 -- One exchange with a shared limit, as smartbatch.core.limits.shared_record.exchange: the same steps in the
 -- same order. {schema} is the schema of the store. Arrays count from 1.
-CREATE OR REPLACE FUNCTION {schema}.shared_exchange_v2(record_key text, asked json) RETURNS json
+CREATE OR REPLACE FUNCTION {schema}.shared_exchange_v3(record_key text, asked json) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
     gone CONSTANT float8 := 15; waiting CONSTANT float8 := 2; slices CONSTANT float8 := 4;
@@ -60,10 +60,21 @@ BEGIN
             told_cap := least(told_cap, ask.caps[d]);
             told_rate := least(told_rate, ask.rates[d]);
         END IF;
-        told_cap := coalesce(told_cap, r.caps[d]);
-        told_rate := coalesce(told_rate, r.rates[d]);
+        IF ask.learned_caps[d] <> 0 THEN
+            r.learned_caps[d] := greatest(0, ask.learned_caps[d]);
+            r.learned_rates[d] := ask.learned_rates[d];
+        END IF;
+        IF told_cap IS NULL AND (ask.money = 1 OR ask.lasting = 1) THEN
+            told_cap := r.caps[d]; told_rate := r.rates[d];
+        ELSIF told_cap IS NULL AND r.learned_caps[d] > 0 THEN
+            told_cap := r.learned_caps[d]; told_rate := r.learned_rates[d];
+        END IF;
         amount := elapsed * r.rates[d] + CASE WHEN ask.money = 1 THEN 0 ELSE back[d] END;
-        IF r.caps[d] = 0 THEN
+        IF told_cap IS NULL THEN
+            r.caps[d] := 0; r.levels[d] := r.levels[d] + amount;
+            CONTINUE;
+        END IF;
+        IF r.caps[d] = 0 AND r.rates[d] = 0 THEN
             r.levels[d] := told_cap;
         ELSIF ask.money = 1 THEN
             r.levels[d] := r.levels[d] + told_cap - r.caps[d];
@@ -179,7 +190,7 @@ BEGIN
                 CASE WHEN wait > 0 THEN since_at ELSE 0 END, ask.accepted);
     END IF;
     UPDATE {schema}.shared_limits SET at = r.at, generation = r.generation, caps = r.caps, rates = r.rates,
-        levels = r.levels, granted = r.granted, cool_until = r.cool_until, spaced = r.spaced,
+        learned_caps = r.learned_caps, learned_rates = r.learned_rates, levels = r.levels, granted = r.granted, cool_until = r.cool_until, spaced = r.spaced,
         found = r.found, next_slot = r.next_slot, outage = r.outage, opened = r.opened WHERE key = record_key;
     FOR d IN 1..4 LOOP held_sum[d] := r.granted[d] - held_sum[d]; END LOOP;
     RETURN json_build_object('members', others + 1, 'granted', granted, 'slots', slots, 'slots_in', slots_in,

@@ -44,17 +44,19 @@ CREATE TABLE IF NOT EXISTS {schema}.shared_accounts (
 CREATE TABLE IF NOT EXISTS {schema}.shared_limits (
     key text PRIMARY KEY, at float8 NOT NULL DEFAULT 0, generation int NOT NULL DEFAULT 0,
     caps float8[] NOT NULL DEFAULT '{{0,0,0,0}}', rates float8[] NOT NULL DEFAULT '{{0,0,0,0}}',
+    learned_caps float8[] NOT NULL DEFAULT '{{0,0,0,0}}',
+    learned_rates float8[] NOT NULL DEFAULT '{{0,0,0,0}}',
     levels float8[] NOT NULL DEFAULT '{{0,0,0,0}}', granted float8[] NOT NULL DEFAULT '{{0,0,0,0}}',
     cool_until float8 NOT NULL DEFAULT 0, spaced float8 NOT NULL DEFAULT 0,
     found int NOT NULL DEFAULT 0, next_slot float8 NOT NULL DEFAULT 0,
     outage int NOT NULL DEFAULT 0, opened float8 NOT NULL DEFAULT 0);
 DO $$ BEGIN
     CREATE TYPE {schema}.shared_ask AS (
-        member text, version int, generation int, caps float8[], rates float8[], at_most float8[],
-        at_least float8[], "then" float8[], kept float8[], returned float8[], least float8[], wanted float8[],
-        slots float8, urgent int, accepted float8, cooled float8, spaced float8, lowered int, found int,
-        outage int, opened float8, money int, lasting int, number bigint, drawn float8,
-        given float8, leaving int);
+        member text, version int, generation int, caps float8[], rates float8[], learned_caps float8[],
+        learned_rates float8[], at_most float8[], at_least float8[], "then" float8[], kept float8[],
+        returned float8[], least float8[], wanted float8[], slots float8, urgent int, accepted float8,
+        cooled float8, spaced float8, lowered int, found int, outage int, opened float8, money int,
+        lasting int, number bigint, drawn float8, given float8, leaving int);
 EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 """
 
@@ -79,7 +81,7 @@ class PostgresBackEnd(BackEnd):
         self._process = -1
         self._session: psycopg.Connection[Any] | None = None
         schema = self._address.schema
-        self._statement = f"SELECT {schema}.shared_exchange_v2(%s, %s)"
+        self._statement = f"SELECT {schema}.shared_exchange_v3(%s, %s)"
         self._lasting = f"{self._statement}, set_config('synchronous_commit', 'on', true)"
         self._publish = f"SELECT {schema}.shared_publish_v1(%s, %s, %s, %s)"
         self._published = _PUBLISHED.format(schema=schema)

@@ -6,6 +6,8 @@ share of the tighter limit that is used after the first minute, and the share of
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 from core.limits.limit_server import Latency, constant, lognormal
 from core.limits.metered_server import Client, Server, capped_high, capped_low, fill, steady
@@ -123,14 +125,17 @@ def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals:
 def test_two_processes_with_one_limit_fill_it_together(limits: str, latency: str) -> None:
     """The second comes into an empty bucket and leaves again; what it leaves is used by the first."""
     style, minute = LIMITS[limits]
-    server = Server(style, minute)
-    stays = Client(Quota(), LATENCIES[latency])
-    visits = Client(Quota(), LATENCIES[latency], begin=90.0, end=180.0)
-    fill(server, stays, visits, seconds=300.0, jitter=0.005)
-    assert used(server, 60.0, 90.0) >= 0.98
-    assert used(server, 90.0, 180.0) >= 0.97
-    assert used(server, 180.0, 300.0) >= 0.97
-    assert visits.counts.answered > 100
-    assert stays.counts.share <= 0.01
-    # its first 64 calls leave before it knows anything, and meet an empty bucket
-    assert visits.counts.refused <= 64 + 0.02 * visits.counts.calls
+    refused = []
+    for seed in range(5):
+        server = Server(style, minute)
+        stays = Client(Quota(), LATENCIES[latency])
+        visits = Client(Quota(), LATENCIES[latency], begin=90.0, end=180.0)
+        fill(server, stays, visits, seconds=300.0, seed=seed, jitter=0.005)
+        assert used(server, 60.0, 90.0) >= 0.98
+        assert used(server, 90.0, 180.0) >= 0.97
+        assert used(server, 180.0, 300.0) >= 0.97
+        assert visits.counts.answered > 100
+        assert stays.counts.share <= 0.01
+        # its first 64 calls leave before it knows anything, and meet an empty bucket
+        refused.append((visits.counts.refused - 64) / visits.counts.calls)
+    assert median(refused) <= 0.02

@@ -65,6 +65,8 @@ def drawn(
         given=rng.uniform(0, 50),
         opened=rng.choice([0.0, 4.0, 17.0]),
         found=rng.choice((0, 1)),
+        learned_caps=[rng.choice((0.0, 0.0, -1.0, 0.5)) * cap for cap in (100.0, 594.0, 100.0, 10.0)],
+        learned_rates=[1.0, 9.9, 1.0, 0.1],
     )
 
 
@@ -89,6 +91,8 @@ def _whole(rng: random.Random, generation: int, number: int) -> LeaseAsk:
         outage=rng.choice((0, 0, 0, 0, 0, 1, -1)),
         leaving=int(rng.random() < 0.03),
         number=number,
+        learned_caps=[rng.choice((0.0, 0.0, 0.0, -1.0, 8.0)), 0.0, 0.0, 0.0],
+        learned_rates=[1.0, 0.0, 0.0, 0.0],
     )
 
 

@@ -19,7 +19,7 @@ from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import Incompatible, hidden
 from smartbatch.realtime.shared.limit_leases import shared_leases
 from smartbatch.realtime.shared_quota import forget_all
-from smartbatch.types import Answer, Usage
+from smartbatch.types import Answer, LimitReport, Usage
 
 LIMIT = {"caps": [594.0, 0.0, 0.0, 0.0], "rates": [9.95, 0.0, 0.0, 0.0]}
 
@@ -154,6 +154,54 @@ def test_the_next_process_knows_what_the_first_one_found_out(
     assert at_once() == 40
     clock.sleep(86_400.0)
     assert at_once() == 40
+
+
+def limited_by(said: int | None, scope: str, clock: VirtualClock) -> Scripted:
+    """Return a provider whose answers name a limit of requests, or none, and which refuses nothing."""
+
+    def answer(prompt: str, attempt: int) -> Answer:
+        limits = None if said is None else LimitReport(requests_limit=said, requests_remaining=said - 1)
+        return Answer(text="yes", usage=Usage(1, 1), limits=limits)
+
+    return Scripted(clock, answer, latency=0.01, scope=scope)
+
+
+def took(client_of: Callable[..., Any], provider: Scripted, rows: int, **settings: Any) -> float:
+    """Return the seconds that so many rows take in a new process."""
+    client = client_of(provider, parallelism=16, **settings)
+    results = client.generate(map(str, range(rows)))
+    assert results.failed == 0
+    client.stop()
+    forget_all()
+    return provider.starts[-1].at - provider.starts[-rows].at
+
+
+def test_a_limit_that_the_user_told_ends_with_the_processes_that_were_told(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """``max_rpm`` of an earlier run holds nobody back who does not set it, and is owed what was used."""
+    provider = limited_by(None, "an account", clock)
+    assert took(client_of, provider, 90, max_rpm=60, shared=address) >= 25.0
+    assert took(client_of, provider, 90, shared=address) <= 1.0
+    assert took(client_of, provider, 90, max_rpm=60, shared=address) >= 80.0
+
+
+def test_a_limit_that_a_server_named_before_is_left_when_it_names_none(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """It holds for the next process until that one has answers of its own."""
+    assert took(client_of, limited_by(60, "an account", clock), 60, shared=address) <= 5.0
+    assert took(client_of, limited_by(None, "an account", clock), 200, shared=address) <= 15.0
+    assert took(client_of, limited_by(None, "an account", clock), 200, shared=address) <= 1.0
+
+
+def test_a_limit_that_evidence_contradicts_is_left_by_a_client_that_shares(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """60 a minute named, and nothing refused: 1,500 rows took 25 minutes, those of later processes too."""
+    provider = limited_by(60, "an account", clock)
+    assert took(client_of, provider, 1500, shared=address) <= 15.0 + 1500 * 0.01 / 16
+    assert took(client_of, provider, 1500, shared=address) <= 15.0 + 1500 * 0.01 / 16
 
 
 def test_a_file_is_one_machines_at_a_time(
