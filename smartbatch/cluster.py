@@ -174,7 +174,10 @@ class Cluster:
         """
         while unit.future is not None:
             try:
-                unit.future.result(timeout=STEP)
+                # unlike result() it brings nothing here, for which Dask asks scheduler and worker
+                unit.future.exception(timeout=STEP)
+                if unit.future.status != "finished":
+                    unit.future.result(timeout=STEP)  # raises why
                 return True
             except TimeoutError:
                 if stopped():

@@ -28,6 +28,7 @@ __all__ = ["postgres_address"]  # a fixture
 
 distributed = pytest.importorskip("distributed", reason="distributed is not installed: the test extra has it")
 dask = pytest.importorskip("smartbatch.integrations.dask")
+cluster = pytest.importorskip("smartbatch.cluster")
 
 MODEL = "openai:gpt-5-mini"
 PATIENCE = 120.0
@@ -257,6 +258,27 @@ def test_the_same_call_goes_on_with_another_scheduler(scheduler: Any, tmp_path: 
                 ask(server, prompts, address, store, parallelism=8, on_progress=kill_at)
         assert ask(server, prompts, scheduler, store, parallelism=8).texts == expected(prompts)
         assert server.ledger.received - 600 <= min(16, asked_again(store))
+
+
+class EndedTask:
+    """The future of a task that has ended; what the task returned cannot be had any more."""
+
+    status = "finished"
+
+    def exception(self, timeout: float) -> None:
+        assert timeout
+
+    def result(self, timeout: float) -> int:
+        raise AssertionError(f"its worker is gone; not waited for {timeout} s")
+
+
+def test_the_end_of_a_unit_is_known_without_what_its_task_returned() -> None:
+    """To bring that, the scheduler and the worker are asked, and a time-out meanwhile ended the call with an
+    ``UnboundLocalError`` of Dask's."""
+    unasked: Any = object()
+    job: Any = None
+    future: Any = EndedTask()
+    assert cluster.Cluster(unasked).await_end(cluster.Unit(job, future))
 
 
 @pytest.mark.full
