@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from attrs import define, frozen
 
-from smartbatch._clock import Clock
+from smartbatch._clock import Clock, Monitor
 from smartbatch.errors import JobNotFound, SmartbatchError, WrongProcess
 from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
@@ -55,7 +55,8 @@ class SeenChanges:
 
 
 class ChangeNotifier:
-    """Wakes threads that wait for a change of a job in the store. Safe from any thread.
+    """Wakes threads that wait for a change of a job in the store, and only those that wait for that one. Safe
+    from any thread.
 
     Ask for :meth:`seen` before reading the store, and hand it to :meth:`wait_for_change` afterwards: a change
     between the two ends the wait at once.
@@ -66,6 +67,7 @@ class ChangeNotifier:
         self._clock = clock
         self._changes: Counter[str] = Counter()
         self._progress: Counter[str] = Counter()
+        self._waiting: dict[Monitor, SeenChanges] = {}
         self._forgotten = 0
 
     def notify(self, job_id: str, *, progress: bool = False) -> None:
@@ -80,7 +82,10 @@ class ChangeNotifier:
                 self._progress.clear()
                 self._forgotten += 1
             (self._progress if progress else self._changes)[job_id] += 1
-            self._monitor.notify_all()
+            for waiter, seen in self._waiting.items():
+                concerned = seen.job_id == job_id and (seen.progress is not None or not progress)
+                if concerned or seen.forgotten != self._forgotten:
+                    waiter.notify()
 
     def seen(self, job_id: str, *, progress: bool = True) -> SeenChanges:
         """Return what was told of a job by now, with its progress or without."""
@@ -93,14 +98,19 @@ class ChangeNotifier:
 
     def wait_for_change(self, seen: SeenChanges, timeout: float) -> None:
         """Wait for a change after ``seen``, or for ``timeout`` seconds."""
+        progress = seen.progress is not None
+        waiter = self._clock.monitor(self._monitor.lock)
         with self._monitor:
-            progress = seen.progress is not None
-            wait_while(
-                lambda: self._seen_locked(seen.job_id, progress=progress) == seen,
-                self._monitor,
-                self._clock,
-                timeout,
-            )
+            try:
+                self._waiting[waiter] = seen
+                wait_while(
+                    lambda: self._seen_locked(seen.job_id, progress=progress) == seen,
+                    waiter,
+                    self._clock,
+                    timeout,
+                )
+            finally:
+                self._waiting.pop(waiter, None)
 
 
 class WatchedService(Protocol):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from smartbatch._clock import VirtualClock
+from taking_part import taking_part
+
+from smartbatch._clock import VirtualClock, WaitingThread
 from smartbatch.errors import ClientClosed, StoreError
-from smartbatch.jobs.watcher import ChangeNotifier, Watcher
+from smartbatch.jobs.threads import OwnThreads
+from smartbatch.jobs.watcher import REMEMBERED, ChangeNotifier, Watcher
 from smartbatch.types import Result
 
 
@@ -70,3 +73,44 @@ def test_a_store_that_fails_is_reported_once(clock: VirtualClock) -> None:
     assert [str(error) for error in service.reported] == ["closed"]
     watcher.end(ClientClosed("stopped"))
     assert isinstance(future.result(60.0).error, ClientClosed)
+
+
+class CountedWakes(VirtualClock):
+    """Counts how often a thread was woken by a notification."""
+
+    wakes = 0
+
+    def wake(self, waiter: WaitingThread, *, notified: bool) -> bool:
+        woken = super().wake(waiter, notified=notified)
+        self.wakes += woken and notified
+        return woken
+
+
+def test_a_thread_that_waits_for_a_job_sleeps_through_the_news_of_others() -> None:
+    """A process carries many jobs on, and each stores results many times a second: whoever waits for the end
+    of one is not woken by any of these."""
+    clock = CountedWakes()
+    with taking_part(clock):
+        notifier, threads = ChangeNotifier(clock), OwnThreads(clock)
+        seen = notifier.seen("a", progress=False)
+        threads.start(lambda: notifier.wait_for_change(seen, 900.0), "waits")
+        clock.sleep(1.0)  # it waits now
+        notifier.notify("b")
+        notifier.notify("b", progress=True)
+        notifier.notify("a", progress=True)
+        assert clock.wakes == 0
+        notifier.notify("a")
+        assert clock.wakes == 1
+
+
+def test_a_thread_that_waits_looks_again_when_old_news_is_forgotten() -> None:
+    """Else it could miss a change that was counted and forgotten in between."""
+    clock = CountedWakes()
+    with taking_part(clock):
+        notifier, threads = ChangeNotifier(clock), OwnThreads(clock)
+        seen = notifier.seen("a")
+        threads.start(lambda: notifier.wait_for_change(seen, 900.0), "waits")
+        clock.sleep(1.0)
+        for number in range(REMEMBERED + 1):
+            notifier.notify(f"job {number}")
+        assert clock.wakes == 1
