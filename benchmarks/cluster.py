@@ -1,20 +1,27 @@
-"""What workers of a Dask cluster gain, next to what bare processes gain in the same run.
+"""What workers of a Dask cluster gain, next to what bare processes gain in the same rounds.
 
-    python -m benchmarks.cluster [--rows N] [--case CASE] [--store ADDRESS]
+    python -m benchmarks.cluster [--rows N] [--rounds N] [--case CASE] [--store ADDRESS]
 
-Each case asks 20,000 rows of an emulator in a process of its own: by one bare process, by several bare
-processes that have a share of the rows each, and by as many workers of a ``LocalCluster``, through a store. A
-bare process is a client with ``generate`` and no store. *Gain* is rows a second over those of one bare
-process; the workers' is to be 0.9 of that of as many bare processes.
+Each round of a case asks 20,000 rows of an emulator in a process of its own four times: by one bare process,
+by several bare processes that have a share of the rows each, by one worker of a ``LocalCluster``, and by as
+many workers, through a store; every other round in the opposite order. A bare process is a client with
+``generate`` and no store. *Gain* is rows a second over those of one: of the workers over one bare process,
+which counts all that a cluster adds, and over one worker. Each is to be 0.9 of the gain of as many bare
+processes over one; the gains are those of the median round. Dask runs with the settings of its own, and
+those of the environment.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import secrets
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count, repeat
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import distributed
@@ -71,7 +78,7 @@ def bare(base_url: str, name: str, processes: int, rows: int) -> float:
     return answered / (RealClock.now() - began)
 
 
-def workers(base_url: str, case: Case, rows: int, store: str) -> float:
+def workers(base_url: str, case: Case, processes: int, rows: int, store: str) -> float:
     """Return the rows a second of workers, whose clients were made before."""
     options = {"base_url": base_url, "api_key": "any"}
     settings: dict[str, Any] = {
@@ -81,54 +88,78 @@ def workers(base_url: str, case: Case, rows: int, store: str) -> float:
         "parallelism": case.parallelism,
         "strategy": "individual",
     }
+    key = secrets.token_hex(8)
     with (
         distributed.LocalCluster(
-            n_workers=case.processes, threads_per_worker=4, processes=True, dashboard_address=":0"
+            n_workers=processes, threads_per_worker=4, processes=True, dashboard_address=":0"
         ) as cluster,
         distributed.Client(cluster) as scheduler,
     ):
-        dask.map(prompts(rows, 800), model=MODEL, scheduler=scheduler, **settings)
-        results = dask.map(prompts(0, rows), model=MODEL, scheduler=scheduler, **settings)
+        dask.map(prompts(rows, 800), model=MODEL, scheduler=scheduler, key=f"{key}-first", **settings)
+        results = dask.map(prompts(0, rows), model=MODEL, scheduler=scheduler, key=key, **settings)
     assert results.succeeded == rows
     return float(rows / results.wall)
 
 
-def compare(name: str, rows: int, store: str, targets: Targets) -> None:
-    """Print the gains of one case."""
+def measure(name: str, rows: int, rounds: int, stores: Iterator[str]) -> Sequence[Mapping[str, float]]:
+    """Return the rows a second of each way, round by round."""
     case = CASES[name]
     with emulator("--latency", str(case.latency)) as base_url:
-        one = bare(base_url, name, 1, rows)
-        several = bare(base_url, name, case.processes, rows)
-        cluster = workers(base_url, case, rows, store)
-    gain, target = several / one, LEAST * several / one
-    print(
-        f"{name}, {case.latency * 1000:g} ms: one process {one:,.0f} rows/s; {case.processes} processes "
-        f"{several:,.0f}, a gain of {gain:.2f}; {case.processes} workers {cluster:,.0f}, a gain of "
-        f"{cluster / one:.2f} ({targets.at_least(cluster / one, round(target, 2))})",
-        flush=True,
-    )
+        ways: dict[str, Callable[[], float]] = {
+            "one process": partial(bare, base_url, name, 1, rows),
+            "processes": partial(bare, base_url, name, case.processes, rows),
+            "one worker": lambda: workers(base_url, case, 1, rows, next(stores)),
+            "workers": lambda: workers(base_url, case, case.processes, rows, next(stores)),
+        }
+        measured = []
+        for number in range(rounds):
+            order = list(ways)[:: -1 if number % 2 else 1]
+            measured.append({way: ways[way]() for way in order})
+            print("  " + ", ".join(f"{way} {measured[-1][way]:,.0f}" for way in ways), flush=True)
+    return measured
+
+
+def compare(name: str, rounds: Sequence[Mapping[str, float]], targets: Targets) -> None:
+    """Print the gains of one case."""
+    case = CASES[name]
+
+    def gain(way: str, over: str) -> float:
+        return median(one[way] / one[over] for one in rounds)
+
+    bare_gain = gain("processes", "one process")
+    target = round(LEAST * bare_gain, 2)
+    rates = ", ".join(f"{way} {median(one[way] for one in rounds):,.0f}" for way in rounds[0])
+    print(f"{name}, {case.latency * 1000:g} ms, {case.processes} processes or workers, rows/s: {rates}")
+    print(f"  {case.processes} processes over one process: a gain of {bare_gain:.2f}")
+    for over in ("one process", "one worker"):
+        found = gain("workers", over)
+        told = targets.at_least(found, target)
+        print(f"  {case.processes} workers over {over}: a gain of {found:.2f} ({told})", flush=True)
 
 
 def main() -> None:
     """Print the figures; exit with 1 where a target is missed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--store", help="a file of its own when none is given")
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.work:
-        base_url, first, count = args.work
-        work(base_url, CASES[args.case[0]], int(first), int(count))
+        base_url, first, share = args.work
+        work(base_url, CASES[args.case[0]], int(first), int(share))
         return
     targets = Targets()
-    with tempfile.TemporaryDirectory() as folder:
-        for name in args.case or CASES:
-            file = Path(folder) / f"{name}.db"
-            compare(name, args.rows, args.store or str(file), targets)
-            if file.exists():
-                size = sum(os.path.getsize(part) for part in Path(folder).glob(f"{name}.db*"))
-                print(f"  {size / args.rows:,.0f} bytes of the store a row", flush=True)
+    for name in args.case or CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            files = map(f"{folder}/{{}}.db".format, count())
+            stores = files if args.store is None else repeat(args.store)
+            measured = measure(name, args.rows, args.rounds, stores)
+            compare(name, measured, targets)
+            if args.store is None:
+                size = sum(file.stat().st_size for file in Path(folder).iterdir())
+                print(f"  {size / (2 * args.rounds * args.rows):,.0f} bytes of the store a row", flush=True)
     targets.exit()
 
 
