@@ -139,7 +139,7 @@ class Plan(Generic[T]):
         decision = self.decision
         # checked as that of a list
         limit: Any = decision.constraints.budget if budget is None else budget
-        if limit is None and self.route not in (Route.BATCH, Route.HYBRID):
+        if limit is None and not self.route.by_batch:
             limit = self.cost_high
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=limit))
         try:

@@ -119,6 +119,11 @@ class Route(enum.Enum):
 
     __hash__ = object.__hash__  # that of Enum is a function in Python
 
+    @property
+    def by_batch(self) -> bool:
+        """Whether requests of it go in batches: :attr:`BATCH` and :attr:`HYBRID`, whose lists are jobs."""
+        return self in (Route.BATCH, Route.HYBRID)
+
 
 class Strategy(enum.Enum):
     """How the route is chosen."""

@@ -21,7 +21,7 @@ class RunInterrupted(Exception):
 class Interrupts:
     """Catches the first signal while the block runs; outside the main thread it does nothing.
 
-    A handler that raised could strike between the write of a row and the record of it, and a handler may not
+    A handler that raised could come between the write of a row and the record of it, and a handler may not
     take locks. So the handler only marks the signal and puts it into a queue that may be used in handlers; a
     thread of its own takes it from there and calls ``on_first``.
 

@@ -34,7 +34,7 @@ from smartbatch.errors import ClientClosed, StoreError
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Mode, Progress
-from smartbatch.types import Request, Result, Route
+from smartbatch.types import Request, Result
 
 if TYPE_CHECKING:
     from smartbatch.cli.cluster_units import ClusterUnits
@@ -200,7 +200,7 @@ class JobRun:
         if not any(needed):
             return []
         plan = self._chooser.choose(needed, self._stopped)
-        realtime = plan.route not in (Route.BATCH, Route.HYBRID)
+        realtime = not plan.route.by_batch
         rows = self._requests(needed)
         key = self._identity.free_key({one.job.key for one in jobs}, realtime=realtime)
         metadata = self._identity.labels(realtime=realtime)

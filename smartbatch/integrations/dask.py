@@ -21,7 +21,7 @@ from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
 from smartbatch.results import ResultList, ended
 from smartbatch.routing.list_progress import OnProgress, ProgressCounter
-from smartbatch.types import ConstraintParams, Prompt, Result, Route
+from smartbatch.types import ConstraintParams, Prompt, Result
 
 __all__ = ["map"]
 
@@ -179,7 +179,7 @@ class _ListRun:
         if self._is_stored(self._key_of_unit(0)):
             constraints["strategy"] = "individual"
         plan = self._client.forecast(rows, count=len(rows), **constraints)
-        if plan.route in (Route.BATCH, Route.HYBRID):
+        if plan.route.by_batch:
             job = self._client.submit_run(rows, plan, key=batch)
             yield from job.results(progress=self._progress)
             return

@@ -31,7 +31,7 @@ from smartbatch.prices import PriceBook, Processing
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.results import ResultList, ended
-from smartbatch.types import Kind, Prompt, Prompts, Request, Route
+from smartbatch.types import Kind, Prompt, Prompts, Request
 
 __all__ = ["Fallback", "JobOptions", "JobSubmission", "WaitOptions", "batches_of", "check_priced"]
 
@@ -149,9 +149,8 @@ class JobSubmission:
     ) -> JobRow:
         """Store prepared requests as a job whose route was chosen; raises as :meth:`submit`."""
         chosen = decision.chosen
-        by_batch = chosen.route in (Route.BATCH, Route.HYBRID)
         policy = self._decided_policy(decision, options.fallback)
-        realtime = chosen.first if by_batch else None
+        realtime = chosen.first if chosen.route.by_batch else None
         return self._accept(
             _Draft(kind, requests, params, policy, options, realtime=realtime, decision=decision)
         )

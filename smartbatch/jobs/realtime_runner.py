@@ -1,10 +1,10 @@
 """Items of jobs that run in real time: claimed in small portions, stored in groups, one commit each.
 
 One thread claims items and submits them, another stores the results, and claims as many items with them where
-it is their job's turn. Between the two is the client's ordinary
-path of a request, with its queue, limits, retries and checks. An item is ``ASKING`` on disk before it is
-submitted, and a result is stored before anybody sees it. While results cannot be stored nothing is asked:
-what came is kept in memory, what has not started is taken back.
+it is their job's turn. Between the two is the client's ordinary path of a request, with its queue, limits,
+retries and checks. An item is in flight in the store before it is submitted, and a result is stored before
+anybody sees it. While results cannot be stored nothing is asked: what came is kept in memory, what has not
+started is taken back.
 """
 
 from __future__ import annotations
@@ -20,19 +20,12 @@ from attrs import define, evolve, field
 from smartbatch._clock import Monitor
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.preparation.fingerprint import remember
-from smartbatch.errors import (
-    ClientClosed,
-    RequestCancelled,
-)
+from smartbatch.errors import ClientClosed, RequestCancelled
 from smartbatch.events import StoreAvailable, StoreUnavailable
 from smartbatch.jobs.claim_turns import ClaimTurns, GatherInterval, Turn
 from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job_budget import JobBudget, has_batches, short_of_budget
-from smartbatch.jobs.payload import (
-    decode_params,
-    decode_request,
-    item_id,
-)
+from smartbatch.jobs.payload import decode_params, decode_request, item_id
 from smartbatch.jobs.realtime_items import RealtimeItems
 from smartbatch.jobs.records import (
     JobLease,
@@ -46,7 +39,7 @@ from smartbatch.jobs.records import (
 from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.store_health import StoreHealth, UnstoredAnswers
 from smartbatch.jobs.threads import OwnThreads, wait_while
-from smartbatch.jobs.verdicts import Verdict, error_of_submission
+from smartbatch.jobs.verdicts import Verdict, not_submitted
 from smartbatch.observe import logs
 from smartbatch.types import Result
 
@@ -58,7 +51,6 @@ IDLE_SECONDS = 30.0
 """How long there is no job until the threads end; the next one starts them again."""
 HANDOVER = 1.0
 """Seconds a halt waits for the one submission that may be under way."""
-
 
 _CLAIMS, _RESULTS = "smartbatch-realtime", "smartbatch-results"
 """The names of the two threads."""
@@ -345,9 +337,7 @@ class RealtimeRunner:
             refused = budget.reserve(items)
         except BaseException as error:  # nothing is reserved, so nothing is submitted
             for item in items:
-                self._take_verdict(
-                    job, item.ix, Verdict("unrun", Result("", error=error_of_submission(error, ""), cost=0.0))
-                )
+                self._take_verdict(job, item.ix, Verdict("unrun", not_submitted(error)))
             raise
         with self._monitor:
             others = len(job.under_way) > len(refused)
@@ -357,21 +347,25 @@ class RealtimeRunner:
         return dict.fromkeys(refused, short_of_budget(self._runtime.store, job.row, refused, others=others))
 
     def _ask_one(self, job: RealtimeItems, item: StoredItem) -> None:
+        """Submit an item. The cases, in order:
+
+        1. It was cancelled: it ends, and is not sent.
+        2. The runner was halted, results cannot be stored, or the job was withdrawn: it stays in the store.
+        3. It cannot be submitted (the client is closed, the queue full, …): its error decides.
+        4. It is submitted; where 1 or 2 came true meanwhile, its call is taken back.
+        """
+
         def sink(result: Result) -> None:
             self._take_verdict(job, item.ix, job.verdict_of(item.ix, result))
 
         def not_asked(error: BaseException) -> None:
-            verdict = job.verdict_of(
-                item.ix, Result(user_id, error=error_of_submission(error, user_id), cost=0.0)
-            )
+            verdict = job.verdict_of(item.ix, not_submitted(error, user_id))
             self._take_verdict(job, item.ix, evolve(verdict, asked=False))
 
         user_id = item_id(job.row.id, item.ix, item.user_id)
         with self._monitor:
-            stuck = self._health.is_stuck
-            self._submitting = not (self._halted or stuck or job.withdrawn)
-            cancelled = item.ix in job.cancelled
-            self._submitting = self._submitting and not cancelled
+            stuck, cancelled = self._health.is_stuck, item.ix in job.cancelled
+            self._submitting = not (self._halted or stuck or job.withdrawn or cancelled)
         if cancelled:
             not_asked(RequestCancelled("the request was cancelled before it was sent", request_id=user_id))
             return
@@ -383,7 +377,7 @@ class RealtimeRunner:
         try:
             request = decode_request(item.payload, job.shared, id=user_id, timeout=job.timeout)
             future = self._ask(job.item(request, sink, self._runtime.provider_of(job.row)))
-        except BaseException as error:  # the client is closed, the queue full, …: each has its verdict
+        except BaseException as error:
             not_asked(error)
         with self._monitor:
             if future is not None and item.ix in job.under_way:
@@ -595,6 +589,6 @@ class RealtimeRunner:
                 self._claimed.append((job, items))
                 self._monitor.notify()
         if halted:
+            unsent = not_submitted(ClientClosed("the client was stopped before the request was sent"))
             for item in items or ():
-                error = ClientClosed("the client was stopped before the request was sent")
-                self._take_verdict(job, item.ix, Verdict("unrun", Result("", error=error, cost=0.0)))
+                self._take_verdict(job, item.ix, Verdict("unrun", unsent))

@@ -101,11 +101,9 @@ def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
     return Verdict("failed", result)
 
 
-def error_of_submission(error: BaseException, request_id: str) -> SmartbatchError:
-    """Return the error of a request that could not be submitted."""
-    if isinstance(error, SmartbatchError):
-        return error
-    return SmartbatchError(
-        f"an error inside smartbatch ({type(error).__name__}) while the request was submitted",
-        request_id=request_id,
-    )
+def not_submitted(error: BaseException, request_id: str = "") -> Result:
+    """Return the result of a request that was not submitted, for nothing."""
+    if not isinstance(error, SmartbatchError):
+        text = f"an error inside smartbatch ({type(error).__name__}) while the request was submitted"
+        error = SmartbatchError(text, request_id=request_id)
+    return Result(request_id, error=error, cost=0.0)

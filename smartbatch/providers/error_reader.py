@@ -82,7 +82,6 @@ class ErrorReader:
         requests: Sequence[Request] = (),
         *,
         data: Any = None,
-        usage: Usage | None = None,
     ) -> ProviderError:
         """Return the meaning of an error answer. In order:
 
@@ -96,7 +95,6 @@ class ErrorReader:
             reply: the answer; of an error inside a stream, its head.
             requests: whose texts must not come back in the error.
             data: the decoded body, where it was decoded already, or an error event of a stream.
-            usage: what had been billed until then.
         """
         if 300 <= reply.status < 400:
             text = "redirects are not followed, make its target the base URL"
@@ -119,7 +117,6 @@ class ErrorReader:
             provider_request_id=self.request_id(reply) or self._plain(found.request_id),
             limits=found.limits or self.limits(reply),
             maybe_billed=reply.ok or status == 504,
-            usage=usage,
         )
 
     def unusable(

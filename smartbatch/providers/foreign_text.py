@@ -129,6 +129,11 @@ def count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
 
 
+def detail(found: Any, name: str) -> int:
+    """Return a number of tokens in the details of a usage; 0 where they have none."""
+    return count(fields(found).get(name)) or 0
+
+
 def whole(value: Any) -> int | None:
     """Return a count that may be written as a text, as 64-bit numbers are in JSON."""
     return count(int(value)) if isinstance(value, str) and _DIGITS.fullmatch(value) else count(value)

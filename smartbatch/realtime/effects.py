@@ -10,7 +10,7 @@ from functools import partial
 from attrs import define, field
 
 from smartbatch.errors import SmartbatchError, ValidationFailed, after_refusal, named
-from smartbatch.events import Event, ParameterDropped, RequestFinished
+from smartbatch.events import Event, ParameterDropped, RequestFinished, RequestSubmitted
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.realtime.ticket import Ticket, Waiter
@@ -171,6 +171,21 @@ def parameters_dropped(request: Request, result: Result, now: float) -> Iterator
             field=name,
             reason=reason,
         )
+
+
+def request_submitted(
+    request: Request, request_id: str, model: str, now: float, *, joined: bool
+) -> RequestSubmitted:
+    """Return the event that tells that a request was taken, at ``now`` in monotonic seconds."""
+    return RequestSubmitted(
+        at=now,
+        request_id=request_id,
+        purpose=request.purpose,
+        context=request.context,
+        priority=request.priority,
+        model=model,
+        joined=joined,
+    )
 
 
 def request_finished(

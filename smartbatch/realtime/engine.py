@@ -18,13 +18,13 @@ from smartbatch._fork import run_after_collection
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls
 from smartbatch.errors import ClientClosed, RequestCancelled, SmartbatchError, WrongProcess
-from smartbatch.events import Event, RequestSubmitted
+from smartbatch.events import Event
 from smartbatch.observe.participants import RealtimeStatus
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.collector import Collector
 from smartbatch.realtime.dispatcher import BatchDispatcher
-from smartbatch.realtime.effects import DeferredEffects
+from smartbatch.realtime.effects import DeferredEffects, request_submitted
 from smartbatch.realtime.gates import Gates
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_factory import LaneFactory
@@ -108,17 +108,8 @@ class RealtimeEngine:
                     self.dispatcher.wake_locked()
                 if waiter.deadline is not None:
                     self.dispatcher.wake_before_locked(waiter.deadline)
-            self._setup.tell(
-                RequestSubmitted(
-                    at=now,
-                    request_id=submission.request_id,
-                    purpose=submission.request.purpose,
-                    context=submission.request.context,
-                    priority=submission.request.priority,
-                    model=submission.lane.label,
-                    joined=joined,
-                )
-            )
+            request, label = submission.request, submission.lane.label
+            self._setup.tell(request_submitted(request, submission.request_id, label, now, joined=joined))
         except BaseException:  # Ctrl-C, or a signal handler that exits, may come anywhere in it
             future.cancel()  # it may be half taken in, and the caller will never see its future
             raise

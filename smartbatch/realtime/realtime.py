@@ -22,14 +22,14 @@ from smartbatch.core.limits.model_controls import ModelControls
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ClientClosed, InvalidRequest, RequestCancelled, SmartbatchError, WrongProcess
-from smartbatch.events import ClientStarted, ClientStopped, Event, RequestSubmitted
+from smartbatch.events import ClientStarted, ClientStopped, Event
 from smartbatch.observe.participants import RealtimeStatus
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
 from smartbatch.realtime.callbacks import CallbackThread
-from smartbatch.realtime.effects import parameters_dropped, request_finished
+from smartbatch.realtime.effects import parameters_dropped, request_finished, request_submitted
 from smartbatch.realtime.engine import LAST_CALLBACKS, RealtimeEngine
 from smartbatch.realtime.queue import RequestCounts
 from smartbatch.realtime.setup import RealtimeSetup
@@ -106,9 +106,7 @@ class Realtime:
         self.model = model
         shares_budget = setup.config.budget_scope != "client"
         self.budget = Budget(0.0 if shares_budget else setup.config.budget)
-        self._lock = (
-            threading.Lock()
-        )  # of the budget, and of each engine's monitor: two may run, one stopping
+        self._lock = threading.Lock()  # of the budget, and of each engine's monitor: there may be two
         self._budget_share: BudgetShare | None = None
         self._leased = setup.clock.monitor(self._lock)
         self.admission = Admission(model, setup)
@@ -261,17 +259,7 @@ class Realtime:
             future = ResultFuture(engine.callbacks.run_later, lambda _: None)
         if not future.running():
             future.set_running_or_notify_cancel()
-        self._setup.tell(
-            RequestSubmitted(
-                at=now,
-                request_id=result.request_id,
-                purpose=request.purpose,
-                context=request.context,
-                priority=request.priority,
-                model=self.model.label,
-                joined=False,
-            )
-        )
+        self._setup.tell(request_submitted(request, result.request_id, self.model.label, now, joined=False))
         future.settle(result)
         if options.sink is not None:
             options.sink(result)

@@ -210,11 +210,6 @@ def shared_quota(scope: str, model: str) -> SharedQuota:
     return _quotas.get(key) or _quotas.setdefault(key, SharedQuota())
 
 
-def known_quotas() -> list[SharedQuota]:
-    """Return the quotas of this process."""
-    mine = identity()
-    return [quota for (owner, _, _), quota in list(_quotas.items()) if owner == mine]
-
-
 def forget_all() -> None:
+    """Forget all quotas, so that a test begins with what no other has learned."""
     _quotas.clear()

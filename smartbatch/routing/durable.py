@@ -24,7 +24,7 @@ from smartbatch.jobs.stored_result import as_kept
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.callbacks import CallbackThread
-from smartbatch.realtime.realtime import Realtime
+from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.gathered import Takers, fail
 from smartbatch.routing.keyed_lists import check_storable
@@ -106,7 +106,7 @@ class DurableRequests:
         self._parts.preparer.check(prepared)
         model = self._parts.model
         digest = fingerprint(_plain(prepared), model.label, model.provider.scope).hex()
-        future = ResultFuture(self._parts.callbacks.run_later, _cancelled)
+        future = stored_future(self._parts.callbacks)
         future.withdraw = self._withdrawn
         self._put(_Waiting(prepared, digest if key is None else f"key {key}", digest, future))
         return future
@@ -259,8 +259,3 @@ def _plain(request: Request) -> Request:
     if request.params.schema is None:
         return request
     return decode_request(encode_request(evolve(request, context=None), _NOTHING), _NOTHING, id=None)
-
-
-def _cancelled(future: ResultFuture) -> None:
-    """Tell those in ``concurrent.futures.wait``, too."""
-    future.set_running_or_notify_cancel()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from smartbatch.core.preparation.preparer import RequestPreparer, row_named
 from smartbatch.core.routing.choice import Decision
@@ -15,8 +14,8 @@ from smartbatch.jobs.job_submission import JobOptions, JobSubmission
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.service import JobService
 from smartbatch.realtime.bounded_map import ListOptions
-from smartbatch.routing.list_job import CheckedList, JobResults, Kept, ListParts, Reading, keyed_parts
-from smartbatch.types import Request, Route
+from smartbatch.routing.list_job import CheckedList, JobResults, Kept, Reading, keyed_parts
+from smartbatch.types import Request
 
 
 @frozen(eq=False)
@@ -59,8 +58,9 @@ class KeyedLists:
         assert asked.key is not None
         parts = keyed_parts(asked.requests, self._preparer, self._reading.admission)
         earlier = self.earlier(asked.key)
-        attended = earlier.policy.attended if earlier is not None else not _by_batch(decision)
-        rows = _rows(parts, attended=attended)
+        by_batch = decision is not None and decision.chosen.route.by_batch
+        attended = not by_batch if earlier is None else earlier.policy.attended
+        rows = parts.rows(attended=attended)
         job_options = JobOptions(asked.key)
         if attended or decision is None:
             row = self._jobs.submit_attended_list(rows, asked.params, asked.kind, job_options, decision)
@@ -86,14 +86,3 @@ def check_storable(request: Request) -> None:
             "call is an own callable, which cannot be kept for another process: leave key= and durable= out",
             field="call",
         )
-
-
-def _by_batch(decision: Decision | None) -> bool:
-    return decision is not None and decision.chosen.route in (Route.BATCH, Route.HYBRID)
-
-
-def _rows(parts: ListParts, *, attended: bool) -> Iterator[Request]:
-    """Yield what has to be sent; positions travel as contexts, which a store can keep."""
-    for position in parts.sent:
-        request = evolve(parts.requests[position], context=position)
-        yield request if attended else evolve(request, timeout=None)

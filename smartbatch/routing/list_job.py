@@ -59,6 +59,16 @@ class ListParts:
     followers: dict[int, list[int]]
     keys: dict[int, bytes | None]
 
+    def rows(self, *, attended: bool) -> Iterator[Request]:
+        """Yield what has to be sent; positions travel as contexts, which a store can keep.
+
+        Args:
+            attended: all go in real time while somebody waits, so each keeps its time-out.
+        """
+        for position in self.sent:
+            request = evolve(self.requests[position], context=position)
+            yield request if attended else evolve(request, timeout=None)
+
 
 def parts_of(
     requests: Sequence[Request],

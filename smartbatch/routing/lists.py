@@ -188,7 +188,7 @@ class ListRouter:
         read."""
         if key is not None:
             return f"The same call with key={key!r} goes on, and pays only what is missing"
-        if self._config.cache is not None and not (decision is not None and _by_job(decision)):
+        if self._config.cache is not None and not (decision is not None and decision.chosen.route.by_batch):
             return "Their answers are in the cache: the same call again pays only what is missing"
         return (
             "The same call again pays all of them once more; "
@@ -323,7 +323,7 @@ class ListRouter:
         :meth:`smartbatch.jobs.job_submission.JobSubmission.submit_attended`.
         """
         requests = prompt_list(requests)
-        if plan.route not in (Route.BATCH, Route.HYBRID):
+        if not plan.route.by_batch:
             return self._jobs.submit_attended(requests, options, plan.decision)
         return self._jobs.submit_planned(requests, plan.decision, options)
 
@@ -419,10 +419,10 @@ class ListRouter:
 
     def _take(self, asked: CheckedList, decision: Decision, options: ListOptions) -> RoutedResults:
         """Return the results by the route that was chosen."""
-        way = self._by_job if _by_job(decision) else self._in_real_time
+        by_batch = decision.chosen.route.by_batch
+        way = self._by_job if by_batch else self._in_real_time
         take = partial(way if asked.key is None else self._keyed.results, asked, decision, options)
-        in_store = asked.key is not None or _by_job(decision)  # then its job has the decision
-        note = None if in_store else self._noted
+        note = None if asked.key is not None or by_batch else self._noted  # else its job has the decision
         return RoutedResults(self._advisor, self._clock, asked, decision, take, note)
 
     def _carry_out(
@@ -452,7 +452,7 @@ class ListRouter:
         return self._realtime.map(asked.requests, options)
 
     def _by_job(self, asked: CheckedList, decision: Decision, options: ListOptions) -> JobResults:
-        """Store what has to be sent as a job; positions travel as contexts, which a store can keep."""
+        """Store what has to be sent as a job."""
         realtime = self._realtime
         parts = parts_of(
             asked.requests,
@@ -463,17 +463,11 @@ class ListRouter:
         )
         job = None
         if parts.sent:
-            requests = (
-                evolve(parts.requests[position], context=position, timeout=None) for position in parts.sent
-            )
-            row = self._jobs.submit_decided(requests, asked.params, decision, asked.kind, JobOptions())
+            rows = parts.rows(attended=False)
+            row = self._jobs.submit_decided(rows, asked.params, decision, asked.kind, JobOptions())
             job = Job(lambda: self._service, row)
-        return JobResults(
-            job,
-            parts,
-            options=options,
-            reading=Reading(realtime.admission, realtime.process),
-        )
+        reading = Reading(realtime.admission, realtime.process)
+        return JobResults(job, parts, options=options, reading=reading)
 
     def _list_budget(self, usd: float | None) -> Budget | None:
         """Return what a list may spend, within the client's budget; refuse it where no price is known."""
@@ -512,11 +506,6 @@ def _prompts(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Prom
     """
     others, of_table = split_constraints(params, TableParams.__optional_keys__)
     return prompt_list(prompts, **of_table), others
-
-
-def _by_job(decision: Decision) -> bool:
-    """Whether a list is stored as a job for its route."""
-    return decision.chosen.route in (Route.BATCH, Route.HYBRID)
 
 
 def _may_wait(request: Request) -> bool:

@@ -15,7 +15,7 @@ from smartbatch.errors import ConfigError
 from smartbatch.testing import Emulator
 
 
-def strike(emu: Emulator, fault: str, **fields: object) -> RawClient:
+def faulty_client(emu: Emulator, fault: str, **fields: object) -> RawClient:
     emu.configure(faults={fault: 1.0})
     client = RawClient(emu.port)
     client.send(request_bytes(chat(**fields)))
@@ -33,7 +33,7 @@ def strike(emu: Emulator, fault: str, **fields: object) -> RawClient:
 )
 def test_error_statuses_come_in_the_services_shape_and_are_not_billed(emu, fault, status, type_):
     """Errors leave the connection usable, and only the plain 429 says how long to wait."""
-    with strike(emu, fault) as client:
+    with faulty_client(emu, fault) as client:
         got, headers, body = client.answer()
         assert (got, json.loads(body)["error"]["type"]) == (status, type_)
         assert ("retry-after" in headers) == (fault == "429")
@@ -45,7 +45,7 @@ def test_error_statuses_come_in_the_services_shape_and_are_not_billed(emu, fault
 def test_an_injected_limit_asks_for_the_configured_pause(emu):
     """Whole seconds rounded up in one header, milliseconds in the other."""
     emu.configure(fault_retry_after=0.25)
-    with strike(emu, "429") as client:
+    with faulty_client(emu, "429") as client:
         _, headers, _ = client.answer()
     assert (headers["retry-after"], headers["retry-after-ms"]) == ("1", "250")
 
@@ -53,7 +53,7 @@ def test_an_injected_limit_asks_for_the_configured_pause(emu):
 @pytest.mark.parametrize(("fault", "billed"), [("reset", True), ("reset_before", False)])
 def test_a_reset_is_billed_only_when_the_work_was_done(emu, fault, billed):
     """The client sees a reset connection either way."""
-    with strike(emu, fault) as client, pytest.raises(ConnectionResetError):
+    with faulty_client(emu, fault) as client, pytest.raises(ConnectionResetError):
         client.answer()
     [call] = emu.ledger.calls
     assert (call.billed > 0, call.delivered, call.status) == (billed, False, None)
@@ -61,7 +61,7 @@ def test_a_reset_is_billed_only_when_the_work_was_done(emu, fault, billed):
 
 def test_a_hanging_answer_never_comes(emu):
     """Nothing is sent until the connection ends; the work was done and is billed."""
-    with strike(emu, "hang") as client:
+    with faulty_client(emu, "hang") as client:
         assert client.rest() == b""
     [call] = emu.ledger.calls
     assert (call.billed > 0, call.delivered, call.status) == (True, False, None)
@@ -70,7 +70,7 @@ def test_a_hanging_answer_never_comes(emu):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stalled_answer_stays_in_its_middle(emu, stream):
     """Headers and half of the body come, then nothing until the connection is cut; billed, not delivered."""
-    with strike(emu, "stall", stream=stream) as client:
+    with faulty_client(emu, "stall", stream=stream) as client:
         data = client.rest()
     assert data.startswith(b"HTTP/1.1 200")
     assert b'{"id"' in data
@@ -81,7 +81,7 @@ def test_a_stalled_answer_stays_in_its_middle(emu, stream):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_truncated_answer_ends_in_its_middle(emu, stream):
     """Headers and half of the body come, then the connection ends; billed, not delivered."""
-    with strike(emu, "truncated", stream=stream) as client:
+    with faulty_client(emu, "truncated", stream=stream) as client:
         data = client.rest()
     assert data.startswith(b"HTTP/1.1 200")
     assert not data.endswith(b"0\r\n\r\n" if stream else b"}")
@@ -99,7 +99,7 @@ def test_a_truncated_answer_ends_in_its_middle(emu, stream):
 )
 def test_bodies_that_are_no_json_arrive_whole(emu, fault, status, type_):
     """The transport is fine, the content is not; only answers with status 200 are billed."""
-    with strike(emu, fault) as client:
+    with faulty_client(emu, fault) as client:
         got, headers, body = client.answer()
     assert (got, headers["content-type"]) == (status, type_)
     assert len(body) == int(headers["content-length"])
@@ -111,7 +111,7 @@ def test_bodies_that_are_no_json_arrive_whole(emu, fault, status, type_):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_slow_body_trickles_in_but_is_whole(emu, stream):
     """It comes in pieces over hang_seconds, and counts as delivered at its end."""
-    with strike(emu, "slow_body", stream=stream) as client:
+    with faulty_client(emu, "slow_body", stream=stream) as client:
         status, _, body = client.answer()
         assert status == 200
         assert body.endswith(b"data: [DONE]\n\n") if stream else json.loads(body)

@@ -240,8 +240,8 @@ def test_a_stream_says_the_same_word_by_word():
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_the_connection_strike_in_the_middle_of_a_stream(fault):
-    """Others strike before its first word, so that it can be tried again."""
+def test_faults_of_the_connection_come_in_the_middle_of_a_stream(fault):
+    """Others come before its first word, so that it can be tried again."""
     provider, _ = sim(faults={fault: 1.0})
     words = []
     with pytest.raises(ProviderError):  # noqa: PT012

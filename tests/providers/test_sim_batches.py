@@ -110,7 +110,7 @@ def test_another_process_finds_the_batch_and_its_results(tmp_path):
     assert done.stdout.splitlines() == [f"{batch.id} {text}" for text in texts]
 
 
-def test_faults_strike_lines_and_strike_anew_when_a_line_is_sent_again(tmp_path):
+def test_a_line_that_is_sent_again_has_a_fault_of_its_own(tmp_path):
     """The same batch says the same twice; in another batch other lines fail."""
     _, batches, clock = sim(faults=0.5)
     first = create(batches, tmp_path, requests(60))

@@ -159,7 +159,7 @@ def break_even(
             decision = choose(scaled, priced, evolve(batch, cost=cost), free)
         except Infeasible:
             return False
-        return decision.chosen.route in (Route.BATCH, Route.HYBRID)
+        return decision.chosen.route.by_batch
 
     if load.requests < 1 or not pays(LONGEST_LIST):
         return None

@@ -15,7 +15,7 @@ from smartbatch.errors import ProviderError
 from smartbatch.providers.anthropic.errors import ERRORS
 from smartbatch.providers.batch_api import Line, line_of, not_run
 from smartbatch.providers.error_reader import ErrorReader
-from smartbatch.providers.foreign_text import PLAIN_ID, count, fields, finish_word, short, sound, unusable
+from smartbatch.providers.foreign_text import PLAIN_ID, count, detail, finish_word, short, sound, unusable
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer, Usage
 
@@ -76,10 +76,10 @@ def usage_of(usage: Mapping[str, Any] | Any) -> Usage | None:
     fresh, made = count(usage.get("input_tokens")), count(usage.get("output_tokens"))
     if fresh is None or made is None:
         return None
-    written = count(usage.get("cache_creation_input_tokens")) or 0
-    for_an_hour = _detail(usage, "cache_creation", "ephemeral_1h_input_tokens")
-    cached = count(usage.get("cache_read_input_tokens")) or 0
-    thought = _detail(usage, "output_tokens_details", "thinking_tokens")
+    written = detail(usage, "cache_creation_input_tokens")
+    for_an_hour = detail(usage.get("cache_creation"), "ephemeral_1h_input_tokens")
+    cached = detail(usage, "cache_read_input_tokens")
+    thought = detail(usage.get("output_tokens_details"), "thinking_tokens")
     return Usage(
         fresh + written + cached,
         made,
@@ -88,10 +88,6 @@ def usage_of(usage: Mapping[str, Any] | Any) -> Usage | None:
         cache_write_tokens=written,
         cache_write_1h_tokens=min(for_an_hour, written),
     )
-
-
-def _detail(usage: Mapping[str, Any], part: str, name: str) -> int:
-    return count(fields(usage.get(part)).get(name)) or 0
 
 
 def read_result(line: bytes, errors: ErrorReader) -> Line:

@@ -18,6 +18,7 @@ from smartbatch.providers.foreign_text import (
     PLAIN_ID,
     PLAIN_WORD,
     count,
+    detail,
     fields,
     finish_word,
     safe_text,
@@ -142,14 +143,10 @@ def usage_of(usage: Any) -> Usage | None:
     if taken is None or made is None:
         return None
     details = usage.get(names[2])
-    cached = min(_detail(details, "cached_tokens"), taken)
-    written = min(_detail(details, "cache_write_tokens"), taken - cached)
-    reasoning = _detail(usage.get(names[3]), "reasoning_tokens")
+    cached = min(detail(details, "cached_tokens"), taken)
+    written = min(detail(details, "cache_write_tokens"), taken - cached)
+    reasoning = detail(usage.get(names[3]), "reasoning_tokens")
     return Usage(taken, made, cached, min(reasoning, made), cache_write_tokens=written)
-
-
-def _detail(details: Any, name: str) -> int:
-    return (count(details.get(name)) or 0) if isinstance(details, dict) else 0
 
 
 def _joined(content: Any, reply: Reply, usage: Usage | None) -> str:

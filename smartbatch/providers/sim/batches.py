@@ -55,7 +55,7 @@ class SimBatches(BatchApi):
     """Batches of one :class:`~smartbatch.providers.sim.provider.SimProvider`.
 
     Args:
-        answer_to: makes an answer, or says which fault strikes instead.
+        answer_to: makes an answer, or says which fault it meets instead.
         fault_of: the error a fault stands for.
         wall: Unix seconds.
         seconds: from the create of a batch to its end.

@@ -112,13 +112,13 @@ class SimProvider(Provider):
         """
         answer, usage, seconds, fault = self._accept(request, model, attempt)
         self._spend(seconds + self._per_token * usage.output_tokens, timeout)
-        _strike(fault)
+        _raise_fault(fault)
         return answer
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:
         """Answer word by word: the first after the latency, the others with the delay of ``per_token``.
 
-        Faults of the connection strike half-way, others before the first word.
+        Faults of the connection come half-way, others before the first word.
 
         Reading it raises what :meth:`generate` raises.
         """
@@ -148,12 +148,12 @@ class SimProvider(Provider):
         answer, usage, latency, fault = self._accept(request, model, attempt)
         words = words_of(answer.text or "")
         throughput = self._per_token * usage.output_tokens / max(1, len(words))
-        strikes_at = len(words) // 2 if fault in ("network", "timeout") else 0
+        fails_at = len(words) // 2 if fault in ("network", "timeout") else 0
         began = self._now()
         self._spend(latency, timeout)
         for position, word in enumerate(words):
-            if position == strikes_at:
-                _strike(fault)
+            if position == fails_at:
+                _raise_fault(fault)
             self._spend(throughput, timeout - (self._now() - began))
             yield word
         return answer
@@ -171,7 +171,7 @@ class SimProvider(Provider):
     def _spend(self, seconds: float, left: float) -> None:
         self._sleep(min(seconds, max(0.0, left)))
         if seconds > left:
-            _strike("timeout")
+            _raise_fault("timeout")
 
     def _compose(self, request: Request, model: str) -> Answer:
         prompt = prompt_text(request)
@@ -338,7 +338,7 @@ def _schema_of(form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     return schema if isinstance(schema, Mapping) else {}
 
 
-def _strike(fault: str | None) -> None:
+def _raise_fault(fault: str | None) -> None:
     if fault is not None:
         raise _fault(fault)
 

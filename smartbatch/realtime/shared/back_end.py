@@ -90,6 +90,19 @@ class BackEnd(ABC):
         """Close the connection; the next use opens another."""
 
 
+def check_version(found: str, place: str, other: str) -> None:
+    """Check the version of the records at a place; ``other`` is what a process of another version may use.
+
+    Raises:
+        Incompatible: it is not :data:`VERSION`.
+    """
+    if found != str(VERSION):
+        raise Incompatible(
+            f"the limits at {place} are shared by processes of version {found} of their form, and this one "
+            f"knows version {VERSION}: use the same smartbatch in all, or another {other}"
+        )
+
+
 def hidden(salt: bytes, name: str) -> str:
     """Return a name that says nothing to who reads the back end: a salted hash of 128 bits."""
     return hashlib.blake2b(name.encode(), key=salt, digest_size=16).hexdigest()

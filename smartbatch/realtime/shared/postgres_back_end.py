@@ -25,8 +25,8 @@ from smartbatch.realtime.shared.back_end import (
     VERSION,
     BackEnd,
     BackEndAway,
-    Incompatible,
     Published,
+    check_version,
 )
 
 _TABLES = """
@@ -112,12 +112,7 @@ class PostgresBackEnd(BackEnd):
         except psycopg.Error as error:
             raise self._away(error) from None
         found = dict(rows)
-        if found["version"] != str(VERSION):
-            raise Incompatible(
-                f"the limits at {self.place} are shared by processes of version {found['version']} of their"
-                f" form, and this one knows version {VERSION}: use the same smartbatch in all, or another"
-                " schema"
-            )
+        check_version(found["version"], self.place, "schema")
         return bytes.fromhex(found["salt"])
 
     def _make(self, session: psycopg.Connection[Any]) -> None:

@@ -19,8 +19,8 @@ from smartbatch.realtime.shared.back_end import (
     VERSION,
     BackEnd,
     BackEndAway,
-    Incompatible,
     Published,
+    check_version,
 )
 
 try:
@@ -92,11 +92,7 @@ class RedisBackEnd(BackEnd):
             version, salt = server.hmget(f"{_PREFIX}shared", "version", "salt")
         except redis.RedisError as error:
             raise self._away(error) from None
-        if int(version) != VERSION:
-            raise Incompatible(
-                f"the limits on {self.place} are shared by processes of version {int(version)} of their form,"
-                f" and this one knows version {VERSION}: use the same smartbatch in all, or another database"
-            )
+        check_version(version.decode(), self.place, "database")
         return bytes.fromhex(salt.decode())
 
     def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:

@@ -30,6 +30,7 @@ from smartbatch.realtime.shared.back_end import (
     BackEndAway,
     Incompatible,
     Published,
+    check_version,
     document_of,
     record_of,
 )
@@ -93,11 +94,7 @@ class SqliteBackEnd(BackEnd):
         }
         connection.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", facts.items())
         found = dict(connection.execute("SELECT name, value FROM facts"))
-        if found["version"] != facts["version"]:
-            raise Incompatible(
-                f"the file {self.place} is shared by processes of version {found['version']} of its form, and"
-                f" this one knows version {VERSION}: use the same smartbatch in all, or another file"
-            )
+        check_version(found["version"], self.place, "file")
         if found["host"] != self._host and float(found["host_seen"]) > RealClock.wall() - LEFT:
             raise Incompatible(
                 f"the file {self.place} is used by the machine {found['host']} and this is {self._host}:"
