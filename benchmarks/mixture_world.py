@@ -315,7 +315,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 2.0
 GIVEN_UP = 40
 """Failed calls of a row, on average, at which a fixed run is given up."""
 REFUSED = 0.05
-"""A fixed rate whose calls are refused more often is a storm and does not count."""
+"""Share of its calls that are refused above which a fixed rate does not count."""
 
 
 @frozen
@@ -377,7 +377,7 @@ def run_fixed(mixture: Mixture, width: int, rate: float) -> Fixed:
 
 
 def best_fixed(mixture: Mixture) -> Fixed:
-    """Return the fixed width and rate that turn out to be the fastest, of those that make no storm.
+    """Return the fixed width and rate that turn out to be the fastest, of those that are rarely refused.
 
     First widths without a rate, then rates around the limits with the widths that did best.
     """
@@ -400,5 +400,5 @@ def best_fixed(mixture: Mixture) -> Fixed:
 
 
 def _order(run: Fixed) -> tuple[float, float]:
-    """Those without a storm first, by their time; then the others, by their storm."""
+    """Those that are rarely refused first, by their time; then the others, by their refusals."""
     return (0.0, run.seconds) if run.refused <= REFUSED else (run.refused, run.seconds)

@@ -109,7 +109,7 @@ class BatchingConfig:
     )
     shared_lost: Literal["share", "stop", "local"] = choice(
         "share",
-        "What calls do while that place is away: keep to this process's share, stop, or use the whole limit.",
+        "What calls do while it is unavailable: keep to this process's share, stop, or use the whole limit.",
         "share",
         "stop",
         "local",

@@ -166,7 +166,7 @@ class RunningState:
         self.history = history = ForecastHistory(clock, self._forecast_moved, store=store.get)
         self.realtime = realtime = _realtime(settings, bus, history, self.metrics, self._read_controls)
         self._budget = budget = ClientBudget(
-            JobReservations(realtime.budget, realtime.guard_money, _account(config), realtime.await_money),
+            JobReservations(realtime.budget, realtime.guard_budget, _account(config), realtime.await_budget),
             store.get,
         )
         self.advisor = advisor = _advisor(settings, bus, history, realtime)

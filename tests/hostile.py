@@ -1,4 +1,4 @@
-"""Texts that try to leave the place a page gives them: names, ids, keys and error messages of strangers."""
+"""Texts that try to leave the place a page gives them: names, ids, keys and error messages of others."""
 
 HOSTILE = {
     "a script": "<script>alert(1)</script>",

@@ -92,7 +92,7 @@ def test_opening_a_provider_keeps_nobody_waiting_who_needs_no_start() -> None:
     starter.start()
     assert opening.wait(30)
     # all that others need while no call runs
-    assert inside(client).realtime.guard_money(lambda: client.spent) == 0.0
+    assert inside(client).realtime.guard_budget(lambda: client.spent) == 0.0
     opened.set()
     starter.join()
     assert first[0].result(30).ok
@@ -108,7 +108,7 @@ def test_one_lock_guards_the_money_of_a_run_that_stopped_and_of_the_next() -> No
         engines.append(engine_of(client))
         client.stop()
     locks = [engine.queue.monitor.lock for engine in engines]
-    assert inside(client).realtime.guard_money(lambda: [lock.locked() for lock in locks]) == [True, True]
+    assert inside(client).realtime.guard_budget(lambda: [lock.locked() for lock in locks]) == [True, True]
 
 
 def test_a_lists_finaliser_runs_no_callback_and_waits_for_no_lock() -> None:

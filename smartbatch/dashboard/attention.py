@@ -104,7 +104,7 @@ def _provider(lane: LaneStatus) -> Iterator[Need]:
     if lane.cooldown >= LONG:
         yield Need(f"{lane.model}: paused for {span(lane.cooldown)} after a refusal.")
     if lane.is_lost:
-        told = "the place that shares the limit is away; each process keeps to its own share"
+        told = "the place that shares the limit is unavailable; each process keeps to its own share"
         yield Need(f"{lane.model}: {told}.")
 
 

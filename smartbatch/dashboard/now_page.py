@@ -142,7 +142,7 @@ def _waits_for(lane: LaneStatus) -> Child:
     if lane.cooldown:
         words.append(components.state(f"cooldown {span(lane.cooldown)}", "warn"))
     if lane.is_lost:
-        words.append(components.state("own share only: the shared place is away", "warn"))
+        words.append(components.state("own share only: the shared place is unavailable", "warn"))
     if lane.waits_for:
         words.append(el("span", WAITS.get(lane.waits_for, lane.waits_for)))
     return [el("div", word) for word in words] or "–"

@@ -59,7 +59,7 @@ class JobDependencies:
         tell_dropped: takes the name of a parameter that was left out of a request, and why.
         exchange_enqueued: makes an exchange with the quota of enqueued tokens that processes share, of a
             provider's scope and a model; ``None`` where nothing is shared. It returns ``None`` while the
-            back end is away.
+            back end is unavailable.
         control: given all that people set for models, whenever it changed in the store.
         report: told what went wrong: the job's id, where it is about one, and the error.
         speed: says how fast requests of a job are answered in real time.

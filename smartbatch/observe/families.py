@@ -115,7 +115,7 @@ def live_families(found: Participants) -> Iterator[tuple[Family, Figures]]:
     yield oldest, {"": all_of.oldest_wait}
     yield _now("blocked_threads", "Threads that wait for room in the queue."), {"": all_of.blocked}
     yield _now("workers", "Threads that make calls."), {"": all_of.workers}
-    unshared = "Limits that are not shared now, because that place is away."
+    unshared = "Limits that are not shared now, because that place is unavailable."
     yield _now("limits_unshared", unshared), {"": all_of.unshared}
     errors: dict[str, float] = {}
     for one in found.processes:

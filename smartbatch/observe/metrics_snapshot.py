@@ -118,8 +118,8 @@ class EventCounts:
     rate_limits: int = _counter("Calls the provider refused for its limits.")
     cooldowns: int = _counter("Pauses begun after a limit.")
     cooldown_seconds: float = _counter("Announced length of the pauses, overlaps counted once.", 0.0)
-    shared_limits_lost: int = _counter("Times the place where processes share a limit was found away.")
-    limits_unshared: int = _gauge("Limits that are not shared now, because that place is away.")
+    shared_limits_lost: int = _counter("Times the place where processes share a limit was found unavailable.")
+    limits_unshared: int = _gauge("Limits that are not shared now, because that place is unavailable.")
     breaker_changes: dict[str, int] = _counter(
         "Circuit breaker changes, by state entered.", dict, label="state"
     )

@@ -22,7 +22,7 @@ VERSION = 1
 EVERY = 5.0
 """Seconds between two records of a process."""
 
-HEARD = 15.0
+ALIVE_FOR = 15.0
 """Seconds after its last record for which a process is taken to live."""
 
 KEPT = 600.0
@@ -53,7 +53,7 @@ class LaneStatus:
         spaced_per_minute: calls to which all processes space theirs; 0 for not at all.
         cooldown: seconds until the pause after a refusal is over.
         processes: that share the limit, this one included, as far as it knows.
-        is_lost: whether the place where they share it is away.
+        is_lost: whether the place where they share it is unavailable.
         answered: calls that were answered since the process began.
     """
 
@@ -101,7 +101,7 @@ class RealtimeStatus:
         waits: requests that wait, by what the first of their lane waits for, see :class:`LaneStatus`.
         sent: requests in the calls of the last minute.
         workers: threads that make calls.
-        unshared: limits that are not shared now, because the place is away.
+        unshared: limits that are not shared now, because the place is unavailable.
         budget, spent: USD that may be spent, 0 for no bound, and that is spent.
         lanes: one for each model, the busiest first.
         lanes_left_out: how many are not there because they are too many.
@@ -158,8 +158,8 @@ class Participant:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was heard lately and has not ended."""
-        return not self.ended and self.age <= HEARD
+        """Whether it published lately and has not ended."""
+        return not self.ended and self.age <= ALIVE_FOR
 
 
 @frozen(kw_only=True)
@@ -168,7 +168,7 @@ class Participants:
 
     Attributes:
         place: its address, without secrets.
-        processes: those that were heard in the last ten minutes, the latest first.
+        processes: those that published in the last ten minutes, the latest first.
         sums: what happened in all processes that ever were, by ``family`` or ``family:label``; the names are
             those of Prometheus. Those that count never go down, also when a process ends, or is killed.
         unreadable: records of a later version, which were passed over.
@@ -188,7 +188,7 @@ class Participants:
 
     @property
     def lost(self) -> tuple[Participant, ...]:
-        """Those that are not heard any more and did not say that they ended."""
+        """Those that publish no more and did not say that they ended."""
         return tuple(one for one in self.processes if not one.ended and not one.is_alive)
 
 

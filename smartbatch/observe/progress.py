@@ -26,11 +26,11 @@ Mode = Literal["auto", "bar", "lines", "quiet"]
 _MODES = ("auto", "bar", "lines", "quiet")
 
 LINE_EVERY = 10.0
-"""Seconds between lines where there is no terminal: often enough to see life, rare enough for a log."""
+"""Seconds between lines where there is no terminal."""
 BAR_EVERY = 0.1
 """Seconds between redraws of a bar: tqdm's own default."""
 RATE_WINDOW = 30.0
-"""Seconds the rate looks back: long enough to be calm, short enough to notice a pause."""
+"""Seconds over which the rate is measured."""
 
 
 class JobFigures(Protocol):

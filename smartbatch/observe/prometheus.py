@@ -43,7 +43,7 @@ class PrometheusReporter:
 
     ``PrometheusReporter(smartbatch.participants)`` has the sums over all processes, so any worker of a web
     server answers for all of them. They are a few seconds old. While the place where processes share limits
-    is away, there is only ``smartbatch_shared_reachable`` with 0.
+    is unavailable, there is only ``smartbatch_shared_reachable`` with 0.
 
     Args:
         metrics: whose figures; or what reads those of all processes, ``smartbatch.participants`` or

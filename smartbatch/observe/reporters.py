@@ -170,7 +170,10 @@ def _rows(s: MetricsSnapshot) -> Iterator[tuple[str, str]]:
         paused = f"{s.cooldowns:,} pauses of {duration(s.cooldown_seconds)} in all"
         yield "rate limits", f"{s.rate_limits:,} calls refused, {paused}"
     if s.limits_unshared:
-        yield "shared limits", f"{s.limits_unshared:,} not shared now: the place where they are is away"
+        yield (
+            "shared limits",
+            f"{s.limits_unshared:,} not shared now: their place is unavailable",
+        )
     yield "breaker", _table(s.breaker_changes)
     yield "parameters dropped", _number(s.parameters_dropped)
     yield "maybe paid twice", _number(s.possible_double_bills)

@@ -49,13 +49,13 @@ def without_echo(error: ProviderError, request: Request) -> ProviderError:
     """Return an error of a batch's result line, scrubbed already, without pieces of its request's prompt."""
     if not echoes(error.message, texts((request,))):
         return error
-    quiet = copy.copy(error)
+    shown = copy.copy(error)
     before = error.message.partition(": ")[0]
-    quiet.message = f"{before}: (its text is left out, it repeats the prompt)"
+    shown.message = f"{before}: (its text is left out, it repeats the prompt)"
     if echoes(before, texts((request,))):
-        quiet.message = "the request failed (the error's text is left out, it repeats the prompt)"
-    quiet.args = (quiet.message,)
-    return quiet
+        shown.message = "the request failed (the error's text is left out, it repeats the prompt)"
+    shown.args = (shown.message,)
+    return shown
 
 
 def texts(requests: Sequence[Request]) -> Iterator[str]:

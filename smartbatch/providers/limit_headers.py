@@ -12,7 +12,7 @@ from smartbatch.providers.foreign_text import http_date, unix_seconds
 from smartbatch.types import LimitReport
 
 RETRY_AFTER_CEILING = 600.0
-"""Most seconds a server is believed when it asks to wait: longer ones seen in the wild were mistakes."""
+"""Most seconds a server is believed when it asks to wait: longer ones that were seen were mistakes."""
 
 _NUMBER = re.compile(
     r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:e[+-]?\d++)?|[+-]?inf(?:inity)?", re.ASCII | re.IGNORECASE
@@ -20,7 +20,7 @@ _NUMBER = re.compile(
 # "ms" before "m", or 250ms would read as 250 minutes and a stray s. Both signs for micro are in use.
 _PART = re.compile(r"(?<!\d)(\d++(?:\.\d*+)?|\.\d++)(ms|us|µs|μs|ns|h|m|s)", re.ASCII)
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
-_LONGEST = 64  # characters: no honest value is longer, and a hostile one costs nothing to refuse
+_LONGEST = 64  # characters: no valid value is longer
 
 
 def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:

@@ -160,14 +160,14 @@ class ResponseCache:
         if total <= self._max_bytes:
             return
         surplus = total - TRIM_TO * self._max_bytes
-        doomed = []
+        oldest = []
         for key, size in connection.execute("SELECT key, size FROM answers ORDER BY created"):
-            doomed.append((key,))
+            oldest.append((key,))
             surplus -= size
             if surplus <= 0:
                 break
         connection.execute("BEGIN IMMEDIATE")
-        connection.executemany("DELETE FROM answers WHERE key = ?", doomed)
+        connection.executemany("DELETE FROM answers WHERE key = ?", oldest)
         connection.execute("COMMIT")
 
 

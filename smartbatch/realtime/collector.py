@@ -136,7 +136,7 @@ class Collector:
         lane, head, now = lane_queue.lane, lane_queue.head(), effects.now
         if head is None:
             return math.inf
-        if self._clear_away_locked(lane_queue, head, effects):
+        if self._fail_or_move_locked(lane_queue, head, effects):
             return now
         if lane.shares:
             at = self._gates.look(lane, _demand(lane, [head]), now)
@@ -218,7 +218,7 @@ class Collector:
             lane_queue.unpop(ticket)
         return tickets
 
-    def _clear_away_locked(self, lane_queue: LaneQueue, head: Ticket, effects: DeferredEffects) -> bool:
+    def _fail_or_move_locked(self, lane_queue: LaneQueue, head: Ticket, effects: DeferredEffects) -> bool:
         """Fail or move the head when it cannot be sent in this lane at all; True when it is gone.
 
         The cases, in order:
@@ -239,8 +239,8 @@ class Collector:
             whole = head.own_budget is None or short is self._gates.budget
             whose = "the budget" if whole else "this list's budget"
             left = dollars(short.left or 0.0)
-            away = short.lease is not None and short.lease.lost
-            why = "The place where it is shared cannot be used" if away else "Raise it or lower max_tokens"
+            lost = short.lease is not None and short.lease.lost
+            why = "The place where it is shared cannot be used" if lost else "Raise it or lower max_tokens"
             error = BudgetExceeded(
                 f"the request could cost up to {dollars(head.reserve)}, and {left} are left "
                 f"of {whose}; nothing was sent. {why}",

@@ -48,7 +48,7 @@ class RealtimeEngine:
 
     Args:
         setup: what all parts share.
-        budget: the client's money, which outlives a stop.
+        budget: the client's, which outlives a stop.
         lock: guards the budget, and is that of the monitor.
         cache: answers kept from run to run; ``None`` where there is none.
         controls: what people set for models, as it stands when the engine is made.

@@ -92,7 +92,7 @@ class Realtime:
         preparer: prepares what callers pass.
 
     Attributes:
-        budget: the client's money, which outlives a stop.
+        budget: the client's, which outlives a stop.
         admission: ids, fingerprints and the cache.
         engine: the threads, the queue and the gates that run now; ``None`` while none do.
         is_stopped: whether it was stopped and not started again.
@@ -299,7 +299,7 @@ class Realtime:
                 provider.open(self._config.parallelism)
             share, leases = self._shared_budget(), self._leases()
             self._setup.read_controls()  # a pause holds from the first request on
-            if share is not None:  # before anything can wait for money
+            if share is not None:  # before anything can wait for it
                 share.leases.join(share)
             try:
                 with self._starting:
@@ -339,7 +339,7 @@ class Realtime:
             engine.control(controls)
 
     def look_again(self) -> None:
-        """Have what waits for money looked at."""
+        """Have what waits for the budget looked at."""
         with self._leased:
             self._leased.notify_all()
         engine = self.engine
@@ -470,7 +470,7 @@ class Realtime:
         engine = self.engine
         return 0 if engine is None else engine.queue.counts.waiting
 
-    def guard_money(self, work: Callable[[], _T]) -> _T:
+    def guard_budget(self, work: Callable[[], _T]) -> _T:
         """Do ``work`` under the lock of :attr:`budget`, which is that of the calls' monitor.
 
         A function, not a context manager: one written in Python leaves the lock taken when a Ctrl-C comes
@@ -479,8 +479,8 @@ class Realtime:
         with self._lock:
             return work()
 
-    def await_money(self, work: Callable[[], bool]) -> None:
-        """Do ``work`` as :meth:`guard_money`, and again each time when more may have been leased of a budget
+    def await_budget(self, work: Callable[[], bool]) -> None:
+        """Do ``work`` as :meth:`guard_budget`, and again each time when more may have been leased of a budget
         that processes share, until it returns True.
 
         Raises:

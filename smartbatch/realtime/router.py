@@ -237,17 +237,17 @@ class ResponseRouter:
 
     def drop_locked(self, call: InFlightCall, error: SmartbatchError, effects: DeferredEffects) -> None:
         """Fail the requests of a call that was never made."""
-        self._unmake(call, effects)
+        self._give_back(call, effects)
         for ticket in call.batch.items:
             self.fail_locked(ticket, error, effects)
 
     def return_locked(self, call: InFlightCall, effects: DeferredEffects) -> None:
         """Let the requests of a call that was never made wait again."""
-        self._unmake(call, effects)
+        self._give_back(call, effects)
         for ticket in call.batch.items:
             self._queue.again_locked(ticket, effects.now, effects.now)
 
-    def _unmake(self, call: InFlightCall, effects: DeferredEffects) -> None:
+    def _give_back(self, call: InFlightCall, effects: DeferredEffects) -> None:
         """Give back all that was taken for a call that was never made."""
         lane = call.permit.lane
         self._gates.end(call.permit, Ending.DROPPED, effects.now)

@@ -129,7 +129,7 @@ class ChunkBox:
                 return
             self.result = result
             self.request_id = result.request_id
-            close = self._hang_up_locked()
+            close = self._close_locked()
         _call_quietly(close)
 
     def lift(self) -> None:
@@ -159,7 +159,7 @@ class ChunkBox:
             self.cancelled = True
             self._chunks.clear()
             self._chars = 0
-            close = self._hang_up_locked()
+            close = self._close_locked()
         _call_quietly(close)
         return True
 
@@ -175,7 +175,7 @@ class ChunkBox:
             return True
         return len(self._chunks) < MOST_CHUNKS and self._chars + len(piece) <= MOST_CHARS
 
-    def _hang_up_locked(self) -> Callable[[], None] | None:
+    def _close_locked(self) -> Callable[[], None] | None:
         """Wake all who wait; return what closes the connection, to be called once the lock is free."""
         self._filled.notify_all()
         self._emptied.notify_all()

@@ -269,7 +269,7 @@ class ForecastHistory:
                 self._tokens[model, kind] = known
             store = self._store_to_read(known)
         if store is not None:
-            self._soon(lambda: known.calibration.restore(store.facts.recall(known.name)))
+            self._timed(lambda: known.calibration.restore(store.facts.recall(known.name)))
         return known.calibration
 
     def _batches(self, model: str) -> _Topic:
@@ -306,7 +306,7 @@ class ForecastHistory:
             changes = topic.learn()
         self._told(topic, *changes)
         if store is not None:
-            self._soon(lambda: self._load(store, topic, first=first))
+            self._timed(lambda: self._load(store, topic, first=first))
         with self._lock:
             return topic.forecaster.at(self._clock.wall())
 
@@ -330,8 +330,8 @@ class ForecastHistory:
             if opener is None or now - self._looked < EVERY:
                 return
             self._looked = now
-        self._soon(lambda: self._open(opener))
-        self._soon(self.save)
+        self._timed(lambda: self._open(opener))
+        self._timed(self.save)
 
     @property
     def stored(self) -> bool:
@@ -384,7 +384,7 @@ class ForecastHistory:
                 store.facts.remember(known.name, state)
                 known.calibration.saved(state)
 
-    def _soon(self, act: Callable[[], object]) -> None:
+    def _timed(self, act: Callable[[], object]) -> None:
         """Do something with the store that a caller waits for; where it hangs, do without it until the next
         look.
         """

@@ -79,7 +79,7 @@ def test_conversations_stops_caps_and_schemas_are_understood(emu, sdk):
 
 
 def test_scripted_answers_hold_for_this_api_too(emu, sdk):
-    """One emulator, one book of answers."""
+    """One emulator, one ledger of answers."""
     emu.configure(answers={PROMPT: "Five."})
     assert sdk.models.generate_content(model=MODEL, contents=PROMPT).text == "Five."
 

@@ -13,7 +13,7 @@ from smartbatch.errors import ConfigError
 from smartbatch.testing import emulator
 
 
-def book(*entries: tuple[str, int, bool]) -> Ledger:
+def ledger_of(*entries: tuple[str, int, bool]) -> Ledger:
     ledger = Ledger()
     for index, (prompt, billed, delivered) in enumerate(entries):
         call = Call(index, float(index), "POST /v1/chat/completions", prompt=prompt)
@@ -24,7 +24,7 @@ def book(*entries: tuple[str, int, bool]) -> Ledger:
 
 def test_asking_again_after_a_lost_answer_is_not_paying_twice():
     """Only a prompt with an earlier delivered answer was paid twice without need."""
-    ledger = book(
+    ledger = ledger_of(
         ("a", 5, False), ("a", 5, True), ("b", 5, True), ("b", 5, True), ("c", 0, True), ("c", 5, True)
     )
     assert ledger.paid_twice() == ["b"]
@@ -115,7 +115,7 @@ def test_a_file_that_is_no_ledger_is_not_overwritten(tmp_path):
 
 
 def test_a_call_from_before_a_reset_leaves_no_line(tmp_path):
-    """It ends in the old book, so the new file holds only what began after the reset."""
+    """It ends in the old ledger, so the new file holds only what began after the reset."""
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
     old, new = (Call(0, 0.0, "POST /v1/responses", prompt=prompt) for prompt in ("old", "new"))

@@ -286,7 +286,7 @@ def test_the_seed_decides_the_answers(emu, raw):
 
 
 def test_two_emulators_serve_side_by_side(emu):
-    """Each has its own port, book and settings."""
+    """Each has its own port, ledger and settings."""
     with Emulator(answers={"hello": "other"}) as second, RawClient(second.port) as client:
         assert client.ask(chat())[2]["choices"][0]["message"]["content"] == "other"
     assert emu.ledger.received == 0

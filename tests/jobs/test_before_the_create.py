@@ -38,7 +38,7 @@ def test_a_page_instead_of_the_batch_api_is_waited_out_and_told(
     clock: VirtualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It can be a gateway's whose server is away for long: nothing fails, and nothing goes in real time."""
+    """It can be a gateway's, whose server is unavailable for long: nothing fails or goes in real time."""
     upload, find_file = Api.upload, Api.find_file
     until = clock.now() + 150  # some tries more than are made before it is told
     waited_for: list[str | None] = []

@@ -208,7 +208,7 @@ def test_an_owner_whose_wire_is_cut_may_be_replaced_and_then_writes_nothing(
     assert other.leases.renew([taken], 60) == [taken]
 
 
-def test_a_server_that_is_away_is_an_error_that_names_it(bench: Bench, tmp_path: Path) -> None:
+def test_a_server_that_is_unavailable_is_an_error_that_names_it(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot be reached") as told:
         open_store(f"postgresql://me:{PASSWORD}@/jobs?host={tmp_path}&connect_timeout=2")
     assert "check that the server runs" in str(told.value)

@@ -160,7 +160,7 @@ def test_what_is_now_is_of_the_processes_that_live(metrics: BatchMetrics) -> Non
     assert value("smartbatch_shared_reachable") == 1
 
 
-def test_a_place_that_is_away_is_a_figure_and_no_failed_scrape() -> None:
+def test_a_place_that_is_unavailable_is_a_figure_and_no_failed_scrape() -> None:
     """Counters are left out then: 0 would be taken for a restart."""
 
     def read() -> Participants:

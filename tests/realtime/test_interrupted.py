@@ -99,9 +99,9 @@ def test_money_for_a_job_locks_nobody_out_whenever_ctrl_c_comes(started: bool) -
     if started:
         client.start()
     realtime = inside(client).realtime
-    reservations = JobReservations(realtime.budget, realtime.guard_money, "account")
+    reservations = JobReservations(realtime.budget, realtime.guard_budget, "account")
     for at in interrupted_at_every_moment(lambda: reservations.reserve(0.5, lambda held: held.usd)):
-        going_on = threading.Thread(target=realtime.guard_money, args=(list,), daemon=True)
+        going_on = threading.Thread(target=realtime.guard_budget, args=(list,), daemon=True)
         going_on.start()
         going_on.join(PATIENCE)
         assert not going_on.is_alive(), f"blocked after an interrupt at moment {at}"

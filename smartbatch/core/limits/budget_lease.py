@@ -23,7 +23,7 @@ _PATIENCE = 5.0
 """Seconds that a cost waits for what others hold, before it is hopeless."""
 
 _CLOSED = 30.0
-"""Seconds after which costs are hopeless while the back end is away."""
+"""Seconds after which costs are hopeless while the back end is unavailable."""
 
 _NANO = 1e9
 """Amounts are counted in billionths of a USD, as the budget counts."""
@@ -41,7 +41,7 @@ class BudgetLease:
         widen: adds to what may be spent, or takes away.
 
     Attributes:
-        lost: whether the back end is away.
+        lost: whether the back end is unavailable.
         grant: of the last exchange; ``None`` before it.
     """
 
@@ -81,7 +81,7 @@ class BudgetLease:
 
     @property
     def unleased(self) -> float:
-        """USD that nobody leased, as far as is known; 0 while the back end is away."""
+        """USD that nobody leased, as far as is known; 0 while the back end is unavailable."""
         if self.lost:
             return 0.0
         return self._limit if self.grant is None else math.floor(self.grant.left[0] * _NANO) / _NANO

@@ -119,12 +119,12 @@ class LimitLease:
     Args:
         member: the process, by a name of its own.
         wake: called when an exchange becomes due earlier than :meth:`due` said.
-        on_lost: what happens while the back end is away: ``share`` goes on with the last limit divided by the
-            processes seen last, ``stop`` waits, ``local`` goes on with the whole limit.
+        on_lost: what happens while the back end is unavailable: ``share`` goes on with the last limit divided
+            by the processes seen last, ``stop`` waits, ``local`` goes on with the whole limit.
 
     Attributes:
         joined: whether the first exchange is over, or failed; until then no call goes.
-        lost: whether the back end is away.
+        lost: whether the back end is unavailable.
         outage: whether the processes found the provider down, and ``outages``, how often that changed.
         grant: of the last exchange; ``None`` before it.
         urgent: whether the call that is looked at now is urgent; set by who calls :meth:`look`.
@@ -182,8 +182,9 @@ class LimitLease:
 
         The cases, in order:
 
-        1. Nothing is known yet, or the back end is away and calls are to stop: not before the next exchange.
-        2. The back end is away: the safe share.
+        1. Nothing is known yet, or the back end is unavailable and calls are to stop: not before the next
+           exchange.
+        2. The back end is unavailable: the safe share.
         3. The lease lacks something, or is over: not before the next exchange, which becomes due.
         4. Calls are spaced: at the next slot.
         """

@@ -54,7 +54,8 @@ MEASURED = 0.8
 """Share of the rate of spaced calls below which another one was measured: no report of the same event."""
 
 QUIET = 8.0
-"""Seconds without any exchange that show that the back end was away; idle processes are heard every five."""
+"""Seconds without any exchange that show that the back end was unavailable; idle processes exchange every
+five."""
 
 SLOTS_AHEAD = 1.0
 """Seconds ahead of which no slot is leased."""
@@ -264,8 +265,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     The steps, in order:
 
     1. Time goes on, never back; where the clock was set back, all times are. Processes that are gone are
-       forgotten; what they held comes back. While nobody was heard, the back end was away, and processes may
-       have used what came in by their safe shares.
+       forgotten; what they held comes back. While there was no exchange, the back end was unavailable, and
+       processes may have used what came in by their safe shares.
     2. Limits: the tightest that a living process knows, or what the provider named before; they refill.
     3. What the process gives back is added; of a budget also what it was granted by an answer that it never
        got. What the provider said is left bounds what is, next to what the others hold.

@@ -96,8 +96,9 @@ def _send_file(step: StepContext, shard: ShardRow) -> ShardRow:
 def _call_failed(step: StepContext, shard: ShardRow, failure: Exception) -> ShardRow:
     """Go on after a call that costs nothing, before anything is created. The cases, in order:
 
-    1. A page with 404 or 405: from a server without batches, but also from a gateway whose server is away.
-       Nothing tells them apart, so it is tried again; after :data:`PAGE_TRIES` an incident says what to do.
+    1. A page with 404 or 405: from a server without batches, but also from a gateway whose server is
+       unavailable. Nothing tells them apart, so it is tried again; after :data:`PAGE_TRIES` an incident says
+       what to do.
     2. What may pass, or may have been done: try again.
     3. Otherwise it is refused.
     """

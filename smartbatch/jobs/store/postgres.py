@@ -249,7 +249,7 @@ class PostgresDatabase(Database):
         """
         found: Row | None = None
         waited = 0.0
-        with contextlib.suppress(StoreError):  # the server is away
+        with contextlib.suppress(StoreError):  # the server is unavailable
             found = self.row("SELECT txid_status(?)", number)
             while found == ("in progress",) and waited < self._patience:
                 waited += 0.05

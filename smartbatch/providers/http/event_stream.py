@@ -1,4 +1,4 @@
-"""A streamed answer off the wire: the life that the streams of all APIs share."""
+"""A streamed answer, as it comes over HTTP: what the streams of all APIs have in common."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _is_error(data: Mapping[str, Any], name: str) -> bool:
 
 
 MAX_EVENT = 16 * 1024 * 1024
-"""Most bytes of one event: far above any, far below what hurts."""
+"""Most bytes of one event: far more than the APIs send, and little enough to hold in memory."""
 
 
 def events(pieces: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:

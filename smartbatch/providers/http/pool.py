@@ -157,7 +157,7 @@ class Connection(HTTPConnection):
         for sock in (self.sock, self.dialling):
             if sock is not None:
                 with contextlib.suppress(OSError):
-                    # Not SSLSocket.shutdown, which takes the TLS object from under the reader.
+                    # Not SSLSocket.shutdown, which frees the TLS object that the reader uses.
                     socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def dial(self) -> None:

@@ -2,8 +2,9 @@
 
 ``urllib3`` owns the pool, connecting, TLS and proxies. The request is written in one piece and the answer is
 read by :mod:`smartbatch.providers.http.response`: with its retries, redirects and wrapped bodies ``urlopen``
-costs twice the CPU, and none of them is wanted here. A read time-out starts anew with each byte, so it would
-let a trickling server hold a worker for ever; the sockets below know when the whole call has to be over.
+costs twice the CPU, and none of them is wanted here. A read time-out starts anew with each byte, so
+with a server that sends a byte now and then a call would never end; the sockets below know when the whole
+call has to be over.
 """
 
 from __future__ import annotations

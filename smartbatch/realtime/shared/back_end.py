@@ -19,7 +19,7 @@ TIMEOUT = 2.0
 """Seconds that an exchange may take."""
 
 
-class BackEndAway(SmartbatchError):
+class BackEndUnavailable(SmartbatchError):
     """The back end of shared limits cannot be reached, or is slow."""
 
 
@@ -54,7 +54,7 @@ class BackEnd(ABC):
         """Make what is missing, and return the salt that hides names in this back end.
 
         Raises:
-            BackEndAway: it cannot be reached.
+            BackEndUnavailable: it cannot be reached.
             Incompatible: others use it in another version.
         """
 
@@ -63,7 +63,7 @@ class BackEnd(ABC):
         """Perform one exchange with the record ``key``, as a whole, by the back end's clock.
 
         Raises:
-            BackEndAway: it cannot be reached; the exchange may have been made. Or it came late.
+            BackEndUnavailable: it cannot be reached; the exchange may have been made. Or it came late.
         """
 
     @abstractmethod
@@ -73,8 +73,8 @@ class BackEnd(ABC):
         :data:`~smartbatch.observe.participants.KEPT` seconds go; the sums stay.
 
         Raises:
-            BackEndAway: it cannot be reached; the record may have been kept. To publish it, or a later one,
-                again counts nothing twice.
+            BackEndUnavailable: it cannot be reached; the record may have been kept. To publish it, or a later
+                one, again counts nothing twice.
         """
 
     @abstractmethod
@@ -82,7 +82,7 @@ class BackEnd(ABC):
         """Return what processes published.
 
         Raises:
-            BackEndAway: it cannot be reached.
+            BackEndUnavailable: it cannot be reached.
         """
 
     @abstractmethod

@@ -22,7 +22,7 @@ class BudgetOwner(Protocol):
 
     budget: Budget
 
-    def guard_money(self, work: Callable[[], _T]) -> _T:
+    def guard_budget(self, work: Callable[[], _T]) -> _T:
         """Do ``work`` while nothing else reserves or settles."""
         ...
 
@@ -90,4 +90,4 @@ class BudgetShare:
 
     def _guarded(self, work: Callable[[], _T]) -> _T:
         owner = self._owner()
-        return work() if owner is None else owner.guard_money(work)
+        return work() if owner is None else owner.guard_budget(work)

@@ -12,7 +12,8 @@ from smartbatch.realtime.shared.addresses import full_address, open_back_end
 from smartbatch.realtime.shared.back_end import hidden
 
 PAUSE = 60.0
-"""Seconds for which a back end that is away is left alone: a try may take seconds, and jobs go on without."""
+"""Seconds until a back end that was unavailable is tried again: a try may take seconds, and jobs go on
+without."""
 
 
 class EnqueuedTokens:
@@ -28,17 +29,17 @@ class EnqueuedTokens:
     def __init__(self, address: str, clock: Clock) -> None:
         self._address = full_address(address)
         self._clock = clock
-        self._away_until = -math.inf
+        self._unavailable_until = -math.inf
 
     def __call__(self, scope: str, model: str, asked: LeaseAsk) -> LeaseGrant | None:
-        """Make one exchange; ``None`` while the back end is away."""
-        if self._clock.now() < self._away_until:
+        """Make one exchange; ``None`` while the back end is unavailable."""
+        if self._clock.now() < self._unavailable_until:
             return None
         try:
             with closing(open_back_end(self._address, self._clock.now)) as back_end:
                 key = hidden(back_end.prepare(), f"enqueued tokens\n{scope}\n{model}")
                 return back_end.exchange(key, asked)
         except Exception as error:  # the provider refuses what is too much
-            self._away_until = self._clock.now() + PAUSE
+            self._unavailable_until = self._clock.now() + PAUSE
             logs.warn("enqueued_tokens_not_shared", error=type(error).__name__)
             return None

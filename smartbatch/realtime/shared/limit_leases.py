@@ -22,7 +22,7 @@ from smartbatch.observe.families import OPERATION_SECONDS, OPERATIONS, key_of
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import EVERY, text_of
 from smartbatch.realtime.shared.addresses import full_address, open_back_end
-from smartbatch.realtime.shared.back_end import BackEnd, BackEndAway, Incompatible, hidden
+from smartbatch.realtime.shared.back_end import BackEnd, BackEndUnavailable, Incompatible, hidden
 from smartbatch.realtime.shared.publication import Look, Publication
 
 _T = TypeVar("_T")
@@ -31,8 +31,8 @@ LEAVE = 0.5
 """Seconds that a client which ends waits until what it leased is given back."""
 
 _RETRY, _RETRY_MOST, _RETRY_INCOMPATIBLE = 0.5, 5.0, 60.0
-"""Seconds until a back end that was away is tried again, at first and at most, and one that others use in
-another version: they may be renewed."""
+"""Seconds until a back end that was unavailable is tried again, at first and at most, and one that others use
+in another version: they may be renewed."""
 
 
 class Share(Protocol):
@@ -117,7 +117,7 @@ class SharedLeases:
         self.member = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._publication = Publication(self.member, clock)
         self._counted: dict[str, float] = {}
-        self._is_away = False
+        self._is_unavailable = False
         self._monitor = clock.monitor()
         self._left = clock.monitor(self._monitor.lock)
         self._joined: dict[int, _Joined] = {}
@@ -153,7 +153,7 @@ class SharedLeases:
         """Publish no more of a client than what it counted; waits for that for half a second at most."""
         self._publication.remove(metrics)
         with self._monitor:
-            if self._thread is not None and not self._is_away and self._publication.due() == -math.inf:
+            if self._thread is not None and not self._is_unavailable and self._publication.due() == -math.inf:
                 self._begin_locked()
                 self._left.wait_for(lambda: self._publication.due() > -math.inf, LEAVE)
 
@@ -230,7 +230,7 @@ class SharedLeases:
         except SmartbatchError as error:
             self._lose(joined, error)
         except Exception as error:  # nothing may end this thread: requests wait for it
-            self._lose(joined, BackEndAway(f"{self.place} cannot be used ({type(error).__name__})"))
+            self._lose(joined, BackEndUnavailable(f"{self.place} cannot be used ({type(error).__name__})"))
         else:
             share.adopt(grant, self._clock.now())
             self._restore(joined)
@@ -264,22 +264,22 @@ class SharedLeases:
                 self._counted[key] = self._counted.get(key, 0.0) + more
 
     def _published(self) -> float:
-        """Publish if that is due; return when the next time is. While the back end is away, leases are tried
-        first: a try may take seconds.
+        """Publish if that is due; return when the next time is. While the back end is unavailable, leases
+        are tried first: a try may take seconds.
         """
         publication = self._publication
         due = publication.due()
         if due > self._clock.now():
             return due
         try:
-            if self._is_away:
-                raise BackEndAway(self.place)
+            if self._is_unavailable:
+                raise BackEndUnavailable(self.place)
             self._hidden("")  # what it needs for that, before locks of clients are taken
             record = publication.record(self._counted, self._hidden)
             text, told = text_of(record), publication.told
             self._timed("publish", lambda: self._back_end.publish(self.member, text, told))
             publication.told = record.sums
-        except BackEndAway:
+        except BackEndUnavailable:
             publication.put_off(EVERY)
         except Exception as error:  # nobody but those that look is concerned, and it would be so again
             publication.put_off(math.inf)
@@ -289,7 +289,7 @@ class SharedLeases:
         return publication.due()
 
     def _lose(self, joined: _Joined, error: SmartbatchError) -> None:
-        self._is_away = True
+        self._is_unavailable = True
         share, now = joined.share, self._clock.now()
         joined.again_at, joined.retry = now + joined.retry, min(2.0 * joined.retry, _RETRY_MOST)
         if isinstance(error, Incompatible):
@@ -310,7 +310,7 @@ class SharedLeases:
             logs.warn("shared_limits_lost", place=self.place, reason=str(error))
 
     def _restore(self, joined: _Joined) -> None:
-        self._is_away = False
+        self._is_unavailable = False
         joined.again_at, joined.retry = -math.inf, _RETRY
         if joined.lost_at > -math.inf:
             now, share = self._clock.now(), joined.share

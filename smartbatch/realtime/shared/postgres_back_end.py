@@ -24,7 +24,7 @@ from smartbatch.realtime.shared.back_end import (
     TIMEOUT,
     VERSION,
     BackEnd,
-    BackEndAway,
+    BackEndUnavailable,
     Published,
     check_version,
 )
@@ -110,7 +110,7 @@ class PostgresBackEnd(BackEnd):
                     self._make(session)
             rows = session.execute(f"SELECT name, value FROM {schema}.shared_facts".encode()).fetchall()
         except psycopg.Error as error:
-            raise self._away(error) from None
+            raise self._unavailable(error) from None
         found = dict(rows)
         check_version(found["version"], self.place, "schema")
         return bytes.fromhex(found["salt"])
@@ -131,7 +131,7 @@ class PostgresBackEnd(BackEnd):
         try:
             row = self._connected().execute(statement.encode(), (key, asked)).fetchone()
         except psycopg.Error as error:
-            raise self._away(error) from None
+            raise self._unavailable(error) from None
         assert row is not None
         return LeaseGrant(**row[0])
 
@@ -139,21 +139,21 @@ class PostgresBackEnd(BackEnd):
         try:
             self._connected().execute(self._publish.encode(), (member, record, json.dumps(before), KEPT))
         except psycopg.Error as error:
-            raise self._away(error) from None
+            raise self._unavailable(error) from None
 
     def published(self) -> Published:
         try:
             row = self._connected().execute(self._published.encode(), (KEPT,)).fetchone()
         except psycopg.Error as error:
-            raise self._away(error) from None
+            raise self._unavailable(error) from None
         assert row is not None
         return Published([(age, json.dumps(record)) for age, record in row[0] or ()], row[1] or {})
 
-    def _away(self, error: Exception) -> BackEndAway:
+    def _unavailable(self, error: Exception) -> BackEndUnavailable:
         self.close()
         lines = str(error).strip().splitlines()
         reason = scrub(lines[0] if lines else type(error).__name__, *self._address.secrets)
-        return BackEndAway(f"the PostgreSQL server {self.place} cannot be used ({reason})")
+        return BackEndUnavailable(f"the PostgreSQL server {self.place} cannot be used ({reason})")
 
     def close(self) -> None:
         session, self._session = self._session, None

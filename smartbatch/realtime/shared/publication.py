@@ -126,7 +126,7 @@ class Publication:
         return evolve(self._own, ended=not looks, sums=sums, errors=errors, realtime=merged(statuses))
 
     def put_off(self, seconds: float) -> None:
-        """The place is away: try again later, while there is somebody who tells."""
+        """The place is unavailable: try again later, while there is somebody who tells."""
         with self._lock:
             self._next = self._clock.now() + seconds if self._has_clients else math.inf
 

@@ -18,7 +18,7 @@ from smartbatch.realtime.shared.back_end import (
     TIMEOUT,
     VERSION,
     BackEnd,
-    BackEndAway,
+    BackEndUnavailable,
     Published,
     check_version,
 )
@@ -91,7 +91,7 @@ class RedisBackEnd(BackEnd):
             server.hsetnx(f"{_PREFIX}shared", "salt", secrets.token_hex(16))
             version, salt = server.hmget(f"{_PREFIX}shared", "version", "salt")
         except redis.RedisError as error:
-            raise self._away(error) from None
+            raise self._unavailable(error) from None
         check_version(version.decode(), self.place, "database")
         return bytes.fromhex(salt.decode())
 
@@ -100,7 +100,7 @@ class RedisBackEnd(BackEnd):
         try:
             answer = self._exchange(keys=[f"{_PREFIX}{{{key}}}"], args=[json.dumps(asdict(ask))])
         except redis.RedisError as error:
-            raise self._away(error) from None
+            raise self._unavailable(error) from None
         return LeaseGrant(**json.loads(answer))
 
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
@@ -108,7 +108,7 @@ class RedisBackEnd(BackEnd):
         try:
             self._publish(keys=_PARTICIPANTS, args=[member, record, json.dumps(before), KEPT])
         except redis.RedisError as error:
-            raise self._away(error) from None
+            raise self._unavailable(error) from None
 
     def published(self) -> Published:
         try:
@@ -118,7 +118,7 @@ class RedisBackEnd(BackEnd):
                     asked.hgetall(key)
                 (seconds, micros), records, seen, sums = asked.execute()
         except redis.RedisError as error:
-            raise self._away(error) from None
+            raise self._unavailable(error) from None
         now = seconds + micros / 1e6
         ages = {member: now - float(at) for member, at in seen.items()}
         heard = sorted((ages[member], text.decode()) for member, text in records.items())
@@ -127,8 +127,8 @@ class RedisBackEnd(BackEnd):
             {name.decode(): float(value) for name, value in sums.items()},
         )
 
-    def _away(self, error: Exception) -> BackEndAway:
-        return BackEndAway(f"the Redis server {self.place} cannot be used ({type(error).__name__})")
+    def _unavailable(self, error: Exception) -> BackEndUnavailable:
+        return BackEndUnavailable(f"the Redis server {self.place} cannot be used ({type(error).__name__})")
 
     def close(self) -> None:
         if self._server is not None and self._process == os.getpid():

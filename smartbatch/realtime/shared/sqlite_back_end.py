@@ -27,7 +27,7 @@ from smartbatch.realtime.shared.back_end import (
     TIMEOUT,
     VERSION,
     BackEnd,
-    BackEndAway,
+    BackEndUnavailable,
     Incompatible,
     Published,
     check_version,
@@ -76,7 +76,7 @@ class SqliteBackEnd(BackEnd):
             with self._connections.writing():
                 return self._prepared(self._connections.writer())
         except (sqlite3.Error, OSError, StoreError) as error:
-            raise self._away(error) from None
+            raise self._unavailable(error) from None
 
     def _prepared(self, connection: sqlite3.Connection) -> bytes:
         [(application,)] = connection.execute("PRAGMA application_id")
@@ -153,7 +153,7 @@ class SqliteBackEnd(BackEnd):
                 ).fetchall()
                 sums = dict(connection.execute("SELECT name, value FROM sums").fetchall())
         except sqlite3.Error as error:
-            raise self._away(error) from None
+            raise self._unavailable(error) from None
         now = self._now()
         heard = [(now - seen, record) for seen, record in rows if -CLOCK_STEP <= now - seen <= KEPT]
         return Published(heard, sums)
@@ -174,11 +174,11 @@ class SqliteBackEnd(BackEnd):
                     raise
                 return done
         except (sqlite3.Error, LateExchange) as error:
-            raise self._away(error) from None
+            raise self._unavailable(error) from None
 
-    def _away(self, error: Exception) -> BackEndAway:
+    def _unavailable(self, error: Exception) -> BackEndUnavailable:
         self._connections.close()  # the file may have been replaced
-        return BackEndAway(f"the file {self.place} cannot be used: {error}")
+        return BackEndUnavailable(f"the file {self.place} cannot be used: {error}")
 
     def close(self) -> None:
         self._connections.close()

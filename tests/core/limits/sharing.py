@@ -16,7 +16,7 @@ EPOCH = 1_795_000_000.0  # of the back end's clock
 
 @define
 class Process:
-    """One process: its quota, and the times at which it is frozen or the back end is away for it."""
+    """One process: its quota, and the times at which it is frozen or the back end is unavailable for it."""
 
     quota: Quota
     name: str

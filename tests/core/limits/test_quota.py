@@ -425,7 +425,7 @@ def test_a_probe_whose_answer_takes_long_holds_nobody_up() -> None:
 
 
 def test_calls_that_leave_as_the_first_refusals_arrive_do_not_count_as_probes() -> None:
-    """They belong to the same storm, and say nothing about the cap that is supposed in that moment."""
+    """They are of the same burst of refusals, and say nothing about the cap that is supposed then."""
     limit = quota()
     calls = [limit.take(0.0, 0) for _ in range(32)]
     limit.failed(calls.pop(), 0.01)

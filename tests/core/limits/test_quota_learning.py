@@ -183,7 +183,7 @@ def test_a_reset_gives_the_limit_where_it_is_missing() -> None:
 
 
 def test_a_refusal_that_names_a_limit_empties_it_once() -> None:
-    """64 calls are refused together: from nothing, ten a second. The rest of the storm is no news."""
+    """64 calls are refused together: from nothing, ten a second. The other refusals say nothing new."""
     quota, rng = Quota(), random.Random(1)
     calls = [quota.take(0.0, 0.0) for _ in range(64)]
     for call in calls:

@@ -177,7 +177,7 @@ def test_a_share_of_failures_that_rises_counts_for_the_failures_before_it() -> N
 
 
 def test_without_retries_a_failure_is_final_however_many_others_fail() -> None:
-    """``retries=0`` is a wish of the user's."""
+    """``retries=0`` is what the user set."""
     seen = Circumstances(unavailable=True, passing=True, failure_share=0.5)
     none = RetryPolicy(retries=0)
     assert decide(none, ErrorKind.SERVER_ERROR, RetryCount(), None, RNG, seen) is None

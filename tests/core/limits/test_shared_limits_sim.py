@@ -269,7 +269,7 @@ def test_a_limit_that_is_counted_each_second_is_spaced_by_all(style: str) -> Non
 
 
 @pytest.mark.parametrize("on_lost", sampled(["share", "stop", "local"], keep=1))
-def test_a_back_end_that_is_away_leaves_each_process_its_share(on_lost: str) -> None:
+def test_a_back_end_that_is_unavailable_leaves_each_process_its_share(on_lost: str) -> None:
     """For 40 seconds: at most the whole limit is sent, none, or as if nobody shared; then all is well."""
     run = Run(Server("gemini", {"requests": 600}), 4, told=600)
     for process in run.processes:

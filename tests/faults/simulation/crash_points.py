@@ -57,11 +57,11 @@ class CrashPoints:
         number = len(self.names)
         self.names.append(name)
         self.record(name)
-        die = self._rng.random()
-        if number in self._crashes or (not self.calm and die < self._rate):
+        drawn = self._rng.random()
+        if number in self._crashes or (not self.calm and drawn < self._rate):
             self.crashed.append(name)
             raise Crash(f"at point {number}, {name}")
-        if self.freeze is not None and not self.calm and 1 - die < self._freezes:
+        if self.freeze is not None and not self.calm and 1 - drawn < self._freezes:
             self.frozen += 1
             self.freeze()
 

@@ -74,12 +74,12 @@ class FaultPlan:
     def _thrown(self, index: int) -> tuple[str, ...]:
         rng, what = Random(f"{self._seed} batch {index}"), self._what
         met = []
-        die = rng.random()
+        drawn = rng.random()
         for name, chance in (("lost_create", what.lost), ("dropped_create", what.dropped)):
-            if 0 <= die < chance:
+            if 0 <= drawn < chance:
                 met.append(name)
-            die -= chance
-        if 0 <= die < what.late:
+            drawn -= chance
+        if 0 <= drawn < what.late:
             met.append("late_create")
         met += [name for name in ("list_lag", "get_lag") if rng.random() < what.lags]
         met += [name for name in _ODDITIES if rng.random() < 2 * what.ends]

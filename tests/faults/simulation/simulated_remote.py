@@ -168,8 +168,8 @@ class SimApi(BatchApi):
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         data = source.read_bytes()
         self._change("upload")
-        die = self._die()
-        cut = die < self._network.what.calls
+        drawn = self._drawn()
+        cut = drawn < self._network.what.calls
         try:
             self._network.points.reach("upload.part")
         except Crash:
@@ -181,7 +181,7 @@ class SimApi(BatchApi):
             raise _failed("the upload was cut")
         file = self._put(name, data)
         self._network.points.reach("upload.after")
-        if die < 2 * self._network.what.calls:
+        if drawn < 2 * self._network.what.calls:
             raise _failed("the answer to the upload is lost")
         return _file(file)
 
@@ -306,7 +306,7 @@ class SimApi(BatchApi):
             yield body[middle:-3]
             return
         self._network.points.reach("download.part")
-        if self._die() < self._network.what.calls:
+        if self._drawn() < self._network.what.calls:
             raise _failed("the download was cut")
         yield body[middle:]
         came.delivered()
@@ -324,31 +324,31 @@ class SimApi(BatchApi):
         """Begin a call that changes nothing; it may fail."""
         self._network.points.reach(name)
         self._pass(name)
-        if self._die() < self._network.what.calls:
+        if self._drawn() < self._network.what.calls:
             raise _failed(f"{name} failed", billed=False)
 
     def _change(self, name: str, *, unsent: bool = False) -> None:
         """Begin a call that changes something; it may fail before it was sent."""
         self._network.points.reach(f"{name}.before")
         self._pass(name)
-        if self._die() < self._network.what.calls:
+        if self._drawn() < self._network.what.calls:
             kind = self._network.rng.choice((ErrorKind.NETWORK_ERROR, ErrorKind.RATE_LIMIT))
             raise ProviderError(f"{name} was not taken", kind=kind, maybe_billed=False)
 
     def _answer(self, name: str) -> None:
         """End a call that changed something; its answer may be lost."""
         self._network.points.reach(f"{name}.after")
-        if self._die() < self._network.what.calls:
+        if self._drawn() < self._network.what.calls:
             raise _failed(f"the answer to {name} is lost")
 
     def _pass(self, name: str) -> None:
         self._network.calls[name] += 1
         self._network.clock.advance(self._network.rng.uniform(0.05, 1.0))
 
-    def _die(self) -> float:
+    def _drawn(self) -> float:
         """Draw a random number; 1 once everything is calm, so that nothing fails."""
-        die = self._network.rng.random()
-        return 1.0 if self._network.faults.calm else die
+        drawn = self._network.rng.random()
+        return 1.0 if self._network.faults.calm else drawn
 
     def _now(self) -> float:
         return self._network.clock.now()

@@ -16,7 +16,7 @@ from realtime.shared.servers import KINDS, address_of, postgres_address, redis_s
 
 from smartbatch.core.limits.shared_record import LeaseAsk, SharedRecord, exchange
 from smartbatch.realtime.shared.addresses import open_back_end
-from smartbatch.realtime.shared.back_end import BackEnd, BackEndAway, hidden
+from smartbatch.realtime.shared.back_end import BackEnd, BackEndUnavailable, hidden
 from tests.core.walks.shared import drawn
 from tests.levels import sampled
 
@@ -115,7 +115,7 @@ def test_an_exchange_of_money_that_comes_late_or_twice_is_refused(back_end: Back
     asks = partial(LeaseAsk, "one", caps=limit, money=1)
     assert back_end.exchange(key, asks(number=2, least=half, wanted=half)).left[0] == 0.5
     for number in (1, 2):
-        with pytest.raises(BackEndAway, match=r"cannot be used"):
+        with pytest.raises(BackEndUnavailable, match=r"cannot be used"):
             back_end.exchange(key, asks(number=number, least=half, wanted=half))
     assert back_end.exchange(key, asks(number=3, drawn=0.5, kept=half)).left[0] == 0.5
 

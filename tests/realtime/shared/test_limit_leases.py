@@ -103,7 +103,7 @@ class Broken(Slow):
         raise ValueError("no answer")
 
 
-def test_an_answer_that_cannot_be_read_is_a_back_end_that_is_away() -> None:
+def test_an_answer_that_cannot_be_read_is_a_back_end_that_is_unavailable() -> None:
     """The thread lives on: requests wait for what it brings."""
     share = Once()
     back_end = Broken(share)

@@ -13,7 +13,7 @@ import pytest
 from realtime.shared.servers import RedisServer, redis_server
 
 from smartbatch.core.limits.shared_record import LeaseAsk
-from smartbatch.realtime.shared.back_end import BackEndAway, hidden
+from smartbatch.realtime.shared.back_end import BackEndUnavailable, hidden
 from smartbatch.realtime.shared.redis_back_end import RedisBackEnd
 
 __all__ = ["redis_server"]  # fixtures
@@ -83,7 +83,7 @@ def test_an_exchange_whose_answer_is_lost_is_not_repeated(proxy: Proxy) -> None:
     asks = partial(LeaseAsk, "one", caps=LIMIT)
     assert back_end.exchange(key, asks(least=QUARTER, wanted=QUARTER)).left[0] == 75.0
     proxy.loses = True
-    with pytest.raises(BackEndAway, match="cannot be used"):
+    with pytest.raises(BackEndUnavailable, match="cannot be used"):
         back_end.exchange(key, asks(kept=QUARTER, least=QUARTER, wanted=QUARTER))
     proxy.loses = False
     assert proxy.lost == 1
@@ -98,7 +98,7 @@ def test_money_of_an_exchange_whose_answer_is_lost_is_not_lost(proxy: Proxy) -> 
     asks = partial(LeaseAsk, "one", caps=LIMIT, money=1)
     assert back_end.exchange(key, asks(number=1, least=QUARTER, wanted=QUARTER)).left[0] == 75.0
     proxy.loses = True
-    with pytest.raises(BackEndAway, match="cannot be used"):
+    with pytest.raises(BackEndUnavailable, match="cannot be used"):
         back_end.exchange(key, asks(number=2, drawn=25.0, given=25.0, least=QUARTER, wanted=QUARTER))
     proxy.loses = False
     assert back_end.exchange(key, asks(number=3, drawn=25.0, given=25.0)).left[0] == 100.0

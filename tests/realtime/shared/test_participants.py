@@ -189,7 +189,7 @@ def test_what_clients_counted_stays_when_they_end_and_when_figures_are_reset(
     assert sums["response_seconds:sum"] == pytest.approx(0.12, abs=0.05)
 
 
-def test_a_place_that_is_away_is_told_everything_later(
+def test_a_place_that_is_unavailable_is_told_everything_later(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, tmp_path: Path
 ) -> None:
     (tmp_path / "limits.db").write_text("this is no database, and long enough to be read as one" * 20)

@@ -301,7 +301,7 @@ def test_money_that_is_not_spent_goes_back(
     assert results.succeeded == 40
 
 
-def test_no_money_is_leased_from_a_place_that_is_away(
+def test_no_money_is_leased_from_a_place_that_is_unavailable(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, tmp_path: Path
 ) -> None:
     """Requests wait for half a minute, and fail."""
