@@ -232,6 +232,22 @@ class Usage:
 NO_USAGE = Usage()
 
 
+def shares(total: int, weights: Sequence[int]) -> list[int]:
+    """Split ``total`` by ``weights``, 0 or more, into whole numbers that add up to it exactly.
+
+    Where rounding down leaves something, those with the largest remainders get it; weights that are all 0
+    split evenly.
+    """
+    whole = sum(weights)
+    if whole <= 0:
+        weights, whole = [1] * len(weights), len(weights)
+    parts = [total * weight // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: -(total * weights[i] % whole))
+    for position in by_remainder[: total - sum(parts)]:
+        parts[position] += 1
+    return parts
+
+
 def _schema(value: Any) -> Mapping[str, Any] | None:
     """Accept classes as well; admission turns them into schemas."""
     schema: Mapping[str, Any] | None = value

@@ -27,7 +27,7 @@ from typing import IO, Any, Final, TypeAlias
 
 from attrs import define
 
-from smartbatch._files import lock_file, require_locks
+from smartbatch._files import lock_file, require_locks, sync_folder
 from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys, format_key
 from smartbatch.cli.result_tables import FORMATS, check_format
 from smartbatch.errors import InputError
@@ -257,7 +257,7 @@ class OutputFile:
         """
         try:
             os.fsync(self._fd)
-            _sync_folder(self._real)
+            sync_folder(os.path.dirname(self._real) or os.curdir)
         except OSError as error:
             raise OutputLost(f"{self.shown}: cannot be written: {error.strerror or error}") from error
 
@@ -484,7 +484,7 @@ def replaced(
             os.fsync(file.fileno())
             check()
             os.replace(temporary, path)
-            _sync_folder(path)
+            sync_folder(os.path.dirname(path) or os.curdir)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary)
@@ -510,15 +510,6 @@ def _new_file(path: str, mode: int) -> int:
             )
         os.unlink(path)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-
-
-def _sync_folder(path: str) -> None:
-    """Have the name of a file on the disk."""
-    fd = os.open(os.path.dirname(path) or os.curdir, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class StandardOutput:

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import evolve
 
 from smartbatch.providers.foreign_text import unusable
-from smartbatch.types import Answer, Request, Usage
+from smartbatch.types import Answer, Request, Usage, shares
 
 _NUMBERS = frozenset({int, float})
 
@@ -86,15 +86,3 @@ def spread(
         evolve(common, embedding=each, usage=Usage(input_tokens=part))
         for each, part in zip(vectors, parts, strict=True)
     ]
-
-
-def shares(total: int, weights: Sequence[int]) -> list[int]:
-    """Split ``total`` by ``weights`` into whole numbers that add up to it exactly (largest remainders)."""
-    whole = sum(weights)
-    if whole <= 0:
-        weights, whole = [1] * len(weights), len(weights)
-    parts = [total * weight // whole for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda i: -(total * weights[i] % whole))
-    for position in by_remainder[: total - sum(parts)]:
-        parts[position] += 1
-    return parts

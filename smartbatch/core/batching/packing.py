@@ -22,7 +22,7 @@ from attrs import define, evolve, frozen
 from smartbatch._display import fields_repr
 from smartbatch.core.limits.backoff import RandomSource
 from smartbatch.core.preparation.tokens import estimate
-from smartbatch.types import Request, Usage
+from smartbatch.types import Request, Usage, shares
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 """Base 32: each letter is 5 random bits."""
@@ -292,12 +292,12 @@ def split_usage(usage: Usage, weights: Sequence[int], output_weights: Sequence[i
     of_output = min(usage.reasoning_tokens, usage.output_tokens)
     of_written = min(usage.cache_write_tokens, usage.input_tokens - of_input)
     for_an_hour = min(usage.cache_write_1h_tokens, of_written)
-    fresh = _largest_remainder(usage.input_tokens - of_input - of_written, weights)
-    cached = _largest_remainder(of_input, weights)
-    brief = _largest_remainder(of_written - for_an_hour, weights)
-    longer = _largest_remainder(for_an_hour, weights)
-    spoken = _largest_remainder(usage.output_tokens - of_output, output_weights)
-    thought = _largest_remainder(of_output, output_weights)
+    fresh = shares(usage.input_tokens - of_input - of_written, weights)
+    cached = shares(of_input, weights)
+    brief = shares(of_written - for_an_hour, weights)
+    longer = shares(for_an_hour, weights)
+    spoken = shares(usage.output_tokens - of_output, output_weights)
+    thought = shares(of_output, output_weights)
     return [
         Usage(
             fresh[i] + cached[i] + brief[i] + longer[i],
@@ -310,18 +310,6 @@ def split_usage(usage: Usage, weights: Sequence[int], output_weights: Sequence[i
         )
         for i in range(len(weights))
     ]
-
-
-def _largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
-    """Split ``total`` in proportion; those with the largest remainders get what rounding down left."""
-    if not any(weights):
-        weights = [1] * len(weights)
-    whole = sum(weights)
-    shares = [total * weight // whole for weight in weights]
-    order = sorted(range(len(weights)), key=lambda i: -(total * weights[i] % whole))
-    for i in order[: total - sum(shares)]:
-        shares[i] += 1
-    return shares
 
 
 def usage_weights(texts: Sequence[str | None]) -> list[int]:

@@ -108,7 +108,8 @@ def test_a_file_of_another_version_is_not_shared(
     """The event says which, and what to do; requests go on."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     with monkeypatch.context() as later:
-        later.setattr("smartbatch.realtime.shared.sqlite_back_end.VERSION", 99)
+        for module in ("back_end", "sqlite_back_end"):
+            later.setattr(f"smartbatch.realtime.shared.{module}.VERSION", 99)
         Neighbour(address, provider, clock)
     seen: list[Event] = []
     client = client_of(provider, shared=address, observers=[seen.append])
@@ -125,7 +126,8 @@ def test_where_nothing_goes_without_the_others_a_file_of_another_version_fails_r
     """They do not wait for ever: waiting does not help. The error says what does."""
     provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
     with monkeypatch.context() as later:
-        later.setattr("smartbatch.realtime.shared.sqlite_back_end.VERSION", 99)
+        for module in ("back_end", "sqlite_back_end"):
+            later.setattr(f"smartbatch.realtime.shared.{module}.VERSION", 99)
         Neighbour(address, provider, clock)
     client = client_of(provider, shared=address, shared_lost="stop")
     error = client.submit("one").exception()
