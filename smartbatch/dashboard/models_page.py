@@ -149,7 +149,7 @@ def _by_hour(times: _Times) -> list[tuple[float, float, float]]:
 
 
 def _limits(shared: SharedView) -> Html:
-    rows = [_limit_row(lane) for lane in _lanes(shared) if _is_known(lane)]
+    rows = [_limit_row(lane) for lane in _lanes(shared) if any(_limits_of(lane))]
     if not rows:
         told = "No limit is known now: processes that share limits tell of them while they run."
         return el("p", told, class_="soft")
@@ -166,27 +166,19 @@ def _lanes(shared: SharedView) -> list[LaneStatus]:
     return [lanes[key] for key in sorted(lanes)]
 
 
-def _is_known(lane: LaneStatus) -> bool:
-    return any(
-        (
-            lane.requests_per_minute,
-            lane.tokens_per_minute,
-            lane.input_tokens_per_minute,
-            lane.output_tokens_per_minute,
-            lane.spaced_per_minute,
-        )
-    )
-
-
-def _limit_row(lane: LaneStatus) -> tuple[Child, ...]:
-    told = (
+def _limits_of(lane: LaneStatus) -> tuple[float, ...]:
+    return (
         lane.requests_per_minute,
         lane.tokens_per_minute,
         lane.input_tokens_per_minute,
         lane.output_tokens_per_minute,
         lane.spaced_per_minute,
     )
-    return (lane.model, *(f"{value:,.0f}" if value else "–" for value in told), f"{lane.processes:,}")
+
+
+def _limit_row(lane: LaneStatus) -> tuple[Child, ...]:
+    told = (f"{value:,.0f}" if value else "–" for value in _limits_of(lane))
+    return (lane.model, *told, f"{lane.processes:,}")
 
 
 # -- prices --------------------------------------------------------------------------------------------------

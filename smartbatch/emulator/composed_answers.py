@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import sys
 from array import array
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from attrs import frozen
 
 from smartbatch.emulator.schema_instances import instance
+from smartbatch.providers.sim.answers import packed_answers
 
 
 def answer_for(prompt_text: str, model: str, seed: int = 0) -> str:
@@ -89,7 +89,7 @@ def compose(
     """
     text = answers.get(prompt)
     if text is None:
-        text = _packed(prompt, model, seed, answers)
+        text = packed_answers(prompt, lambda each: answers.get(each) or answer_for(each, model, seed))
     if text is None:
         text = answer_for(prompt, model, seed)
         if schema is not None:
@@ -103,37 +103,6 @@ def compose(
     return Completion(text, "stop", tokens)
 
 
-_PACK = re.compile(r'\[\{"id": "[a-z2-7]{8}", "check": "[a-z2-7]{6}", "prompt": "')
-"""The beginning of a packed prompt of the library."""
-
-
-def _packed(prompt: str, model: str, seed: int, answers: Mapping[str, str]) -> str | None:
-    """Return the answer to a packed prompt, following its instructions; ``None`` for any other prompt."""
-    if _PACK.match(prompt) is None:
-        return None
-    try:
-        items = json.loads(prompt)
-        packed_answers = [
-            {
-                "id": item["id"],
-                "answer": f"{item['check']} "
-                f"{answers.get(item['prompt']) or answer_for(item['prompt'], model, seed)} {item['check']}",
-            }
-            for item in items
-        ]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return json.dumps({"answers": packed_answers}, ensure_ascii=False)
-
-
 def cut(text: str, tokens: int) -> str:
     """Return the first ``tokens`` tokens of a text; an incomplete last character is dropped."""
     return text.encode()[: tokens * 4].decode(errors="ignore")
-
-
-_PIECES = re.compile(r"\s*\S+|\s+")
-
-
-def text_pieces(text: str) -> list[str]:
-    """Return the pieces in which a text is streamed: words with the white space before them."""
-    return _PIECES.findall(text)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from smartbatch.emulator.composed_answers import text_pieces
+from smartbatch.providers.sim.streams import words_of
 
 
 def message_events(message: Mapping[str, Any]) -> list[bytes]:
@@ -23,7 +23,7 @@ def message_events(message: Mapping[str, Any]) -> list[bytes]:
         steps.append(("content_block_start", {"index": index, "content_block": {"type": "text", "text": ""}}))
         steps += [
             ("content_block_delta", {"index": index, "delta": {"type": "text_delta", "text": piece}})
-            for piece in text_pieces(block["text"])
+            for piece in words_of(block["text"])
         ]
         steps.append(("content_block_stop", {"index": index}))
     end = {name: message[name] for name in ("stop_reason", "stop_sequence", "stop_details")}

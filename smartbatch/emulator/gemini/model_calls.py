@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from smartbatch.emulator.composed_answers import Completion, count_tokens, text_pieces, vector_for
+from smartbatch.emulator.composed_answers import Completion, count_tokens, vector_for
 from smartbatch.emulator.gemini.parsing import api_error, check_fields, embedded_texts, generation
 from smartbatch.emulator.parsed_requests import (
     GenerationRequest,
@@ -16,6 +16,7 @@ from smartbatch.emulator.parsed_requests import (
     complete,
 )
 from smartbatch.emulator.settings import EmulatorSettings
+from smartbatch.providers.sim.streams import words_of
 
 _FINISH_REASONS = {"stop": "STOP", "length": "MAX_TOKENS"}
 
@@ -112,7 +113,7 @@ class _Embedding(ModelCall):
 
 def _chunks(request: GenerationRequest, answer: Completion, frame: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the chunks of a stream; its end is marked only by the finish reason of the last chunk."""
-    *pieces, last = text_pieces(answer.text) or [""]
+    *pieces, last = words_of(answer.text) or [""]
     chunks = [
         _chunk(piece, request, frame, count_tokens("".join(pieces[: number + 1])))
         for number, piece in enumerate(pieces)

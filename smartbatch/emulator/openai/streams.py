@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from smartbatch.emulator.composed_answers import Completion, text_pieces
+from smartbatch.emulator.composed_answers import Completion
 from smartbatch.emulator.openai.bodies import chat_usage, response_body, response_message
 from smartbatch.emulator.parsed_requests import GenerationRequest
+from smartbatch.providers.sim.streams import words_of
 
 
 def chat_events(
@@ -29,7 +30,7 @@ def chat_events(
 
     choices = range(request.choices)
     events = [event(number, {"role": "assistant", "content": ""}) for number in choices]
-    for piece in text_pieces(answer.text):
+    for piece in words_of(answer.text):
         events += [event(number, {"content": piece}) for number in choices]
     events += [event(number, {}, answer.finish_reason) for number in choices]
     if request.include_usage:
@@ -55,7 +56,7 @@ def response_events(
     ]
     steps += [
         ("response.output_text.delta", {**place, "delta": piece, "logprobs": []})
-        for piece in text_pieces(answer.text)
+        for piece in words_of(answer.text)
     ]
     steps += [
         ("response.output_text.done", {**place, "text": answer.text, "logprobs": []}),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import threading
 import time
 import urllib.parse
@@ -22,7 +21,7 @@ from smartbatch._settings import seconds_in, seconds_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.sim.answers import instance
+from smartbatch.providers.sim.answers import instance, packed_answers
 from smartbatch.providers.sim.streams import MadeStream, words_of
 from smartbatch.types import Answer, Duration, Request, Usage
 
@@ -176,7 +175,7 @@ class SimProvider(Provider):
     def _compose(self, request: Request, model: str) -> Answer:
         prompt = prompt_text(request)
         params = request.params
-        text, finish = _packed(prompt, model, self._seed), "stop"
+        text, finish = packed_answers(prompt, lambda each: answer_text(each, model, self._seed)), "stop"
         if text is None:
             text = answer_text(prompt, model, self._seed)
             form = params.schema if params.schema is not None else _schema_of(params.response_format)
@@ -240,27 +239,6 @@ def answer_text(prompt: str, model: str, seed: int) -> str:
     words = len(prompt.split())
     openings = ("Here is", "This is", "You get")
     return f"{openings[seed % 3]} the simulated answer {digest} of {model} to your {words} words."
-
-
-_PACK = re.compile(r'\[\{"id": "[a-z2-7]{8}", "check": "[a-z2-7]{6}", "prompt": "')
-"""How the library begins a prompt that holds several."""
-
-
-def _packed(prompt: str, model: str, seed: int) -> str | None:
-    """Answer several prompts packed into one, each as it would be answered alone; ``None`` for no pack."""
-    if _PACK.match(prompt) is None:
-        return None
-    try:
-        said = [
-            {
-                "id": item["id"],
-                "answer": f"{item['check']} {answer_text(item['prompt'], model, seed)} {item['check']}",
-            }
-            for item in json.loads(prompt)
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return json.dumps({"answers": said}, ensure_ascii=False)
 
 
 def count_tokens(text: str) -> int:
