@@ -66,8 +66,8 @@ DRAWS = 10
 _NEWS = (JobAccepted, JobProgress, JobFinished, JobIncident, ShardChanged)
 
 
-class Taker(Protocol):
-    """Takes the result of an item, as a future does."""
+class ItemWaiter(Protocol):
+    """Waits for the result of an item, as a future does."""
 
     def settle(self, result: Result) -> None:
         """Take the result as it is stored, or one with the error that ended the waiting for it."""
@@ -403,12 +403,12 @@ class JobService:
         with self._lock:
             return self._watcher_locked(job_id).futures(total)
 
-    def deliver(self, job_id: str, takers: Mapping[int, Taker]) -> None:
-        """Hand results to ``takers``, by the position of their item, before ``post_process`` has seen them;
+    def deliver(self, job_id: str, waiters: Mapping[int, ItemWaiter]) -> None:
+        """Hand results to ``waiters``, by the position of their item, before ``post_process`` has seen them;
         after a stop those that are not stored fail at once.
         """
         with self._lock:
-            self._watcher_locked(job_id).deliver(takers, self.stored_result)
+            self._watcher_locked(job_id).deliver(waiters, self.stored_result)
 
     def listen(self, job_id: str, call: Callable[[JobStatus], object]) -> None:
         """Call ``call`` with the status of a job now and after each change, up to the end or to a stop."""

@@ -185,9 +185,9 @@ class Watcher:
             self._settle_later(_FutureGroup(dict(enumerate(futures)), self._service.result_of))
         return futures
 
-    def deliver(self, takers: Mapping[int, Any], read: Callable[[ResultRow, str], Result]) -> None:
-        """Settle ``takers``, by the position of their item, with what ``read`` makes of each result."""
-        self._settle_later(_FutureGroup(dict(takers), read))
+    def deliver(self, waiters: Mapping[int, Any], read: Callable[[ResultRow, str], Result]) -> None:
+        """Settle ``waiters``, by the position of their item, with what ``read`` makes of each result."""
+        self._settle_later(_FutureGroup(dict(waiters), read))
 
     def _settle_later(self, group: _FutureGroup) -> None:
         with self._monitor:

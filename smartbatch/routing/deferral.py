@@ -28,7 +28,7 @@ from smartbatch.observe import logs
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.routing.gathered import Takers, fail
+from smartbatch.routing.gathered import GatheredWaiters, fail
 from smartbatch.routing.list_job import Reading
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Answer, Priority, Request, Result
@@ -82,7 +82,7 @@ class _Group:
     flushed: bool = False
 
 
-_Takers = Takers[_Deferred, Place]
+_Waiters = GatheredWaiters[_Deferred, Place]
 
 
 class Deferral:
@@ -262,7 +262,7 @@ class Deferral:
             logs.job_error(None, error)
             return list(group)
         others: list[_Deferred] = []
-        joined: dict[str, dict[int, _Takers]] = {}
+        joined: dict[str, dict[int, _Waiters]] = {}
         for each in group:
             known = None if each.storable.key is None else found.get(each.storable.key)
             if known is None:
@@ -270,8 +270,8 @@ class Deferral:
             elif each.future.set_running_or_notify_cancel():
                 place = known.place
                 of_job = joined.setdefault(place.job_id, {})
-                takers = of_job.setdefault(place.ix, _Takers(self._settle, place, first=known.first))
-                takers.waiting.append(each)
+                waiters = of_job.setdefault(place.ix, _Waiters(self._settle, place, first=known.first))
+                waiters.waiting.append(each)
         for job_id, of_job in joined.items():
             self._parts.service.carry_on(job_id)
             self._deliver(job_id, of_job)
@@ -297,8 +297,8 @@ class Deferral:
                 return False
             row = stored  # all the same: sending its requests in real time would pay them twice
         parts.deferred_jobs.add(row, [each.storable.key for each in group])
-        takers = {ix: _Takers(self._settle, Place(row.id, ix), [each]) for ix, each in enumerate(group)}
-        self._deliver(row.id, takers)
+        waiters = {ix: _Waiters(self._settle, Place(row.id, ix), [each]) for ix, each in enumerate(group)}
+        self._deliver(row.id, waiters)
         return True
 
     def _stored(self, key: str) -> JobRow | None:
@@ -307,10 +307,10 @@ class Deferral:
         except StoreError:
             return None
 
-    def _deliver(self, job_id: str, takers: Mapping[int, _Takers]) -> None:
+    def _deliver(self, job_id: str, waiters: Mapping[int, _Waiters]) -> None:
         with self._monitor:
-            self._under_way.update(each.future for taker in takers.values() for each in taker.waiting)
-        self._parts.service.deliver(job_id, takers)
+            self._under_way.update(each.future for group in waiters.values() for each in group.waiting)
+        self._parts.service.deliver(job_id, waiters)
 
     def _ask(self, group: Iterable[_Deferred]) -> None:
         """Send requests in real time, each with the time that is left to it."""
@@ -334,12 +334,12 @@ class Deferral:
 
     # -- settling --------------------------------------------------------------------------------------------
 
-    def _settle(self, takers: _Takers, result: Result) -> None:
+    def _settle(self, waiters: _Waiters, result: Result) -> None:
         """Settle the futures of those who wait for one request of a job."""
         stored = not isinstance(result.error, ClientClosed | JobNotFound)
         with self._threads.counted():  # a hook of the user's could stop the client
-            for number, each in enumerate(takers.waiting):
-                if number or not takers.first:
+            for number, each in enumerate(waiters.waiting):
+                if number or not waiters.first:
                     own = self._reading.follower(each.request, result)
                 else:
                     named = evolve(result, request_id=each.request.id or result.request_id)
@@ -347,10 +347,10 @@ class Deferral:
                 each.future.settle(own)
         if stored:
             try:
-                self._parts.deferred_jobs.given(takers.place)
+                self._parts.deferred_jobs.given(waiters.place)
             except SmartbatchError as error:
-                logs.job_error(takers.place.job_id, error)
-        self._ended(takers.waiting)
+                logs.job_error(waiters.place.job_id, error)
+        self._ended(waiters.waiting)
 
     # -- life ------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.routing.gathered import Takers, fail
+from smartbatch.routing.gathered import GatheredWaiters, fail
 from smartbatch.routing.keyed_lists import check_storable
 from smartbatch.routing.list_job import Reading
 from smartbatch.types import Answer, Kind, Prompt, Request, Result
@@ -70,7 +70,7 @@ class _Waiting:
     future: ResultFuture
 
 
-_Takers = Takers[_Waiting, NamedPlace]
+_Waiters = GatheredWaiters[_Waiting, NamedPlace]
 
 
 class DurableRequests:
@@ -82,9 +82,9 @@ class DurableRequests:
         self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
         self._waiting: dict[ResultFuture, _Waiting] = {}
-        self._stored: dict[ResultFuture, _Takers] = {}
+        self._stored: dict[ResultFuture, _Waiters] = {}
         self._opened = 0.0
-        self._takers: dict[tuple[str, int], _Takers] = {}
+        self._waiters: dict[tuple[str, int], _Waiters] = {}
         self._running = self._closing = False
 
     # -- submitting ------------------------------------------------------------------------------------------
@@ -134,14 +134,14 @@ class DurableRequests:
         with self._monitor:
             if self._waiting.pop(future, None) is not None:
                 return True
-            taker = self._stored.get(future)
-            if taker is None:
+            waiters = self._stored.get(future)
+            if waiters is None:
                 return False
-            if len(taker.waiting) > 1:
-                taker.waiting = [each for each in taker.waiting if each.future is not future]
+            if len(waiters.waiting) > 1:
+                waiters.waiting = [each for each in waiters.waiting if each.future is not future]
                 del self._stored[future]
                 return True
-        return self._parts.service.cancel_item(taker.place.job_id, taker.place.ix)
+        return self._parts.service.cancel_item(waiters.place.job_id, waiters.place.ix)
 
     # -- storing ---------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class DurableRequests:
         """Wait for the group that is to be stored next, and take it; an empty one ends the thread."""
         with self._monitor:
             while self._waiting and not self._closing:
-                under_way = len({job_id for job_id, _ in self._takers})
+                under_way = len({job_id for job_id, _ in self._waiters})
                 left = self._opened + min(LONGEST_GATHER, GATHER * (1 + under_way)) - self._clock.now()
                 if left <= 0:
                     break
@@ -177,7 +177,7 @@ class DurableRequests:
         # a context may be any object, and stays here
         requests = {name: evolve(each.request, context=None) for name, each in named.items()}
         places = self._parts.jobs.submit_named(kind, requests, [each.digest for each in named.values()])
-        found: dict[str, dict[int, _Takers]] = {}
+        found: dict[str, dict[int, _Waiters]] = {}
         conflicting: list[_Waiting] = []
         with self._monitor:
             for each in group:
@@ -185,15 +185,15 @@ class DurableRequests:
                 if place.digest != each.digest:
                     conflicting.append(each)
                     continue
-                taker = self._takers.get((place.job_id, place.ix))
-                if taker is None:
-                    taker = self._takers[place.job_id, place.ix] = _Takers(self._settle, place)
-                    found.setdefault(place.job_id, {})[place.ix] = taker
-                taker.waiting.append(each)
-                self._stored[each.future] = taker
-        for job_id, takers in found.items():
+                waiters = self._waiters.get((place.job_id, place.ix))
+                if waiters is None:
+                    waiters = self._waiters[place.job_id, place.ix] = _Waiters(self._settle, place)
+                    found.setdefault(place.job_id, {})[place.ix] = waiters
+                waiters.waiting.append(each)
+                self._stored[each.future] = waiters
+        for job_id, of_job in found.items():
             self._parts.service.carry_on(job_id)
-            self._parts.service.deliver(job_id, takers)
+            self._parts.service.deliver(job_id, of_job)
         for each in conflicting:
             text = f"the {each.name:.80} belongs to a request with another prompt or other parameters"
             error = JobConflict(f"{text}: choose another key")
@@ -201,19 +201,19 @@ class DurableRequests:
 
     # -- settling --------------------------------------------------------------------------------------------
 
-    def _settle(self, taker: _Takers, result: Result) -> None:
+    def _settle(self, waiters: _Waiters, result: Result) -> None:
         """Settle the futures of those who wait for one request. The first has its cost, unless the answer was
         there before; the others took part in it."""
         with self._monitor:
-            del self._takers[taker.place.job_id, taker.place.ix]
-            for each in taker.waiting:
+            del self._waiters[waiters.place.job_id, waiters.place.ix]
+            for each in waiters.waiting:
                 self._stored.pop(each.future, None)
-        if taker.place.answered:
+        if waiters.place.answered:
             result = as_kept(result)
         reading = self._parts.reading
         with self._threads.counted():  # a hook of the user's could stop the client
-            for number, each in enumerate(taker.waiting):
-                if number and not taker.place.answered:
+            for number, each in enumerate(waiters.waiting):
+                if number and not waiters.place.answered:
                     own = reading.follower(each.request, result)
                 else:
                     named = evolve(result, request_id=each.request.id or result.request_id)
@@ -240,7 +240,7 @@ class DurableRequests:
             self._monitor.wait_for(lambda: not self._running, LAST_STORE if timeout is None else timeout)
             if wait:
                 left = None if until is None else until - self._clock.now()
-                self._monitor.wait_for(lambda: not self._takers, left)
+                self._monitor.wait_for(lambda: not self._waiters, left)
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a thread that stores or settles, where it must not wait for the end."""
@@ -250,8 +250,8 @@ class DurableRequests:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
         for future in list(self._waiting):
             future.abandon(error)
-        for taker in list(self._takers.values()):
-            taker.abandon(error)
+        for waiters in list(self._waiters.values()):
+            waiters.abandon(error)
 
 
 def _plain(request: Request) -> Request:

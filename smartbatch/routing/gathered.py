@@ -28,7 +28,7 @@ P = TypeVar("P")
 
 
 @define(eq=False)
-class Takers(Generic[G, P]):
+class GatheredWaiters(Generic[G, P]):
     """Those in this process who wait for one item of a job; its result is handed to them together.
 
     Attributes:
@@ -37,7 +37,7 @@ class Takers(Generic[G, P]):
         first: whether the first of them is told what the item cost; the others took part in it.
     """
 
-    settle_all: Callable[[Takers[G, P], Result], None]
+    settle_all: Callable[[GatheredWaiters[G, P], Result], None]
     place: P
     waiting: list[G] = field(factory=list)
     first: bool = True
