@@ -46,6 +46,7 @@ class ConsoleReporter:
             self.report()
 
     def report(self) -> None:
+        """Print the figures of this moment."""
         stream = SafeStream(self._stream or sys.stdout)
         figures = self._metrics.snapshot()
         stream.write((figures.to_json() if self._json else status_summary(figures)) + "\n")
@@ -71,6 +72,7 @@ class LogReporter:
             self.report()
 
     def report(self) -> None:
+        """Log the figures of this moment, where logging is on."""
         logger = self._logger if self._logger is not None else get_logger()
         if logger is not None:
             logger.info("metrics", **clean(self._metrics.snapshot().as_dict()))

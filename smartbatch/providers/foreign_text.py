@@ -94,7 +94,7 @@ def echoes(text: str, prompts: Iterator[str]) -> bool:
     return False
 
 
-def sound(text: str) -> str:
+def well_formed(text: str) -> str:
     """The text with lone surrogates replaced: JSON can carry them, UTF-8 files and databases cannot."""
     if text.isascii():
         return text
@@ -105,7 +105,7 @@ def sound(text: str) -> str:
     return text
 
 
-class SoundText:
+class WellFormedText:
     """A text that comes in pieces, without lone surrogates; a pair may be split between two pieces."""
 
     def __init__(self) -> None:

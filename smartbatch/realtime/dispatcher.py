@@ -218,7 +218,7 @@ class BatchDispatcher:
         self._busy += 1
         self._clock.spawned()
         refusal = self._start_worker(self._pool, call)
-        self._listed = _leave_exit_alone(self._pool, self._listed)
+        self._listed = _unlist_threads(self._pool, self._listed)
         if refusal is None:
             return True
         self._busy -= 1
@@ -407,7 +407,7 @@ def _internal_error(call: InFlightCall, cause: BaseException) -> ProviderError:
     return error
 
 
-def _leave_exit_alone(pool: ThreadPoolExecutor, known: int) -> int:
+def _unlist_threads(pool: ThreadPoolExecutor, known: int) -> int:
     """Keep the standard library from joining these daemon threads at exit, where a call could hold it up;
     return how many there are, of which the first ``known`` were seen to before.
 

@@ -214,6 +214,13 @@ class RealtimeEngine:
         """Finish what is pending within ``timeout`` seconds, fail the rest; return how many were failed.
 
         The errors of the rest give the ``reason``; once it is late, ``release`` ends the calls under way.
+        Nothing more is taken, and no window counts. Then, in order:
+
+        1. All requests end in time.
+        2. The time is over: the rest is failed.
+        3. Ctrl-C comes: the rest is failed at once, and the interrupt goes on.
+
+        After 1 and 2 the threads end, and callbacks have what is left of the time.
         """
         with self.queue.monitor:
             if self.queue.closed is None:
@@ -228,7 +235,7 @@ class RealtimeEngine:
         failed = 0
         try:
             idle = self.queue.wait_idle(timeout)
-        except BaseException:  # Ctrl-C: wait no longer, but end every request
+        except BaseException:
             self.cancel_pending()
             self._end(reason, release)
             self.callbacks.close()

@@ -75,11 +75,15 @@ class LaneFactory:
     def of(
         self, provider: Provider, model: str, embedding: Embedding | None = None, *, flex: bool = False
     ) -> Lane:
-        """Return the lane for generating with ``model``, or for vectors of one kind.
+        """Return the lane for generating with ``model``, or for vectors of one kind. The cases, in order:
+
+        1. It is there.
+        2. ``flex`` asks for the lane of the provider's slower tier: a new one over the standard lane, or that
+           itself where there is no such tier, or no price of ``model`` in it.
+        3. A new one; where prompts are packed, with a second one for these.
 
         Prices and token counts are read before the factory's lock is taken. A caller that holds a lock of its
-        own calls :meth:`read` before it takes that lock. ``flex`` asks for the lane of the provider's slower
-        tier; it is the standard one where there is no such tier, or no price of ``model`` in it.
+        own calls :meth:`read` before it takes that lock.
 
         Raises:
             ConfigError: there is a budget and the model's price is unknown.

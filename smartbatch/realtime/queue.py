@@ -211,7 +211,12 @@ class RequestQueue:
         return True
 
     def expired_locked(self, now: float) -> list[tuple[Ticket, Waiter]]:
-        """Take out the waiters whose own time-out is over; the caller fails them."""
+        """Take out the waiters whose own time-out is over; the caller fails them. For each, in order:
+
+        1. It was settled or taken out before: nothing.
+        2. It waits: its place is free. Where its future was cancelled meanwhile, it counts as cancelled.
+        3. Its call is under way: the call goes on, for the others who wait for it.
+        """
         late: list[tuple[Ticket, Waiter]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, ticket, waiter = heapq.heappop(self._deadlines)

@@ -169,6 +169,12 @@ class Realtime:
     def ask(self, request: Request, options: CallOptions, future: ResultFuture | None = None) -> ResultFuture:
         """Queue a request that was checked and preprocessed before; errors as :meth:`submit`.
 
+        The cases, in order:
+
+        1. The cache has its answer, and no middleware has to see it: it is settled at once.
+        2. It is streamed: it waits in the standard lane, and shares its answer with no other.
+        3. It waits in the lane for its kind, or in that of the slower tier where ``options`` ask for it.
+
         Args:
             future: ends with its result, where its caller has one already; a new one when ``None``.
         """
@@ -361,7 +367,11 @@ class Realtime:
     def stop(self, timeout: float | None, reason: str) -> None:
         """Finish what is pending within ``timeout`` seconds, fail the rest, and end the threads.
 
-        ``None`` waits for everything; ``reason`` goes into the errors of the rest.
+        ``None`` waits for everything; ``reason`` goes into the errors of the rest. The cases, in order:
+
+        1. It does not run: another thread that is stopping it is helped, for ``timeout`` seconds at most.
+        2. It runs: its engine is stopped. Then, however that went, it leaves what it shares with others,
+           tells its end, and waits for callbacks.
         """
         with self._starting:
             engine, self.engine = self.engine, None
@@ -371,7 +381,7 @@ class Realtime:
                 self._stopping = engine
         self.look_again()
         if engine is None:
-            if stopping is not None:  # another thread is stopping it: help it, for as long as we may wait
+            if stopping is not None:
                 stopping.stop(timeout, reason=reason, release=self.close_providers)
             return
         failed, began = 0, self._clock.now()

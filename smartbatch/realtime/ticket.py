@@ -316,6 +316,7 @@ class Ticket:
 
     @property
     def request_id(self) -> str:
+        """The id of the first waiter's request."""
         waiter = next(iter(self.waiters), None)
         return "cancelled" if waiter is None else waiter.request_id
 

@@ -129,7 +129,11 @@ class Advisor:
         *,
         batchable: bool,
     ) -> Decision:
-        """Return the decision for a list, and tell nobody.
+        """Return the decision for a list, and tell nobody. In order:
+
+        1. Going by batch is left out where requests may not, there is no Batch API, or no store for a job.
+        2. The routes that are left are offered; when forecasts move, the threshold told is that of this list.
+        3. A budget that has no room for all at once cuts the batches into rounds, and the reason says so.
 
         Args:
             constraints: what it has to meet; a budget only where it can be kept.

@@ -33,8 +33,7 @@ _LATE = ErrorKind.TIMEOUT.value
 CALL = Prior.of(2.0, 10.0, growth=0.3)
 """A call that generates. Half of the answers of the Azure 2023 conversation trace have up to 129 tokens, 95 %
 up to 451 (:data:`~smartbatch.core.preparation.tokens.OUTPUT_TOKENS`): 2 and 8 seconds at some 60 tokens a
-second, which
-is an assumption, as is that eight requests in a call take twice as long."""
+second, which is an assumption, as is that eight requests in a call take twice as long."""
 VECTORS = Prior.of(0.3, 1.0, growth=0.3)
 """A call that returns vectors; an assumption, too. Nothing is generated, so it is a round trip and little
 more."""
@@ -335,6 +334,7 @@ class ForecastHistory:
 
     @property
     def stored(self) -> bool:
+        """Whether a store is in use."""
         return self._store is not None
 
     def save(self) -> None:
@@ -350,6 +350,12 @@ class ForecastHistory:
             self._look += 1
 
     def _load(self, store: SqlStore, topic: _Topic, *, first: bool) -> None:
+        """Learn from the rows of a topic that are new here. The cases, in order:
+
+        1. The first time: they come before what was seen here, so the forecaster begins anew, and nobody is
+           told of what moves.
+        2. Later: they are learned from like what is seen here.
+        """
         rows = [*_rows(store, topic.name, ended=True), *_rows(store, topic.late, ended=False)]
         told: list[ForecastChange | None] = []
         with self._lock:

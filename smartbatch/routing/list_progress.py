@@ -92,9 +92,11 @@ class ListDisplays:
             shown(event)
 
     def add(self, shown: Progress) -> None:
+        """Tell a display the events from now on."""
         self._shown.append(shown)
 
     def remove(self, shown: Progress) -> None:
+        """Tell a display no more; nothing where that was done before."""
         with suppress(ValueError):
             self._shown.remove(shown)
 

@@ -127,6 +127,12 @@ class ListRouter:
     def _opened(
         self, given_prompts: Prompts, params: Mapping[str, Any], client: object, reader: ReaderOptions
     ) -> ListResults:
+        """Return the results of a list. The cases, in order:
+
+        1. It is an iterator, and no route is to be chosen: it is read lazily, in real time.
+        2. It has a key, and the store its job: that job goes on.
+        3. A route is chosen, which is taken when the first result is asked for.
+        """
         prompts, params = _prompts(given_prompts, params)
         plain, given = _split(params)
         total = len(prompts) if isinstance(prompts, Sized) else None

@@ -15,7 +15,7 @@ from raw_server import Exchange, RawServer, Script, chat, error, hangs, says
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
-from smartbatch.providers.foreign_text import SoundText
+from smartbatch.providers.foreign_text import WellFormedText
 from smartbatch.providers.http.event_stream import EventStream, events
 from smartbatch.providers.http.pool import Connection
 from smartbatch.providers.openai.errors import ERRORS
@@ -376,7 +376,7 @@ def test_a_response_without_deltas_is_one_piece(serve: Serve, connect: Connect) 
 @given(st.lists(st.text(st.characters(codec=None), max_size=4)))  # surrogates included
 def test_sound_pieces_are_the_sound_whole(pieces: list[str]) -> None:
     """However a text is cut, its pieces joined can be encoded, and lose nothing that could be."""
-    text = SoundText()
+    text = WellFormedText()
     joined = "".join([*map(text.take, pieces), text.take("", last=True)])
     joined.encode()
     assert joined == "".join(pieces).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

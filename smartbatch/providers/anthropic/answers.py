@@ -15,7 +15,15 @@ from smartbatch.errors import ProviderError
 from smartbatch.providers.anthropic.errors import ERRORS
 from smartbatch.providers.batch_api import Line, line_of, not_run
 from smartbatch.providers.error_reader import ErrorReader
-from smartbatch.providers.foreign_text import PLAIN_ID, count, detail, finish_word, short, sound, unusable
+from smartbatch.providers.foreign_text import (
+    PLAIN_ID,
+    count,
+    detail,
+    finish_word,
+    short,
+    unusable,
+    well_formed,
+)
 from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer, Usage
 
@@ -43,7 +51,9 @@ def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str
         for block in content
         if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
     ]
-    return answer_of(reply, sound("".join(texts)), data.get("model"), data.get("stop_reason"), usage, dropped)
+    return answer_of(
+        reply, well_formed("".join(texts)), data.get("model"), data.get("stop_reason"), usage, dropped
+    )
 
 
 def answer_of(

@@ -15,8 +15,8 @@ from smartbatch.providers.foreign_text import (
     count,
     fields,
     short,
-    sound,
     unusable,
+    well_formed,
     whole,
 )
 from smartbatch.providers.gemini.errors import CANCELLED, DEADLINE, rpc_code, status_error
@@ -82,7 +82,7 @@ class Gathered:
         """What has come so far."""
         finish = "tool_calls" if self._calls and self._finish == "stop" else self._finish
         return Answer(
-            text=sound("".join(self._texts)),
+            text=well_formed("".join(self._texts)),
             usage=self.usage,
             finish_reason=finish or "unknown",
             model=self._model,

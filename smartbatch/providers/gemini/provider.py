@@ -2,10 +2,9 @@
 
 The SDK builds the requests, signs them and names their addresses. Its network is replaced by ours (see
 :mod:`smartbatch.providers.http.sdk_bridge`): by itself it has no time-out, keeps twenty connections for five
-seconds, and
-counts time-outs by the read. Its typed models are passed by as well: they cost more than the call itself,
-drop fields they do not know, follow continuations with calls nobody asked for, and merge a list of strings
-into one vector. So the body and its meaning are ours, and every call is exactly one request.
+seconds, and counts time-outs by the read. Its typed models are passed by as well: they cost more than the
+call itself, drop fields they do not know, follow continuations with calls nobody asked for, and merge a list
+of strings into one vector. So the body and its meaning are ours, and every call is exactly one request.
 """
 
 from __future__ import annotations

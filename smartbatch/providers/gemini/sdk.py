@@ -47,7 +47,7 @@ class GeminiSdk(SdkCalls):
             retry_options=types.HttpRetryOptions(attempts=1),
             httpx_client=network,
             # Given so that the SDK makes none of its own, with TLS contexts that cost 0.1 s.
-            httpx_async_client=httpx2.AsyncClient(transport=_Nowhere(), trust_env=False),
+            httpx_async_client=httpx2.AsyncClient(transport=_NoNetwork(), trust_env=False),
             async_client_args={"ssl": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)},
         )
         try:
@@ -87,5 +87,5 @@ class GeminiSdk(SdkCalls):
         return self._once(built)
 
 
-class _Nowhere(httpx2.AsyncBaseTransport):
+class _NoNetwork(httpx2.AsyncBaseTransport):
     """The network of the SDK's asynchronous half, which nobody uses."""

@@ -11,7 +11,7 @@ from typing import Any
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
 from smartbatch.providers.error_reader import ErrorReader
-from smartbatch.providers.foreign_text import SoundText, plain, unusable
+from smartbatch.providers.foreign_text import WellFormedText, plain, unusable
 from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.pool import seconds_left
@@ -147,7 +147,7 @@ class EventStream(AnswerStream):
         Then follow what the last event left of a character, and the text of an answer that came all at once.
         """
         reader = self._reader
-        text = SoundText()
+        text = WellFormedText()
         for name, event in events(live):
             if reader.is_end_mark(event):
                 break

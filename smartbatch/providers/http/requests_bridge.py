@@ -1,9 +1,9 @@
 """``requests`` for files and batches, over our own transport.
 
-``requests`` prepares a request (address, query, JSON, headers) and its
-network has a time-out for each read, no cap on bodies and nothing against forks; so the session's adapter
-sends prepared requests through :class:`~smartbatch.providers.http.transport.Transport`, as
-:mod:`smartbatch.providers.http.sdk_bridge` does for the SDKs.
+``requests`` prepares a request (address, query, JSON, headers). Its own network has a time-out for each read,
+no cap on bodies and nothing against forks; so the session's adapter sends prepared requests through
+:class:`~smartbatch.providers.http.transport.Transport`, as :mod:`smartbatch.providers.http.sdk_bridge` does
+for the SDKs.
 
 Importing this module imports ``requests``; adapters do so when their Batch API is first used.
 """

@@ -23,8 +23,8 @@ from smartbatch.providers.foreign_text import (
     finish_word,
     safe_text,
     short,
-    sound,
     unusable,
+    well_formed,
 )
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.bodies import dropped_of
@@ -82,7 +82,7 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
 
 def _answer(data: Mapping[str, Any], reply: Reply, text: str, usage: Usage | None, finish: str) -> Answer:
     return Answer(
-        text=sound(text),
+        text=well_formed(text),
         usage=usage,
         finish_reason=finish,
         model=short(data.get("model"), PLAIN_ID),

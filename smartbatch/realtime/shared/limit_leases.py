@@ -217,7 +217,14 @@ class SharedLeases:
         return True
 
     def _exchanged(self, joined: _Joined) -> float:
-        """Make an exchange if it is due; return when the next one is."""
+        """Make an exchange if it is due; return when the next one is. The cases, in order:
+
+        1. It is not due, and the share does not leave: later.
+        2. It is made: what it gave is used.
+        3. It fails: it is tried again after a while.
+
+        Where the share leaves, it is forgotten after 2 and 3.
+        """
         share, now = joined.share, self._clock.now()
         due = max(share.due(now), joined.again_at)
         joined.is_leaving |= not share.is_used
