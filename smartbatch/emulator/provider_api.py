@@ -51,9 +51,9 @@ class ServerReply:
     delivered: Callable[[], None] | None = field(default=None, repr=False)
 
 
-def json_reply(value: Mapping[str, Any], *, status: int = 200) -> ServerReply:
-    """Return a reply with a JSON body."""
-    return ServerReply(status, json.dumps(value).encode())
+def json_reply(value: Mapping[str, Any]) -> ServerReply:
+    """Return a success with a JSON body."""
+    return ServerReply(200, json.dumps(value).encode())
 
 
 @frozen

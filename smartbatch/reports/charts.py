@@ -320,21 +320,20 @@ def histogram(title: str, bins: Sequence[Bin], x: Axis, *, marks: Sequence[tuple
     return _figure(title, summary, drawn, _HEIGHT, _key(names), _table(title, ("from", "to", "count"), rows))
 
 
-def binned(values: Sequence[float], most: int = 30, *, log: bool = False) -> list[Bin]:
-    """Return values as the bins of a histogram; on a logarithmic scale those above zero."""
-    known = sorted(value for value in values if math.isfinite(value) and (value > 0 or not log))
+def binned(values: Sequence[float]) -> list[Bin]:
+    """Return the values above zero as the bins of a histogram, at most 30, on a logarithmic scale."""
+    known = sorted(value for value in values if math.isfinite(value) and value > 0)
     if not known:
         return []
     low, high = known[0], known[-1]
     if high <= low:
-        return [Bin(low, low * 1.1 or 1.0, len(known))]
-    size = max(1, min(most, math.isqrt(len(known)) + 4))
-    spread = math.log(high / low) if log else high - low
+        return [Bin(low, low * 1.1, len(known))]
+    size = min(30, math.isqrt(len(known)) + 4)
+    spread = math.log(high / low)
     counts = [0] * size
     for value in known:
-        part = (math.log(value / low) if log else value - low) / spread
-        counts[min(int(part * size), size - 1)] += 1
-    ends = [low * math.exp(spread * at / size) if log else low + spread * at / size for at in range(size + 1)]
+        counts[min(int(math.log(value / low) / spread * size), size - 1)] += 1
+    ends = [low * math.exp(spread * at / size) for at in range(size + 1)]
     return [Bin(ends[at], ends[at + 1], count) for at, count in enumerate(counts)]
 
 

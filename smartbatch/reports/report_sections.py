@@ -298,7 +298,7 @@ def _histograms(route: str, sample: Sequence[RequestFigures]) -> Iterator[Html]:
             marks = [(label, quantile(values, q)) for q, label in _QUANTILES[:2]]
             positive = [(label, value) for label, value in marks if value > 0]
             title = f"{name.capitalize()} of a request, {_named(route)}"
-            yield histogram(title, binned(values, log=True), axis, marks=positive)
+            yield histogram(title, binned(values), axis, marks=positive)
 
 
 # -- what went wrong, and versions

@@ -29,7 +29,7 @@ def drawings(name: str, count: int) -> dict[str, Html]:
         ),
         "band": charts.band(name, [(t, v, v + 9) for t, v in points], Axis(name, usd), came=12.0),
         "histogram": charts.histogram(
-            name, charts.binned([v for _, v in points], log=True), DURATION, marks=[(name, 4.0)]
+            name, charts.binned([v for _, v in points]), DURATION, marks=[(name, 4.0)]
         ),
         "calibration": charts.calibration(
             name, [Forecast(name, 10 + v, 30.0, 12 + 2 * v) for _, v in points], DURATION
@@ -144,10 +144,9 @@ def test_a_line_is_drawn_against_its_limit() -> None:
 
 def test_bins_hold_every_value_once() -> None:
     values = [0.1 * n for n in range(1, 500)]
-    for log in (False, True):
-        bins = charts.binned(values, log=log)
-        assert sum(each.count for each in bins) == len(values)
-        assert all(a.high == pytest.approx(b.low) for a, b in pairwise(bins))
+    bins = charts.binned(values)
+    assert sum(each.count for each in bins) == len(values)
+    assert all(a.high == pytest.approx(b.low) for a, b in pairwise(bins))
     assert charts.binned([3.0, 3.0]) == [Bin(3.0, 3.3000000000000003, 2)]
     assert charts.binned([float("nan")]) == []
 

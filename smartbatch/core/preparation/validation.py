@@ -265,9 +265,9 @@ def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> 
     return check
 
 
-def _duration(low: float, high: float, *, above: bool = False) -> FieldCheck:
-    """Make the check of a duration from ``low`` seconds (or above them) to ``high``."""
-    number = _number(low, high, above=above, unit=" s")
+def _duration(high: float, *, above: bool = False) -> FieldCheck:
+    """Make the check of a duration from 0 seconds, or above them, to ``high``."""
+    number = _number(0, high, above=above, unit=" s")
 
     def check(value: Any, field: str) -> float:
         seconds = seconds_in(value)
@@ -353,8 +353,8 @@ _GENERATION: dict[str, FieldCheck] = {
 
 _FIELDS: dict[str, FieldCheck] = {
     "priority": _priority,
-    "max_wait": _duration(0, MAX_WAIT),
-    "timeout": _duration(0, MAX_TIMEOUT, above=True),
+    "max_wait": _duration(MAX_WAIT),
+    "timeout": _duration(MAX_TIMEOUT, above=True),
     "id": _text,
     "context": lambda value, *_: value,
     "purpose": _text,

@@ -113,15 +113,15 @@ class SummaryTable:
         found = self.db.row(_DECISIONS.replace("{body}", "d.body") + "WHERE d.no = ?", no)
         return None if found is None else _stored_decision(found)
 
-    def kept(self, beginning: str, *, limit: int = 10) -> list[tuple[str, StoredDecision]]:
-        """Return decisions on jobs that are deleted, with the keys of these, newest first.
+    def kept(self, beginning: str) -> list[tuple[str, StoredDecision]]:
+        """Return the latest ten decisions on jobs that are deleted, with the keys of these, newest first.
 
         Args:
             beginning: of the keys.
         """
         low = beginning.encode("utf-8", "surrogatepass")
-        found = "SELECT no, name FROM decision WHERE name >= ? AND name < ? ORDER BY no DESC LIMIT ?"
-        rows = self.db.rows(found, low, low + b"\xff", limit)
+        found = "SELECT no, name FROM decision WHERE name >= ? AND name < ? ORDER BY no DESC LIMIT 10"
+        rows = self.db.rows(found, low, low + b"\xff")
         named = ((decoded(name) or "", self.numbered(no)) for no, name in rows)
         return [(name, one) for name, one in named if one is not None]
 
