@@ -13,7 +13,10 @@ from smartbatch.jobs.store.job_overview import COUNTED, JobFilter, JobLine
 from smartbatch.reports import components
 
 PAGE = 40
-"""Jobs of a page: made each second while somebody watches, they take less than a hundredth of a core."""
+"""Jobs of a page."""
+EVERY = 1.75
+"""Seconds between two looks while somebody watches: so many jobs take less than a hundredth of a core, and a
+change is seen within two seconds."""
 _STATES = (
     ("", "all"),
     ("unfinished", "going on"),
@@ -38,6 +41,7 @@ def page(source: Source, query: Query) -> Page:
             Section("jobs", "Jobs", _jobs(source, store, query)),
             *(() if forms is None else (Section("act", "Act on them", forms, live=False),)),
         ),
+        every=EVERY,
     )
 
 

@@ -12,7 +12,9 @@ from smartbatch._html import Html
 from smartbatch.dashboard.source import Source
 
 TICK = 1.0
-"""Seconds between two looks at a page that is watched."""
+"""Seconds after which a stream notices at the latest that its server ends."""
+EVERY = 1.5
+"""Seconds between two looks at a page that is watched: a change is seen within two."""
 Granted: TypeAlias = Literal["all", "read"]
 """What a request may do: act and look, or only look."""
 
@@ -77,7 +79,7 @@ class Page:
 
     title: str
     sections: tuple[Section, ...]
-    every: float = TICK
+    every: float = EVERY
 
 
 PageOf: TypeAlias = Callable[[Source, Query], Page]

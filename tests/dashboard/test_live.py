@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from smartbatch._clock import VirtualClock
 from smartbatch._html import Html
 from smartbatch.dashboard import app, live
-from smartbatch.dashboard.page import Page, Section
+from smartbatch.dashboard.page import EVERY, Page, Section
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store import SqlStore
 from tests.dashboard.visits import LOCAL, Visitor
@@ -89,7 +90,8 @@ def test_a_stream_ends_by_itself_at_a_stop_and_where_nothing_can_be_read() -> No
     clock = VirtualClock()
     assert list(live.stream(lambda: page_of(a="1"), "", clock, lambda: True)) == [b"retry: 2000\n\n"]
     spoken = list(live.stream(lambda: page_of(a="1"), live.version_of(page_of(a="1")), clock, lambda: False))
-    assert spoken.count(b": here\n\n") == pytest.approx(live.LONGEST / live.HEARTBEAT, abs=2)
+    between = EVERY * math.ceil(live.HEARTBEAT / EVERY)
+    assert spoken.count(b": here\n\n") == pytest.approx(live.LONGEST / between, abs=2)
 
     def broken() -> Page:
         raise StoreError("away")
