@@ -194,7 +194,9 @@ class Dashboard:
         give_back = self._streams.take() if environ.get("wsgi.multithread") else None
         if give_back is None:
             raise _Refused("503 Service Unavailable", "No stream is free here: ask for news now and then.")
-        events = stream(partial(_made, self._source, asked), seen, self._source.clock, lambda: self._stopped)
+        source = self._source
+        render = partial(_made, source, asked)
+        events = stream(render, seen, source.clock, lambda: self._stopped, source.written)
         headers = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
         return Response(kind="text/event-stream", body=Streamed(events, give_back), headers=headers)
 

@@ -22,6 +22,9 @@ HEARTBEAT = 2.0
 noticed, so it is short: whoever goes through the pages leaves a stream on each."""
 LONGEST = 600.0
 """Seconds of a stream; the browser opens the next one with the version it has."""
+NOTICED, RESTS = 0.25, 5.0
+"""Seconds within which it is noticed that the store was written to after a look without news, and seconds
+between two looks for that reason, as most of what is written changes nothing that is shown."""
 RETRY = 2_000
 """Milliseconds after which a browser opens a broken stream again."""
 
@@ -49,17 +52,26 @@ def update(page: Page, seen: str) -> bytes:
     return json.dumps({"version": version_of(page), "sections": changed(page, seen)}).encode()
 
 
-def stream(render: Callable[[], Page], seen: str, clock: Clock, stop: Callable[[], bool]) -> Iterator[bytes]:
-    """Yield events with what changed, and comments where nothing did.
+def stream(
+    render: Callable[[], Page],
+    seen: str,
+    clock: Clock,
+    stop: Callable[[], bool],
+    written: Callable[[], int] = int,
+) -> Iterator[bytes]:
+    """Yield events with what changed, and comments where nothing did. The next look is after the seconds that
+    the page names; sooner, where nothing had changed and the store is written to.
 
     Args:
         render: makes the page as it is now.
         seen: the version the browser has.
         stop: whether the server ends.
+        written: returns what changes when the store is written to; the same where nobody can tell.
     """
     yield f"retry: {RETRY}\n\n".encode()
-    begun = spoke = clock.now()
+    begun = spoke = sooner_from = clock.now()
     while not stop() and clock.now() < begun + LONGEST:
+        before = written()
         try:
             page = render()
         except SmartbatchError:  # the browser asks again, and is told then
@@ -72,8 +84,12 @@ def stream(render: Callable[[], Page], seen: str, clock: Clock, stop: Callable[[
             yield b": here\n\n"
             spoke = clock.now()
         look_at = clock.now() + page.every
+        sooner = not news and clock.now() >= sooner_from
         while not stop() and (left := look_at - clock.now()) > 0:
-            clock.sleep(min(TICK, left))
+            clock.sleep(min(NOTICED if sooner else TICK, left))
+            if sooner and written() != before:
+                sooner_from = clock.now() + RESTS
+                break
 
 
 @final

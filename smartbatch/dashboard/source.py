@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import weakref
@@ -90,6 +91,13 @@ class Source:
         """The file of the store; ``None`` where it is on a server."""
         place = str(self.config.store)
         return None if is_server(place) else place
+
+    def written(self) -> int:
+        """Return what changes when the file of the store is written to: nanoseconds since 1970 of its log."""
+        with contextlib.suppress(OSError):
+            if self.file is not None:
+                return os.stat(f"{self.file}-wal").st_mtime_ns
+        return 0
 
     @property
     def history(self) -> ForecastHistory:

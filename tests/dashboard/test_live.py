@@ -13,6 +13,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch._html import Html
 from smartbatch.dashboard import app, live
 from smartbatch.dashboard.page import EVERY, Page, Section
+from smartbatch.dashboard.source import Source
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store import SqlStore
 from tests.dashboard.visits import LOCAL, Visitor
@@ -68,6 +69,39 @@ def test_a_page_that_costs_more_is_looked_at_less_often() -> None:
     events = events_of(live.stream(render, "", clock, lambda: False))
     assert [next(events)["sections"] for _ in range(3)] == [{"a": "1"}, {"a": "2"}, {"a": "3"}]
     assert [later - made[0] for later in made] == pytest.approx([0.0, 5.0, 10.0])
+
+
+def test_what_is_written_after_a_quiet_look_is_seen_at_once_and_noise_is_not() -> None:
+    """Where all that is written changes nothing that is shown, there is a look in five seconds more."""
+    clock, looks = VirtualClock(), []
+
+    def render() -> Page:
+        looks.append(clock.now())
+        return Page("t", (Section("a", "a", Html("2" if clock.now() >= began + 60.6 else "1")),), every=50.0)
+
+    began = clock.now()
+    noise = range(70, 90)
+    events = events_of(
+        live.stream(
+            render,
+            live.version_of(page_of(a="1")),
+            clock,
+            lambda: clock.now() > began + 90.0,
+            lambda: int(clock.now() - began >= 60.6) + sum(clock.now() - began >= at for at in noise),
+        )
+    )
+    assert next(events)["sections"] == {"a": "2"}
+    assert clock.now() - began == pytest.approx(60.6, abs=live.NOTICED)
+    assert list(events) == []
+    assert len(looks) <= 4 + 20 / live.RESTS
+
+
+def test_the_time_of_the_last_write_changes_with_it(opened: SqlStore, shelf: Bench) -> None:
+    source = Source(store=opened.place)
+    before = source.written()
+    assert before == source.written()
+    opened.jobs.accept(shelf.job(key="new"), new_items(1))
+    assert source.written() != before
 
 
 def test_a_stop_ends_a_stream_that_waits_for_its_next_look() -> None:
