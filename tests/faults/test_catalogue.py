@@ -276,6 +276,8 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_faults_secrecy.py::"
             "test_c26_a_refusal_that_repeats_key_and_prompt_is_told_without_them",
             "faults/test_faults_secrecy.py::"
+            "test_c26_a_refused_create_that_repeats_a_prompt_keeps_what_repeats_none",
+            "faults/test_faults_secrecy.py::"
             "test_c26_lines_of_results_that_repeat_key_and_prompt_fail_without_them",
             "faults/test_faults_secrecy.py::test_c26_why_a_whole_batch_failed_is_told_without_key_and_prompt",
             "providers/test_conformance_answers.py::test_errors_never_repeat_key_or_prompt",
