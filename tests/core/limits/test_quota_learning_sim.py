@@ -125,7 +125,7 @@ def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals:
 def test_two_processes_with_one_limit_fill_it_together(limits: str, latency: str) -> None:
     """The second comes into an empty bucket and leaves again; what it leaves is used by the first."""
     style, minute = LIMITS[limits]
-    refused = []
+    answered, refused = [], []
     for seed in range(5):
         server = Server(style, minute)
         stays = Client(Quota(), LATENCIES[latency])
@@ -134,8 +134,9 @@ def test_two_processes_with_one_limit_fill_it_together(limits: str, latency: str
         assert used(server, 60.0, 90.0) >= 0.98
         assert used(server, 90.0, 180.0) >= 0.97
         assert used(server, 180.0, 300.0) >= 0.97
-        assert visits.counts.answered > 100
         assert stays.counts.share <= 0.01
         # its first 64 calls leave before it knows anything, and meet an empty bucket
+        answered.append(visits.counts.answered)
         refused.append((visits.counts.refused - 64) / visits.counts.calls)
+    assert median(answered) > 100
     assert median(refused) <= 0.02
