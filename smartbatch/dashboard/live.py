@@ -22,7 +22,7 @@ HEARTBEAT = 2.0
 noticed, so it is short: whoever goes through the pages leaves a stream on each."""
 LONGEST = 600.0
 """Seconds of a stream; the browser opens the next one with the version it has."""
-NOTICED, RESTS = 0.25, 5.0
+NOTICED, SOONER_EVERY = 0.25, 5.0
 """Seconds within which it is noticed that the store was written to after a look without news, and seconds
 between two looks for that reason, as most of what is written changes nothing that is shown."""
 RETRY = 2_000
@@ -88,7 +88,7 @@ def stream(
         while not stop() and (left := look_at - clock.now()) > 0:
             clock.sleep(min(NOTICED if sooner else TICK, left))
             if sooner and written() != before:
-                sooner_from = clock.now() + RESTS
+                sooner_from = clock.now() + SOONER_EVERY
                 break
 
 

@@ -93,7 +93,7 @@ def test_what_is_written_after_a_quiet_look_is_seen_at_once_and_noise_is_not() -
     assert next(events)["sections"] == {"a": "2"}
     assert clock.now() - began == pytest.approx(60.6, abs=live.NOTICED)
     assert list(events) == []
-    assert len(looks) <= 4 + 20 / live.RESTS
+    assert len(looks) <= 4 + 20 / live.SOONER_EVERY
 
 
 def test_the_time_of_the_last_write_changes_with_it(opened: SqlStore, shelf: Bench) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
@@ -272,7 +273,7 @@ class HeaderLimits:
             known = self._buckets[_REQUESTS]
             if check.unenforced or known.look(now, 1.0) > now:
                 charged[_REQUESTS] = 0.0
-        return _amounts(charged)
+        return amounts_of(charged)
 
     def known(self, now: float, members: int) -> KnownLimits:
         """Return the limits as they are known now.
@@ -290,7 +291,9 @@ class HeaderLimits:
             at_most[dimension] = bucket.bucket.level
             remaining[dimension] = max(0.0, bucket.remaining - members * bucket.uncharged)
             admitted = min(admitted, bucket.admitted)
-        return KnownLimits(_amounts(caps), _amounts(rates), _amounts(at_most), _amounts(remaining), admitted)
+        return KnownLimits(
+            amounts_of(caps), amounts_of(rates), amounts_of(at_most), amounts_of(remaining), admitted
+        )
 
     def look(self, now: float, tokens: float, output: float) -> float:
         """Return the earliest time a call may go that is expected to need so many tokens."""
@@ -441,7 +444,8 @@ class HeaderLimits:
         return is_new or soon
 
 
-def _amounts(values: list[float]) -> Amounts:
+def amounts_of(values: Sequence[float]) -> Amounts:
+    """Return four numbers, one for each dimension."""
     return values[0], values[1], values[2], values[3]
 
 

@@ -31,7 +31,7 @@ from smartbatch.core.limits.backoff import REFUSED, RandomSource, after_refusals
 from smartbatch.core.limits.bucket import Bucket, limit_bucket
 from smartbatch.core.limits.call_window import CallWindow, FirstRefusal
 from smartbatch.core.limits.concurrency_cap import PROBES, ConcurrencyCap
-from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, surplus_of
+from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, amounts_of, surplus_of
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
 from smartbatch.core.limits.refusal_evidence import RefusalEvidence
 from smartbatch.core.limits.shared_record import NO_BOUND
@@ -457,9 +457,9 @@ class Quota:
                 caps[d] = min(caps[d] or math.inf, bucket.capacity)
                 rates[d] = min(rates[d] or math.inf, bucket.rate)
         return QuotaFacts(
-            caps=(caps[0], caps[1], caps[2], caps[3]),
-            rates=(rates[0], rates[1], rates[2], rates[3]),
-            learned_caps=(learned[0], learned[1], learned[2], learned[3]),
+            caps=amounts_of(caps),
+            rates=amounts_of(rates),
+            learned_caps=amounts_of(learned),
             learned_rates=limits.rates,
             at_most=at_most,
             remaining=remaining,

@@ -12,7 +12,8 @@ local stored = redis.call('GET', KEYS[1])
 local record = stored and cjson.decode(stored) or {
     at = 0, generation = 0, caps = {0, 0, 0, 0}, rates = {0, 0, 0, 0},
     learned_caps = {0, 0, 0, 0}, learned_rates = {0, 0, 0, 0}, levels = {0, 0, 0, 0},
-    granted = {0, 0, 0, 0}, cool_until = 0, spaced = 0, found = 0, next_slot = 0, outage = 0, opened = 0, members = {}, accounts = {},
+    granted = {0, 0, 0, 0}, cool_until = 0, spaced = 0, found = 0, next_slot = 0, outage = 0, opened = 0,
+    members = {}, accounts = {},
 }
 local members, accounts = record.members, record.accounts
 local account = accounts[ask.member]
@@ -74,7 +75,8 @@ for d = 1, 4 do
     each(told)
     told(ask)
     if ask.learned_caps[d] ~= 0 then
-        record.learned_caps[d], record.learned_rates[d] = math.max(0, ask.learned_caps[d]), ask.learned_rates[d]
+        record.learned_caps[d] = math.max(0, ask.learned_caps[d])
+        record.learned_rates[d] = ask.learned_rates[d]
     end
     if cap == math.huge and (ask.money == 1 or ask.lasting == 1) then
         cap, rate = record.caps[d], record.rates[d]

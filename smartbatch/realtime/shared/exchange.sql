@@ -190,11 +190,11 @@ BEGIN
                 CASE WHEN wait > 0 THEN since_at ELSE 0 END, ask.accepted);
     END IF;
     UPDATE {schema}.shared_limits SET at = r.at, generation = r.generation, caps = r.caps, rates = r.rates,
-        learned_caps = r.learned_caps, learned_rates = r.learned_rates, levels = r.levels, granted = r.granted, cool_until = r.cool_until, spaced = r.spaced,
-        found = r.found, next_slot = r.next_slot, outage = r.outage, opened = r.opened WHERE key = record_key;
+        learned_caps = r.learned_caps, learned_rates = r.learned_rates, levels = r.levels,
+        granted = r.granted, cool_until = r.cool_until, spaced = r.spaced, found = r.found, next_slot = r.next_slot, outage = r.outage, opened = r.opened WHERE key = record_key;
     FOR d IN 1..4 LOOP held_sum[d] := r.granted[d] - held_sum[d]; END LOOP;
     RETURN json_build_object('members', others + 1, 'granted', granted, 'slots', slots, 'slots_in', slots_in,
         'wait', wait, 'cool', greatest(0, r.cool_until - now_at), 'generation', r.generation, 'caps', r.caps,
-        'rates', r.rates, 'left', r.levels, 'then', held_sum, 'spaced', r.spaced, 'found', r.found, 'accepted', accepted_sum,
-        'outage', r.outage, 'opened', r.opened);
+        'rates', r.rates, 'left', r.levels, 'then', held_sum, 'spaced', r.spaced, 'found', r.found,
+        'accepted', accepted_sum, 'outage', r.outage, 'opened', r.opened);
 END $$;
