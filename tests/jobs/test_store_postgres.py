@@ -294,6 +294,35 @@ def test_a_row_that_another_session_locks_is_an_error_after_a_bounded_wait(bench
     assert store.shards.plan(lease, bench.shard(0)).no == 1
 
 
+def test_who_waits_for_the_server_hears_at_once_that_the_store_is_given_up(bench: Bench) -> None:
+    """A thread that goes on waiting would keep the interpreter from ending."""
+    store = bench.open(busy_timeout=60.0)
+    job, lease = started(store, bench)
+    with ThreadPoolExecutor(1) as pool, bench.writing("SELECT no FROM job WHERE id = ? FOR UPDATE", job.id):
+        waiting = pool.submit(store.shards.plan, lease, bench.shard(0))
+        while bench.behind("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(0,)]:
+            """It does not wait yet."""
+        store.give_up()
+        assert isinstance(waiting.exception(20.0), StoreError)
+
+
+def test_a_session_that_is_opened_while_the_store_is_given_up_serves_nobody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever gives up sees only the sessions that are there."""
+    database, connect = PostgresDatabase(Address.of(bench.place)), psycopg.connect
+
+    def slowly(*args: Any, **settings: Any) -> psycopg.Connection[Any]:
+        session = connect(*args, **settings)
+        database.give_up()
+        return session
+
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg, "connect", slowly)
+        with pytest.raises(StoreError):
+            database.rows("SELECT 1")
+
+
 def test_a_process_frozen_in_the_middle_of_a_write_does_not_hold_its_locks(bench: Bench) -> None:
     frozen, store = bench.open(busy_timeout=0.2), bench.open()
 
