@@ -103,8 +103,9 @@ def test_times_are_printed_as_people_say_them(seconds: float, printed: str) -> N
 
 def decided(chosen: Route, deadline: float | None = None, *, priced: bool = True) -> Decision:
     """A decision between always individually, 20 s for 4 USD, and always by batch, 1,000 s for 2 USD."""
-    alone = Option(Route.INDIVIDUAL, 20.0, 60.0, 25.0, Cost(3, 4, 5) if priced else None, calls=10)
-    batch = Option(Route.BATCH, 1000.0, 9000.0, 2000.0, Cost(1, 2, 3) if priced else None, calls=0, batches=1)
+    alone = Option(Route.INDIVIDUAL, 20.0, 60.0, 25.0, Cost(3, 4, 5) if priced else None, calls=10, share=1.0)
+    cheap = Cost(1, 2, 3) if priced else None
+    batch = Option(Route.BATCH, 1000.0, 9000.0, 2000.0, cheap, calls=0, share=0.5, batches=1)
     hybrid = evolve(batch, route=Route.HYBRID, first=3)
     options = {option.route: option for option in (alone, batch, hybrid)}
     constraints = Constraints(deadline=deadline)

@@ -46,6 +46,7 @@ class Option:
         p50, p95, expected: time until the last answer.
         cost: ``None`` where the price is unknown.
         calls, batches: how many it takes.
+        share: its price as a share of the standard one, which ranks routes whose price is unknown.
         weight: the cost plus the value of the expected wait; compared where there is no deadline.
         rescue_at: time from now at which a batch that has not ended is cancelled; ``None`` for never.
         rescue_needs: time kept free to answer the rest in real time, the cancel included.
@@ -53,7 +54,6 @@ class Option:
         pieces: batches it is cut into at least, to be taken back one after the other.
         odds: probability to meet the deadline, with a rescue; 1 without a deadline.
         quota: share of the provider's limits it uses while it runs; ``None`` where no limit is known.
-        share: its price as a share of the standard one, which ranks routes whose price is unknown.
         problem: why it is not feasible; empty when it is.
         untried: whether its times are assumed, since no batch was observed yet.
         late_cost: what the chance of a batch to miss the deadline counts as; in the unit of :func:`price`.
@@ -68,6 +68,7 @@ class Option:
     expected: float
     cost: Cost | None
     calls: int
+    share: float
     batches: int = 0
     first: int = 0
     weight: float = 0.0
@@ -76,7 +77,6 @@ class Option:
     chance: float = 1.0
     odds: float = 1.0
     pieces: int = 1
-    share: float = 1.0
     quota: float | None = None
     problem: str = ""
     untried: bool = False

@@ -53,7 +53,7 @@ def test_a_decision_comes_back_with_its_table_and_its_reason(asked: dict[str, ob
 
 def test_what_takes_for_ever_comes_back_too() -> None:
     made = decision()
-    endless = type(made.alone)(Route.INDIVIDUAL, math.inf, math.inf, math.inf, None, 3)
+    endless = type(made.alone)(Route.INDIVIDUAL, math.inf, math.inf, math.inf, None, 3, 1.0)
     changed = Decision(made.load, made.constraints, made.options, made.chosen, "é ☃ <b>", endless, None)
     assert decision_of(decision_text(changed)) == changed
 
