@@ -43,7 +43,7 @@ class Cut:
     """
 
     shards: tuple[tuple[int, ...], ...]
-    too_big: tuple[int, ...] = ()
+    too_big: tuple[int, ...]
 
 
 def cut(

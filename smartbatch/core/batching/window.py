@@ -27,10 +27,10 @@ class Window:
         max_wait: longest wait of any request, seconds; a request may carry its own.
     """
 
-    seconds: float = 0.1
-    max_size: int = 10
-    min_size: int | None = None
-    max_wait: float = 5.0
+    seconds: float
+    max_size: int
+    min_size: int | None
+    max_wait: float
 
 
 @frozen
@@ -55,12 +55,12 @@ class Waiting:
     opened: float
     must_start: float
     urgent: bool
-    flushed: bool = False
-    expected: int = 0
-    newest: float = 0.0
-    last_finished: float = -math.inf
-    latency: float = 0.0
-    calls: Sequence[tuple[float, int]] = ()
+    flushed: bool
+    expected: int
+    newest: float
+    last_finished: float
+    latency: float
+    calls: Sequence[tuple[float, int]]
 
 
 class BatchAccumulator:

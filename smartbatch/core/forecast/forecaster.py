@@ -151,7 +151,7 @@ class ForecastChange:
     after: float
     seen: int
     why: str
-    sudden: bool = False
+    sudden: bool
 
 
 @define
@@ -170,7 +170,7 @@ class _Kept:
     least: float
     moment: int
     counts: MomentCounts
-    weight: float = 1.0
+    weight: float
 
 
 @frozen

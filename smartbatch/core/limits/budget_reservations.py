@@ -59,7 +59,7 @@ class NewReservation:
 
     __repr__ = fields_repr
 
-    usd: float = 0.0
+    usd: float
     held: SpendReservation | None = None
     job_id: str | None = None
 

@@ -51,7 +51,7 @@ class Throughput:
     __repr__ = fields_repr
 
     call: Times
-    parallelism: int = 1
+    parallelism: int
     per_call: int = 1
     ahead: int = 0
     tokens: float = 0.0

@@ -29,8 +29,8 @@ class NewerBatches:
         at: the provider's clock when the list was read, Unix seconds, where it tells.
     """
 
+    at: float | None
     batches: list[RemoteBatch] = field(factory=list)
-    at: float | None = None
 
 
 def newer_than_intent(step: StepContext, shard: ShardRow) -> NewerBatches:

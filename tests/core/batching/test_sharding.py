@@ -129,7 +129,7 @@ def test_the_line_end_counts() -> None:
 
 
 def test_nothing_makes_no_shard() -> None:
-    assert by_count(0, 10) == by_count(0, 10, distinct=True) == Cut(())
+    assert by_count(0, 10) == by_count(0, 10, distinct=True) == Cut((), ())
 
 
 def test_a_shard_of_no_requests_is_refused() -> None:
@@ -152,7 +152,7 @@ class TestSizesThatTellShardsApart:
         assert sizes(by_count(7, 10, distinct=True, taken=(7,))) == [4, 3]
 
     def test_where_it_cannot_be_the_shard_goes_all_the_same(self) -> None:
-        assert by_count(1, 10, distinct=True, taken=(1,)) == Cut(((0,),))
+        assert by_count(1, 10, distinct=True, taken=(1,)) == Cut(((0,),), ())
 
     def test_sizes_that_are_used_up_come_again_as_far_apart_as_can_be(self) -> None:
         found = by_count(1000, 10, distinct=True)

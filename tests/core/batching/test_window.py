@@ -5,20 +5,32 @@ from __future__ import annotations
 import math
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.batching.window import BatchAccumulator, Waiting, Window
 
-WINDOW = Window(seconds=0.1, max_size=10, max_wait=5.0)
+WINDOW = Window(seconds=0.1, max_size=10, min_size=None, max_wait=5.0)
 NINE = ((103.0, 9),)
 NONE = ()
 
 
 def waiting(count: int = 1, **changes: object) -> Waiting:
     """Requests whose oldest came at 100 s, while a call of nine is under way for long and none has ended."""
-    view: dict[str, object] = {"opened": 100.0, "must_start": math.inf, "urgent": False, "calls": NINE}
-    return Waiting(count=count, **(view | changes))  # type: ignore[arg-type]
+    view = Waiting(
+        count=count,
+        opened=100.0,
+        must_start=math.inf,
+        urgent=False,
+        flushed=False,
+        expected=0,
+        newest=0.0,
+        last_finished=-math.inf,
+        latency=0.0,
+        calls=NINE,
+    )
+    return evolve(view, **changes)
 
 
 def ready(view: Waiting, now: float = 100.0, window: Window = WINDOW) -> float:
@@ -59,7 +71,7 @@ def test_as_many_as_min_batch_size_go_and_fewer_wait_for_the_window(
     calls: tuple[tuple[float, int], ...], latency: float, least: int
 ) -> None:
     """Also on an idle lane, and before any call told how long one takes."""
-    window = Window(seconds=0.1, max_size=10, min_size=least, max_wait=5.0)
+    window = evolve(WINDOW, min_size=least)
     assert ready(waiting(least, calls=calls, latency=latency), window=window) == 100.0
     if least > 1:
         fewer = waiting(least - 1, calls=calls, latency=latency)
@@ -89,7 +101,7 @@ def test_a_call_that_ends_soon_is_waited_for(count: int, end: float, goes: float
 
 def test_many_do_not_wait_for_one() -> None:
     """What sixty requests lose by waiting is more than the call of one that they save."""
-    window = Window(seconds=0.1, max_size=100)
+    window = evolve(WINDOW, max_size=100)
     for end, goes in ((0.0005, 0.0375), (0.01, 0.0)):
         view = waiting(60, expected=60, latency=0.05, calls=((100 + end, 1),))
         assert ready(view, window=window) == pytest.approx(100 + goes)
@@ -98,7 +110,7 @@ def test_many_do_not_wait_for_one() -> None:
 def test_those_who_waited_when_a_call_ended_go_with_its_callers() -> None:
     """Four who waited and eight who come back are twelve: they go when the last of them is here."""
     back = {"calls": NONE, "expected": 12, "last_finished": 100.0, "newest": 100.0}
-    window = Window(seconds=0.1, max_size=100)
+    window = evolve(WINDOW, max_size=100)
     assert ready(waiting(8, **back), window=window) > 100.0
     assert ready(waiting(12, **back), window=window) == 100.0
 
@@ -126,7 +138,7 @@ def test_a_request_long_after_a_crowd_goes_at_once() -> None:
 
 def test_nobody_waits_longer_than_max_wait() -> None:
     """The oldest request's max wait holds whatever the window says."""
-    slow = Window(seconds=5.0, max_size=10, max_wait=2.0)
+    slow = evolve(WINDOW, seconds=5.0, max_wait=2.0)
     assert ready(waiting(5), window=slow) == 102.0
 
 
@@ -144,7 +156,7 @@ def test_an_urgent_request_a_flush_or_a_full_batch_closes_the_window(reason: dic
 
 def test_a_lane_that_cannot_share_calls_has_no_window() -> None:
     """With a size of one there is no other request to wait for."""
-    assert ready(waiting(1), window=Window(max_size=1)) == 100.0
+    assert ready(waiting(1), window=evolve(WINDOW, max_size=1)) == 100.0
 
 
 @given(
@@ -172,7 +184,9 @@ def test_no_answer_is_ever_later_than_the_max_wait_of_anybody(
     """Whatever waits, the time returned is at most the oldest one's max wait, and always known."""
     window = Window(seconds=seconds, max_size=10, min_size=least, max_wait=max_wait)
     opened, now = 1000.0, 1000.0 + age
-    view = Waiting(count, opened, opened + own, urgent=False, calls=calls, expected=expected, latency=latency)
+    view = waiting(
+        count, opened=opened, must_start=opened + own, calls=calls, expected=expected, latency=latency
+    )
     at = ready(view, now, window)
     assert at <= now or at <= min(opened + max_wait, opened + own)
     assert not math.isnan(at)
