@@ -16,7 +16,7 @@ from smartbatch.cli.inputs import RowSource
 from smartbatch.cli.jobs_of_run import RunIdentity
 from smartbatch.cli.main import build_parser
 from smartbatch.cli.outputs import OutputFile, encode
-from smartbatch.cli.prompts import InputRequests, PromptMaker, format_key
+from smartbatch.cli.prompts import InputRequests, PromptMaker
 from smartbatch.jobs.store import open_store
 from smartbatch.jobs.verdicts import verdict_of
 from smartbatch.types import Result, Route, Usage
@@ -33,7 +33,7 @@ def answer_rows(command: Sequence[str], part: float) -> None:
         keys = read.check()
         output.recover(keys)
         identity = RunIdentity(args.output, args.model, keys)
-        requests = read.read(lambda _: False, lambda: False, lambda row: [row.index, format_key(row.key)])
+        requests = read.read(lambda _: False, lambda: False, lambda row: [row.index, row.key.hex()])
         plan = client.forecast((), count=len(keys), strategy="individual")
         key, labels = identity.free_key(set(), realtime=True), identity.labels(realtime=True)
         job = client.submit_run(requests, plan, key=key, metadata=labels, carry_on=False)

@@ -213,7 +213,7 @@ class RunIdentity:
     def _index_in(self, context: Any, request: str) -> int:
         match context:
             case [int(index), str(key)] if 0 <= index < self.rows:
-                if key == self._keys.spelled(index):
+                if key == self._keys[index].hex():
                     return index
         raise InputError(
             f"request {request} of the store belongs to no row of this input, although its job has the key "

@@ -28,7 +28,7 @@ from typing import IO, Any, Final, TypeAlias
 from attrs import define
 
 from smartbatch._files import lock_file, require_locks, sync_folder
-from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys, format_key
+from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys
 from smartbatch.cli.result_tables import FORMATS, check_format
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
@@ -40,7 +40,7 @@ HEAD: Final = b'{"index": '
 """How every line begins."""
 _SUFFIXES: Final = (".jsonl", ".ndjson", *FORMATS)
 """Endings of the formats that results are written in."""
-_KEY: Final = re.compile(f"[0-9a-f]{{{2 * HALF // 4}}}")
+_KEY: Final = re.compile(f"[0-9a-f]{{{4 * HALF}}}")
 """A row's key, in hexadecimal digits."""
 _BLOCK: Final = 1 << 20
 """Bytes read at a time to compare the file with what was written."""
@@ -407,7 +407,7 @@ class OutputFile:
             )
         if content["error"] is not None:
             return
-        expected = keys.spelled(index)
+        expected = keys[index].hex()
         if key[: len(key) // 2] != expected[: len(key) // 2]:
             raise InputError(
                 f"{self.shown} belongs to another model, system text or parameters: its line {number} (row "
@@ -454,7 +454,7 @@ def _row_of(line: bytes, keys: RowKeys) -> tuple[int, bool] | None:
         index, key, error = content["index"], content["key"], content["error"]
     except (ValueError, RecursionError, TypeError, KeyError):
         return None
-    is_own = type(index) is int and 0 <= index < len(keys) and key == keys.spelled(index)
+    is_own = type(index) is int and 0 <= index < len(keys) and key == keys[index].hex()
     return (index, error is None) if is_own else None
 
 
@@ -561,4 +561,4 @@ def _readable(row: KeyedRow, line: dict[str, Any], answered: bool) -> str:
 def encode(row: KeyedRow, result: Result, model: str) -> bytes:
     """Return the output line of ``result``, ASCII only, so that no reader can cut it in the wrong place."""
     head = {"index": row.index, "id": row.id, "input": row.fields}
-    return to_line({**head, **outcome_fields(result, model), "key": format_key(row.key)})
+    return to_line({**head, **outcome_fields(result, model), "key": row.key.hex()})

@@ -30,9 +30,8 @@ _MANY: Final = 20_000
 _MAX_BAD_ROWS: Final = 10
 """Bad rows listed in one error: enough to see the pattern, few enough to read."""
 
-HALF: Final = 128
-"""Bits of each half of a row's key."""
-_BYTES: Final = HALF // 8
+HALF: Final = 16
+"""Bytes of each half of a row's key."""
 
 
 class PromptMaker:
@@ -109,7 +108,7 @@ def _default_prompt(fields: Mapping[str, Any]) -> Any:
 
 @frozen
 class Keys:
-    """Digests that tie a line of an output to its request: :data:`HALF` bits for model and parameters, as
+    """Digests that tie a line of an output to its request: :data:`HALF` bytes for model and parameters, as
     many for the prompt. Two halves, so that a mismatch can say which of the two is different; and each so
     wide that equal ones mean equal texts.
 
@@ -117,7 +116,7 @@ class Keys:
         settings: over model, system and parameters; for vectors over their task type and dimensions.
     """
 
-    settings: int
+    settings: bytes
 
     @classmethod
     def of(cls, model: str, params: Generation, embedding: Embedding | None = None) -> Keys:
@@ -125,17 +124,16 @@ class Keys:
         settings = {"model": model, "params": sent}
         if embedding is not None:
             settings["embedding"] = asdict(embedding)
-        whole = hashlib.blake2b(_canonical(settings), digest_size=_BYTES)
-        return cls(int.from_bytes(whole.digest()))
+        return cls(hashlib.blake2b(_canonical(settings), digest_size=HALF).digest())
 
-    def key(self, prompt: Any) -> int:
-        """Return the 256 bits that identify ``prompt`` under these settings."""
-        return self.settings << HALF | int.from_bytes(self.digest(prompt))
+    def key(self, prompt: Any) -> bytes:
+        """Return both halves, which identify ``prompt`` under these settings."""
+        return self.settings + self.digest(prompt)
 
     def digest(self, prompt: Any) -> bytes:
         """Return the half of the key that stands for the prompt."""
         data = prompt.encode("utf-8", "surrogatepass") if isinstance(prompt, str) else _canonical(prompt)
-        return hashlib.blake2b(data, digest_size=_BYTES).digest()
+        return hashlib.blake2b(data, digest_size=HALF).digest()
 
 
 class RowKeys:
@@ -146,43 +144,32 @@ class RowKeys:
         prompts: the other halves, one after the other.
     """
 
-    def __init__(self, settings: int, prompts: bytearray | None = None) -> None:
+    def __init__(self, settings: bytes, prompts: bytearray | None = None) -> None:
         self.settings = settings
-        self._begin = f"{settings:0{HALF // 4}x}"
         self.prompts = bytearray() if prompts is None else prompts
 
     def __len__(self) -> int:
-        return len(self.prompts) // _BYTES
+        return len(self.prompts) // HALF
 
-    def __getitem__(self, index: int) -> int:
-        place = index * _BYTES
-        return self.settings << HALF | int.from_bytes(self.prompts[place : place + _BYTES])
+    def __getitem__(self, index: int) -> bytes:
+        place = index * HALF
+        return self.settings + self.prompts[place : place + HALF]
 
     def append(self, digest: bytes) -> None:
         """Add the key of the next row, as :meth:`Keys.digest` returned its half."""
         self.prompts += digest
 
-    def spelled(self, index: int) -> str:
-        """Return the key of a row as :func:`format_key` does."""
-        place = index * _BYTES
-        return self._begin + self.prompts[place : place + _BYTES].hex()
-
     def digest(self, rows: int, *more: str) -> str:
         """Return 128 bits over the first ``rows`` keys and ``more``, the same on every machine."""
         whole = hashlib.blake2b("".join(f"{each}\n" for each in more).encode(), digest_size=16)
-        whole.update(self.settings.to_bytes(_BYTES))
+        whole.update(self.settings)
         with memoryview(self.prompts) as prompts:  # a slice of the array itself is a copy of 16 MB a million
-            whole.update(prompts[: rows * _BYTES])
+            whole.update(prompts[: rows * HALF])
         return whole.hexdigest()
 
 
 def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def format_key(key: int) -> str:
-    """Return a row's key as outputs and the store spell it."""
-    return f"{key:0{2 * HALF // 4}x}"
 
 
 @frozen
@@ -193,13 +180,13 @@ class KeyedRow:
         index: zero-based position in the input.
         id: the row's own id, or its index.
         fields: the row's fields, repeated in the output.
-        key: see :class:`Keys`.
+        key: see :class:`Keys`; outputs and the store have it in hexadecimal digits.
     """
 
     index: int
     id: str | int
     fields: dict[str, Any]
-    key: int
+    key: bytes
 
 
 class InputRequests:
@@ -269,7 +256,7 @@ class InputRequests:
         version = self._source.version(wall)
         if version is None:
             return self.check()
-        read = [__version__, self.keys.settings, self._limit, *self._maker.options]
+        read = [__version__, self.keys.settings.hex(), self._limit, *self._maker.options]
         self._kept_for = json.dumps([*read, *version])
         if (kept := read_kept_bytes(_KEPT, self._kept_for)) is not None:
             end = kept.index(b"\n")

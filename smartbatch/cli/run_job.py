@@ -27,7 +27,7 @@ from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.interrupts import Interrupts, RunInterrupted
 from smartbatch.cli.jobs_of_run import RunIdentity, RunJob
 from smartbatch.cli.messages import note, say
-from smartbatch.cli.prompts import InputRequests, KeyedRow, format_key
+from smartbatch.cli.prompts import InputRequests, KeyedRow
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, StoreError
@@ -224,7 +224,7 @@ class JobRun:
         return self._input.read(
             skip=lambda index: not needed[index],
             stopped=self._stopped,
-            context=lambda row: [row.index, format_key(row.key)],
+            context=lambda row: [row.index, row.key.hex()],
         )
 
     # -- reading ---------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class JobOfRows:
     def contexts(self, positions: Collection[int]) -> dict[int, Any]:
         self.read += len(positions)
         rows = {position: self.rows[position] for position in positions}
-        return {position: [row, self.keys.spelled(row)] for position, row in rows.items()}
+        return {position: [row, self.keys[row].hex()] for position, row in rows.items()}
 
 
 def found_by(job: JobOfRows, total: int) -> list[int]:

@@ -417,7 +417,7 @@ def test_a_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_line_holds_what_was_asked_and_what_it_cost() -> None:
     """The fields of an answered row, in their order."""
-    row = KeyedRow(2, "r-3", {"id": "r-3", "text": "a"}, 0x0123456789ABCDEF << 192)
+    row = KeyedRow(2, "r-3", {"id": "r-3", "text": "a"}, bytes.fromhex("0123456789abcdef") + bytes(24))
     result = Result(
         "x",
         text="b\u2028",

@@ -112,8 +112,8 @@ def test_keys_tell_settings_from_prompts() -> None:
     one = Keys.of("sim:a", Generation())
     other = Keys.of("sim:a", Generation(system="s"))
     assert len({one.settings, other.settings, Keys.of("sim:b", Generation()).settings}) == 3
-    assert one.key("p") >> HALF == one.key("q") >> HALF == one.settings
-    assert one.key("p") % 2**HALF == other.key("p") % 2**HALF != one.key("q") % 2**HALF
+    assert one.key("p")[:HALF] == one.key("q")[:HALF] == one.settings
+    assert one.key("p")[HALF:] == other.key("p")[HALF:] != one.key("q")[HALF:]
     assert one.key([{"role": "user", "content": "p"}]) == one.key([{"content": "p", "role": "user"}])
     assert one.key("\ud800") != one.key("?"), "a lone surrogate is digested, to be refused elsewhere"
 
@@ -189,7 +189,7 @@ def test_rows_that_are_answered_are_not_read_again(tmp_path: Path, monkeypatch: 
 
 def test_the_digest_of_many_keys_takes_no_memory() -> None:
     """It is that of their first rows, also when more rows have come, and makes no copy of the keys."""
-    keys = RowKeys(7)
+    keys = RowKeys(bytes(16))
     for row in range(50_000):
         keys.append(row.to_bytes(16))
     before = keys.digest(len(keys), "place")

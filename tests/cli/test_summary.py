@@ -22,7 +22,7 @@ FAILURE = ProviderError("no answer\x1b[31m", kind=ErrorKind.TIMEOUT)
 
 
 def row(index: int, id: str | int | None = None, text: str = "a prompt") -> KeyedRow:
-    return KeyedRow(index, index if id is None else id, {"prompt": text}, 0)
+    return KeyedRow(index, index if id is None else id, {"prompt": text}, b"")
 
 
 def answered(**more: object) -> Result:

@@ -290,5 +290,5 @@ def test_the_attributes_of_a_providers_error_are_in_its_table() -> None:
 def test_the_table_of_the_result_file_has_the_fields_of_a_line() -> None:
     """In their order, those included that are not in every line."""
     result = Result("0", text="{}", parsed={}, embedding=array("f", [0.5]))
-    line = json.loads(encode(KeyedRow(0, 0, {}, 0), result, "sim:demo"))
+    line = json.loads(encode(KeyedRow(0, 0, {}, b""), result, "sim:demo"))
     assert [row[0].strip("`") for row in rows(PAGES["docs/reference/result-file.md"].text)] == list(line)

@@ -268,11 +268,8 @@ class HeaderLimits:
             bucket.needed(cost) if (bucket := self._buckets.get(dimension)) is not None else cost
             for dimension, cost in enumerate(costs)
         ]
-        check = self._check
-        if check is not None and check.look(now) <= now:
-            known = self._buckets[_REQUESTS]
-            if check.unenforced or known.look(now, 1.0) > now:
-                charged[_REQUESTS] = 0.0
+        if self._goes_anyway(now) is not None:
+            charged[_REQUESTS] = 0.0
         return amounts_of(charged)
 
     def known(self, now: float, members: int) -> KnownLimits:
@@ -307,11 +304,17 @@ class HeaderLimits:
         return at
 
     def take(self, now: float, call: Reservation) -> None:
+        if (check := self._goes_anyway(now)) is not None:
+            check.take(now)
         for dimension, bucket in self._buckets.items():
-            cost = _cost(dimension, call.tokens, call.output)
-            if dimension == _REQUESTS and self._check is not None and bucket.look(now, cost) > now:
-                self._check.take(now)
-            bucket.take(now, cost)
+            bucket.take(now, _cost(dimension, call.tokens, call.output))
+
+    def _goes_anyway(self, now: float) -> EnforcementCheck | None:
+        """Return the check by which a call goes now in spite of the limit of requests, if it does."""
+        check = self._check
+        if check is None or check.look(now) > now:
+            return None
+        return check if check.unenforced or self._buckets[_REQUESTS].look(now, 1.0) > now else None
 
     def accepted(self, traffic: Traffic, now: float) -> None:
         """Hold what was answered in the last minute against the limit of requests. The cases, in order:
