@@ -23,7 +23,7 @@ from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.participants import RealtimeStatus, with_figures
+from smartbatch.observe.participants import RealtimeStatus
 from smartbatch.observe.reporters import status_summary
 from smartbatch.plan import Plan
 from smartbatch.providers.base import Provider
@@ -58,8 +58,6 @@ from smartbatch.types import (
     Texts,
     call_now,
 )
-
-__all__ = ["BatchingClient", "Preprocess"]
 
 
 @final
@@ -291,10 +289,7 @@ class BatchingClient:
             Exception: as :meth:`map`.
         """
         options = ReaderOptions(on_error, on_progress, progress)
-        try:
-            return self._running.routing.collected(prompts, params, self, options)
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        return self._running.routing.collected(prompts, params, self, options)
 
     def embed(
         self,
@@ -327,10 +322,7 @@ class BatchingClient:
         Raises:
             InvalidRequest, ConfigError: as :meth:`map`.
         """
-        try:
-            return self._running.routing.plan(prompts, params, self)
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        return self._running.routing.plan(prompts, params, self)
 
     def forecast(
         self,
@@ -396,10 +388,7 @@ class BatchingClient:
             ClientClosed: the client was stopped.
         """
         options = JobOptions(key, metadata, batch_fallback)
-        try:
-            return self._handle(self._running.routing.submit_batch(requests, params, options))
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        return self._handle(self._running.routing.submit_batch(requests, params, options))
 
     def submit_run(
         self,
@@ -565,8 +554,7 @@ class BatchingClient:
     def status(self) -> RealtimeStatus:
         """How requests in real time stand now in this process: what waits, for what, and how full the limits
         are. :func:`smartbatch.participants` has those of all processes, some seconds old."""
-        running = self._running
-        return with_figures(running.realtime.status(), running.metrics, self._settings.clock.wall())
+        return self._running.status
 
     @property
     def uses_store(self) -> bool:
@@ -588,9 +576,7 @@ class BatchingClient:
         self._settings.observers.append(observer)
 
     def __repr__(self) -> str:
-        realtime = self._running.realtime
-        state = "stopped" if realtime.is_stopped else ("running" if realtime.engine is not None else "idle")
-        return f"<BatchingClient {self._settings.model.label} {state}>"
+        return f"<BatchingClient {self._settings.model.label} {self._running.realtime.state}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(

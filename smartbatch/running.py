@@ -51,6 +51,7 @@ from smartbatch.observe.event_bus import EventBus
 from smartbatch.observe.long_waits import LongWaits
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.opentelemetry import record_content, with_telemetry
+from smartbatch.observe.participants import RealtimeStatus, with_figures
 from smartbatch.observe.trace_context import under
 from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel, open_model
@@ -226,6 +227,11 @@ class RunningState:
     def uses_store(self) -> bool:
         """Whether what happens is written into a store now."""
         return self.summaries.is_stored
+
+    @property
+    def status(self) -> RealtimeStatus:
+        """How requests in real time stand now, with the figures of this process."""
+        return with_figures(self.realtime.status(), self.metrics, self._clock.wall())
 
     @property
     def spent(self) -> float:

@@ -95,7 +95,6 @@ class Realtime:
         budget: the client's, which outlives a stop.
         admission: ids, fingerprints and the cache.
         engine: the threads, the queue and the gates that run now; ``None`` while none do.
-        is_stopped: whether it was stopped and not started again.
     """
 
     def __init__(self, setup: RealtimeSetup, model: OpenedModel, preparer: RequestPreparer) -> None:
@@ -118,7 +117,7 @@ class Realtime:
         self._stopping: RealtimeEngine | None = None
         self._controls = ModelControls()
         self._told_at: SharedLeases | None = None  # where others can see how it stands
-        self.is_stopped = False
+        self._is_stopped = False
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -285,7 +284,7 @@ class Realtime:
     def allow_start(self) -> None:
         """Let the next request start the threads, also after a stop."""
         with self._starting:
-            self.is_stopped = False
+            self._is_stopped = False
 
     def start(self) -> RealtimeEngine:
         """Return the engine, which is started if none runs.
@@ -375,7 +374,7 @@ class Realtime:
         """
         with self._starting:
             engine, self.engine = self.engine, None
-            self.is_stopped = True
+            self._is_stopped = True
             stopping = self._stopping
             if engine is not None:
                 self._stopping = engine
@@ -475,6 +474,13 @@ class Realtime:
         return RequestCounts() if engine is None else engine.counts()
 
     @property
+    def state(self) -> str:
+        """``idle`` before its start, ``running``, or ``stopped`` and not started again."""
+        if self._is_stopped:
+            return "stopped"
+        return "idle" if self.engine is None else "running"
+
+    @property
     def waiting(self) -> int:
         """Requests that are ahead of any new one; read without a lock, for forecasts."""
         engine = self.engine
@@ -513,5 +519,5 @@ class Realtime:
         return self.start() if engine is None else engine
 
     def _check_not_stopped(self) -> None:
-        if self.is_stopped:
+        if self._is_stopped:
             raise ClientClosed("the client was stopped; call start() to use it again")
