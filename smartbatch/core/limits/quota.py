@@ -494,11 +494,20 @@ class Quota:
             self._spacing.confirm(now)  # calls of others, and their slots, would tell nothing of a trial
         rate = self.lease.spacing(self._spacing.settled)
         if rate is not None:
+            if rate and not 0.0 < self._spacing.rate <= rate:
+                self._judge_elsewhere(now)
             self._spacing.at_told(rate, now, found=self.lease.found)
             if rate:
                 self._window.open()
             else:
                 self._header_limits.spaced = False
+
+    def _judge_elsewhere(self, now: float) -> None:
+        """Another process proved a limit or lowered the rate: the refusals until now belong to that event,
+        and what was accepted before it measures nothing."""
+        self._evidence.clear()
+        self._window.narrowed_at = now
+        self._baseline, self._accepted = now, 0
 
     @property
     def _known(self) -> float | None:
