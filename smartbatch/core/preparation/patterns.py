@@ -265,7 +265,9 @@ def _one_of(items: list[Any], flags: int) -> Callable[[str], bool]:
         number = ord(sign)
         if number in signs or any(low <= number <= high for low, high in ranges):
             return True
-        return any((kind(sign) and not (ascii_only and number > 127)) is wanted for kind, wanted in kinds)
+        # the separators of files, groups, records and units are spaces of Unicode alone
+        unknown = ascii_only and (number > 127 or 28 <= number <= 31)
+        return any((kind(sign) and not unknown) is wanted for kind, wanted in kinds)
 
     def takes(sign: str) -> bool:
         found = one(sign)
