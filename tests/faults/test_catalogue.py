@@ -304,7 +304,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
         "a full disk",
         (
             "jobs/test_realtime_runner.py::test_nothing_more_is_asked_while_answers_cannot_be_stored",
-            "jobs/test_store_sqlite.py::test_a_limit_of_file_sizes_is_told_and_what_was_accepted_stays",
+            "jobs/test_store_disks.py::test_a_limit_of_file_sizes_is_told_and_what_was_accepted_stays",
         ),
     ),
     "H10": (

@@ -27,6 +27,9 @@ from smartbatch.providers.batch_api import (
 )
 from smartbatch.types import Answer, Kind, Request, Usage
 
+LONG = 1e6
+"""Virtual seconds that no test needs."""
+
 
 @define
 class Made:

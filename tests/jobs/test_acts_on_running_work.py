@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from jobs.remote import Remote
+from jobs.remote import LONG, Remote
 
 from smartbatch import Acted, BatchingClient, JobSelection, Price, RetriedRows, StoredJobs
 from smartbatch._clock import VirtualClock
@@ -24,8 +24,6 @@ from smartbatch.errors import (
 from smartbatch.events import Event, JobFinished, LimitChanged, PauseChanged
 
 ClientOf = Callable[..., BatchingClient]
-LONG = 1e6
-"""Virtual seconds that no test needs."""
 HEARD = 2.0
 """Seconds in which a process hears of an act."""
 MODEL = ("remote", "default")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from jobs.remote import Api, Remote
+from jobs.remote import LONG, Api, Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -20,7 +20,6 @@ from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteFile
 from smartbatch.types import Route
 
 ClientOf = Callable[..., BatchingClient]
-LONG = 1e6
 
 
 @pytest.fixture

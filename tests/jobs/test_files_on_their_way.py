@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from jobs.remote import Remote
+from jobs.remote import LONG, Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -20,7 +20,6 @@ from smartbatch.jobs.steps.context import StepContext
 from smartbatch.providers.batch_api import RemoteFile
 
 ClientOf = Callable[..., BatchingClient]
-LONG = 1e6
 
 
 def test_results_that_are_deleted_while_they_are_read_are_fetched_again(

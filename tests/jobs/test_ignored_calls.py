@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from jobs.remote import Api, Remote
+from jobs.remote import LONG, Api, Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -15,7 +15,6 @@ from smartbatch.jobs.steps import listing
 from smartbatch.observe import logs
 
 ClientOf = Callable[..., BatchingClient]
-LONG = 1e6
 
 
 @pytest.fixture

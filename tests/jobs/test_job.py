@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from inside import inside
-from jobs.remote import Remote
+from jobs.remote import LONG, Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -18,7 +18,6 @@ from smartbatch.jobs.status import JobStatus
 
 ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
-LONG = 1e6
 
 
 def prompts(count: int) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobs.remote import Api, Remote
+from jobs.remote import LONG, Api, Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -14,7 +14,6 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteState
 
 ClientOf = Callable[..., BatchingClient]
-LONG = 1e6
 CODE = "token_limit_exceeded"
 
 
@@ -45,11 +44,6 @@ def takes(monkeypatch: pytest.MonkeyPatch, api: Api, requests: int, limit: int |
 def api(remote: Remote) -> Api:
     assert remote.api is not None
     return remote.api
-
-
-@pytest.fixture
-def client(client_of: ClientOf, remote: Remote, tmp_path: Path) -> BatchingClient:
-    return client_of(remote, store=str(tmp_path / "jobs.db"))
 
 
 def test_a_batch_above_the_limit_that_its_refusal_names_is_cut_at_once(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.remote import Remote
+from jobs.remote import LONG, Remote
 from jobs.stores import Bench
 
 from smartbatch._clock import VirtualClock
@@ -35,7 +35,6 @@ from smartbatch.types import Generation, Request, Result
 
 ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
-LONG = 1e6
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from attrs import evolve
-from jobs.remote import Remote
+from jobs.remote import LONG, Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -14,7 +14,6 @@ from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 
 ClientOf = Callable[..., BatchingClient]
-LONG = 1e6
 HALF = 1800.0
 
 

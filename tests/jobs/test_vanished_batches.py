@@ -14,7 +14,6 @@ from smartbatch.errors import ErrorKind, JobTimeout, ProviderError, RequestCance
 from smartbatch.jobs.job import Job
 
 ClientOf = Callable[..., BatchingClient]
-LONG = 1e6
 HOUR = 3600.0
 
 

@@ -1,0 +1,125 @@
+"""A store in virtual time with a supervisor, whose steps a test writes."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from jobs.stores import new_items, new_job
+
+from smartbatch._clock import VirtualClock
+from smartbatch.jobs.records import JobLease, JobRow
+from smartbatch.jobs.steps.context import JobRuntime, StepResult
+from smartbatch.jobs.store import SqlStore, open_store
+from smartbatch.jobs.supervisor import JobSupervisor
+
+T = TypeVar("T")
+
+PATIENCE = 20.0
+"""Real seconds until a test that waits is taken for hung."""
+
+
+class RecordingRunner:
+    """Records what the supervisor calls."""
+
+    problem = None
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def offer(self, lease: JobLease) -> None:
+        self.told.append(("offer", lease.job_id))
+
+    def recall(self, job_id: str) -> None:
+        self.told.append(("recall", job_id))
+
+    def forget(self, job_id: str) -> None:
+        self.told.append(("forget", job_id))
+
+
+class Scene:
+    """A store in virtual time, and a supervisor whose steps a test writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = VirtualClock()
+        self.place = str(folder / "jobs.db")
+        self.realtime = RecordingRunner()
+        self.steps: list[tuple[float, str]] = []
+        self.reports: list[tuple[str | None, BaseException]] = []
+        self.script: Callable[[JobLease, int], StepResult] = lambda *_: StepResult()
+        self.serves: Callable[[JobRow], bool] = lambda _: True
+        self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._open: list[SqlStore] = []
+        self.store = self.another_store()
+
+    def another_store(self) -> SqlStore:
+        store = open_store(self.place, wall=self.clock.wall, rng=random.Random(len(self._open)))
+        self._open.append(store)
+        return store
+
+    def supervisor(self, store: SqlStore | None = None, *, seed: int = 1) -> JobSupervisor:
+        return JobSupervisor(
+            JobRuntime(
+                store=store or self.store,
+                clock=self.clock,
+                rng=random.Random(seed),
+                report=lambda job_id, error: self.reports.append((job_id, error)),
+            ),
+            run_step=self._run_step,
+            serves=lambda row: self.serves(row),
+            realtime=self.realtime,
+            changed=lambda _: None,
+        )
+
+    def accept(self, name: str, *, scope: str = "scope-1") -> str:
+        row, _ = self.store.jobs.accept(new_job(f"job-{name:0>16}", scope=scope), new_items(2))
+        return row.id
+
+    def _run_step(self, lease: JobLease) -> StepResult:
+        with self._lock:
+            count = self._counts[lease.job_id] = self._counts.get(lease.job_id, 0) + 1
+            self.steps.append((self.clock.now(), lease.job_id))
+        try:
+            return self.script(lease, count)
+        finally:
+            with self._news:
+                self._news.notify_all()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait, in real time, until steps have made ``condition`` true."""
+        with self._news:
+            assert self._news.wait_for(condition, PATIENCE), self.steps[-20:]
+
+    def in_step(self, work: Callable[[], T]) -> T:
+        """Do something on a thread that time waits for, as it does for the library's own."""
+        done: list[T] = []
+
+        def run() -> None:
+            self.clock.began()
+            try:
+                done.append(work())
+            finally:
+                self.clock.ended()
+
+        thread = threading.Thread(target=run)
+        self.clock.spawned()
+        thread.start()
+        thread.join(PATIENCE)
+        return done[0]
+
+    def close(self) -> None:
+        for store in self._open:
+            store.close()
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    made.close()

@@ -1,0 +1,321 @@
+"""Jobs that outlive the client that submitted them: in other processes, after Ctrl-C, and found again."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import threading
+from collections.abc import Callable
+from inspect import signature
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from hosts.run_script import run_script
+from jobs.remote import LONG, Remote
+
+import smartbatch
+from smartbatch import Interrupted, shortcuts
+from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
+from smartbatch.errors import (
+    JobNotFound,
+    JobTimeout,
+)
+from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress, RouteScored
+from smartbatch.jobs.job import Job
+from smartbatch.jobs.watcher import ChangeNotifier
+from smartbatch.providers.batch_api import RemoteBatch
+from smartbatch.routing import lists
+from tests.levels import sampled
+
+ClientOf = Callable[..., BatchingClient]
+
+
+def test_a_job_outlives_its_client(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    """Another client on the store polls, collects and tells; nothing is created a second time."""
+    remote = Remote(clock, turnaround=1000.0)
+    first = client_of(remote, store=store)
+    with clock.held():
+        job = first.submit_batch([f"p{n}" for n in range(10)], key="k")
+    clock.sleep(100.0)
+    first.stop(timeout=0)
+    second = client_of(remote, store=store, seed_of_rng=2)
+    results = list(second.job("k").results(timeout=LONG))
+    assert [result.text for result in results] == [f"by batch: p{n}" for n in range(10)]
+    assert remote.api is not None
+    assert len(remote.api.made) == 1
+    assert job.status().done  # the old handle reads the same store
+
+
+def test_a_process_looks_at_a_job_it_took_over_as_often_as_its_own_settings_say(
+    client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Remote(clock, turnaround=10_000.0)
+    api = remote.api
+    assert api is not None
+    get, looks = api.get, list[float]()
+
+    def counted(batch_id: str, timeout: float) -> RemoteBatch | None:
+        looks.append(clock.now())
+        return get(batch_id, timeout)
+
+    monkeypatch.setattr(api, "get", counted)
+    first = client_of(remote, store=store, batch_poll_interval=10.0)
+    job = first.submit_batch(["a", "b"])
+    clock.sleep(600.0)
+    first.stop(timeout=0)
+    before = len(looks)
+    client_of(remote, store=store, seed_of_rng=2, batch_poll_interval=100.0).job(job.id).resume()
+    clock.sleep(1000.0)
+    apart = [later - earlier for earlier, later in pairwise(looks)]
+    assert median(apart[: before - 1]) == pytest.approx(10.0, rel=0.1)
+    assert median(apart[before:]) == pytest.approx(100.0, rel=0.1)
+
+
+def test_a_job_that_is_taken_over_is_looked_at_at_once(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """A kernel that is started anew, hours before the next poll of the old one, has the results at once."""
+    remote = Remote(clock, turnaround=1000.0)
+    first = client_of(remote, store=store, batch_poll_interval=3600.0)
+    job = first.submit_batch(["a", "b"])
+    clock.sleep(100.0)
+    first.stop(timeout=0)
+    clock.sleep(1000.0)
+    second = client_of(remote, store=store, seed_of_rng=2, batch_poll_interval=3600.0)
+    began = clock.now()
+    assert second.job(job.id).wait(LONG).completed == 2
+    assert clock.now() - began < 60.0
+
+
+def test_a_started_client_carries_on_what_is_in_its_store(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """It is not asked for the job: being started on the store is enough."""
+    events: list[Event] = []
+    remote = Remote(clock, turnaround=1e4)
+    first = client_of(remote, store=store)
+    job = first.submit_batch(["a", "b"])
+    first.stop(timeout=0)
+    assert not job.status().done
+    second = client_of(remote, store=store, seed_of_rng=2, observers=[events.append])
+    second.start()
+    clock.sleep(2e4)
+    assert job.status().done
+    second.stop()  # what it stored it has told by then
+    assert [type(event) for event in events if isinstance(event, JobFinished)] == [JobFinished]
+
+
+def test_events_tell_of_a_job_from_its_beginning_to_its_end(
+    client_of: ClientOf, remote: Remote, store: str
+) -> None:
+    """Accepted once, progress on the way, finished once; metrics count them."""
+    events: list[Event] = []
+    client = client_of(remote, store=store, observers=[events.append])
+    client.submit_and_wait([f"p{n}" for n in range(20)], timeout=LONG)
+    client.submit_and_wait(["a", "b"], timeout=LONG)
+    client.stop()  # what it stored it has told by then
+    counts = {kind: sum(isinstance(event, kind) for event in events) for kind in (JobAccepted, JobFinished)}
+    assert counts == {JobAccepted: 2, JobFinished: 2}
+    assert any(isinstance(event, JobProgress) for event in events)
+    snapshot = client.metrics.snapshot()
+    assert (snapshot.jobs_accepted, snapshot.jobs_finished) == (2, 2)
+    assert snapshot.shard_changes["submitted"] == 1
+    assert "2 accepted, 2 finished" in client.status_summary()
+
+
+@pytest.mark.full
+def test_another_process_holds_the_futures_of_a_job(tmp_path: Path) -> None:
+    """A script submits and is killed; the next one takes futures by the job's id and has every answer."""
+    environ = {
+        "SMARTBATCH_STORE": str(tmp_path / "jobs.db"),
+        "SMARTBATCH_SIM_DIR": str(tmp_path / "sim"),
+        "SMARTBATCH_BATCH_POLL_INTERVAL": "0.05",
+    }
+    submit = run_script(
+        """
+        from smartbatch import BatchingClient
+        job = BatchingClient("sim:demo").submit_batch([f"p{n}" for n in range(30)], key="k")
+        print(job.id, flush=True)
+        os._exit(9)
+        """,
+        environ=environ,
+    )
+    assert submit.code == 9, submit.err
+    job_id = submit.lines[0]
+    ended = run_script(
+        f"""
+        import smartbatch, concurrent.futures
+        job = smartbatch.job({job_id!r})
+        futures = job.futures()
+        done, waiting = concurrent.futures.wait(futures, timeout=20)
+        print(len(done), len(waiting), len({{future.result().text for future in futures}}))
+        print(smartbatch.job("k").wait(5).done, job.status().completed)
+        """,
+        environ=environ,
+    )
+    assert ended.err == ""
+    assert ended.lines == ["30 0 30", "True 30"]
+
+
+@pytest.mark.full
+def test_a_forked_child_starts_empty_and_sees_the_same_jobs(tmp_path: Path) -> None:
+    """The parent's futures say whose they are; the parent's lease and locks are untouched by the child."""
+    ended = run_script(
+        """
+        import smartbatch
+        from smartbatch import BatchingClient, WrongProcess
+        client = BatchingClient("sim:demo")
+        job = client.submit_batch([f"p{n}" for n in range(30)])
+        futures = job.futures()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                try:
+                    futures[-1].result(5)
+                    code = 2 if not job.status().done else 0  # it was answered before the fork
+                except WrongProcess:
+                    code = 0
+                assert client.job(job.id).status().total == 30
+                assert job.wait(20).done
+                assert job.futures()[3].result(10).ok
+            except BaseException:
+                import traceback; traceback.print_exc(); code = 3
+            os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        print(job.wait(20).completed, all(future.result(5).ok for future in futures))
+        client.stop()
+        """,
+        environ={
+            "SMARTBATCH_STORE": str(tmp_path / "jobs.db"),
+            "SMARTBATCH_SIM_DIR": str(tmp_path / "sim"),
+            "SMARTBATCH_BATCH_POLL_INTERVAL": "0.05",
+        },
+    )
+    assert ended.err == ""
+    assert ended.lines == ["0", "30 True"]
+
+
+@pytest.mark.full
+def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(tmp_path: Path) -> None:
+    """The traceback names the line that takes it up again."""
+    environ = {
+        "SMARTBATCH_STORE": str(tmp_path / "jobs.db"),
+        "SMARTBATCH_SIM_DIR": str(tmp_path / "sim"),
+        "SMARTBATCH_BATCH_POLL_INTERVAL": "0.05",
+    }
+    ended = run_script(
+        """
+        import signal, threading
+        from smartbatch import BatchingClient
+        client = BatchingClient("sim:demo?batch_seconds=3")
+        once = threading.Lock()  # a second Ctrl-C would hit the interpreter while it prints the traceback
+        def interrupt(status):
+            if status.submitted and once.acquire(blocking=False):
+                os.kill(os.getpid(), signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        client.submit_and_wait([f"p{n}" for n in range(30)], key="k", on_progress=interrupt)
+        """,
+        environ=environ,
+    )
+    assert ended.code == -signal.SIGINT
+    assert "smartbatch.interrupted.Interrupted: interrupted; job job-" in ended.err
+    assert "smartbatch.job('job-" in ended.err
+    assert smartbatch.job("k", store=environ["SMARTBATCH_STORE"]).status().total == 30
+
+
+WAITS: dict[str, Callable[[BatchingClient, Job], Any]] = {
+    "wait": lambda client, job: job.wait(),
+    "results": lambda client, job: list(job.results()),
+    "submit_and_wait": lambda client, job: client.submit_and_wait([f"p{n}" for n in range(12)], key="k"),
+}
+
+
+@pytest.mark.parametrize("wait", sampled(WAITS))
+def test_an_interrupted_wait_for_a_job_has_what_is_stored_and_the_job_goes_on(
+    wait: str, client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks anew each time, so it has everything once the job has ended."""
+    waited = ChangeNotifier.wait_for_change
+
+    def interrupted(notifier: ChangeNotifier, seen: int, timeout: float) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        waited(notifier, seen, timeout)
+
+    with clock.held():
+        job = client.submit_batch([f"p{n}" for n in range(12)], key="k")
+        with monkeypatch.context() as patched:
+            patched.setattr(ChangeNotifier, "wait_for_change", interrupted)
+            with pytest.raises(Interrupted, match=job.id) as caught:
+                WAITS[wait](client, job)
+        assert caught.value.results == []
+    job.wait(LONG)
+    assert caught.value.results.texts == [f"by batch: p{n}" for n in range(12)]
+
+
+def test_decisions_of_jobs_that_never_end_here_do_not_pile_up(
+    client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest are scored at their end; the earliest may have ended in another process."""
+    monkeypatch.setattr(lists, "DECIDED", 2)
+    scored: list[int] = []
+    client.observe(lambda event: scored.append(event.requests) if isinstance(event, RouteScored) else None)
+    with clock.held():
+        jobs = [client.submit_batch([f"{n}-{m}" for m in range(n)], deadline="20h") for n in (3, 4, 5)]
+    for job in jobs:
+        job.wait(LONG)
+    client.stop()
+    assert sorted(scored) == [4, 5]
+
+
+def test_the_jobs_of_a_store_are_found_without_a_client(
+    client: BatchingClient, clock: VirtualClock, store: str
+) -> None:
+    """Newest first, whatever model they are for; nothing is needed but the store."""
+    first = client.submit_batch(["a"], key="first")
+    first.wait(LONG)
+    with clock.held():
+        second = client.submit_batch(["b"], key="second")
+        assert [job.id for job in smartbatch.jobs(store=store)] == [second.id, first.id]
+        assert [job.key for job in smartbatch.jobs(store=store, limit=1)] == ["second"]
+        assert [job.key for job in smartbatch.jobs(store=store, unfinished=True)] == ["second"]
+
+
+def test_the_call_that_finds_jobs_is_also_the_package_of_its_name() -> None:
+    """Both have the name, so that neither import hides the other."""
+    assert signature(smartbatch.jobs) == signature(shortcuts.jobs)
+    assert importlib.import_module("smartbatch.jobs.job").Job is smartbatch.jobs.job.Job
+
+
+def test_a_job_that_is_nowhere_is_not_found(client: BatchingClient, store: str) -> None:
+    """The error says where was looked, and how to see what there is."""
+    with pytest.raises(JobNotFound, match="smartbatch jobs list"):
+        client.job("nightly")
+    with pytest.raises(JobNotFound, match="nightly"):
+        smartbatch.job("nightly", store=store)
+
+
+def test_a_job_without_its_key_at_hand_says_what_it_needs(
+    client: BatchingClient,
+    clock: VirtualClock,
+    remote: Remote,
+    store: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is left alone, and its note names the account."""
+    with clock.held():
+        job = client.submit_batch(["a"])
+    client.stop(timeout=0)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    seen = smartbatch.job(job.id, store=store)
+    status = seen.status()
+    assert status.state == "active"
+    assert status.note is not None
+    assert "needs the remote account" in status.note
+    with pytest.raises(JobTimeout, match="needs the remote account"):
+        seen.wait(0.05)

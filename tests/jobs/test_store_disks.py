@@ -1,0 +1,223 @@
+"""An SQLite store on a disk that is full, limited, broken or read-only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jobs.sqlite_files import Watched, bench, connections, writer
+from jobs.stores import Bench, led, new_items, result, started
+
+from smartbatch.errors import StoreError
+from smartbatch.jobs.records import NewItem, ShardState
+from smartbatch.jobs.store import job_table
+
+__all__ = ["bench", "connections"]  # fixtures
+
+
+def test_a_full_disk_stops_writes_only_and_they_go_on_when_there_is_room(
+    bench: Bench, connections: list[Watched]
+) -> None:
+    store = bench.open()
+    job, lease = started(store, bench, 50)
+    shard = led(store, lease, store.shards.plan(lease, bench.shard(*range(50))), ShardState.INGESTING)
+    writing = writer(connections)
+    writing.execute("PRAGMA max_page_count = 1")  # as many as there are
+    large = [result(ix, text=bytes(9_000)) for ix in range(50)]
+    with pytest.raises(StoreError, match="the disk is full"):
+        store.shards.ingest(lease, shard, large, at=1.0)
+    with pytest.raises(StoreError, match="the disk is full"):
+        store.jobs.accept(bench.job(key="k"), [NewItem(None, bytes(9_000), 1, 1) for _ in range(50)])
+    assert store.jobs.get("k") is None
+    assert store.items.results(job.id) == []
+    assert store.shards.get(shard.id) == shard
+    assert len(store.shards.payloads(shard.id)) == 50
+    writing.execute("PRAGMA max_page_count = 1000000")
+    assert len(store.shards.ingest(lease, shard, large, at=1.0).final) == 50
+    assert bench.behind("PRAGMA integrity_check") == [("ok",)]
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    folder = tempfile.mkdtemp(prefix="sbsmall")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        os.rmdir(folder)
+        pytest.skip("needs the right to mount a small tmpfs; a limit of file sizes stands in for it")
+    yield Path(folder)
+    subprocess.run(["umount", "--lazy", folder], check=True)
+    os.rmdir(folder)
+
+
+def test_a_disk_that_is_really_full_costs_no_job(small_disk: Path) -> None:
+    bench = Bench("sqlite", str(small_disk / "jobs.db"), small_disk)
+    store = bench.open()
+    job, lease = started(store, bench)
+    ballast = small_disk / "ballast"
+    with pytest.raises(OSError, match="No space left"):
+        ballast.write_bytes(bytes(2 << 20))
+    failures = 0
+    for _ in range(20):
+        try:
+            store.jobs.accept(bench.job(), [NewItem(None, bytes(3_000), 1, 1) for _ in range(20)])
+        except StoreError as error:
+            assert "full" in str(error)
+            failures += 1
+    assert failures >= 19
+    assert store.jobs.get(job.id) is not None
+    other = bench.open()
+    assert len(other.items.in_state(job.id)) == 3
+    ballast.unlink()
+    assert store.shards.plan(lease, bench.shard(0, 1, 2)).size == 3
+    assert bench.behind("PRAGMA integrity_check") == [("ok",)]
+    bench.close()
+
+
+LIMITED = """
+import resource, sys
+from smartbatch.errors import StoreError
+from smartbatch.jobs.records import (NewItem, JobRow)
+from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.jobs.store import open_store
+
+store = open_store(sys.argv[1])
+new = lambda n: JobRow(f"job-{n}", None, "s", "m", "generate", b"", {}, JobPolicy(), 1.0)
+items = lambda n: [NewItem(None, bytes(3000), 1, 1) for _ in range(n)]
+store.jobs.accept(new(0), items(3))
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+told = []
+for n in range(1, 30):
+    try:
+        store.jobs.accept(new(n), items(20))
+    except StoreError as error:
+        told.append(n)
+        assert "a limit of file sizes" in str(error) or "full" in str(error), error
+kept = {job.id for job in store.jobs.latest()}
+assert told and kept == {f"job-{n}" for n in range(30) if n not in told}, (told, kept)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+assert store.jobs.accept(new(30), items(20))[1]
+store.close()
+print("fine", len(told))
+"""
+
+
+def test_a_limit_of_file_sizes_is_told_and_what_was_accepted_stays(bench: Bench) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", LIMITED, bench.place], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.stdout.startswith("fine"), run.stderr
+    store = bench.open()
+    for job in store.jobs.latest():
+        assert len(store.items.in_state(job.id)) == job.total
+    assert bench.behind("PRAGMA integrity_check") == [("ok",)]
+
+
+@pytest.mark.parametrize("rollback_works", [True, False])
+def test_a_commit_the_disk_refused_is_never_reported_as_stored(
+    bench: Bench, connections: list[Watched], rollback_works: bool
+) -> None:
+    store = bench.open()
+    job, lease = started(store, bench)
+    before = len(connections)
+    broken = writer(connections)
+    broken.failing = {"COMMIT"} if rollback_works else {"COMMIT", "ROLLBACK"}
+    with pytest.raises(StoreError, match="nothing of this write counts"):
+        store.shards.plan(lease, bench.shard(0, 1))
+    broken.failing = set()
+    assert store.shards.of_job(job.id) == []
+    assert len(store.items.in_state(job.id)) == 3
+    assert store.shards.plan(lease, bench.shard(0, 1)).no == 1
+    assert (len(connections) == before) == rollback_works  # one that cannot roll back is given up
+
+
+def test_a_job_whose_commit_was_told_as_failed_and_is_there_keeps_its_items(
+    bench: Bench, connections: list[Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of several pages: what was stored early is deleted only while no job has it."""
+    monkeypatch.setattr(job_table, "PAGE_ITEMS", 2)
+    store = bench.open()
+
+    def break_disk() -> bytes:
+        """Called in the middle of the last write."""
+        broken = writer(connections)
+        broken.failing, broken.done = {"COMMIT"}, True
+        return b""
+
+    with pytest.raises(StoreError, match="nothing of this write counts"):
+        store.jobs.accept(bench.job(key="k"), new_items(5), digest=break_disk)
+    writer(connections).failing = set()
+    job = bench.open().jobs.get("k")
+    assert job is not None
+    assert len(store.items.in_state(job.id)) == len(store.items.bodies(job.id, range(5))) == job.total == 5
+
+
+READ_ONLY = """
+import os, sys
+from smartbatch.errors import StoreError
+from smartbatch.jobs.records import (JobRow)
+from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.jobs.store import open_store, sqlite
+if os.getuid() == 0:
+    os.setgid(65534); os.setuid(65534)
+try:
+    store = open_store(sys.argv[1])
+    print("opened", len(store.jobs.latest()))
+    store.jobs.accept(JobRow("job-1", None, "s", "m", "generate", b"", {}, JobPolicy(), 1.0), [])
+    print("written")
+except StoreError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.fixture
+def shown() -> Iterator[Path]:
+    """A folder others may look into."""
+    folder = Path(tempfile.mkdtemp(prefix="sbshown"))
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def as_nobody(place: Path) -> list[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", READ_ONLY, str(place)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_accepted(shown: Path) -> None:
+    shown.chmod(0o555)
+    (told,) = as_nobody(shown / "jobs.db")
+    assert told.startswith(f"refused: the store {shown}/jobs.db cannot be used (Permission denied)")
+    (told,) = as_nobody(shown / "deeper" / "jobs.db")
+    assert "Permission denied" in told
+    assert list(shown.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_accepted(shown: Path) -> None:
+    bench = Bench("sqlite", str(shown / "jobs.db"), shown)
+    store = bench.open()
+    store.jobs.accept(bench.job(), new_items(1))
+    bench.close()
+    (shown / "jobs.db").chmod(0o444)
+    shown.chmod(0o777)
+    opened, told = as_nobody(shown / "jobs.db")
+    assert opened == "opened 1"
+    assert "is read-only: make file and folder writable" in told
+    shown.chmod(0o555)
+    *_, told = as_nobody(shown / "jobs.db")
+    assert told.startswith("refused: the store")
+    (shown / "jobs.db").chmod(0o000)
+    (told,) = as_nobody(shown / "jobs.db")
+    assert told.startswith("refused: the store")

@@ -1,0 +1,134 @@
+"""Only the clock waits: every call of the library that blocks is made by it, as its syntax trees show."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.syntax import (
+    ROOT,
+    files,
+    last_name,
+    names_of,
+    nodes,
+    room,
+)
+
+WAITING = {
+    "time": {"sleep"},
+    "concurrent.futures": {"wait", "as_completed"},
+    "select": {"select"},
+    "signal": {"pause", "sigwait", "sigtimedwait"},
+}
+"""Functions that wait, and are found without their module's name, too."""
+
+
+BLOCKING = {"sleep", "wait", "wait_for", "get", "select", "as_completed", "join", "acquire"}
+"""Methods that wait, of some objects."""
+
+
+def waits(file: Path) -> Iterator[str]:
+    """Every call in the file that waits by itself and not by a clock."""
+    bare = {
+        name.asname or name.name
+        for node in nodes(file)
+        if isinstance(node, ast.ImportFrom) and node.module in WAITING
+        for name in node.names
+        if name.name in WAITING[node.module]
+    }
+    calls = [node for node in nodes(file) if isinstance(node, ast.Call)]
+    if not {last_name(call.func) for call in calls} & (BLOCKING | bare):
+        return
+    allowed = names_of(file, "monitor")
+    queues = names_of(file, "Queue", "SimpleQueue", "LifoQueue", "PriorityQueue")
+    threads = names_of(file, "Thread", "Process", "Timer")
+    own = {node.name for node in nodes(file) if isinstance(node, ast.FunctionDef)}
+    for node in calls:
+        if isinstance(node.func, ast.Name) and node.func.id in bare:
+            yield f"{file.name}:{node.lineno} {node.func.id}"
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in BLOCKING:
+            continue
+        owner, method = node.func.value, node.func.attr
+        name = last_name(owner)
+        by_clock = name.lstrip("_") in ("clock", "RealClock") or (
+            method in ("wait", "wait_for") and name in allowed | {"job"}  # a Job waits by its client's clock
+        )
+        keywords = {each.arg: ast.unparse(each.value) for each in node.keywords}
+        first = [ast.unparse(each) for each in node.args[:1]]
+        at_once = "False" in (keywords.get("blocking"), keywords.get("block"), *first)
+        blocks = {
+            "sleep": method not in own,
+            "wait": method not in own,
+            "wait_for": method not in own,
+            "get": (name in queues and not at_once) or "timeout" in keywords,
+            "select": method not in own,
+            "as_completed": method not in own,
+            "join": name in threads | queues or not node.args,  # of texts it has one argument
+            "acquire": not at_once,
+        }
+        if blocks[method] and not by_clock:
+            yield f"{file.name}:{node.lineno} {ast.unparse(node.func)}"
+
+
+def test_only_the_clock_waits() -> None:
+    """All other files wait on a monitor of a clock; the emulator, a server, has the timers of its loop."""
+    assert [
+        found for file in files() if room(file) not in ("_clock", "emulator") for found in waits(file)
+    ] == []
+
+
+def test_only_the_clock_makes_conditions() -> None:
+    """threading.Condition is for clock.py."""
+    made = [
+        f"{file.relative_to(ROOT.parent)}:{node.lineno}"
+        for file in files()
+        if room(file) not in ("_clock", "emulator")
+        for node in nodes(file)
+        if isinstance(node, ast.Call) and last_name(node.func) == "Condition"
+    ]
+    assert made == []
+
+
+def test_a_wait_that_is_not_the_clocks_would_be_found(tmp_path: Path) -> None:
+    """The walk sees every call that blocks, and tells those of a clock and those that only look apart."""
+    sample = tmp_path / "sample.py"
+    sample.write_text(
+        "from time import sleep, time as now\n"
+        "from concurrent.futures import wait as until\n"
+        "class A:\n"
+        "    def __init__(self, clock):\n"
+        "        self._room = clock.monitor()\n"
+        "        self._todo = queue.SimpleQueue()\n"
+        "        self._worker = threading.Thread()\n"
+        "    def f(self, event, time, table, lock, left):\n"
+        "        self._room.wait(1)\n"
+        "        self._room.wait_for(event, 1)\n"
+        "        event.wait()\n"
+        "        time.sleep(1)\n"
+        "        self._todo.get()\n"
+        "        self._todo.get(block=False)\n"
+        "        table.get(1)\n"
+        "        self._worker.join(left)\n"
+        "        ', '.join(left)\n"
+        "        lock.acquire(timeout=left)\n"
+        "        lock.acquire(blocking=False)\n"
+        "        clock.acquire(lock, left)\n"
+        "    def g(self, inbox: queue.Queue[int], box, futures):\n"
+        "        sleep(1), now(), until(futures)\n"
+        "        inbox.get()\n"
+        "        box.get(timeout=1)\n"
+        "        select.select([], [], [])\n"
+    )
+    assert {found.split()[-1] for found in waits(sample)} == {
+        "event.wait",
+        "time.sleep",
+        "self._todo.get",
+        "self._worker.join",
+        "lock.acquire",
+        "sleep",
+        "until",
+        "inbox.get",
+        "box.get",
+        "select.select",
+    }
