@@ -7,11 +7,12 @@
 The server, :mod:`benchmarks.quick_server`, answers after 2 ms in a process of its own, 64 at a time. *run* is
 ``smartbatch run`` over a file of rows of 200 letters, its output in a file; *alone* is ``client.map`` over
 the same prompts, read from the same file one by one, whose results are counted and dropped. They take turns,
-and the median of the rounds' ratios counts. With ``--kill`` a last run is killed with SIGKILL when so large a
-part of the rows is in its output, and the seconds count until the same command writes the next row; with
-``--rounds 0`` it is the only one. ``--answered`` asks the same of a run that was not made: its answers are
-put into the store and the output by :mod:`benchmarks.answered_rows`. It is started twice, as the first to go
-on may have to check every row, which the next need not.
+and the median of the rounds' ratios counts, without a first round, which compiles the modules. With
+``--kill`` a last run is killed with SIGKILL when so large a part of the rows is in its output, and the
+seconds count until the same command writes the next row; with ``--rounds 0`` it is the only one.
+``--answered`` asks the same of a run that was not made: its answers are put into the store and the output by
+:mod:`benchmarks.answered_rows`. It is started twice, as the first to go on may have to check every row, which
+the next need not.
 """
 
 from __future__ import annotations
@@ -89,9 +90,11 @@ def command(folder: Path) -> list[str]:
 
 
 def environment(folder: Path, url: str) -> dict[str, str]:
-    """Return the environment of all processes: nothing is known of earlier ones, but for the prices."""
+    """Return the environment of all processes: nothing is known of earlier ones, but for the prices and the
+    compiled modules."""
     own = {"XDG_STATE_HOME": str(folder), "OPENAI_API_KEY": "benchmark", "OPENAI_BASE_URL": url}
-    return {**os.environ, **own, "SMARTBATCH_SHARED": "off"}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, **own, "SMARTBATCH_SHARED": "off", "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
 
 
 def memory_of(pid: int) -> float:
@@ -211,10 +214,12 @@ def main() -> None:
         environ = environment(folder, url)
         by_itself = [sys.executable, "-m", "benchmarks.many_rows", "--alone", str(folder / "rows.jsonl"), url]
         peak = 0.0
-        for _ in range(args.rounds):
+        for number in range(args.rounds and args.rounds + 1):
             library = taken(by_itself, environ)
             forget(folder)
             run = taken(command(folder), environ)
+            if not number:
+                continue
             peak = max(peak, *run.memory)
             ratios.append(library.wall / run.wall)
             for title, found in (("alone", library), ("run", run)):

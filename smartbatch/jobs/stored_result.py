@@ -26,9 +26,8 @@ class StoredResult:
 
 def result_of_row(row: ResultRow, job_id: str) -> Result:
     """Return the result of an item; that of an item which shares the answer of another one cost nothing."""
-    result = decode_result(row.body, request_id=item_id(job_id, row.ix, row.user_id))
-    if result.context is None and (context := context_of(row.payload)) is not None:
-        result = evolve(result, context=context)
+    request_id = item_id(job_id, row.ix, row.user_id)
+    result = decode_result(row.body, request_id=request_id, request=row.payload)
     # bodies of errors serve many rows, and do not say what each cost
     result = result if result.cost is not None else evolve(result, cost=row.cost)
     result = with_earlier_tries(result, row.earlier)

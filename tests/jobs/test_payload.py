@@ -6,6 +6,8 @@ import json
 import math
 import pickle
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +28,7 @@ from smartbatch.errors import (
     StoreError,
     ValidationFailed,
 )
+from smartbatch.jobs import payload
 from smartbatch.jobs.payload import (
     RunningDigest,
     Shared,
@@ -94,6 +97,20 @@ def there_and_back(request: Request, shared: Shared = PLAIN) -> Request:
     return decode_request(encode_request(request, shared), shared, id=request.id)
 
 
+@contextmanager
+def without_orjson() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(payload, "_fast", None)
+        yield
+
+
+def _bytes_or_refusal(request: Request) -> bytes | str:
+    try:
+        return encode_request(request, PLAIN)
+    except InvalidRequest as refusal:
+        return refusal.message
+
+
 def same(result: Result) -> Result:
     return decode_result(encode_result(result), request_id=result.request_id)
 
@@ -112,6 +129,13 @@ class TestRequests:
         data = encode_request(request, shared)
         assert data == encode_request(there_and_back(request, shared), shared)
         assert json.loads(data.decode())["v"] == 1
+
+    @given(requests, st.lists(st.text() | st.integers(), max_size=3) | st.none())
+    def test_they_have_the_same_bytes_without_orjson(self, request: Request, context: Any) -> None:
+        request = evolve(request, context=context)
+        with without_orjson():
+            data = _bytes_or_refusal(request)
+        assert _bytes_or_refusal(request) == data
 
     @given(generations, st.none() | embeddings)
     def test_what_requests_share_comes_back_as_it_was(
@@ -282,6 +306,13 @@ class TestResults:
     @given(results)
     def test_every_answer_comes_back_as_it_was_even_one_that_utf_8_cannot_carry(self, result: Result) -> None:
         assert fields(same(result)) == fields(result)
+
+    @given(results, st.none() | st.floats())
+    def test_a_plain_answer_says_the_same_without_orjson(self, result: Result, cost: float | None) -> None:
+        result = evolve(result, parsed=None, context=[1, "a"], cost=cost)
+        with without_orjson():
+            data = encode_result(result)
+        assert json.dumps(json.loads(encode_result(result))) == json.dumps(json.loads(data))
 
     @given(st.binary(max_size=64).map(lambda data: data[: len(data) // 4 * 4]))
     def test_a_vector_comes_back_bit_by_bit(self, data: bytes) -> None:
