@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from attrs import frozen
 
@@ -131,7 +131,7 @@ class OpenTelemetryObserver:
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
-        handler = _HANDLERS.get(type(event))
+        handler = self._HANDLERS.get(type(event))
         if handler is not None and self._is_on(event.at):
             handler(self, event)
 
@@ -285,15 +285,14 @@ class OpenTelemetryObserver:
         )
         _end(span, found, failed)
 
-
-_HANDLERS: Final[Mapping[type[Event], Any]] = {
-    CallStarted: OpenTelemetryObserver._call_started,
-    CallFinished: OpenTelemetryObserver._call_finished,
-    RequestFinished: OpenTelemetryObserver._request_finished,
-    BatchEnded: OpenTelemetryObserver._batch_ended,
-    JobResultsStored: OpenTelemetryObserver._results_stored,
-    JobFinished: OpenTelemetryObserver._job_finished,
-}
+    _HANDLERS: ClassVar[Mapping[type[Event], Any]] = {
+        CallStarted: _call_started,
+        CallFinished: _call_finished,
+        RequestFinished: _request_finished,
+        BatchEnded: _batch_ended,
+        JobResultsStored: _results_stored,
+        JobFinished: _job_finished,
+    }
 
 
 def with_telemetry(telemetry: Telemetry | Literal["off"], observers: Sequence[Observer]) -> list[Observer]:

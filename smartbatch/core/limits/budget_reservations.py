@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from attrs import Factory, define, field, frozen
+from attrs import define, field, frozen
 
 from smartbatch._display import fields_repr
 from smartbatch.core.limits.budget import Budget, SpendReservation
@@ -81,8 +81,12 @@ class JobReservations:
     budget: Budget
     _guard: MoneyGuard
     account: str
-    _until: MoneyWait = field(default=Factory(lambda own: own._guard, takes_self=True))
+    _until: MoneyWait = field()
     _jobs: dict[str, _JobReservation] = field(factory=dict, init=False)
+
+    @_until.default
+    def _leases_nothing(self) -> MoneyWait:
+        return self._guard
 
     @property
     def jobs(self) -> list[str]:
