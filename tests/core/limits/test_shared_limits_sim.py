@@ -180,8 +180,9 @@ def test_a_rate_that_was_measured_far_too_low_grows_for_all(seed: int) -> None:
 @pytest.mark.parametrize("seed", sampled(range(6), keep=2))
 @pytest.mark.parametrize("calls", sampled(["at once", "each second"], keep=2))
 def test_refusals_that_led_another_process_to_a_rate_prove_no_lower_one(calls: str, seed: int) -> None:
-    """One and ten at once of 600 a minute, which nobody told: three quarters are used from 20 seconds on. As each
-    process counted the refusals of the one event anew, a fourth to a half was used with half of the seeds.
+    """One and ten at once of 600 a minute, which nobody told: three quarters are used from 20 seconds on. As
+    each process counted the refusals of the one event anew, a fourth to a half was used with half of the
+    seeds.
     """
     server = Silent("gemini", {"requests": 600}, sizes={"requests": 1} if calls == "at once" else None)
     if calls == "each second":
