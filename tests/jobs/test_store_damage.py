@@ -205,6 +205,15 @@ def test_a_file_that_goes_away_under_us_is_never_written_to(tmp_path: Path, away
     store.close()
 
 
+def test_a_file_that_went_away_is_not_made_anew_by_the_first_write(bench: Bench) -> None:
+    filled(bench)
+    store = bench.open()
+    os.unlink(bench.place)
+    with pytest.raises(StoreError, match="deleted or replaced"):
+        store.jobs.accept(bench.job(), new_items(1))
+    assert not os.path.exists(bench.place)
+
+
 def test_a_file_that_goes_away_during_a_write_is_not_reported_as_written(bench: Bench) -> None:
     store = bench.open()
 

@@ -14,6 +14,7 @@ import pytest
 from jobs.sqlite_files import Watched, bench, connections, filled, writer
 from jobs.stores import Bench, led, new_items, result, started
 
+from smartbatch._clock import RealClock
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import NewItem, ShardState
 from smartbatch.jobs.store import SqlStore, checks, open_store
@@ -132,6 +133,29 @@ def test_a_file_that_another_process_keeps_locked_is_an_error_after_a_bounded_wa
     assert len(store.jobs.latest()) == 1
 
 
+def test_who_waits_for_a_locked_file_hears_soon_that_the_store_is_given_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that goes on waiting would keep the interpreter from ending."""
+    store, waits = bench.open(busy_timeout=60.0), threading.Event()
+
+    class Clock(RealClock):
+        @staticmethod
+        def now() -> float:
+            waits.set()
+            return RealClock.now()
+
+    with sqlite3.connect(bench.place, isolation_level=None) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("BEGIN EXCLUSIVE")
+        monkeypatch.setattr(sqlite_module, "RealClock", Clock)
+        waiting = pool.submit(store.jobs.accept, bench.job(), new_items(1))
+        assert waits.wait(20.0)
+        store.give_up()
+        assert isinstance(waiting.exception(20.0), StoreError)
+        other.execute("ROLLBACK")
+    other.close()
+
+
 def test_a_new_file_that_is_locked_while_it_is_opened_is_an_error(bench: Bench) -> None:
     """A file whose form is old needs a write; one of the present form opens next to any writer."""
     filled(bench)
@@ -172,13 +196,13 @@ MOUNTS = """\
 22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 40 27 0:40 / /home rw,relatime shared:5 master:1 - nfs4 server:/home rw,vers=4.2
+garbage
+46 27 0:45
 41 40 8:1 / /home/local\\040disk rw - xfs /dev/sda1 rw
 42 27 0:41 / /mnt/share rw - cifs //server/share rw
 43 27 0:42 / /mnt/ssh rw - fuse.sshfs me@server: rw
 44 27 0:43 / /mnt/over rw - nfs server:/x rw
 45 44 0:44 / /mnt/over rw - tmpfs tmpfs rw
-garbage
-46 27 0:45
 """.splitlines()
 
 
@@ -199,13 +223,15 @@ def test_the_file_system_of_a_folder_is_that_of_its_nearest_mount(folder: str, k
     assert checks.file_system(folder, MOUNTS) == kind
 
 
-@pytest.mark.parametrize("folder", ["/home/me/state", "/mnt/share/a", "/mnt/ssh/b"])
-def test_a_network_file_system_is_refused_with_the_reason_and_what_to_do(folder: str) -> None:
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
+def test_a_network_file_system_is_refused_with_the_reason_and_what_to_do(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    mounts = ["27 1 254:0 / / rw - ext4 /dev/vda rw", f"40 27 0:40 / {tmp_path} rw - {kind} server:/ rw"]
     with pytest.raises(StoreError, match="network file system") as told:
-        checks.prepare_folder(f"{folder}/jobs.db", MOUNTS)
+        checks.prepare_folder(f"{folder}/jobs.db", mounts)
     assert "SMARTBATCH_STORE" in str(told.value)
     assert "PostgreSQL" in str(told.value)
-    assert not os.path.exists(folder)
+    assert not folder.exists()
 
 
 def test_an_opened_store_asks_the_system_what_it_stands_on(

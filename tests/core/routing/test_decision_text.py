@@ -58,6 +58,15 @@ def test_what_takes_for_ever_comes_back_too() -> None:
     assert decision_of(decision_text(changed)) == changed
 
 
+def test_an_explanation_says_when_a_late_batch_is_taken_back() -> None:
+    made = decision(400, deadline=90_000.0)
+    assert made.chosen.rescue_at is not None
+    told = f"rescue: what has not come after {made.chosen.rescue_at:.1f} s is taken back"
+    assert told in explain(made)
+    assert f"{made.chosen.rescue_needs:.1f} s before the deadline" in explain(made)
+    assert "rescue: what" not in explain(decision(2))
+
+
 @pytest.mark.parametrize(
     "damage",
     ["", "[]", "null", "{", '{"version": 1}', '{"version": 2, "load": {}}', '{"version": 1, "load": 3}'],
