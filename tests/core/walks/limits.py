@@ -46,6 +46,7 @@ def filling(rng: random.Random, record: Record) -> None:
         client.quota.configure(rng.choice((None, 900, 6000)), rng.choice((None, 200_000)), 0.0)
     change = (20.0, {"requests": rng.choice((300.0, 2400.0))}) if rng.random() < 0.4 else None
     fill(server, client, seconds=40.0, seed=rng.randrange(100), jitter=0.005, change=change)
+    record.state(client.quota)
     record.note("calls", client.counts.calls, client.counts.refused)
     record.note("refusals", client.counts.refusals)
     record.note("limits", client.quota.reported_limits, client.quota.spaced_rate)
@@ -69,6 +70,7 @@ def unknown(rng: random.Random, record: Record) -> None:
         retry_after=None if asked is None else lambda _: asked,
         quick_refusals=rng.random() < 0.5,
     )
+    record.state(one)
     record.note("ends", found.ends, found.refusals)
     record.note("run", found.seconds, found.refused, found.early, one.spaced_rate)
 
@@ -116,24 +118,27 @@ def quota(rng: random.Random, record: Record) -> None:
             else:
                 rng.choice((one.failed, one.dropped))(call, now)
         if step % 20 == 0:
-            record.note("state", one.in_flight, one.spaced_rate, one.reported_limits)
+            record.note("told", one.in_flight, one.spaced_rate, one.reported_limits)
+            record.state(one)
         if rng.random() < 0.005:
             one.configure(rng.choice((None, 60, 600)), None, now)
 
 
 def throttle(rng: random.Random, record: Record) -> None:
-    """A provider fails at random, or takes so many calls a second."""
+    """A provider fails at random, or takes so many calls a second, or at once."""
     one, now, level = AdaptiveThrottle(), 0.0, 0.0
     failing, rate = rng.choice(((0.02, 1e9), (0.4, 1e9), (0.95, 1e9), (0.0, 60.0), (0.05, 20.0), (0.0, 0.3)))
     going: list[tuple[float, float, bool | None]] = []
     workers, latency = rng.choice((8, 32)), rng.choice((0.05, 0.4, 4.0, 20.0))
     failure = rng.choice((0.004, 0.004, latency))
-    for step in range(1500):
+    at_once = rng.choice((1, 3, 1000, 1000))
+    for step in range(4000):
+        at_once *= 4 if step == 3000 else 1
         at = one.look(now)
         if len(going) < workers and at <= now:
             one.take(now)
             level += 1.0
-            ok: bool | None = level < rate / 4 and rng.random() >= failing
+            ok: bool | None = level < rate / 4 and len(going) < at_once and rng.random() >= failing
             ok = None if rng.random() < 0.02 else ok
             going.append((now + (latency * rng.uniform(0.5, 2.0) if ok else failure), now, ok))
         else:
@@ -143,6 +148,8 @@ def throttle(rng: random.Random, record: Record) -> None:
                 going.remove(each)
                 one.end(each[1], now, accepted=each[2])
             record.note("rate", one.rate, one.latency)
+        if step % 50 == 0:
+            record.state(one)
         if step % 400 == 399 and rng.random() < 0.3:
             one.restart()
     record.note("end", now)
@@ -153,7 +160,9 @@ def breaker(rng: random.Random, record: Record) -> None:
     one = CircuitBreaker(rng.choice((1, 5)), probes=rng.choice((1, 4)))
     now, going, down = 0.0, list[tuple[object, bool]](), False
     usual = rng.choice((0.0, 0.05, 0.5, 0.9))
-    for _ in range(600):
+    for step in range(600):
+        if step % 20 == 0:
+            record.state(one)
         now += rng.expovariate(rng.choice((1.0, 30.0)))
         down = not down if rng.random() < 0.01 else down
         at = one.look(now)
@@ -174,6 +183,7 @@ def pauses(rng: random.Random, record: Record) -> None:
     """Features are left off for a while after they failed."""
     flex, packing, now = FlexHealth(), PackingHealth(), 0.0
     for _ in range(300):
+        record.state(flex, packing)
         now += rng.expovariate(0.05)
         if rng.random() < 0.5:
             flex.answered()
@@ -206,6 +216,7 @@ def budget(rng: random.Random, record: Record) -> None:
             if act == one.settle:
                 held.remove(chosen)
         if step % 40 == 0:
+            record.state(one, outer, jobs)
             one.widen(0.5)
         record.note("left", one.left, one.spent, one.reserved, outer.left, outer.spent)
         name = str(rng.randrange(4))
@@ -250,7 +261,7 @@ WALKS = {
     "filling": (filling, 16),
     "unknown": (unknown, 48),
     "quota": (quota, 200),
-    "throttle": (throttle, 100),
+    "throttle": (throttle, 48),
     "breaker": (breaker, 24),
     "pauses": (pauses, 8),
     "budget": (budget, 24),

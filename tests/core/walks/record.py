@@ -6,6 +6,7 @@ import enum
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Set
+from functools import partial
 from typing import Any
 
 import attrs
@@ -23,11 +24,17 @@ class Record:
 
     def note(self, what: str, *found: Any) -> None:
         """Take down what was decided; the latest of each kind can be read in the line."""
-        text = " ".join(map(plain, found))
+        self._note(what, " ".join(map(plain, found)))
+
+    def _note(self, what: str, text: str) -> None:
         self._digest.update(f"{what} {text}\n".encode())
         self._steps += 1
         if len(text) < 30:
             self._last[what] = text
+
+    def state(self, *found: Any) -> None:
+        """Take down all that objects of the core keep: what is wrong there may show much later."""
+        self._note("state", " ".join(plain(each, whole=True) for each in found))
 
     def tried(self, what: str, act: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Do something, and take down what it returns or which error it raises."""
@@ -44,8 +51,12 @@ class Record:
         return f"{self._steps} steps, {self._digest.hexdigest()}: {shown}"
 
 
-def plain(value: Any) -> str:
-    """Return a value as text that is the same in each process."""
+def plain(value: Any, *, whole: bool = False) -> str:
+    """Return a value as text that is the same in each process.
+
+    Args:
+        whole: with the attributes of any object of the core, not only of records; none may contain itself.
+    """
     match value:
         case bool() | None | str():
             return str(value)
@@ -57,12 +68,21 @@ def plain(value: Any) -> str:
             return str(value)
         case enum.Enum():
             return str(value.value)
+    each = partial(plain, whole=whole)
+    match value:
         case Mapping():
-            return "{" + ", ".join(f"{plain(key)}: {plain(each)}" for key, each in value.items()) + "}"
+            return "{" + ", ".join(f"{each(key)}: {each(one)}" for key, one in value.items()) + "}"
         case Set():
-            return "{" + ", ".join(sorted(map(plain, value))) + "}"
+            return "{" + ", ".join(sorted(map(each, value))) + "}"
         case list() | tuple():
-            return "(" + ", ".join(map(plain, value)) + ")"
-    if attrs.has(type(value)):
-        return plain({field.name: getattr(value, field.name) for field in attrs.fields(type(value))})
-    return type(value).__name__
+            return "(" + ", ".join(map(each, value)) + ")"
+    kind = type(value)
+    if attrs.has(kind):
+        return each({field.name: getattr(value, field.name) for field in attrs.fields(kind)})
+    if whole and kind.__module__.startswith("smartbatch.core."):
+        return each(getattr(value, "__dict__", {name: getattr(value, name) for name in _slots(kind)}))
+    return kind.__name__
+
+
+def _slots(kind: type) -> list[str]:
+    return [name for each in kind.__mro__ for name in getattr(each, "__slots__", ())]

@@ -50,6 +50,8 @@ def forecasts(rng: random.Random, record: Record) -> None:
         seconds = middle * size**growth * math.exp(rng.gauss(0, 0.4))
         seen = Observation(size, seconds, now, ended=rng.random() > 0.1)
         record.note("change", forecaster.observe(seen))
+        if place % 20 == 0:
+            record.state(forecaster)
         if place % 4 == 0:
             found = forecaster.at(now + 1000.0)
             for q in (1e-6, 0.01, 0.5, 0.95, 0.9999):
@@ -193,6 +195,7 @@ def workloads(rng: random.Random, record: Record) -> None:
         if rng.random() < 0.1:
             request = Request("word", embedding=Embedding())
         load.add(request, rng.choice((None, bytes([place % 7]) * 16)))
+    record.state(learned, other, load)
     record.note("load", load.load, load.cost("standard"), load.cost("batch"), load.tokens_most)
 
 

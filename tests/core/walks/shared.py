@@ -110,6 +110,7 @@ def exchanges(rng: random.Random, record: Record) -> None:
         record.note("record", shared.levels, shared.granted, shared.at - EPOCH, shared.next_slot - now)
         record.note("accounts", shared.accounts)
         record.note("members", {name: (one.held, one.since - now) for name, one in shared.members.items()})
+        record.state(shared)
 
 
 def _each(limits: Amounts, number: Callable[[float], float]) -> Amounts:
@@ -144,7 +145,9 @@ def leases(rng: random.Random, record: Record) -> None:
     )
     told, away, accepted, cooled = rng.random() < 0.7, False, [0] * count, [-1.0] * count
     spacing = rng.random() < 0.4
-    for _ in range(250):
+    for step in range(250):
+        if step % 10 == 0:
+            record.state(shared, ones)
         now += rng.choice((0.0, 0.0, 0.015625, 0.0625, 0.125, 0.5, rng.choice((0.25, 1.0, 5.0, 5.125))))
         away = not away if rng.random() < 0.04 else away
         told = told or rng.random() < 0.02
@@ -167,7 +170,7 @@ def leases(rng: random.Random, record: Record) -> None:
             one.tell()
         elif event < 0.08:
             cooled[n] = now + rng.choice((0.0, 0.5, 3.0))
-        record.note("state", one.is_used, one.is_limited, one.holds, one.members, one.others_rate(now - 2.0))
+        record.note("told", one.is_used, one.is_limited, one.holds, one.members, one.others_rate(now - 2.0))
         record.note("due", one.due(now) - now)
         if one.due(now) > now and rng.random() < 0.9:
             continue
@@ -204,7 +207,9 @@ def together(rng: random.Random, record: Record) -> None:
         if first:
             one.approach()
             one.lack(rng.choice((3, 30)), 8)
-    for _ in range(500):
+    for step in range(500):
+        if step % 20 == 0:
+            record.state(shared, ones)
         passed = rng.expovariate(pace) * (100.0 if rng.random() < 0.01 else 1.0)
         now, level = now + passed, min(10.0, level + passed * rate)
         one = rng.choice(ones)
@@ -284,8 +289,9 @@ def budget_leases(rng: random.Random, record: Record) -> None:
         else:
             one.adopt(grant, now + rng.choice((0.0, 0.0625)))
         record.note("accounts", shared.accounts, one.unleased)
+        record.state(shared, ones)
         record.note(
-            "state", one.lost, held[n], one.due(now) - now, [one.is_hopeless(x) for x in (0.0, 0.5, 9.0)]
+            "told", one.lost, held[n], one.due(now) - now, [one.is_hopeless(x) for x in (0.0, 0.5, 9.0)]
         )
 
 
