@@ -293,6 +293,10 @@ class InputRequests:
         for row, prompt in self._read_again(skip, stopped):
             yield Request(prompt, context=context(row), embedding=self.embedding)
 
+    def prompts(self, skip: Callable[[int], bool], stopped: Callable[[], bool]) -> Iterator[Any]:
+        """Read the input again and yield its prompts; raises as :meth:`read`."""
+        return (prompt for _, prompt in self._read_again(skip, stopped))
+
     def _read_again(
         self, skip: Callable[[int], bool], stopped: Callable[[], bool]
     ) -> Iterator[tuple[KeyedRow, Any]]:

@@ -14,7 +14,7 @@ from smartbatch.cli.summary import decision_summary
 from smartbatch.client import BatchingClient
 from smartbatch.plan import Plan
 from smartbatch.routing.announced_plan import AnnouncedPlan
-from smartbatch.types import Request, Result
+from smartbatch.types import Prompt, Result
 
 _BATCH_STRATEGIES: Final = frozenset({"batch", "hybrid"})
 _PASSED: Final = 1e-9
@@ -91,8 +91,8 @@ class RouteChooser:
             RunInterrupted: ``stopped`` returned true.
         """
 
-        def requests() -> Iterator[Request]:
-            yield from self._input.read(skip=lambda index: not needed[index], stopped=stopped)
+        def prompts() -> Iterator[Prompt]:
+            yield from self._input.prompts(skip=lambda index: not needed[index], stopped=stopped)
             if stopped():
                 raise RunInterrupted
 
@@ -100,4 +100,4 @@ class RouteChooser:
         if self._deadline is not None:
             elapsed = self._clock.now() - self._began
             constraints["deadline"] = max(_PASSED, self._deadline - elapsed)
-        return self._client.forecast(requests(), count=sum(needed), **constraints)
+        return self._client.forecast(prompts(), count=sum(needed), **constraints)

@@ -17,6 +17,7 @@ Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
 
 GENERATION = frozenset(fields_dict(Generation))
 """Names of the parameters that are about generating and not about the request."""
+_OF_REQUEST = fields_dict(Request).keys()
 
 _T = TypeVar("_T")
 
@@ -63,7 +64,11 @@ class RequestPreparer:
         if params.get("embedding") is not None:
             validation.refuse_for_vectors(params)
         defaults = self.defaults_of(params)
-        others = {name: value for name, value in params.items() if name not in GENERATION}
+        others = {
+            name: value
+            for name, value in params.items()
+            if name not in GENERATION and not (value is None and name in _OF_REQUEST)
+        }
         normalise = partial(validation.normalise, defaults=defaults, **others)
         return (row_named(row, partial(normalise, prompt)) for row, prompt in enumerate(prompts))
 
