@@ -9,6 +9,7 @@ import json
 import re
 from array import array
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -234,6 +235,7 @@ OTHER_PROGRAMS = re.compile(
 )
 
 
+@cache
 def options() -> set[str]:
     """Return the options of all subcommands."""
     parser = build_parser()

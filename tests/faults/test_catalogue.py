@@ -8,6 +8,7 @@ this folder; see :mod:`tests.faults.world`.
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -345,6 +346,7 @@ def test_every_test_of_this_folder_holds_a_row() -> None:
     assert loose <= {"test_c9_results_that_vanish_from_our_disk_while_they_are_read_are_fetched_again"}
 
 
+@cache
 def _tests_in(file: Path) -> set[str]:
     tree = ast.parse(file.read_bytes())
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

@@ -85,7 +85,7 @@ def test_a_limit_enforced_second_by_second_is_found_out_without_a_storm(
         assert outcome.early <= 16, "others wait once refusals repeat"
 
 
-@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize("latency", sampled(LATENCIES, keep=2))
 @pytest.mark.parametrize("server", PER_SECOND)
 def test_a_limit_that_nobody_told_is_found_and_kept(server: str, latency: str) -> None:
     """The first 64 calls are in flight before anyone can know; of the rest at most 4 % are refused."""
@@ -117,8 +117,9 @@ def test_a_told_limit_ten_times_too_high_is_corrected() -> None:
         assert outcome.refused <= 110, f"seed={seed}"
 
 
-@pytest.mark.parametrize("asked", [None, 2.0])
-@pytest.mark.parametrize("max_rpm", [None, 60_000])
+@pytest.mark.parametrize(
+    ("asked", "max_rpm"), sampled([(None, None), (None, 60_000), (2.0, 60_000), (2.0, None)], keep=2)
+)
 def test_random_refusals_do_not_slow_a_healthy_service_for_long(
     asked: float | None, max_rpm: float | None
 ) -> None:
@@ -140,8 +141,10 @@ def test_random_refusals_do_not_slow_a_healthy_service_for_long(
         assert outcome.seconds <= calm + pauses + 1.0 * outcome.refused, f"seed={seed}"
 
 
-@pytest.mark.parametrize("quick", sampled([True, False], keep=2))
-@pytest.mark.parametrize("is_first_contact", sampled([False, True], keep=2))
+@pytest.mark.parametrize(
+    ("is_first_contact", "quick"),
+    sampled([(False, True), (False, False), (True, False), (True, True)], keep=2),
+)
 @pytest.mark.parametrize("share", sampled([0.02, 0.04], first=1))
 def test_refusals_at_random_are_no_rate(share: float, is_first_contact: bool, quick: bool) -> None:
     """They come as often however fast calls are sent: 6,400 calls take at most 8.5 s, 5 s without any.
@@ -178,7 +181,7 @@ def test_refusals_at_random_leave_a_limit_in_use(told: int | None, share: float)
     assert sorted(used)[1] >= 0.5
 
 
-@pytest.mark.parametrize("told", [None, 60_000])
+@pytest.mark.parametrize("told", sampled([None, 60_000]))
 def test_a_rate_that_was_learned_from_a_bad_moment_is_left(told: int | None) -> None:
     """Half of all calls are refused for three seconds, then a fiftieth: in the median of nine draws 6,400
     calls take 40 s at most, of which six are needed; 900 and 500 s where each refusal lowered the rate."""
