@@ -1,4 +1,5 @@
-"""The tables, as numbered steps from nothing to the present version. A released step is never changed.
+"""The tables, as numbered steps from nothing to the present version. A released step does not change what it
+leads to; where a later one gave another name, a new store has that from the beginning.
 
 Numbers of items are ``job number * 2**32 + position``, so that one column says both, in order. What is
 written once (requests, parameters) stands apart from what changes, so that a change of state writes a few
@@ -13,15 +14,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
+from attrs import frozen
+
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store.database import Database, Reader, Transaction
 
 SHIFT = 32
 """Bits of an item's number that are its position in the job."""
 
+
+@frozen
+class Renaming:
+    """Another name for what stores of version ``since`` and later may have under an old one. In SQLite each
+    takes as long as ten tables."""
+
+    since: int
+    statement: str
+
+
 _FIRST = (
     # numbers of jobs; a row stays while items have no job: still arriving, or being deleted
-    "CREATE TABLE loose (no {serial}, owner TEXT NOT NULL)",
+    "CREATE TABLE incomplete_job (no {serial}, owner TEXT NOT NULL)",
     """CREATE TABLE job (
         no {key},
         id TEXT NOT NULL UNIQUE,
@@ -85,13 +98,13 @@ _FIRST = (
         uncertain_since {real},
         fenced_at {real},
         candidate TEXT,
-        strangers TEXT NOT NULL DEFAULT '[]',
+        foreign_batches TEXT NOT NULL DEFAULT '[]',
         remote TEXT NOT NULL DEFAULT '{{}}',
         cancelled {int} NOT NULL DEFAULT 0,
         ended_at {real},
         settled_at {real},
         died_at {real},
-        tidied {int} NOT NULL DEFAULT 0,
+        cleaned_up {int} NOT NULL DEFAULT 0,
         results_until {real},
         cost {real},
         note {bytes},
@@ -110,7 +123,7 @@ _FIRST = (
         body {bytes} NOT NULL
     )""",
     # what a line said of an item that goes again; gone when its shard is settled
-    "CREATE TABLE verdict (no {key}, word TEXT NOT NULL, digest {bytes} NOT NULL, body {bytes} NOT NULL)",
+    "CREATE TABLE verdict (no {key}, outcome TEXT NOT NULL, digest {bytes} NOT NULL, body {bytes} NOT NULL)",
     """CREATE TABLE incident (
         no {serial},
         digest {bytes} NOT NULL UNIQUE,
@@ -131,8 +144,8 @@ _FIRST = (
 
 _MONEY = (
     # USD that may be spent besides what is booked: the budget of a job is kept with it
-    "ALTER TABLE job ADD COLUMN pledged {real} NOT NULL DEFAULT 0",
-    "ALTER TABLE shard ADD COLUMN most {real} NOT NULL DEFAULT 0",
+    "ALTER TABLE job ADD COLUMN reserved {real} NOT NULL DEFAULT 0",
+    "ALTER TABLE shard ADD COLUMN reserved {real} NOT NULL DEFAULT 0",
 )
 
 _POLICY_FIELDS = {
@@ -185,12 +198,12 @@ def _first_record(stored: str, fields: Mapping[str, str]) -> str:
 
 
 _RECORDS = (
-    "ALTER TABLE loose RENAME TO incomplete_job",
-    "ALTER TABLE job RENAME COLUMN pledged TO reserved",
-    "ALTER TABLE shard RENAME COLUMN most TO reserved",
-    "ALTER TABLE shard RENAME COLUMN strangers TO foreign_batches",
-    "ALTER TABLE shard RENAME COLUMN tidied TO cleaned_up",
-    "ALTER TABLE verdict RENAME COLUMN word TO outcome",
+    Renaming(1, "ALTER TABLE loose RENAME TO incomplete_job"),
+    Renaming(2, "ALTER TABLE job RENAME COLUMN pledged TO reserved"),
+    Renaming(2, "ALTER TABLE shard RENAME COLUMN most TO reserved"),
+    Renaming(1, "ALTER TABLE shard RENAME COLUMN strangers TO foreign_batches"),
+    Renaming(1, "ALTER TABLE shard RENAME COLUMN tidied TO cleaned_up"),
+    Renaming(1, "ALTER TABLE verdict RENAME COLUMN word TO outcome"),
     _write_records,
 )
 
@@ -304,7 +317,7 @@ _NAMES = (
     "CREATE INDEX decision_name ON decision (name, no) WHERE name IS NOT NULL",
 )
 
-Step = Sequence[str | Callable[[Transaction], None]]
+Step = Sequence[str | Renaming | Callable[[Transaction], None]]
 
 MIGRATIONS: tuple[Step, ...] = (
     _FIRST,
@@ -339,6 +352,9 @@ def migrate(database: Database, types: Mapping[str, str], steps: Sequence[Step] 
             for statement in step:
                 if callable(statement):
                     statement(tx)
+                elif isinstance(statement, Renaming):
+                    if version >= statement.since:
+                        tx.change(statement.statement)
                 else:
                     tx.change(statement.format_map(types).replace("{", "{{").replace("}", "}}"))
         if version < len(steps):
