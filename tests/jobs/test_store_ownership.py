@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import random
 import threading
 from typing import Any
 
@@ -61,6 +63,32 @@ def test_an_owner_that_died_is_known_at_once_whatever_its_lease(bench: Bench) ->
     dead.abandon()
     assert [row.id for row in other.leases.claimable()] == [job.id]
     assert other.leases.claim(job.id, 60) == JobLease(job.id, 2)
+
+
+class Repeating(random.Random):
+    """A source of one number."""
+
+    def getrandbits(self, count: int) -> int:
+        return 7
+
+
+def test_an_owner_whose_ids_are_all_taken_is_told_so(bench: Bench) -> None:
+    job, _ = started(bench.open(rng=Repeating()), bench)
+    with pytest.raises(StoreError, match="the random source repeats itself"):
+        bench.open(rng=Repeating()).leases.claim(job.id, 60.0)
+
+
+@pytest.mark.parametrize("bench", ["sqlite"], indirect=True)
+def test_two_who_look_at_once_do_not_take_each_other_for_the_owner(bench: Bench) -> None:
+    """Each locks the owner's file for a moment, to see whether its process has ended."""
+    dead = bench.open()
+    job, _ = started(dead, bench)
+    dead.abandon()
+    (name,) = (row[0] for row in bench.behind("SELECT id FROM owner"))
+    (path,) = bench.folder.rglob(f"*{name}*")
+    with open(path, "rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert bench.open().leases.claim(job.id, 60) == JobLease(job.id, 2)
 
 
 def test_a_lease_does_not_count_in_another_store(bench: Bench) -> None:

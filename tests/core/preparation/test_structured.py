@@ -217,6 +217,11 @@ class TestClasses:
         with pytest.raises(InvalidRequest, match=r"Odd\.strange"):
             schema_of(kind)
 
+    def test_a_field_without_an_annotation_is_refused_by_name(self) -> None:
+        """Of a class that was made without any."""
+        with pytest.raises(InvalidRequest, match=r"Odd\.strange: it has no annotation"):
+            schema_of(make_class("Odd", ["strange"]))
+
     @pytest.mark.parametrize("kind", [int, "text", 5, None, list[int], Mood])
     def test_anything_else_is_refused(self, kind: Any) -> None:
         """Only objects: what providers take at the top."""

@@ -46,19 +46,23 @@ def shards(rng: random.Random, record: Record) -> None:
 
 
 def crosschecks(rng: random.Random, record: Record) -> None:
-    """Counts of tokens fit estimates, more or less; some lines are exchanged."""
+    """Counts of tokens fit estimates, more or less; some requests are in another script."""
     check, spread = Crosscheck(), rng.choice((0.0, 0.01, 0.1, 2.0))
     constant = rng.choice((0, 200))
+    with_bytes = rng.random() < 0.5
     lines = []
     for _ in range(rng.choice((10, 20, 21, 150))):
-        size = int(math.exp(rng.uniform(3, rng.choice((3.2, 6.5)))))
-        lines.append((size, round(constant + 1.2 * size * math.exp(rng.gauss(0, spread)))))
-    for size, billed in lines:
-        check.observe(size, billed)
-    for size, billed in lines:
-        for share in (0.5, 0.9, 0.97, 1.0, 1.03, 1.1, 2.0):
-            record.note("suspicious", check.suspicious(size, round(share * billed)))
-        record.note("next", check.suspicious(size, billed + 1), check.suspicious(size, billed - 1))
+        tokens = int(math.exp(rng.uniform(3, rng.choice((3.2, 6.5)))))
+        billed = round(constant + 1.2 * tokens * math.exp(rng.gauss(0, spread)))
+        other_script = rng.choice((1.0, 1.0, 1.0, 1.1, 2.0))
+        lines.append((tokens, billed, round(4 * tokens * other_script) if with_bytes else 0))
+    for line in lines:
+        check.observe(*line)
+    for tokens, billed, size in lines:
+        for share in (0.3, 0.5, 0.9, 0.97, 1.0, 1.03, 1.1, 2.0, 5.0):
+            record.note("suspicious", check.suspicious(tokens, round(share * billed), size))
+        more, less = (check.suspicious(tokens, billed + by, size) for by in (1, -1))
+        record.note("next", more, less)
     record.note("unrelated", check.unrelated)
 
 
