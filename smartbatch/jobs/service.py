@@ -35,6 +35,7 @@ from smartbatch.events import (
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies
+from smartbatch.jobs.fresh_results import FreshResults
 from smartbatch.jobs.live_controls import LiveControls, News
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.records import ItemState, JobLease, JobRow, JobState, NamedPlace, NewItem, ResultRow
@@ -120,6 +121,7 @@ class JobService:
         self._watchers: dict[str, Watcher] = {}
         self._drop_watchers_at = WATCHERS
         self._told = ToldStates()
+        self._fresh = FreshResults()
         self._attended: set[str] = set()
         self._closed = False
 
@@ -328,6 +330,7 @@ class JobService:
             limit_of=lambda row: most_under_way(row, self.serving.provider_of(row), config),
             request_timeout=config.request_timeout,
             done=self.notify,
+            keep=self._fresh.keep,
         )
         return JobSupervisor(
             runtime,
@@ -393,7 +396,7 @@ class JobService:
 
     def stored_result(self, row: ResultRow, job_id: str) -> Result:
         """Return a result as it is stored: ``post_process`` has not seen it."""
-        result = result_of_row(row, job_id)
+        result = self._fresh.take(row, job_id) or result_of_row(row, job_id)
         for name, reason in result.dropped:  # another process may have stored it, and told only its own user
             self.tell_dropped(name, reason)
         return result
