@@ -14,10 +14,10 @@ from typing import TypeAlias
 
 from attrs import define, frozen
 
+from smartbatch.core.limits.backoff import Cooldown
 from smartbatch.core.limits.breaker import BreakerPermit, BreakerState, Outcome, Transition
 from smartbatch.core.limits.budget import Budget, SpendReservation
 from smartbatch.core.limits.header_limits import Reservation
-from smartbatch.core.limits.quota import Cooldown
 from smartbatch.realtime.lane import Lane
 from smartbatch.types import LimitReport
 

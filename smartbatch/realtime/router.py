@@ -13,6 +13,7 @@ from contextvars import Context, copy_context
 from attrs import define
 
 from smartbatch.core.batching.request_batch import Batch, BatchState
+from smartbatch.core.limits.backoff import Cooldown
 from smartbatch.core.limits.breaker import FOLLOWED, BreakerState, Transition
 from smartbatch.core.limits.failures import (
     caused_by_one,
@@ -23,7 +24,6 @@ from smartbatch.core.limits.failures import (
     is_unhealthy,
     retry_kind,
 )
-from smartbatch.core.limits.quota import Cooldown
 from smartbatch.core.limits.retry import Circumstances, RetryPolicy, decide
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.tokens import estimate_request

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from attrs import frozen
+
 _EXTRA_SHARE = 0.1
 _EXTRA_MOST = 1.0
 """A server's Retry-After is a minimum; up to a tenth of it, at most a second, is added so that clients that
@@ -22,6 +24,21 @@ class RandomSource(Protocol):
     def random(self) -> float:
         """Return a float in [0, 1)."""
         ...
+
+
+@frozen
+class Cooldown:
+    """The pause that follows a refusal.
+
+    Attributes:
+        seconds: until it ends.
+        consecutive: cooldowns without a success between them.
+        fresh: False when the refused call was sent before the cooldown began: it is the same event.
+    """
+
+    seconds: float
+    consecutive: int
+    fresh: bool
 
 
 def exponential(retry: int, initial: float, multiplier: float, longest: float) -> float:

@@ -17,6 +17,10 @@ _OPENS_EVERY = 0.25
 """Where nobody told a limit 4 calls go first, and twice as many with each round trip, or a quarter of a
 second where answers are slow."""
 
+_TOGETHER = 1.0
+"""Seconds in which, where processes begin together, as many calls more as are in flight go with the answers:
+what all of them send until each has met the limit by itself is refused."""
+
 _LONE = 2
 """Lone refusals at first contact before one more with as many calls in flight speaks for a cap."""
 
@@ -68,6 +72,8 @@ class CallWindow:
     is_opening: bool = field(default=False, init=False)
     began: float = field(default=math.inf, init=False)
     short_of: int = field(default=0, init=False)
+    _together: bool = field(default=False, init=False)  # with other processes
+    _grown_at: float = field(default=-math.inf, init=False)
     _held_at: float = field(default=math.inf, init=False)  # when a call was refused at first contact
     _held_from: int = field(default=0, init=False)  # the order of that call
     _opened: float = field(default=0.0, init=False)  # calls in flight then
@@ -101,6 +107,7 @@ class CallWindow:
         """At first contact: so many processes begin together, and some know of so many calls in flight in
         each that were let through; infinity where a limit is known.
         """
+        self._together = members > 1
         if in_flight == math.inf:
             self.open()
         elif self._held_at == math.inf:
@@ -127,7 +134,7 @@ class CallWindow:
                 elif in_flight >= self.size + 1.0:
                     self.size = float(in_flight)
 
-    def let_through(self, call: Reservation) -> None:
+    def let_through(self, call: Reservation, now: float) -> None:
         """A call was not refused. One that was sent when the window was not full proves nothing."""
         if self._held_at < math.inf and self.is_opening:
             if call.order > self._held_from:  # the one that was refused was a lone one
@@ -138,6 +145,9 @@ class CallWindow:
             return
         if self.is_opening:
             self.size += self.short_of
+            if self._together and now < self._grown_at + _TOGETHER / self.size:
+                return
+            self._grown_at = now
         self.size += self._growth if self.size < self._threshold else 1.0 / self.size
         if self.size > _WIDE:
             self.size = math.inf

@@ -281,7 +281,10 @@ class LimitLease:
             return max(now, self._again_at) if self._asked_nothing else max(now, soonest, self._again_at)
         if now - self._used_at < _IDLE:
             if self._runs_low:
-                return max(now, soonest, self._more_at)
+                at = max(now, soonest, self._more_at)
+                return min(at, max(now, soonest)) if self._is_searched else at
+            if self._is_searched:
+                return soonest
             if self.members > 1 and not self._limited and not self._spaced:
                 # what another finds concerns all
                 return self._asked_at + (_OFTEN if self._is_opening else _SOON)
@@ -289,6 +292,11 @@ class LimitLease:
         if self.holds:
             return max(now, self._asked_at + _IDLE)
         return self._asked_at + _HEARTBEAT
+
+    @property
+    def _is_searched(self) -> bool:
+        """Whether processes search a rate together: what one of them finds concerns all at once."""
+        return self._spaced > 0.0 and self.members > 1 and not self.found
 
     @property
     def holds(self) -> bool:

@@ -25,9 +25,8 @@ from __future__ import annotations
 
 import math
 
-from attrs import frozen
-
-from smartbatch.core.limits.backoff import REFUSED, RandomSource, after_refusals, jittered_minimum
+from smartbatch.core.limits.accepted_calls import AcceptedCalls
+from smartbatch.core.limits.backoff import Cooldown, RandomSource, after_refusals, jittered_minimum
 from smartbatch.core.limits.bucket import Bucket, limit_bucket
 from smartbatch.core.limits.call_window import CallWindow, FirstRefusal
 from smartbatch.core.limits.concurrency_cap import PROBES, ConcurrencyCap
@@ -45,28 +44,10 @@ prove that bursts are not honoured."""
 _OWED = 1.0
 """A burst is made up for by at most this many seconds of calls at the even rate."""
 
-_BASELINE = 120.0
-"""The calls accepted between two proven refusals, at most this many seconds apart, measure the rate."""
-
 _NAMING = 8
 """Answers after which a provider that names a limit would have named it."""
 
 _MINUTE = 60.0
-
-
-@frozen
-class Cooldown:
-    """The pause that follows a refusal.
-
-    Attributes:
-        seconds: until it ends.
-        consecutive: cooldowns without a success between them.
-        fresh: False when the refused call was sent before the cooldown began: it is the same event.
-    """
-
-    seconds: float
-    consecutive: int
-    fresh: bool
 
 
 class Quota:
@@ -93,8 +74,7 @@ class Quota:
         self._evidence = RefusalEvidence()
         self._cap = ConcurrencyCap()
         self._judged = False  # once a cooldown is enough
-        self._baseline = -math.inf
-        self._accepted = 0
+        self._measured = AcceptedCalls()
 
     def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
         """Set the configured limits, a minute; ``None`` means not configured.
@@ -289,7 +269,7 @@ class Quota:
            the refusal is not explained, calls begin again slowly (:meth:`_restart`).
         7. The call was sent before: it belongs to the same event. Its Retry-After may lengthen the cooldown.
         8. Unexplained refusals add up to evidence; enough of it, measured against the calls in flight, proves
-           a limit that nobody named (:meth:`_proven`), once a cooldown.
+           a limit that nobody named (:meth:`_proven`), once a cooldown. Two do where processes search.
 
         Args:
             retry_after: seconds the provider asked to wait, already clamped.
@@ -315,12 +295,17 @@ class Quota:
         if self._is_random(reservation, now, explained=explained):
             return None
         proven = no_cap or self._evidence.is_proof
+        self._measured.is_untried = not (explained or self._is_alone) and self._spacing.is_untried
+        if self._measured.is_untried:
+            proven |= self._evidence.is_repeated
+            if not proven:
+                return None
         if self._window.is_opening and explained:
             self._window.open()
         elif self._window.is_opening:
             first = self._window.refuse(reservation, in_flight, now)
             if first is FirstRefusal.PROOF:
-                self._baseline = self._window.began
+                self._measured.since = self._window.began
                 if self._is_at_once(now, retry_after, probes=1):
                     return None
                 return self._cool_down(True, False, True, now, retry_after, rng)
@@ -507,7 +492,7 @@ class Quota:
         and what was accepted before it measures nothing."""
         self._evidence.clear()
         self._window.narrowed_at = now
-        self._baseline, self._accepted = now, 0
+        self._measured.restart(now)
 
     @property
     def _known(self) -> float | None:
@@ -537,15 +522,17 @@ class Quota:
 
     def _let_through(self, reservation: Reservation, now: float) -> None:
         """No limit refused the call: more may go."""
-        self._accepted += 1
+        self._measured.accept(reservation, alone=self._is_alone)
         if reservation.started >= self._cool_began:
-            self._window.let_through(reservation)
+            self._window.let_through(reservation, now)
         if self._spacing.bucket is None:
             return
         members = 1 if self.lease is None else self.lease.members
         if self._spacing.accepted(reservation, self._traffic, now, self._known):
             self._evidence.disprove()
             self._window.disprove()
+        elif members > 1 and self._spacing.is_ahead(self._traffic, now, self._others_rate(now)):
+            return
         elif self._spacing.quicken(self._known, now, self._cool_began, members):
             self._header_limits.spaced = False
             self._window.prove_burst()
@@ -568,10 +555,16 @@ class Quota:
         if self._spacing.bucket is None:
             self._window.restart(self._evidence.peak, first=self._consecutive == 1)
         else:
-            others = 0.0 if self.lease is None else self.lease.others_rate(self._spacing.measured_from(now))
+            others = self._others_rate(now)
             lone = self._evidence.is_lone
             self._spacing.lower(self._traffic, now, known=self._known is not None, lone=lone, others=others)
             self._window.open()
+
+    def _others_rate(self, now: float) -> float:
+        """Return the calls a second that other processes had answered lately."""
+        if self.lease is None:
+            return 0.0
+        return self.lease.others_rate(self._spacing.measured_from(now, shared=True))
 
     def _proven(self, now: float) -> None:
         """A limit below what was tried is proven: space the calls.
@@ -585,19 +578,16 @@ class Quota:
         self._window.proven(self._evidence.peak)
         if self._spacing.bucket is None and self._known is not None:
             self._space_known(now)
-        elif self._accepted and now - self._baseline <= _BASELINE:
-            until, accepted = now, self._accepted
+        elif self._measured.measures(now, alone=self._is_alone):
+            until, under_way = now, 0
             if (
-                self._baseline == self._window.began
-            ):  # before the first pause as after each a burst is accepted
-                until, accepted = self._cool_until, accepted + self.in_flight
-            measured = accepted / max(until - self._baseline, REFUSED / 2)
-            if self.lease is not None:
-                measured += self.lease.others_rate(self._baseline)
-            if self._spacing.at_measured(measured, now):
+                self._measured.since == self._window.began
+            ):  # before the first pause: after each a burst is accepted
+                until, under_way = self._cool_until, self.in_flight
+            rate = self._measured.rate(until, under_way, self.lease, spaced=self._spacing.bucket is not None)
+            if self._spacing.at_measured(rate, now):
                 self._window.open()
-        if self._accepted:
-            self._baseline, self._accepted = now, 0
+        self._measured.proven(now)
 
     def _space_even(self, now: float) -> None:
         """Space the calls at a small bucket of the provider's: it may be a window that does not refill before

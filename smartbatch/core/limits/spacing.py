@@ -28,6 +28,16 @@ _USED = 0.85
 """What was accepted in the last five seconds measures the limit within a few per cent, if calls were spaced
 for two of them, or one while a rate is searched, and at least 0.85 of the present rate was used."""
 
+_SEARCHED_LEAST = 0.6
+"""Where processes searched it together, at least at 0.6 of it."""
+
+_USED_SHARED = 0.4
+"""Where processes lease what they send, they send far less than a rate that is too high: it measures from
+this share of it on, and the rate is lowered to this share at most, soon after they searched it together."""
+
+_MEASURED_SHARED = 2.0
+"""The same in seconds where processes search it together: they answer for each other later, and it grew."""
+
 _HELD_SHARE, _HELD_SHARE_SOON = 0.99, 0.985
 _FOUND_LEAST = 0.8
 """Then the rate is held at these shares of it, after some seconds without a refusal and sooner, and at least
@@ -51,6 +61,16 @@ _SEARCH, _SEARCH_SCALE = 0.1, 2.0
 """A rate measured across cooldowns may be far too low. It is at least 1 call a second, and grows by 10 % a
 second, times ``1 + (t / 2 s)²``, until it is refused once, or is 2,000 calls a second, more than threads can
 send."""
+
+_SEARCH_SHARED = 0.3
+"""Where processes search it together, at most 30 % a second: by then all of them have heard of a refusal."""
+
+_PAUSE, _IDLE, _WRONG = 1.0, 5.0, 0.75
+"""Seconds between two calls that are a pause; seconds of pauses since a limit was found, up to which what
+passes measures it; and the share of what passed, below which it was found far too low."""
+
+_AHEAD = 1.5
+"""Such a rate does not grow while it is so many times what was accepted lately."""
 
 _AS_LOWERED = 1.05
 """A rate has not grown since it was lowered, up to this many times what it was lowered to."""
@@ -81,6 +101,9 @@ class Spacing:
     _grown_at: float = field(default=0.0, init=False)
     _clean: float = field(default=0.0, init=False)
     _since: float = field(default=0.0, init=False)
+    _searched_from: float = field(default=0.0, init=False)
+    _idle: float = field(default=0.0, init=False)  # seconds since it was found; infinity where it was told
+    _searched_until: float = field(default=-math.inf, init=False)
     _found: float = field(default=0.0, init=False)  # the limit as it was measured last
     _lowered_held: bool = field(default=False, init=False)  # since it is held
     _told: bool = field(default=False, init=False)  # others found a limit
@@ -110,6 +133,11 @@ class Spacing:
         """Whether the rate is about the limit: not searched any more, and not in doubt."""
         return self.bucket is not None and not self._searching and not self._trial.good
 
+    @property
+    def is_untried(self) -> bool:
+        """Whether the search has not got beyond the rate that it began with: that may be a burst's."""
+        return self._searching and self.rate <= _AS_LOWERED * self._searched_from
+
     def at_known(self, known: float | None, now: float) -> None:
         """No bursts are honoured: space the calls at the known rate, and try a burst again later."""
         self._base = known or self._base
@@ -128,7 +156,7 @@ class Spacing:
         if self.bucket is not None and rate >= self.bucket.rate:
             return False
         self._at(rate, now)
-        self._searching, self._found = True, 0.0
+        self._searching, self._found, self._searched_from = True, 0.0, rate
         return True
 
     def at_told(self, rate: float, now: float, *, found: bool) -> None:
@@ -143,8 +171,11 @@ class Spacing:
             self._told = self._told or found
             if found:
                 self._hold_at(rate, now)
-            self._base = rate
+                self._idle = self._idle if self.bucket is not None else math.inf
+            self._base = self._searched_from = rate
             self._at(rate, now)
+            if self._searching and found:
+                self._searched_until = now
             self._searching = not found
 
     def lower(self, traffic: Traffic, now: float, *, known: bool, lone: bool, others: float = 0.0) -> None:
@@ -167,7 +198,11 @@ class Spacing:
             slower = rate * (_KNOWN_LOWERED_SOON if soon else _KNOWN_LOWERED)
         elif measured:
             held = now < self._held_until
-            least = 1.0 if held and lone and self._lowered_held else _FOUND_LEAST
+            least = _USED_SHARED if self._is_overshot(now, others) else _FOUND_LEAST
+            if held and lone and self._lowered_held:
+                least = 1.0
+            if others and self._searching:
+                least, measured = _SEARCHED_LEAST, measured * (1.0 + _SEARCH_SHARED)  # it grew meanwhile
             found = self._believed(min(rate, max(measured, least * rate)), shared=self._told or others > 0.0)
             slower = found * (_HELD_SHARE_SOON if soon or self._searching else _HELD_SHARE)
             self._hold_at(found, now)
@@ -176,7 +211,8 @@ class Spacing:
             slower = rate * _HELD_SHARE_SOON
         else:
             slower = rate * (_LOWERED_SOON if soon and not self._searching else _LOWERED)
-        self._searching = False
+        if self._searching:
+            self._searching, self._searched_until = False, now
         self._base, self._lowered_to, self._lowered_at = rate, slower, now
         self._at(slower, now)
         if not known:
@@ -184,9 +220,11 @@ class Spacing:
 
     def _believed(self, measured: float, *, shared: bool) -> float:
         """Return the limit. Far above the one that was found it is believed when it is measured again: what
-        nobody used for a while let more pass.
+        nobody used for a while let more pass. At once where it was used all the time, and found far too low.
         """
         far = shared and 0.0 < self._found < (1.0 - _NEAR) * measured
+        if self._idle < _IDLE and self._found < _WRONG * measured:
+            far = False
         self._passed_found = far and not self._passed_found
         return self._found if self._passed_found else measured
 
@@ -249,26 +287,42 @@ class Spacing:
         self._at(good, now)
         self.bucket.level -= min(over, _OVERSHOT * good)
 
-    def measured_from(self, now: float) -> float:
-        """Return since when what is accepted measures the limit."""
-        return max(self._since, now - _MEASURED)
+    def measured_from(self, now: float, *, shared: bool) -> float:
+        """Return since when what is accepted measures the limit: by one process, or by several."""
+        if not shared:
+            return max(self._since, now - _MEASURED)
+        if self._searching:
+            return max(self._since, now - _MEASURED_SHARED)
+        return max(self._since, now - _MEASURED, self._searched_until - _MEASURED_SEARCHING)
 
     def _hold_at(self, found: float, now: float) -> None:
         """Hold the rate, for the longer, the more often about the same was found."""
         again = abs(found - self._found) < _NEAR * found
-        self._found = found
+        self._found, self._idle = found, 0.0
         if now >= self._held_until or not again:
             self._hold = min(2.0 * self._hold, _HOLD_MOST) if again else _HOLD
             self._held_until = now + self._hold
 
+    def is_ahead(self, traffic: Traffic, now: float, others: float) -> bool:
+        """Whether the rate that processes search together has grown beyond what they send."""
+        since, accepted = traffic.accepted_since(self.measured_from(now, shared=True))
+        if not self._searching or now - since < _MEASURED_SEARCHING:
+            return False
+        return self.rate > _AHEAD * ((accepted + 0.5) / (now - since) + others)
+
+    def _is_overshot(self, now: float, others: float) -> bool:
+        """Whether processes have only just searched it together, and went on until all had heard."""
+        return others > 0.0 and now < self._searched_until + _MEASURED
+
     def _measured(self, traffic: Traffic, now: float, others: float) -> float:
         """Return the calls a second that were accepted at about the present rate; 0 where nobody can tell."""
         assert self.bucket is not None
-        since, accepted = traffic.accepted_since(self.measured_from(now))
+        since, accepted = traffic.accepted_since(self.measured_from(now, shared=others > 0.0))
         if now - since < (_MEASURED_SEARCHING if self._searching else _MEASURED_LEAST):
             return 0.0
         rate = (accepted + 0.5) / (now - since) + others  # the next answer is half due
-        return rate if self._searching or rate > _USED * self.bucket.rate else 0.0
+        used = _USED_SHARED if self._is_overshot(now, others) else _USED
+        return rate if self._searching or rate > used * self.bucket.rate else 0.0
 
     def _at(self, rate: float, now: float) -> None:
         if self.bucket is None:
@@ -289,6 +343,7 @@ class Spacing:
         assert bucket is not None
         # idle time proves nothing, so only the time between calls at this rate counts
         step = min(now - self._grown_at, 2.0 * members / bucket.rate)
+        self._idle += max(0.0, now - self._grown_at - max(step, _PAUSE))
         self._grown_at = now
         if step <= 0.0 or self._trial.good:
             return False
@@ -302,7 +357,9 @@ class Spacing:
             growth = min(growth, _SHARED_GROWTH)
         faster = bucket.rate * (1.0 + step * growth)
         if self._searching:
-            faster = bucket.rate * (1.0 + step * _SEARCH * (1.0 + (self._clean / _SEARCH_SCALE) ** 2))
+            growth = _SEARCH * (1.0 + (self._clean / _SEARCH_SCALE) ** 2)
+            growth = growth if members == 1 else min(growth, _SEARCH_SHARED)
+            faster = bucket.rate * (1.0 + step * growth)
         if known is not None:
             faster = min(faster, known * SPACED_SHARE)
             if now >= self._burst_at and now - cooled_at >= _BURST_AGAIN:
