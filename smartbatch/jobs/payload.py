@@ -353,8 +353,9 @@ def _embedding(form: Any) -> Embedding | None:
 def _write(form: dict[str, Any]) -> bytes:
     """Write a result whatever is in it; objects without a form are left out.
 
-    Where there is nothing of the user's, the quick encoder writes the same. It refuses lone surrogates, and
-    writes ``null`` for a number that is not finite, which nothing else here is.
+    Where there is nothing of the user's, the quick encoder writes the same, but for the exponents of small
+    numbers (``1e-5``). It refuses lone surrogates, and writes ``null`` for a number that is not finite, which
+    nothing else here is.
     """
     if _fast is not None and form.keys() <= _NO_LARGE and _is_flat(form.get("context")):
         try:
