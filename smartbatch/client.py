@@ -289,7 +289,10 @@ class BatchingClient:
             Exception: as :meth:`map`.
         """
         options = ReaderOptions(on_error, on_progress, progress)
-        return self._running.routing.collected(prompts, params, self, options)
+        try:
+            return self._running.routing.collected(prompts, params, self, options)
+        except KeyboardInterrupt as error:
+            raise as_interrupted(error) from None
 
     def embed(
         self,
@@ -322,7 +325,10 @@ class BatchingClient:
         Raises:
             InvalidRequest, ConfigError: as :meth:`map`.
         """
-        return self._running.routing.plan(prompts, params, self)
+        try:
+            return self._running.routing.plan(prompts, params, self)
+        except KeyboardInterrupt as error:
+            raise as_interrupted(error) from None
 
     def forecast(
         self,
@@ -388,7 +394,10 @@ class BatchingClient:
             ClientClosed: the client was stopped.
         """
         options = JobOptions(key, metadata, batch_fallback)
-        return self._handle(self._running.routing.submit_batch(requests, params, options))
+        try:
+            return self._handle(self._running.routing.submit_batch(requests, params, options))
+        except KeyboardInterrupt as error:
+            raise as_interrupted(error) from None
 
     def submit_run(
         self,

@@ -162,10 +162,7 @@ class ListRouter:
     ) -> ResultList:
         """Return all results; see :meth:`smartbatch.BatchingClient.generate`."""
         began = self._clock.now()
-        try:
-            return self._collect(self._opened(prompts, params, client, evolve(reader, whole=True)), began)
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        return self._collect(self._opened(prompts, params, client, evolve(reader, whole=True)), began)
 
     def _collect(self, results: ListResults, began: float) -> ResultList:
         collected = ResultList[Any]()
@@ -224,12 +221,9 @@ class ListRouter:
 
     def plan(self, given: Prompts, params: Mapping[str, Any], client: object) -> Plan:
         """Return what a list would take; see :meth:`smartbatch.BatchingClient.plan`."""
-        try:
-            prompts, params = _prompts(given, params)
-            asked = self._checked(prompts, *_split(params))
-            return Plan(self._considered(asked), partial(self._carry_out, client, asked, given))
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        prompts, params = _prompts(given, params)
+        asked = self._checked(prompts, *_split(params))
+        return Plan(self._considered(asked), partial(self._carry_out, client, asked, given))
 
     def forecast(
         self,
@@ -282,16 +276,13 @@ class ListRouter:
 
     def submit_batch(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
         """Store requests as a job; see :meth:`smartbatch.BatchingClient.submit_batch`."""
-        try:
-            requests, params = _prompts(requests, params)
-            plain, given = _split(params, JobParams.__optional_keys__)
-            if not given:
-                return self._jobs.submit(requests, plain, options)
-            asked = self._checked(requests, plain, {"strategy": "batch", **given}, options.fallback)
-            rows = self._preparer.rows_for_job(asked.requests)
-            return self._submit_decided(asked, rows, self._considered(asked), options)
-        except KeyboardInterrupt as error:
-            raise as_interrupted(error) from None
+        requests, params = _prompts(requests, params)
+        plain, given = _split(params, JobParams.__optional_keys__)
+        if not given:
+            return self._jobs.submit(requests, plain, options)
+        asked = self._checked(requests, plain, {"strategy": "batch", **given}, options.fallback)
+        rows = self._preparer.rows_for_job(asked.requests)
+        return self._submit_decided(asked, rows, self._considered(asked), options)
 
     def submit_gathered(self, requests: Sequence[Request], key: str, *, deadline: float | None) -> JobRow:
         """Store prepared requests of many callers as a job for the Batch API; raises as

@@ -166,8 +166,8 @@ def test_what_is_written_is_not_read_again_when_a_run_goes_on(
     output.write_bytes(output.read_bytes()[:-9])
     read: list[str] = []
 
-    def decode(data: bytes, *, request_id: str) -> Result:
-        result = decode_result(data, request_id=request_id)
+    def decode(data: bytes, **more: Any) -> Result:
+        result = decode_result(data, **more)
         read.append(expected[result.context[0]])
         return result
 
@@ -177,7 +177,7 @@ def test_what_is_written_is_not_read_again_when_a_run_goes_on(
         monkeypatch.setenv(name, str(os.open(name, os.O_RDWR)))
     assert run(model="call:own_calls:gated") == 0
     assert sorted(Path("TEST_BEGAN").read_text().split("\n")) == ["", *expected[6:]]
-    assert sorted(read) == expected[5:]
+    assert read == expected[5:6]  # the four that this run stored itself are not decoded either
     assert [row["input"]["prompt"] for row in written()] == expected
     assert stored_jobs() == []
 
