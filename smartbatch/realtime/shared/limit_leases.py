@@ -223,14 +223,16 @@ class SharedLeases:
         2. It is made: what it gave is used.
         3. It fails: it is tried again after a while.
 
-        Where the share leaves, it is forgotten after 2 and 3.
+        Where the share leaves, it is forgotten after 2 and 3. One that leaves while an exchange is on its way
+        gives back what it has in the next one, which :meth:`leave` has made due.
         """
         share, now = joined.share, self._clock.now()
         due = max(share.due(now), joined.again_at)
         joined.is_leaving |= not share.is_used
-        if due > now and not joined.is_leaving:
+        leaves = joined.is_leaving
+        if due > now and not leaves:
             return due
-        asked = share.ask(now, leaving=joined.is_leaving)
+        asked = share.ask(now, leaving=leaves)
         try:
             joined.key = joined.key or self._hidden(f"{share.scope}\n{share.model}")
             grant = self._timed("exchange", lambda: self._back_end.exchange(joined.key, asked))
@@ -241,7 +243,7 @@ class SharedLeases:
         else:
             share.adopt(grant, self._clock.now())
             self._restore(joined)
-        if joined.is_leaving:
+        if leaves:
             share.end()
             with self._monitor:
                 if self._joined.get(id(share)) is joined:  # else it joined again meanwhile

@@ -96,6 +96,29 @@ def test_a_share_that_joins_again_before_it_has_left_is_shared() -> None:
     assert back_end.closed.get(timeout=10.0)
 
 
+class LeftMeanwhile(Slow):
+    """A back end: ``share`` leaves while its first exchange is on the way."""
+
+    def __init__(self, share: Once) -> None:
+        super().__init__(share)
+        self.leases = SharedLeases(self, VirtualClock())  # this one's thread waits for itself
+        self.rejoined = True
+
+    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
+        if not ask.leaving:
+            self.leases.leave(self.share)
+        return super().exchange(key, ask)
+
+
+def test_a_share_that_leaves_while_an_exchange_is_on_the_way_gives_back_what_it_has() -> None:
+    """Else it stays leased until the lease is over."""
+    share = Once()
+    back_end = LeftMeanwhile(share)
+    back_end.leases.join(share)
+    assert [back_end.asked.get(timeout=10.0) for _ in range(2)] == [0, 1]
+    assert back_end.closed.get(timeout=10.0)
+
+
 class Broken(Slow):
     """A back end whose answers cannot be read."""
 
