@@ -40,6 +40,9 @@ the limit is contradicted. One refusal confirms that a limit is enforced, and en
 _EVEN = 2.0
 """Seconds' worth of requests below which a bucket is no burst."""
 
+_LEASED = 1.0
+"""Seconds' worth that may be leased of a bucket that holds a single call: each process spaces its calls."""
+
 _REPEATED = 10.0
 """Seconds between two explained refusals within which they count as repeated."""
 
@@ -286,6 +289,9 @@ class HeaderLimits:
             caps[dimension], rates[dimension] = bucket.bucket.capacity, bucket.bucket.rate
             bucket.look(now, 0.0)
             at_most[dimension] = bucket.bucket.level
+            if bucket.is_spaced:  # here: what it holds comes and goes between two exchanges
+                caps[dimension] = max(caps[dimension], rates[dimension] * _LEASED)
+                at_most[dimension] = NO_BOUND
             remaining[dimension] = max(0.0, bucket.remaining - members * bucket.uncharged)
             admitted = min(admitted, bucket.admitted)
         return KnownLimits(

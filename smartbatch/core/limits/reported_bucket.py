@@ -254,6 +254,11 @@ class ReportedBucket:
         )
         self._shape(now)
 
+    @property
+    def is_spaced(self) -> bool:
+        """Whether calls are spaced, without bursts."""
+        return self.bucket.capacity <= spaced_capacity(self.bucket.rate)
+
     def space(self, now: float) -> None:
         """The server's bucket does not fill up: space the calls, without bursts."""
         self.bucket.reshape(now, spaced_capacity(self.bucket.rate), self.bucket.rate)

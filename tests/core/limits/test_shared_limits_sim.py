@@ -286,6 +286,19 @@ def test_a_limit_that_is_counted_each_second_is_spaced_by_all(style: str) -> Non
         assert run.refused <= 0.005
 
 
+@pytest.mark.parametrize(
+    ("size", "latency"), sampled([(2, "50 ms"), (20, "50 ms"), (1200, "400 ms")], keep=2)
+)
+def test_one_process_fills_a_limit_that_only_refusals_name(size: int, latency: str) -> None:
+    """Twenty a second: it spaces its calls itself; what it leases between two exchanges holds none up."""
+    for seed in range(2):
+        server = Server("gemini", {"requests": 1200}, sizes={"requests": size})
+        run = Run(server, 1, latency=latency)
+        run.clients[0].workers = 64
+        fill(server, *run.clients, seconds=60.0, seed=seed, jitter=0.005, exchanges=run.sharing)
+        assert run.used(20.0, 60.0) >= 0.98, f"seed={seed}"
+
+
 @pytest.mark.parametrize("on_lost", sampled(["share", "stop", "local"], keep=1))
 def test_a_back_end_that_is_unavailable_leaves_each_process_its_share(on_lost: str) -> None:
     """For 40 seconds: at most the whole limit is sent, none, or as if nobody shared; then all is well."""
