@@ -131,17 +131,19 @@ class BatchDispatcher:
             while (dispatcher := of()) is not None:
                 effects = dispatcher.effects()
                 with monitor:
-                    wait = dispatcher.look_locked(effects)
-                    if wait is None:
+                    found = dispatcher.look_locked(effects)
+                    if found is None:
                         return
-                    if not effects:
-                        _held = dispatcher if wait.holds else None
+                    if isinstance(found, _Wait) and not effects:
+                        _held = dispatcher if found.holds else None
                         del dispatcher, effects
-                        if wait.timeout is None or wait.timeout > 0:
-                            monitor.wait(wait.timeout, idle=wait.idle)
+                        if found.timeout is None or found.timeout > 0:
+                            monitor.wait(found.timeout, idle=found.idle)
                         continue
+                if isinstance(found, InFlightCall):
+                    dispatcher.hand_over(found, effects)
                 effects.perform(dispatcher.tell)
-                del dispatcher, effects
+                del dispatcher, effects, found
         finally:
             clock.ended()
 
@@ -149,8 +151,9 @@ class BatchDispatcher:
         """Return what collects the effects of a look."""
         return DeferredEffects(self._queue, self._clock.now())
 
-    def look_locked(self, effects: DeferredEffects) -> _Wait | None:
-        """Take a step; return for how long to wait after it, where it had no effects. ``None`` at the end.
+    def look_locked(self, effects: DeferredEffects) -> _Wait | InFlightCall | None:
+        """Take a step; return a call to hand over, or for how long to wait after it, where it had no effects.
+        ``None`` at the end.
 
         Whatever ends the wait, the collector looks again: with the end of a time-out a notification may have
         come that is not told.
@@ -159,10 +162,12 @@ class BatchDispatcher:
         if self._stopping:
             return None
         self._wakes_at = -math.inf
-        wake = self._step_locked(effects)
+        found = self._step_locked(effects)
+        if isinstance(found, InFlightCall):
+            return found
         if not effects:
-            self._wakes_at = wake
-        return self._wait_locked(wake)
+            self._wakes_at = found
+        return self._wait_locked(found)
 
     def _wait_locked(self, wake: float) -> _Wait:
         """Wait until ``wake`` or a notification, and if only that can come, end workers idle for long.
@@ -187,20 +192,23 @@ class BatchDispatcher:
             self._pool.shutdown(wait=False)
             self._pool = None
 
-    def _step_locked(self, effects: DeferredEffects) -> float:
-        """Expire what is late, start workers for what may go; return when to look again."""
+    def _step_locked(self, effects: DeferredEffects) -> InFlightCall | float:
+        """Expire what is late; return a call that a worker is to make, or when to look again."""
         effects.now = self._clock.now()
         deadline = self._collector.expire_locked(effects)
-        while self._busy < self._workers:
-            found = self._collector.take_locked(effects)
-            if not isinstance(found, InFlightCall):
-                return min(found, deadline)
-            if not self._hand_over_locked(found, effects):
-                break
-        return deadline  # a worker that ends looks for itself
+        if self._busy >= self._workers:
+            return deadline  # a worker that ends looks for itself
+        found = self._collector.take_locked(effects)
+        if not isinstance(found, InFlightCall):
+            return min(found, deadline)
+        self._busy += 1
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="smartbatch-worker")
+            self._listed = 0
+        return found
 
-    def _hand_over_locked(self, call: InFlightCall, effects: DeferredEffects) -> bool:
-        """Have a worker make ``call``; False when no thread could be had.
+    def hand_over(self, call: InFlightCall, effects: DeferredEffects) -> None:
+        """Have a worker make ``call``. Takes the monitor, but not while a thread is started.
 
         Only this daemon thread asks the pool for threads: theirs inherit being daemons, so that a call that
         never returns cannot keep the interpreter from exiting. The cases, in order:
@@ -209,42 +217,42 @@ class BatchDispatcher:
         2. It takes nothing any more, because the main thread has ended, although threads of the user and exit
            hooks may still submit and wait: a thread of our own. A pool that could not start a thread has
            queued the hand-over before it raised, so the hand-over is made void.
-        3. The system has no thread left, but there are busy workers: the batch waits again, and they take it.
+        3. The system has no thread left, but there are workers: the batch waits again. One that is busy takes
+           it, or has ended meanwhile, and then the next try finds its thread idle.
         4. There is no worker either: the batch fails.
         """
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="smartbatch-worker")
-            self._listed = 0
-        self._busy += 1
         self._clock.spawned()
-        refusal = self._start_worker(self._pool, call)
-        self._listed = _unlist_threads(self._pool, self._listed)
+        refusal = self._start_worker(call)
         if refusal is None:
-            return True
-        self._busy -= 1
+            return
         self._clock.unspawned()
-        effects.now = self._clock.now()
-        if self._busy:
-            self._router.return_locked(call, effects)
-        else:
-            closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
-            self._router.drop_locked(call, closed, effects)
-        return False
+        with self._monitor:
+            self._busy -= 1
+            effects.now = self._clock.now()
+            if self._busy or self._listed:
+                self._router.return_locked(call, effects)
+            else:
+                closed = ClientClosed(f"no thread could be started, so nothing was sent: {refusal}")
+                self._router.drop_locked(call, closed, effects)
 
-    def _start_worker(self, pool: ThreadPoolExecutor, call: InFlightCall) -> RuntimeError | None:
+    def _start_worker(self, call: InFlightCall) -> RuntimeError | None:
         """Have a thread of the pool work, or a thread of its own; return why neither could be had."""
-        hand_over = _HandOver(call)
-        try:
-            pool.submit(self._work, hand_over)
-        except RuntimeError:
-            hand_over.void = True
-            thread = threading.Thread(
-                target=self._work, args=(_HandOver(call),), name="smartbatch-worker", daemon=True
-            )
+        pool, hand_over = self._pool, _HandOver(call)
+        if pool is not None:  # else the client was stopped
             try:
-                thread.start()
-            except RuntimeError as refusal:
-                return refusal
+                pool.submit(self._work, hand_over)
+            except RuntimeError:
+                hand_over.void = True
+            self._listed = _unlist_threads(pool, self._listed)
+            if not hand_over.void:
+                return None
+        thread = threading.Thread(
+            target=self._work, args=(_HandOver(call),), name="smartbatch-worker", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as refusal:
+            return refusal
         return None
 
     def _work(self, hand_over: _HandOver) -> None:
@@ -273,6 +281,7 @@ class BatchDispatcher:
             call.variables().run(self._send, call)
             effects.now = self._clock.now()
             readings = self._router.prepare(call, effects.now)
+            self._router.end_quota(call, effects.now)
         except BaseException as error:
             effects.now = self._clock.now()
             failure = _internal_error(call, error)

@@ -90,7 +90,11 @@ Change: TypeAlias = "Transition | Cooldown"
 
 @define(eq=False)
 class Permit:
-    """The right to make one call. It has one owner and ends once."""
+    """The right to make one call. It has one owner and ends once.
+
+    Attributes:
+        cooldown: that began as it ended, or was lengthened.
+    """
 
     lane: Lane
     demand: Demand
@@ -98,10 +102,11 @@ class Permit:
     through: BreakerPermit
     hold: SpendReservation
     ended: bool = False
+    cooldown: Cooldown | None = None
 
 
 class Gates:
-    """Admits calls. Every method expects the client's monitor to be held.
+    """Admits calls. Every method but :meth:`end_quota` expects the client's monitor to be held.
 
     Args:
         budget: the client's, in USD.
@@ -167,9 +172,7 @@ class Gates:
 
         In order, each by how the call ended:
 
-        1. The quota: a success uses tokens; a refusal starts or lengthens a cooldown; a call that was never
-           made gives all back; any other failure uses what was really used. Then it learns the limits that
-           the answer told.
+        1. The quota, unless :meth:`end_quota` has ended it before.
         2. The budget: a success pays its cost, or the reserve when the cost is unknown; a failure pays its
            cost, or the reserve when it may be billed.
         3. The throttle and the breaker: they count successes and failures of the provider.
@@ -182,10 +185,9 @@ class Gates:
         permit.ended = True
         self.permits_out -= 1
         lane, demand = permit.lane, permit.demand
-        changes: list[Change] = []
-        cooldown = self._end_quota(permit, ending, now, used)
-        if cooldown is not None:
-            changes.append(cooldown)
+        if not permit.reservation.ended:
+            self.end_quota(permit, ending, now, used)
+        changes: list[Change] = [] if permit.cooldown is None else [permit.cooldown]
         succeeded = ending is Ending.SUCCESS
         if succeeded:
             cost = demand.cost if used.cost is None else used.cost
@@ -204,25 +206,29 @@ class Gates:
             changes.append(transition)
         return changes
 
-    def _end_quota(self, permit: Permit, ending: Ending, now: float, used: Used) -> Cooldown | None:
-        demand, reservation = permit.demand, permit.reservation
-        cooldown: Cooldown | None = None
+    def end_quota(self, permit: Permit, ending: Ending, now: float, used: Used) -> None:
+        """End what ``permit`` has of the quota, whose lock is enough: so the monitor is held for less long.
+
+        A success uses tokens; a refusal starts or lengthens a cooldown; a call that was never made gives all
+        back; any other failure uses what was really used. Then it learns the limits that the answer told.
+        """
+        demand, reservation, quota = permit.demand, permit.reservation, permit.lane.quota.quota
+        told = used.limits if ending is not Ending.REFUSED else None
         with permit.lane.quota.lock:
-            quota = permit.lane.quota.quota
             if ending is Ending.SUCCESS and used.tokens is None:
                 quota.succeeded(reservation, now, demand.tokens, demand.output)
             elif ending is Ending.SUCCESS:
                 quota.succeeded(reservation, now, used.tokens, used.output)
             elif ending is Ending.REFUSED:
-                cooldown = quota.refused(reservation, now, used.retry_after, self._rng, used.limits)
+                permit.cooldown = quota.refused(reservation, now, used.retry_after, self._rng, used.limits)
             elif ending is Ending.DROPPED:
                 quota.dropped(reservation, now)
             else:
                 quota.failed(reservation, now, used.tokens, used.output)
-            told = used.limits if ending is not Ending.REFUSED else None
-            if told is not None and not quota.leaves_out(told, now):
+            learns = told is not None and not quota.leaves_out(told, now)
+        if told is not None and learns:
+            with permit.lane.quota.lock:
                 quota.learn(told, reservation, now)
-        return cooldown
 
 
 _HEALTH = {Ending.SUCCESS: Outcome.SUCCESS, Ending.FAILURE: Outcome.FAILURE}

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 
-from attrs import define
+from attrs import define, frozen
 
 from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.core.limits.backoff import Cooldown
@@ -64,6 +64,15 @@ class FlexRefusal(enum.Enum):
     LATE = "the flex tier does not answer within call_timeout"
 
 
+@frozen
+class CallEnd:
+    """How a call ended as a whole: for the gates, by the error that says so, and with what it used."""
+
+    ending: Ending
+    worst: ProviderError | None
+    used: Used
+
+
 @define(eq=False)
 class InFlightCall:
     """A batch whose call is under way, from its permit to its routing. Owned by one worker.
@@ -71,6 +80,7 @@ class InFlightCall:
     Attributes:
         started: when the call began, monotonic seconds; until then when the permit was taken.
         bill: what it used and cost, once it has ended.
+        end: how it ended, once the limits were told.
         requests: those who wait for it, as events name them.
     """
 
@@ -78,6 +88,7 @@ class InFlightCall:
     permit: Permit
     started: float
     bill: CallBill = NO_BILL
+    end: CallEnd | None = None
     requests: tuple[CalledRequest, ...] = ()
 
     def variables(self) -> Context:
@@ -142,6 +153,11 @@ class ResponseRouter:
                 readings.append(MissingAnswer() if outcome is None else outcome)
         return readings
 
+    def end_quota(self, call: InFlightCall, now: float) -> None:
+        """Tell the limits how ``call`` ended. They have a lock of their own, so the monitor is not needed."""
+        call.end = end = _end_of(call)
+        self._gates.end_quota(call.permit, end.ending, now, end.used)
+
     def route_locked(self, call: InFlightCall, readings: Sequence[Reading], effects: DeferredEffects) -> None:
         """Decide what becomes of every ticket of ``call``.
 
@@ -158,7 +174,7 @@ class ResponseRouter:
         batch, lane = call.batch, call.permit.lane
         outcomes = batch.outcomes
         lane.finished(batch.id, len(outcomes), effects.now - call.started, effects.now)
-        self._end_permit(call, outcomes, effects)
+        self._end_permit(call, effects)
         spoiled = caused_by_one(outcomes)
         if lane.packing_health is not None and len(outcomes) > 1:
             self._judge_packing(lane, lane.packing_health, outcomes, spoiled is not None, effects)
@@ -371,31 +387,20 @@ class ResponseRouter:
             latency=lane.throttle.latency,
         )
 
-    def _end_permit(self, call: InFlightCall, outcomes: Sequence[Outcome], effects: DeferredEffects) -> None:
+    def _end_permit(self, call: InFlightCall, effects: DeferredEffects) -> None:
         """End the permit of a call by its worst outcome. In order:
 
-        1. An error of the slower tier says nothing of the model: limits and breaker ignore it.
-        2. The gates take it: limits and budget by what was used, the breaker by how it ended.
-        3. An error that every request would meet stops the lane, unless a call passed while it was under way.
-        4. A web page in place of an answer, before any call has passed: the address may be wrong.
-        5. What changed is told, and the slower tier is judged.
+        1. The gates take it: limits and budget by what was used, the breaker by how it ended.
+        2. An error that every request would meet stops the lane, unless a call passed while it was under way.
+        3. A web page in place of an answer, before any call has passed: the address may be wrong.
+        4. What changed is told, and the slower tier is judged.
         """
         lane = call.permit.lane
-        ending, worst = _ending(outcomes)
-        if worst is not None and flex_refusal(lane, worst) is not None:
-            ending = Ending.IGNORED  # it is the slower tier's state: no limit, and no outage of the model
-        if ending is not Ending.DROPPED and (worst is None or worst.status is not None):
+        end = _end_of(call) if call.end is None else call.end
+        worst = end.worst
+        if end.ending is not Ending.DROPPED and (worst is None or worst.status is not None):
             lane.provider_health.answered = True
-        usage = call.bill.usage
-        used = Used(
-            tokens=usage.total_tokens if usage is not None else None,
-            output=usage.output_tokens if usage is not None else None,
-            cost=call.bill.cost,
-            maybe_billed=worst is not None and worst.maybe_billed and usage is None,
-            retry_after=worst.retry_after if worst is not None else None,
-            limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
-        )
-        changes = self._gates.end(call.permit, ending, effects.now, used)
+        changes = self._gates.end(call.permit, end.ending, effects.now, end.used)
         if worst is not None and is_for_all(worst) and lane.breaker.passed_at < call.started:
             self._stop(lane, worst, effects)
         if worst is not None and is_page(worst) and not lane.breaker.passed:
@@ -459,6 +464,26 @@ class ResponseRouter:
                 pause=max(0.0, pause),
             )
         )
+
+
+def _end_of(call: InFlightCall) -> CallEnd:
+    """Return how a call ended; limits and breaker ignore an error of the slower tier: it says nothing of the
+    model.
+    """
+    outcomes = call.batch.outcomes
+    ending, worst = _ending(outcomes)
+    if worst is not None and flex_refusal(call.permit.lane, worst) is not None:
+        ending = Ending.IGNORED
+    usage = call.bill.usage
+    used = Used(
+        tokens=usage.total_tokens if usage is not None else None,
+        output=usage.output_tokens if usage is not None else None,
+        cost=call.bill.cost,
+        maybe_billed=worst is not None and worst.maybe_billed and usage is None,
+        retry_after=worst.retry_after if worst is not None else None,
+        limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
+    )
+    return CallEnd(ending, worst, used)
 
 
 def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
