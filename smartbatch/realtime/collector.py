@@ -159,14 +159,13 @@ class Collector:
             return now
         opened = min(ticket.due for ticket in starting)
         batch: Batch[Ticket, Outcome] = Batch(
-            f"batch-{next(self._numbers)}", lane.label, opened, head.batch_key
+            f"batch-{next(self._numbers)}", lane.label, opened, head.batch_key, starting, int(demand.tokens)
         )
-        batch.fill(starting, int(demand.tokens))
         batch.move(BatchState.READY)
         lane.started(batch.id, len(batch), now)
         lane.held_until = now
-        urgent_waits = any(other.urgent_waits for other in self._queue.lanes.values())
-        self._queue.turns.started(urgent=head.urgent, before_urgent=urgent_waits)
+        before_urgent = not head.urgent and any(other.urgent_waits for other in self._queue.lanes.values())
+        self._queue.turns.started(urgent=head.urgent, before_urgent=before_urgent)
         return InFlightCall(batch, permit, now)
 
     def _note_resumed(self, lane: Lane, size: int, effects: DeferredEffects) -> None:
@@ -322,14 +321,17 @@ class Collector:
 def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:
     """Return what one call for ``tickets`` will use, of which the first is the head."""
     given, made = _expected(lane, tickets)
+    head, cost = tickets[0], tickets[0].reserve
+    if len(tickets) > 1:
+        cost = sum([ticket.reserve for ticket in tickets]) + _frame_cost(lane, len(tickets))
     return Demand(
         tokens=given + made,
         output=made,
-        cost=sum(ticket.reserve for ticket in tickets) + _frame_cost(lane, len(tickets)),
-        first=tickets[0].attempts == 0,
-        failures=tickets[0].retry_count.failures,
-        urgent=tickets[0].urgent,
-        own_budget=tickets[0].own_budget,
+        cost=cost,
+        first=head.attempts == 0,
+        failures=head.retry_count.failures,
+        urgent=head.urgent,
+        own_budget=head.own_budget,
     )
 
 

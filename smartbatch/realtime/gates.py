@@ -38,7 +38,7 @@ class Ending(enum.Enum):
     __hash__ = object.__hash__  # that of Enum is a function in Python
 
 
-@frozen
+@define(eq=False)  # not frozen: one is made for each call, under the monitor
 class Demand:
     """What a call will use.
 

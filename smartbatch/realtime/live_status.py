@@ -6,16 +6,19 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+from attrs import evolve
+
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
 from smartbatch.observe.participants import LaneStatus, RealtimeStatus
 from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.queue import RequestQueue
-from smartbatch.realtime.ticket import TicketState
+from smartbatch.realtime.ticket import Ticket, TicketState
 from smartbatch.types import Priority
 
 _LOOKED_AT = 10_000
-"""The oldest requests among which those that wait longest are looked for; it takes about a millisecond."""
+"""The oldest requests among which those that wait longest are looked for, without the monitor: it takes about
+a millisecond."""
 
 _A_MINUTE = 60.0
 
@@ -44,26 +47,26 @@ def status_of(queue: RequestQueue, budget: Budget, now: float, hide: Callable[[s
         if queue.counts.waiting > served:
             waits["retry"] = queue.counts.waiting - served
         left = budget.left
-        oldest = _oldest(queue, now)
-        return RealtimeStatus(
+        status = RealtimeStatus(
             waiting=queue.counts.waiting,
             in_flight=queue.counts.in_flight,
             blocked=queue.blocked,
-            oldest_wait=max(oldest.values(), default=0.0),
-            oldest_waits=oldest,
             waits=waits,
             budget=0.0 if left is None else budget.spent + budget.reserved + left,
             spent=budget.spent,
             lanes=tuple(lanes),
         )
+        tickets = list(itertools.islice(queue.live, _LOOKED_AT))
+    oldest = _oldest(tickets, now)
+    return evolve(status, oldest_wait=max(oldest.values(), default=0.0), oldest_waits=oldest)
 
 
-def _oldest(queue: RequestQueue, now: float) -> dict[str, float]:
+def _oldest(tickets: list[Ticket], now: float) -> dict[str, float]:
     """Return how long the oldest request waits by priority, of those that have one that waits."""
     found: dict[Priority, float] = {}
-    for ticket in itertools.islice(queue.live, _LOOKED_AT):
-        if ticket.state is TicketState.WAITING and ticket.waiters:
-            waiter = ticket.waiters[0]
+    for ticket in tickets:
+        waiter = next(iter(ticket.waiters), None)  # one step: the list may become empty at any moment
+        if ticket.state is TicketState.WAITING and waiter is not None:
             found.setdefault(waiter.request.priority, waiter.submitted)
             if len(found) == len(Priority):
                 break

@@ -55,13 +55,16 @@ class Bucket:
 
     def take(self, now: float, cost: float) -> None:
         """Take ``cost`` units; the level may fall below zero."""
-        self.look(now, 0.0)
+        if now > self.at:
+            self.look(now, 0.0)
         self.level -= cost
 
     def settle(self, now: float, surplus: float) -> None:
         """Return ``surplus`` units that were taken and not used, or take more when it is negative."""
-        self.look(now, 0.0)
-        self.level = min(self.level + surplus, self.capacity)
+        if now > self.at:
+            self.look(now, 0.0)
+        level = self.level + surplus
+        self.level = level if level < self.capacity else self.capacity
 
     def reshape(self, now: float, capacity: float, rate: float) -> None:
         """Change capacity and rate; a debt stays, and a level above the new capacity falls to it."""

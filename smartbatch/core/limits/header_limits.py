@@ -145,10 +145,10 @@ class Traffic:
             mark, sent = float(call.order), float(self.calls)
             then, held = float(call.held[0]), float(self.in_flight)
         else:
-            mark = _tokens_of(dimension, *call.sent)
-            sent = _tokens_of(dimension, self.tokens, self.output)
-            then = _tokens_of(dimension, call.held[1], call.held[2])
-            held = _tokens_of(dimension, self.held_tokens, self.held_output)
+            mark = costs_of(*call.sent)[dimension]
+            sent = costs_of(self.tokens, self.output)[dimension]
+            then = costs_of(call.held[1], call.held[2])[dimension]
+            held = costs_of(self.held_tokens, self.held_output)[dimension]
         since, calls = sent - mark, self.calls - call.order
         unanswered, calls_open = since + then, calls + call.held[0]
         blurred = call.started <= self.refused_at
@@ -267,11 +267,10 @@ class HeaderLimits:
         costs = costs_of(tokens, output)
         if not self._buckets:
             return costs
-        charged = [
-            bucket.needed(cost) if (bucket := self._buckets.get(dimension)) is not None else cost
-            for dimension, cost in enumerate(costs)
-        ]
-        if self._goes_anyway(now) is not None:
+        charged = list(costs)
+        for dimension, bucket in self._buckets.items():
+            charged[dimension] = bucket.needed(charged[dimension])
+        if self._check is not None and self._goes_anyway(now) is not None:
             charged[_REQUESTS] = 0.0
         return amounts_of(charged)
 
@@ -300,9 +299,9 @@ class HeaderLimits:
 
     def look(self, now: float, tokens: float, output: float) -> float:
         """Return the earliest time a call may go that is expected to need so many tokens."""
-        at = now
+        at, costs = now, costs_of(tokens, output)
         for dimension, bucket in self._buckets.items():
-            ready = bucket.look(now, _cost(dimension, tokens, output))
+            ready = bucket.look(now, costs[dimension])
             if ready > at and not (self.spaced and dimension == _REQUESTS):
                 if dimension == _REQUESTS and self._check is not None:
                     ready = min(ready, self._check.look(now))
@@ -312,8 +311,9 @@ class HeaderLimits:
     def take(self, now: float, call: Reservation) -> None:
         if (check := self._goes_anyway(now)) is not None:
             check.take(now)
+        costs = costs_of(call.tokens, call.output)
         for dimension, bucket in self._buckets.items():
-            bucket.take(now, _cost(dimension, call.tokens, call.output))
+            bucket.take(now, costs[dimension])
 
     def _goes_anyway(self, now: float) -> EnforcementCheck | None:
         """Return the check by which a call goes now in spite of the limit of requests, if it does."""
@@ -347,15 +347,16 @@ class HeaderLimits:
         """Correct what a call took to the tokens it used; ``None`` for output takes the expected share."""
         if output is None:
             output = tokens * call.output / call.tokens if call.tokens else 0.0
+        expected, used = costs_of(call.tokens, call.output), costs_of(tokens, output)
         for dimension, bucket in self._buckets.items():
             if dimension != _REQUESTS:
-                expected = _tokens_of(dimension, call.tokens, call.output)
-                bucket.settle(now, call.order, expected, _tokens_of(dimension, tokens, output))
+                bucket.settle(now, call.order, expected[dimension], used[dimension])
 
     def drop(self, now: float, call: Reservation) -> None:
         """Return all of a call that was never sent, or was refused."""
+        costs = costs_of(call.tokens, call.output)
         for dimension, bucket in self._buckets.items():
-            bucket.settle(now, call.order, _cost(dimension, call.tokens, call.output), 0.0)
+            bucket.settle(now, call.order, costs[dimension], 0.0)
 
     def leaves_out(self, report: LimitReport, now: float) -> bool:
         """Whether a report says no more than the last one, of a moment ago: plenty of all limits is left."""
@@ -419,11 +420,12 @@ class HeaderLimits:
         if report is not None:
             before = {dimension: bucket.learned_at for dimension, bucket in self._buckets.items()}
             self.learn(report, call, traffic, now, alone=alone)
+            costs = costs_of(call.tokens, call.output)
             for dimension, reading in _readings(report):
                 bucket = self._buckets.get(dimension)
                 if bucket is None:
                     continue
-                if bucket.lacks(reading, _cost(dimension, call.tokens, call.output)):
+                if bucket.lacks(reading, costs[dimension]):
                     explained = True
                     if call.started > max(self._explained_at, bucket.learned_at) and alone:
                         bucket.give_way(now)
@@ -470,22 +472,13 @@ def surplus_of(call: Reservation, tokens: float, output: float | None) -> Amount
     """
     if output is None:
         output = tokens * call.output / call.tokens if call.tokens else 0.0
-    expected, used = costs_of(call.tokens, call.output), costs_of(tokens, output)
-    over = [
-        0.0 if leased > most else leased - cost
-        for leased, most, cost in zip(call.leased, expected, used, strict=True)
-    ]
-    return 0.0, over[1], over[2], over[3]
-
-
-def _cost(dimension: int, tokens: float, output: float) -> float:
-    return 1.0 if dimension == _REQUESTS else _tokens_of(dimension, tokens, output)
-
-
-def _tokens_of(dimension: int, tokens: float, output: float) -> float:
-    if dimension == _TOKENS:
-        return tokens
-    return output if dimension == _OUTPUT else tokens - output
+    _, leased_tokens, leased_input, leased_output = call.leased
+    return (
+        0.0,
+        0.0 if leased_tokens > call.tokens else leased_tokens - tokens,
+        0.0 if leased_input > call.tokens - call.output else leased_input - (tokens - output),
+        0.0 if leased_output > call.output else leased_output - output,
+    )
 
 
 def _is_plenty(report: LimitReport) -> bool:

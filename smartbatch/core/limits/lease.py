@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from operator import add, sub
 
 from attrs import define, frozen
 
@@ -216,8 +217,7 @@ class LimitLease:
         if not self.lost and now - self._asked_at > _RENEW:
             self.tell()
         self._used_at, self._usual = now, costs
-        for d in range(DIMENSIONS):
-            self._used[d] += costs[d]
+        self._used = list(map(add, self._used, costs))
         if self.lost:
             for d, bucket in self._safe.items():
                 bucket.take(now, costs[d])
@@ -231,12 +231,13 @@ class LimitLease:
 
     def settle(self, now: float, surplus: Amounts) -> None:
         """Give back what a call did not need of each dimension, or take more where it is negative."""
-        for d in range(DIMENSIONS):
-            self._used[d] -= surplus[d]
-            if self.lost and d in self._safe:
-                self._safe[d].settle(now, surplus[d])
-            elif d in self._limited:
+        self._used = list(map(sub, self._used, surplus))
+        safe = self._safe if self.lost else ()
+        for d in self._limited:
+            if d not in safe:
                 self._held[d] += surplus[d]
+        for d in safe:
+            self._safe[d].settle(now, surplus[d])
 
     def owe(self, under_way: Amounts) -> None:
         """Take of limits that became known by the last exchange what calls under way need."""

@@ -153,7 +153,7 @@ class ReportedBucket:
         A debt of calls in flight for which little refills, and which would put the call off for hours, is
         remitted: no limit of a minute does so.
         """
-        ready = self.bucket.look(now, self.needed(cost))
+        ready = self.bucket.look(now, self.needed(cost) if self._charged_more else cost)
         too_long = ready - now - self._longest_wait
         if too_long <= 0.0:
             return ready
@@ -161,7 +161,7 @@ class ReportedBucket:
         return now + self._longest_wait
 
     def take(self, now: float, cost: float) -> None:
-        self.bucket.take(now, self.needed(cost))
+        self.bucket.take(now, self.needed(cost) if self._charged_more else cost)
 
     def settle(self, now: float, order: int, expected: float, actual: float) -> None:
         """Correct what the call number ``order`` took to what it used (0 when it was never admitted). A
