@@ -302,9 +302,7 @@ class VirtualClock:
     def counted(self) -> bool:
         return getattr(self._mine, "counted", False)
 
-    def park(
-        self, waiter: WaitingThread, timeout: float | None, *, idle: bool, glance: float | None = None
-    ) -> None:
+    def park(self, waiter: WaitingThread, timeout: float | None, *, idle: bool, glance: float | None) -> None:
         with self._guard:
             deadline = math.inf if timeout is None else self._now + max(0.0, timeout)
             if glance is not None:
@@ -353,9 +351,7 @@ class VirtualTime(Protocol):
         """Whether the calling thread is registered."""
         ...
 
-    def park(
-        self, waiter: WaitingThread, timeout: float | None, *, idle: bool, glance: float | None = None
-    ) -> None:
+    def park(self, waiter: WaitingThread, timeout: float | None, *, idle: bool, glance: float | None) -> None:
         """Count the calling thread as waiting, until :meth:`wake` or its time-out."""
         ...
 

@@ -98,7 +98,7 @@ class FollowedJobs:
             yield from job.results(wait=False, after=last)
 
     def results_as_stored(
-        self, job: Job, before: int = 0, is_known: Callable[[int], bool] = lambda _: False
+        self, job: Job, before: int, is_known: Callable[[int], bool]
     ) -> Iterator[list[Result]]:
         """Yield the results of ``job`` in the order in which they are stored, those together that are there:
         none waits for another.

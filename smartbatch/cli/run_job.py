@@ -76,7 +76,7 @@ class JobRun:
     _args: argparse.Namespace
     _answered: Callable[[int], bool]
     _clock: Clock
-    _cluster: Cluster | None = None
+    _cluster: Cluster | None
     _units: ClusterUnits | None = field(default=None, init=False)
     _identity: RunIdentity = field(init=False)
     _jobs: list[RunJob] = field(factory=list, init=False)

@@ -83,9 +83,7 @@ class _Refused(Exception):
 class Dashboard:
     """The application: safe from any thread, and in forked processes. Made by :func:`.app`."""
 
-    def __init__(
-        self, source: Source, access: Access | None, hosts: Collection[str], streams: int = STREAMS
-    ) -> None:
+    def __init__(self, source: Source, access: Access | None, hosts: Collection[str], streams: int) -> None:
         self._source = source
         self._access = access
         self._hosts = hosts

@@ -209,7 +209,7 @@ class HostClient:
         jobs: those of the store; looking at them needs no key.
     """
 
-    def __init__(self, settings: HostSettings, hooks: HookParams | None = None) -> None:
+    def __init__(self, settings: HostSettings, hooks: HookParams | None) -> None:
         self.settings = settings
         self.jobs = StoredJobs(settings.config)
         self._hooks: HookParams = hooks or {}

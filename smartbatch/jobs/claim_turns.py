@@ -76,7 +76,7 @@ class ClaimTurns:
             the jobs of one limit share it.
     """
 
-    _interval: GatherInterval = field(factory=GatherInterval)
+    _interval: GatherInterval
     jobs: dict[str, RealtimeItems] = field(factory=dict)
     under_way: Counter[int] = field(factory=Counter)
     _taken: Counter[int] = field(factory=Counter)

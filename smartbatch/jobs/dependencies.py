@@ -11,10 +11,10 @@ from attrs import frozen
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls
 from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.core.routing.rescue import Speed, assumed_speed
+from smartbatch.core.routing.rescue import Speed
 from smartbatch.events import Event
 from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.steps.context import EnqueuedExchange, unlearned
+from smartbatch.jobs.steps.context import EnqueuedExchange
 from smartbatch.jobs.store import SqlStore
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request, Result, RunCallback, call_now
@@ -77,11 +77,11 @@ class JobDependencies:
     new_future: Callable[[], Any]
     tell: Callable[[Event], None]
     report: Callable[[str | None, BaseException], None]
-    speed: Callable[[JobRow], Speed] = assumed_speed
-    calibration: Callable[[JobRow], Calibration] = unlearned
+    speed: Callable[[JobRow], Speed]
+    calibration: Callable[[JobRow], Calibration]
     run_callback: RunCallback = call_now
-    outer_budget: Callable[[JobRow], Budget | None] = lambda _: None
+    outer_budget: Callable[[JobRow], Budget | None]
     save: Callable[[SqlStore], object] = lambda _: None
-    tell_dropped: Callable[[str, str], None] = lambda _name, _reason: None
-    control: Callable[[ModelControls], None] = lambda _: None
+    tell_dropped: Callable[[str, str], None]
+    control: Callable[[ModelControls], None]
     exchange_enqueued: EnqueuedExchange | None = None

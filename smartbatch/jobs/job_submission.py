@@ -67,9 +67,9 @@ class WaitOptions:
 
     __repr__ = fields_repr
 
-    timeout: float | None = None
-    on_progress: Callable[[JobStatus], object] | None = None
-    progress: bool | None = None
+    timeout: float | None
+    on_progress: Callable[[JobStatus], object] | None
+    progress: bool | None
 
 
 @frozen
@@ -186,7 +186,7 @@ class JobSubmission:
         params: Mapping[str, Any],
         kind: Kind,
         options: JobOptions,
-        decision: Decision | None = None,
+        decision: Decision | None,
     ) -> JobRow:
         """As :meth:`submit_attended`, for prepared requests, within the budget of the decision; without one
         the job is there already."""

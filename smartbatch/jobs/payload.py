@@ -190,7 +190,7 @@ class RunningDigest:
         head: what the job has besides its items, such as its model and what :func:`encode_params` returned.
     """
 
-    def __init__(self, head: bytes = b"") -> None:
+    def __init__(self, head: bytes) -> None:
         self._running = hashlib.blake2b(b"%d:" % len(head) + head, digest_size=32)
 
     def add(self, item: NewItem) -> None:

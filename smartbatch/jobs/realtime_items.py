@@ -46,7 +46,7 @@ class RealtimeItems:
     row: JobRow
     shared: Shared
     limit: int
-    timeout: float | None = None
+    timeout: float | None
     under_way: dict[int, Future[Result] | None] = field(factory=dict)
     wanting: bool = True
     turn: int = TURN

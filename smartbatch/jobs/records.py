@@ -239,7 +239,7 @@ class NewShard:
     bytes: int
     tokens: int
     due_at: float
-    reserved: float = 0.0
+    reserved: float
 
 
 @frozen
@@ -523,7 +523,7 @@ class StoredResults:
 
     __repr__ = fields_repr
 
-    final: tuple[int, ...] = ()
-    doubled: tuple[int, ...] = ()
+    final: tuple[int, ...]
+    doubled: tuple[int, ...]
     counts: tuple[StoredCounts, ...] = ()
     claimed: tuple[StoredItem, ...] = ()

@@ -27,10 +27,10 @@ class UnstoredAnswers:
         reason: why they are not stored.
     """
 
-    answers: int = 0
-    cost: float = 0.0
-    awaited: int = 0
-    reason: str = ""
+    answers: int
+    cost: float
+    awaited: int
+    reason: str
 
     def __bool__(self) -> bool:
         return bool(self.answers or self.awaited)

@@ -59,8 +59,8 @@ class StoredDecision:
     individual_cost: float | None
     batch_p50: float | None
     batch_cost: float | None
-    measured: Measured | None = None
-    decision: Decision | None = field(default=None, repr=False)
+    measured: Measured | None
+    decision: Decision | None = field(repr=False)
 
 
 @define(eq=False)

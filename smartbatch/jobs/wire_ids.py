@@ -37,7 +37,7 @@ def parse_wire_id(text: str) -> tuple[str, int] | None:
     return found.group(1), position
 
 
-def file_name(nonce: str, uploads: int = 0) -> str:
+def file_name(nonce: str, uploads: int) -> str:
     """Return the file name of a shard's input, after ``uploads`` uploads that cannot be found."""
     return f"sb-{nonce}-{uploads}" if uploads else f"sb-{nonce}"
 

@@ -52,8 +52,8 @@ class Refusal:
     """
 
     kind: ErrorKind
-    message: str = ""
-    code: str | None = None
+    message: str
+    code: str | None
     status: int | None = None
     wait: float | None = None
     limits: LimitReport | None = None

@@ -59,7 +59,7 @@ _NO_MONEY = re.compile(r"insufficient (?:credits?|balance|funds)", re.I)
 _BAD_KEY = re.compile(r"api key not valid|(?:incorrect|invalid) api key", re.I)
 
 
-def kind_of_code(code: object, type_: object = None, message: str = "") -> ErrorKind | None:
+def kind_of_code(code: object, type_: object, message: str) -> ErrorKind | None:
     """Return what a provider's error code, type or text says by itself; ``None`` when it says nothing."""
     named = _CODES.get(code) if isinstance(code, str) else None
     if named is None and isinstance(type_, str) and type_ != "invalid_request_error":

@@ -55,10 +55,10 @@ class Demand:
     tokens: float
     cost: float
     first: bool
-    failures: int = 0
-    output: float = 0.0
-    urgent: bool = False
-    own_budget: Budget | None = None
+    failures: int
+    output: float
+    urgent: bool
+    own_budget: Budget | None
 
 
 @frozen

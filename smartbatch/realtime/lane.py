@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from operator import attrgetter
 
 from attrs import define, field
 
@@ -85,12 +84,12 @@ class Lane:
     rates: RateCard | None
     calibration: Calibration
     call: Call
-    replay: Call | None = None
-    max_tokens: float = math.inf
-    batch_key: Callable[[Request], Hashable] = attrgetter("isolation_key")
-    packing_health: PackingHealth | None = None
+    replay: Call | None
+    max_tokens: float
+    batch_key: Callable[[Request], Hashable]
+    packing_health: PackingHealth | None
+    tier: FlexTier | None
     packed: Lane | None = None
-    tier: FlexTier | None = None
     standard: Lane | None = None
     in_flight: int = field(default=0, init=False)
     _under_way: dict[str, tuple[float, int]] = field(factory=dict, init=False)  # when each began, its size

@@ -57,7 +57,7 @@ class Submission:
     request_id: str
     lane: Lane
     options: CallOptions
-    fingerprint: bytes | None = None
+    fingerprint: bytes | None
     cache_key: bytes | None = None
     input_tokens: int = 0
     tokens: int = 0

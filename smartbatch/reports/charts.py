@@ -97,7 +97,7 @@ def _text(x: float, y: float, words: str, anchor: str = "middle") -> Html:
     return el("text", words, x=round(x, 1), y=round(y, 1), text_anchor=anchor)
 
 
-def _box(x: float, y: float, width: float, height: float, class_: str, title: str | None = None) -> Html:
+def _box(x: float, y: float, width: float, height: float, class_: str, title: str | None) -> Html:
     """Return a filled box; browsers show its title under the pointer."""
     shape = {
         "x": round(x, 1),

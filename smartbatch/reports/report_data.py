@@ -59,8 +59,8 @@ class ReportedJob:
     paid: float | None
     individual_cost: float | None
     batch_cost: float | None
-    timeline: tuple[TimelineRow, ...] | None = field(default=(), repr=False)
-    incidents: tuple[ReportIncident, ...] | None = field(default=(), repr=False)
+    timeline: tuple[TimelineRow, ...] | None = field(repr=False)
+    incidents: tuple[ReportIncident, ...] | None = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -108,16 +108,16 @@ class ReportData:
     failed: int
     cancelled: int = 0
     deduplicated: int | None = None
-    dropped: tuple[tuple[str, str], ...] = ()
+    dropped: tuple[tuple[str, str], ...]
     input_tokens: int
     output_tokens: int
     cost: float
     unpriced: int
     sample: tuple[RequestFigures, ...] = field(repr=False)
     sampled_of: int
-    failures: tuple[FailureGroup, ...] = field(default=(), repr=False)
-    failures_read: int = 0
-    jobs: tuple[ReportedJob, ...] = ()
+    failures: tuple[FailureGroup, ...] = field(repr=False)
+    failures_read: int
+    jobs: tuple[ReportedJob, ...]
     versions: tuple[tuple[str, str], ...] = ()
 
 

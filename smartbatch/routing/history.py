@@ -90,7 +90,7 @@ class _Topic:
     route: Route | None
     model: str
     forecaster: Forecaster
-    late: str = ""
+    late: str
     loaded: int = 0
     known: frozenset[Observation] = frozenset()
     own: deque[Observation] = field(factory=lambda: deque(maxlen=OWN))

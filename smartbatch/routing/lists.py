@@ -69,9 +69,9 @@ class ReaderOptions:
         whole: whether all results are wanted, and none before the others.
     """
 
-    on_error: OnError | None = None
-    on_progress: OnProgress | None = None
-    progress: bool | None = None
+    on_error: OnError | None
+    on_progress: OnProgress | None
+    progress: bool | None
     ordered: bool = True
     whole: bool = False
 
@@ -443,7 +443,7 @@ class ListRouter:
         budget = self._constraints({"budget": decision.constraints.budget}).budget
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
         options, display = self._options(
-            len(asked.requests), ReaderOptions("result", progress=progress, whole=True)
+            len(asked.requests), ReaderOptions("result", None, progress, whole=True)
         )
         facts = ListFacts(asked.requests, self._again(asked.key, decision), display, prompts)
         began = self._clock.now()
@@ -484,7 +484,7 @@ class ListRouter:
 
 
 def split_constraints(
-    params: Mapping[str, Any], names: Collection[str] = CONSTRAINTS
+    params: Mapping[str, Any], names: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arguments that are none of the constraints ``names``, and the constraints that were
     given."""

@@ -158,7 +158,7 @@ class ConcurrencyCap:
             self._extra, self._passed = None, 0
         return True
 
-    def suppose(self, now: float, sent: int, asked: float | None, probes: int = PROBES) -> bool:
+    def suppose(self, now: float, sent: int, asked: float | None, probes: int) -> bool:
         """Refusals prove a limit: suppose a cap; False where there was none a while ago, it is too low, or
         more calls at once were answered.
 

@@ -92,7 +92,7 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
     return Request(prompt, params, **checked)
 
 
-def check_prompt(prompt: Any, embedding: Embedding | None = None) -> None:
+def check_prompt(prompt: Any, embedding: Embedding | None) -> None:
     """Refuse a prompt that :func:`normalise` refuses, with the same error; of a text nothing is made."""
     if type(prompt) is not str:
         normalise(prompt, embedding=embedding)

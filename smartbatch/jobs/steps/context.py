@@ -331,9 +331,7 @@ class StepContext:
         why = note or f"{error.kind.value}: {error.message}"
         return self.reschedule(shard, max(wait, at_least), tries=tries, note=why, **changes)
 
-    def incident(
-        self, kind: str, detail: str, shard: ShardRow | None = None, money: float | None = None
-    ) -> None:
+    def incident(self, kind: str, detail: str, shard: ShardRow | None, money: float | None = None) -> None:
         """Store an incident, and tell it when it is new.
 
         Raises:

@@ -65,7 +65,7 @@ class SqlStore:
         *,
         wall: Callable[[], float],
         rng: Random,
-        counted: Counted | None = None,
+        counted: Counted | None,
     ) -> None:
         self.place = database.place
         self._db = database

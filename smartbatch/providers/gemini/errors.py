@@ -60,12 +60,12 @@ class _Error:
     they are said, seconds of its ``RetryInfo``, and the HTTP status it names itself.
     """
 
-    message: str = ""
-    status: str | None = None
-    reasons: tuple[str, ...] = ()
-    violations: tuple[tuple[str, str | None], ...] = ()
-    wait: float | None = None
-    code: int | None = None
+    message: str
+    status: str | None
+    reasons: tuple[str, ...]
+    violations: tuple[tuple[str, str | None], ...]
+    wait: float | None
+    code: int | None
 
     def quotas(self, word: str) -> list[tuple[str, str | None]]:
         """The violated quotas with this word in their name."""

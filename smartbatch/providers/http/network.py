@@ -14,7 +14,6 @@ from urllib3.util import Url
 from smartbatch._fork import PerProcess, around_fork
 from smartbatch.errors import ProviderError
 from smartbatch.providers.http.network_errors import failure
-from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import DEFAULT_WORKERS, Transport
 from smartbatch.types import Duration
 
@@ -34,8 +33,8 @@ class HttpNetwork:
         url: Url,
         headers: Mapping[str, str] | None = None,
         *,
-        connect_timeout: Duration = 10.0,
-        max_body: int = MAX_BODY,
+        connect_timeout: Duration,
+        max_body: int,
     ) -> None:
         self._sdk: PerProcess[Any] | None = None
         self._importing: threading.Thread | None = None

@@ -107,8 +107,8 @@ class OpenAIBatches(BatchApi):
         scope: str,
         api: Literal["chat", "responses"],
         body: Callable[[Request, str], dict[str, Any]],
-        window: str = "24h",
-        purpose: str = "batch",
+        window: str,
+        purpose: str,
     ) -> None:
         self.scope = scope
         self._session = session

@@ -76,7 +76,7 @@ def build_call(
     *,
     now: Callable[[], float],
     classifiers: Classifiers,
-    middleware: Sequence[Middleware] = (),
+    middleware: Sequence[Middleware],
     innermost: Middleware | None = None,
     compiler: BatchCompiler | None = None,
     tier: FlexTier | None = None,
