@@ -239,7 +239,7 @@ class NewShard:
     bytes: int
     tokens: int
     due_at: float
-    reserved: float
+    reserved: float = 0.0
 
 
 @frozen

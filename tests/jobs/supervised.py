@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from jobs.runtimes import job_runtime
 from jobs.stores import new_items, new_job
 
 from smartbatch._clock import VirtualClock
 from smartbatch.jobs.records import JobLease, JobRow
-from smartbatch.jobs.steps.context import JobRuntime, StepResult
+from smartbatch.jobs.steps.context import StepResult
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import JobSupervisor
 
@@ -65,10 +66,10 @@ class Scene:
 
     def supervisor(self, store: SqlStore | None = None, *, seed: int = 1) -> JobSupervisor:
         return JobSupervisor(
-            JobRuntime(
-                store=store or self.store,
-                clock=self.clock,
-                rng=random.Random(seed),
+            job_runtime(
+                store or self.store,
+                self.clock,
+                random.Random(seed),
                 report=lambda job_id, error: self.reports.append((job_id, error)),
             ),
             run_step=self._run_step,

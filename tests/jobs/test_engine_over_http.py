@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs.runtimes import job_runtime, step_limits
 
 from smartbatch._clock import RealClock
 from smartbatch.errors import ErrorKind, ProviderError
@@ -15,7 +16,6 @@ from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.payload import Shared, decode_result, encode_params
 from smartbatch.jobs.records import JobLease, JobRow, JobState, ShardState
-from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.versioned_records import JobPolicy
@@ -68,11 +68,11 @@ class Bench:
         lease = store.leases.claim("job-1", 60)
         assert lease is not None
         self.lease: JobLease = lease
-        self.runtime = JobRuntime(
-            store=store,
-            clock=CLOCK,
-            rng=random.Random(1),
-            limits=StepLimits(poll_interval=0.02),
+        self.runtime = job_runtime(
+            store,
+            CLOCK,
+            random.Random(1),
+            limits=step_limits(poll_interval=0.02),
             provider_of=lambda _: self.provider,
             tell=self.events.append,
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from inside import inside
 from jobs.remote import Remote
+from jobs.runtimes import job_runtime
 from jobs.stores import new_job
 
 from smartbatch._clock import VirtualClock
@@ -23,7 +24,6 @@ from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import JobRow, JobState, NewItem
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.supervisor import JobSupervisor
@@ -54,10 +54,10 @@ class Process:
         remote = Remote(self.clock, turnaround=50.0)
         self.errors: list[BaseException] = []
         self.changed = threading.Condition()
-        runtime = JobRuntime(
-            store=self.store,
-            clock=self.clock,
-            rng=random.Random(2),
+        runtime = job_runtime(
+            self.store,
+            self.clock,
+            random.Random(2),
             provider_of=lambda _: remote,
             report=lambda _, error: self.errors.append(error),
         )

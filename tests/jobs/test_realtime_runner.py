@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from jobs.remote import LONG, Remote
+from jobs.runtimes import job_runtime
 from jobs.stores import Bench
 
 from smartbatch._clock import VirtualClock
@@ -24,7 +25,6 @@ from smartbatch.jobs.payload import Shared, encode_params, encode_request
 from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import ItemState, NewItem
 from smartbatch.jobs.service import JobService
-from smartbatch.jobs.steps.context import JobRuntime
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.item_table import ItemTable
 from smartbatch.jobs.supervisor import LEASE
@@ -443,10 +443,10 @@ def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: s
         return Future()
 
     runner = RealtimeRunner(
-        JobRuntime(
-            store=store,
-            clock=clock,
-            rng=random.Random(3),
+        job_runtime(
+            store,
+            clock,
+            random.Random(3),
             provider_of=lambda _: Remote(clock),
             report=lambda _, error: pytest.fail(str(error)),
         ),

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from jobs.runtimes import job_runtime
 from jobs.stores import Bench, bench, led, new_items, postgres_address, result, started
 
 from smartbatch.core.limits.budget import Budget
@@ -158,7 +159,7 @@ BOOK = PriceBook({"openai:m": Price(input=0.0, output=1e6)})
 
 
 def runtime(bench: Bench, store: SqlStore, **parts: Any) -> JobRuntime:
-    return JobRuntime(store=store, clock=bench.clock, rng=random.Random(1), prices=BOOK, **parts)
+    return job_runtime(store, bench.clock, random.Random(1), prices=BOOK, **parts)
 
 
 def realtime_budget(bench: Bench, budget: float, count: int) -> tuple[SqlStore, JobRow, JobLease, JobBudget]:

@@ -13,10 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from attrs import field, frozen
+from attrs import frozen
 
-from smartbatch.core.forecast.forecaster import Forecaster, Prior
-from smartbatch.core.forecast.turnaround import PROMISE
 from smartbatch.core.routing.risk import (
     LATE_PENALTY,
     LEVELS,
@@ -35,7 +33,6 @@ __all__ = [
     "PendingShard",
     "Rescue",
     "Speed",
-    "assumed_speed",
     "first_rescue",
     "margin_of",
     "rescue",
@@ -64,13 +61,7 @@ class Speed:
 
     throughput: Throughput
     cancelling: Times
-    turnaround: Times = field(factory=lambda: Forecaster(Prior(PROMISE)).at(0.0))
-
-
-def assumed_speed(*_: object) -> Speed:
-    """Return a speed for where nothing is known: four calls at a time, most of which take seconds."""
-    throughput = Throughput(Forecaster(Prior.of(2.0, 10.0)).at(0.0), parallelism=4)
-    return Speed(throughput, Forecaster(Prior.of(150.0, 450.0)).at(0.0))
+    turnaround: Times
 
 
 @frozen

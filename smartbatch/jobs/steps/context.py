@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from attrs import Factory, field, frozen
+from attrs import field, frozen
 
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch._display import fields_repr
@@ -19,7 +19,7 @@ from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.core.preparation.tokens import Calibration
-from smartbatch.core.routing.rescue import Speed, assumed_speed
+from smartbatch.core.routing.rescue import Speed
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, StoreError
 from smartbatch.events import Event, JobFinished, JobIncident, JobProgress, ShardChanged
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error
@@ -57,11 +57,6 @@ EnqueuedExchange = Callable[[str, str, LeaseAsk], LeaseGrant | None]
 """Makes an exchange with what processes share of a provider's scope and a model."""
 
 
-def unlearned(row: JobRow) -> Calibration:  # noqa: ARG001
-    """Return the calibration of a model of which nothing was learned."""
-    return Calibration()
-
-
 @frozen(kw_only=True)
 class StepLimits:
     """How the engine waits, and how much it puts into a batch. All times are seconds.
@@ -70,7 +65,7 @@ class StepLimits:
         poll_interval: between two polls of a batch.
         timeout: after it, a job that may go on in real time has its batches cancelled.
         settle: how long a batch whose creation is uncertain is searched for before its items are sent again.
-            The default, 30 minutes, is the longest delay seen of a late create, with a margin.
+            30 minutes is the longest delay seen of a late create, with a margin.
         visibility: how long a batch that exists may be missing from the provider's list; seen: 15 s.
         max_requests: most requests of a shard.
         enqueued_tokens: most tokens of one model in batches that have not ended; ``None`` learns it.
@@ -88,12 +83,12 @@ class StepLimits:
 
     __repr__ = fields_repr
 
-    poll_interval: float = 30.0
-    timeout: float = HOUR
-    settle: float = 30 * MINUTE
+    poll_interval: float
+    timeout: float
+    settle: float
+    max_requests: int
+    enqueued_tokens: int | None
     visibility: float = 2 * MINUTE
-    max_requests: int = 5000
-    enqueued_tokens: int | None = None
     call_timeout: float = MINUTE
     transfer_timeout: float = HOUR
     send_within: float = 5.0
@@ -124,17 +119,17 @@ class JobRuntime:
     store: SqlStore
     clock: Clock
     rng: Random
-    wall: SteadyWall = field(default=Factory(lambda own: SteadyWall(own.clock), takes_self=True))
-    prices: PriceBook = field(factory=PriceBook)
-    limits: StepLimits = field(factory=StepLimits)
-    provider_of: Callable[[JobRow], Provider | None] = lambda _: None
-    pause_of: Callable[[str], Pause | None] = lambda _: None
-    tell: Callable[[Event], None] = lambda _: None
-    report: Callable[[str | None, BaseException], None] = logs.job_error
-    speed: Callable[[JobRow], Speed] = assumed_speed
-    calibration: Callable[[JobRow], Calibration] = unlearned
-    outer_budget: Callable[[JobRow], Budget | None] = lambda _: None
-    exchange_enqueued: EnqueuedExchange | None = None
+    wall: SteadyWall
+    prices: PriceBook
+    limits: StepLimits
+    provider_of: Callable[[JobRow], Provider | None]
+    pause_of: Callable[[str], Pause | None]
+    tell: Callable[[Event], None]
+    report: Callable[[str | None, BaseException], None]
+    speed: Callable[[JobRow], Speed]
+    calibration: Callable[[JobRow], Calibration]
+    outer_budget: Callable[[JobRow], Budget | None]
+    exchange_enqueued: EnqueuedExchange | None
 
     def tell_progress(self, before: JobRow, *, running: int = 0) -> JobRow:
         """Tell the progress of a job after results were stored, and its end after the last one.

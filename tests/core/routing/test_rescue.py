@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.forecast.forecaster import Forecaster, Prior
-from smartbatch.core.routing.rescue import PendingShard, Speed, assumed_speed, rescue
+from smartbatch.core.routing.rescue import PendingShard, Speed, rescue
 from smartbatch.core.routing.throughput import Throughput, Times
 
 STEADY = Forecaster(Prior.of(1.0, 1.01)).at(0.0)
@@ -128,10 +128,6 @@ def test_a_rescue_waits_longer_for_batches_that_are_likely_to_end_meanwhile() ->
         ).wait
 
     assert wait(700.0) > wait(100.0) + 60  # the latter has ended long before, so nothing is gained by waiting
-
-
-def test_something_is_assumed_where_nothing_is_known() -> None:
-    assert 0 < assumed_speed().throughput.finish(4, 0.5) < 20
 
 
 @given(

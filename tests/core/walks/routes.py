@@ -12,7 +12,7 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import break_even, choose
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
-from smartbatch.core.routing.rescue import PendingShard, Speed, assumed_speed, first_rescue, rescue
+from smartbatch.core.routing.rescue import PendingShard, Speed, first_rescue, rescue
 from smartbatch.core.routing.risk import chance_within, late_penalty
 from smartbatch.core.routing.throughput import Throughput
 from smartbatch.core.routing.workload import Workload
@@ -142,9 +142,6 @@ def rescues(rng: random.Random, record: Record) -> None:
         ]
         left, penalty = rng.choice((-5.0, 40.0, 900.0, 7000.0, 80_000.0)), rng.choice((1.0, 20.0))
         record.note("rescue", rescue(left, 0.01 * abs(left), rng.randrange(200), shards, speed, penalty))
-    record.note(
-        "assumed", assumed_speed().throughput.finish(100, 0.5), assumed_speed().cancelling.quantile(0.9, 1)
-    )
     for deadline in (100.0, 7200.0, 86_400.0):
         record.note("first", first_rescue(deadline, [400, 600], speed))
 

@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attrs import fields
+
 from smartbatch import BatchingClient, Job, Request, Result, StoreError
 from smartbatch._clock import RealClock
 from smartbatch.cli.main import main
@@ -151,7 +153,7 @@ def scale_times(task: WorkerTask) -> None:
     """Shorten what no setting reaches: the provider of this world answers within seconds, not hours."""
     service: Any = importlib.import_module("smartbatch.jobs.service")
     supervisor: Any = importlib.import_module("smartbatch.jobs.supervisor")
-    send_within = StepLimits().send_within
+    send_within = fields(StepLimits).send_within.default
     if task.lease is not None:
         share = task.lease / supervisor.LEASE
         send_within *= share

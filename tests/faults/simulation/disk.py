@@ -132,4 +132,4 @@ class SimStore(SqlStore):
 
     def __init__(self, disk: Disk, *, wall: Callable[[], float], rng: Random) -> None:
         locks = FileLocks(os.path.join(disk.spool, "owners"))
-        super().__init__(_Database(disk, wall), locks, disk.spool, wall=wall, rng=rng)
+        super().__init__(_Database(disk, wall), locks, disk.spool, wall=wall, rng=rng, counted=None)

@@ -12,7 +12,6 @@ from smartbatch.events import Event
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.payload import decode_params, decode_request, encode_error, encode_result
 from smartbatch.jobs.records import JobLease, JobState, LeaseLost, NewResult, StoredItem
-from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore
 from smartbatch.prices import Price, PriceBook
@@ -24,6 +23,7 @@ from tests.faults.simulation.disk import Disk, SimStore
 from tests.faults.simulation.futures import Reader
 from tests.faults.simulation.scenario import HOUR, MINUTE
 from tests.faults.simulation.simulated_remote import Network, SimApi, tokens_of
+from tests.jobs.runtimes import job_runtime, step_limits
 
 __all__ = ["LEASE", "LIMITS", "PROVIDER", "Process"]
 
@@ -32,7 +32,7 @@ PROVIDER = "simulated"
 LEASE = 15.0
 """As the supervisor's."""
 PRICES = PriceBook({"m": Price(1.0, 2.0)})
-LIMITS = StepLimits(poll_interval=2 * MINUTE, timeout=30 * MINUTE, orphan_watch=HOUR)
+LIMITS = step_limits(poll_interval=2 * MINUTE, timeout=30 * MINUTE, orphan_watch=HOUR)
 """As by default, but for fewer polls, and a watch that is over soon after the last late create."""
 RENEW_EVERY = 5.0
 PORTION = 3
@@ -78,10 +78,10 @@ class Process:
         self.store = cast(SqlStore, CrashingStore(self.plain, points))
         self.api = SimApi(network, key)
         self.serving = Serving([cast(Provider, _Account(self.api))], opened=lambda _: None, clock=clock)
-        self.runtime = JobRuntime(
-            store=self.store,
-            clock=clock,
-            rng=rng,
+        self.runtime = job_runtime(
+            self.store,
+            clock,
+            rng,
             prices=PRICES,
             limits=LIMITS,
             provider_of=self.serving.provider_of,

@@ -1,0 +1,60 @@
+"""What carrying jobs on takes, for tests that name only what they are about."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, cast
+
+from smartbatch._clock import Clock, SteadyWall
+from smartbatch.config import BatchingConfig
+from smartbatch.core.forecast.forecaster import Forecaster, Prior
+from smartbatch.core.forecast.turnaround import PROMISE
+from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.routing.rescue import Speed
+from smartbatch.core.routing.throughput import Throughput
+from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.steps.context import JobRuntime, StepLimits
+from smartbatch.jobs.store import SqlStore
+from smartbatch.observe import logs
+from smartbatch.prices import PriceBook
+
+
+def step_limits(**changes: Any) -> StepLimits:
+    """Return the limits that the default settings of a client give, with ``changes``."""
+    config = BatchingConfig()
+    limits: dict[str, Any] = {
+        "poll_interval": config.batch_poll_interval,
+        "timeout": config.batch_timeout,
+        "settle": config.batch_settle,
+        "max_requests": config.batch_max_requests,
+        "enqueued_tokens": config.batch_enqueued_tokens,
+    }
+    return StepLimits(**(limits | changes))
+
+
+def job_runtime(store: SqlStore, clock: object, rng: random.Random, **parts: Any) -> JobRuntime:
+    """Return a runtime without a provider, of which nothing was learned, with ``parts``."""
+    usual: dict[str, Any] = {
+        "wall": SteadyWall(cast(Clock, clock)),
+        "prices": PriceBook(),
+        "limits": step_limits(),
+        "provider_of": lambda _: None,
+        "pause_of": lambda _: None,
+        "tell": lambda _: None,
+        "report": logs.job_error,
+        "speed": _assumed_speed,
+        "calibration": lambda _: Calibration(),
+        "outer_budget": lambda _: None,
+        "exchange_enqueued": None,
+    }
+    return JobRuntime(store=store, clock=cast(Clock, clock), rng=rng, **(usual | parts))
+
+
+def _assumed_speed(_: JobRow) -> Speed:
+    """Four calls at a time, most of which take seconds."""
+
+    def seen(median: float, p95: float) -> Any:
+        return Forecaster(Prior.of(median, p95)).at(0.0)
+
+    throughput = Throughput(seen(2.0, 10.0), parallelism=4)
+    return Speed(throughput, seen(150.0, 450.0), Forecaster(Prior(PROMISE)).at(0.0))
