@@ -26,23 +26,21 @@ from __future__ import annotations
 import math
 
 from smartbatch.core.limits.accepted_calls import AcceptedCalls
-from smartbatch.core.limits.backoff import Cooldown, RandomSource, after_refusals, jittered_minimum
-from smartbatch.core.limits.bucket import Bucket, limit_bucket
+from smartbatch.core.limits.backoff import Cooldown, RandomSource
 from smartbatch.core.limits.call_window import CallWindow, FirstRefusal
+from smartbatch.core.limits.common_cooldown import CommonCooldown
 from smartbatch.core.limits.concurrency_cap import PROBES, ConcurrencyCap
+from smartbatch.core.limits.configured_limits import ConfiguredLimits
 from smartbatch.core.limits.header_limits import HeaderLimits, Reservation, Traffic, amounts_of, surplus_of
 from smartbatch.core.limits.lease import LimitLease, QuotaFacts
 from smartbatch.core.limits.refusal_evidence import RefusalEvidence
 from smartbatch.core.limits.shared_record import NO_BOUND
-from smartbatch.core.limits.spacing import SPACED_SHARE, Spacing
+from smartbatch.core.limits.spacing import Spacing
 from smartbatch.types import LimitReport
 
 _UNEVEN = 2
 """Refusals that followed another one soon, although the leases of all kept to what the provider says is left,
 prove that bursts are not honoured."""
-
-_OWED = 1.0
-"""A burst is made up for by at most this many seconds of calls at the even rate."""
 
 _NAMING = 8
 """Answers after which a provider that names a limit would have named it."""
@@ -62,18 +60,12 @@ class Quota:
         self.lease: LimitLease | None = None  # of this process, where others share the limit
         self._traffic = Traffic()
         self._header_limits = HeaderLimits()
-        self._requests: Bucket | None = None
-        self._tokens: Bucket | None = None
-        self._kept: tuple[Bucket | None, Bucket | None] = (None, None)  # of requests and tokens
-        self._configured: float | None = None  # requests a second
-        self._steady: Bucket | None = None  # the configured rate, evenly: it needs no window
+        self._configured = ConfiguredLimits()
         self._spacing = Spacing()
         self._window = CallWindow()
-        self._cool_before = self._cool_began = self._cool_until = -math.inf
-        self._consecutive = 0
+        self._cooldown = CommonCooldown()
         self._evidence = RefusalEvidence()
         self._cap = ConcurrencyCap()
-        self._judged = False  # once a cooldown is enough
         self._measured = AcceptedCalls()
 
     def configure(self, max_rpm: float | None, max_tpm: float | None, now: float) -> None:
@@ -83,18 +75,13 @@ class Quota:
         go do not each get a full bucket.
         """
         configured = max_rpm is not None or max_tpm is not None
-        if configured and self._kept == (None, None):
+        if configured and not self._configured.were_set:
             self._window.prove_burst()
-        requests, tokens = self._kept
-        self._requests = limit_bucket(requests, max_rpm, now, counted=True)
-        self._tokens = limit_bucket(tokens, max_tpm, now)
-        self._kept = (self._requests or requests, self._tokens or tokens)
-        self._configured = None if max_rpm is None else max_rpm / 60.0
-        self._steady = None if self._configured is None else Bucket(1.0, self._configured * SPACED_SHARE, now)
+        self._configured.configure(max_rpm, max_tpm, now)
 
     def approach(self) -> None:
         """Let few calls go first, as nobody knows of a limit; not where one was told, or calls were made."""
-        if self._kept == (None, None) and not self._traffic.calls:
+        if not self._configured.were_set and not self._traffic.calls:
             self._window.begin()
 
     @property
@@ -136,18 +123,11 @@ class Quota:
         if at == math.inf:
             return at
         if self._traffic.in_flight >= self._window.size:
-            opens = self._window.opens(now, self._traffic.in_flight, self._cool_until)
-            if self._steady is not None:
-                opens = min(opens, self._steady.look(now, 1.0))
-            at = max(at, opens)
-        if self._cool_until > at:
-            at = self._cool_until
-        if self._requests is not None:
-            at = max(at, self._requests.look(now, 1.0))
+            opens = self._window.opens(now, self._traffic.in_flight, self._cooldown.until)
+            at = max(at, min(opens, self._configured.look_evenly(now)))  # the even rate needs no window
+        at = max(at, self._cooldown.until, self._configured.look(now, tokens))
         if self._spacing.bucket is not None:
             at = max(at, self._spacing.bucket.look(now, 1.0))
-        if self._tokens is not None:
-            at = max(at, self._tokens.look(now, tokens))
         if self._header_limits:
             at = max(at, self._header_limits.look(now, tokens, output))
         if at <= now and self.lease is not None:
@@ -160,15 +140,9 @@ class Quota:
         self._traffic.start(call)
         self._cap.take(call, now)
         self._window.took(self._traffic.in_flight, now)
-        if self._requests is not None:
-            self._requests.take(now, 1.0)
-        if self._steady is not None:
-            self._steady.take(now, 1.0)
-            self._steady.level = max(self._steady.level, -self._steady.rate * _OWED)
+        self._configured.take(now, tokens)
         if self._spacing.bucket is not None:
             self._spacing.bucket.take(now, 1.0)
-        if self._tokens is not None:
-            self._tokens.take(now, tokens)
         if self.lease is not None:
             call.leased = self._header_limits.costs(tokens, output, now)
             self.lease.take(now, call.leased)
@@ -194,8 +168,7 @@ class Quota:
         if self._header_limits:
             self._header_limits.accepted(self._traffic, now)
         self._evidence.forget()
-        if reservation.started >= self._cool_before:
-            self._consecutive = 0
+        self._cooldown.succeeded(reservation)
         self._let_through(reservation, now)
 
     def failed(
@@ -216,12 +189,7 @@ class Quota:
         self._end(reservation)
         self._cap.ended(reservation)
         self._header_limits.drop(now, reservation)
-        if self._tokens is not None:
-            self._tokens.settle(now, reservation.tokens)
-        if self._requests is not None:
-            self._requests.settle(now, 1.0)
-        if self._steady is not None:
-            self._steady.settle(now, 1.0)
+        self._configured.drop(now, reservation.tokens)
         if self._spacing.bucket is not None:
             self._spacing.bucket.settle(now, 1.0)
         if self.lease is not None:
@@ -241,7 +209,9 @@ class Quota:
             self._space_even(now)
         if self._window.is_opening and report.requests_remaining is not None:
             self._window.open()
-        elif self._window.is_proving and (report.requests_remaining is not None or self._configured is None):
+        elif self._window.is_proving and (
+            report.requests_remaining is not None or self._configured.rate is None
+        ):
             self._window.open()  # the report says how much of the burst is left
 
     def refused(
@@ -278,58 +248,90 @@ class Quota:
         in_flight = max(self.in_flight, reservation.held[0])
         self._give_back(reservation, now)
         spaced = self._header_limits.spaced
-        explained = self._header_limits.explain(report, reservation, self._traffic, now, alone=self._is_alone)
-        if explained or not self._is_alone:
+        alone = self._is_alone
+        explained = self._header_limits.explain(report, reservation, self._traffic, now, alone=alone)
+        if explained or not alone:
             self._space_even(now)
-        no_cap = False
-        if not explained:
-            capped = self._cap.limit < math.inf
-            if self._cap.refused(reservation, now, self._traffic.calls):
-                return None
-            lowered = self._cool_began <= reservation.started < self._window.narrowed_at
-            if lowered and self._spacing.bucket is not None and self._known is None:
-                return None  # its rate is not used any more
-            no_cap = capped and self._cap.limit == math.inf
-            self._evidence.add(reservation.order)
+        if explained:
+            self._evidence.seen(in_flight)
+            return self._refused_by_reported(reservation, now, retry_after, rng, spaced=spaced)
+        return self._refused_unexplained(reservation, in_flight, now, retry_after, rng)
+
+    def _refused_by_reported(
+        self,
+        reservation: Reservation,
+        now: float,
+        retry_after: float | None,
+        rng: RandomSource,
+        *,
+        spaced: bool,
+    ) -> Cooldown:
+        """The reported limits explain a refusal: case 1 of :meth:`refused`, and 6 or 7.
+
+        Args:
+            spaced: the calls were spaced for a small bucket when it came: then their rate is too high.
+        """
+        if self._spacing.bucket is not None:
+            self._spacing.confirm(now)
+        self._measured.is_untried = False
+        if self._window.is_opening:
+            self._window.open()
+        proven = self._evidence.is_proof
+        if not self._is_alone and self._spacing.bucket is None:
+            proven = self._header_limits.repeats >= _UNEVEN
+        fresh = reservation.started >= self._cooldown.began
+        return self._cool_down(fresh, not spaced, proven, now, retry_after, rng)
+
+    def _refused_unexplained(
+        self,
+        reservation: Reservation,
+        in_flight: int,
+        now: float,
+        retry_after: float | None,
+        rng: RandomSource,
+    ) -> Cooldown | None:
+        """No reported limit explains a refusal: cases 2 to 8 of :meth:`refused`."""
+        fresh = reservation.started >= self._cooldown.began
+        narrowed = reservation.started < self._window.narrowed_at  # before what is sent was lowered last
+        capped = self._cap.limit < math.inf
+        if self._cap.refused(reservation, now, self._traffic.calls):
+            return None  # 2: by the cap on calls at once
+        if fresh and narrowed and self._spacing.bucket is not None and self._known is None:
+            return None  # 2: by a rate that is not used any more
+        no_cap = capped and self._cap.limit == math.inf
+        self._evidence.add(reservation.order)
         self._evidence.seen(in_flight)
-        if self._is_random(reservation, now, explained=explained):
-            return None
+        if self._is_random(reservation, now):
+            return None  # 3
         proven = no_cap or self._evidence.is_proof
-        self._measured.is_untried = not (explained or self._is_alone) and self._spacing.is_untried
+        self._measured.is_untried = not self._is_alone and self._spacing.is_untried
         if self._measured.is_untried:
             proven |= self._evidence.is_repeated
             if not proven:
-                return None
-        if self._window.is_opening and explained:
-            self._window.open()
-        elif self._window.is_opening:
+                return None  # 8: the other processes search as well
+        if self._window.is_opening:
             first = self._window.refuse(reservation, in_flight, now)
             if first is FirstRefusal.PROOF:
                 self._measured.since = self._window.began
                 if self._is_at_once(now, retry_after, probes=1):
-                    return None
+                    return None  # 5
                 return self._cool_down(True, False, True, now, retry_after, rng)
             if self._is_lone(first, now, retry_after):
-                return None
-        if explained and not self._is_alone and self._spacing.bucket is None:
-            proven = self._header_limits.repeats >= _UNEVEN
-        if proven and not (explained or no_cap) and self._is_at_once(now, retry_after):
-            return None
-        fresh = reservation.started >= self._cool_began
+                return None  # 4
+        if proven and not no_cap and self._is_at_once(now, retry_after):
+            return None  # 5
         repeated = self._spacing.bucket is not None and self._evidence.is_repeated
-        if explained or proven or self._consecutive or repeated:
-            paced = explained and not spaced  # where the calls were spaced already, their rate is too high
-            return self._cool_down(fresh, paced, proven, now, retry_after, rng)
+        if proven or self._cooldown.consecutive or repeated:
+            return self._cool_down(fresh, False, proven, now, retry_after, rng)  # 6 to 8
         if fresh and reservation.started >= self._window.narrowed_at:
-            self._give_way(in_flight, now)
+            self._give_way(in_flight, now)  # 2: it stands alone
         return None
 
     def _give_back(self, call: Reservation, now: float) -> None:
         """A call was refused: it used nothing but a request, and where it was charged all the same, the next
         report shows it."""
         self._end(call)
-        if self._tokens is not None:
-            self._tokens.settle(now, call.tokens)
+        self._configured.settle(now, call.tokens)
         self._header_limits.drop(now, call)
         if self.lease is not None:
             self.lease.settle(now, (0.0, *call.leased[1:]))
@@ -337,12 +339,9 @@ class Quota:
         self._traffic.refused_at = now
         self._header_limits.confirm()
 
-    def _is_random(self, call: Reservation, now: float, *, explained: bool) -> bool:
+    def _is_random(self, call: Reservation, now: float) -> bool:
         """Whether a refusal of a spaced call is no reason to lower the rate, as it may be a random one."""
         if self._spacing.bucket is None:
-            return False
-        if explained:
-            self._spacing.confirm(now)
             return False
         rate, lone = self._spacing.rate, self._evidence.is_lone
         if not self._is_alone or not self._spacing.is_random(
@@ -370,7 +369,7 @@ class Quota:
         2. A cap is known, and does not explain them: it is none.
         3. Otherwise a cap is supposed, unless there was none a while ago; two calls find out.
         """
-        if self._consecutive or self._spacing.bucket is not None or self._window.is_proving:
+        if self._cooldown.consecutive or self._spacing.bucket is not None or self._window.is_proving:
             return False
         if self._cap.limit < math.inf:
             self._cap.leave(now)
@@ -400,23 +399,12 @@ class Quota:
         rng: RandomSource,
     ) -> Cooldown:
         """Begin a cooldown, or lengthen the one to which a refusal belongs; see :meth:`refused`."""
-        if fresh:
-            # Refusals arrive sooner than answers. A success among the calls sent between two cooldowns still
-            # resets the count of consecutive ones; a success of a call sent before the first does not.
-            self._cool_before = self._cool_began if self._consecutive else now
-            self._consecutive += 1
-            self._cool_began = now
-            self._judged = False
-            if not explained:
-                self._restart(now)
-            pause = after_refusals(self._consecutive, retry_after, rng)
-            self._cool_until = max(self._cool_until, now + pause)
-        elif retry_after is not None:
-            self._cool_until = max(self._cool_until, now + jittered_minimum(retry_after, rng))
-        if not self._judged and proven:
-            self._judged = True
+        cooldown = self._cooldown.refused(now, retry_after, rng, fresh=fresh)
+        if fresh and not explained:
+            self._restart(now)
+        if proven and self._cooldown.judge():
             self._proven(now)
-        return Cooldown(max(0.0, self._cool_until - now), self._consecutive, fresh)
+        return cooldown
 
     @property
     def _is_alone(self) -> bool:
@@ -437,7 +425,7 @@ class Quota:
             learned[0] = max(learned[0], _MINUTE * rates[0]) if rates[0] else learned[0]
             at_most, remaining = (NO_BOUND, *at_most[1:4]), (0.0, *remaining[1:4])
         caps = [max(0.0, cap) for cap in learned]
-        for d, bucket in enumerate((self._requests, self._tokens)):
+        for d, bucket in enumerate((self._configured.requests, self._configured.tokens)):
             if bucket is not None:
                 caps[d] = min(caps[d] or math.inf, bucket.capacity)
                 rates[d] = min(rates[d] or math.inf, bucket.rate)
@@ -450,7 +438,7 @@ class Quota:
             remaining=remaining,
             admitted=limits.admitted if limits.admitted < math.inf else -math.inf,
             accepted=self._traffic.accepted,
-            cool_until=self._cool_until,
+            cool_until=self._cooldown.until,
             spaced=self._spacing.settled,
             found=self._spacing.is_found,
             opened=self._window.opened,
@@ -467,12 +455,9 @@ class Quota:
         self.lease.owe((float(self.in_flight), *under_way[1:]))
         if self._window.is_opening:
             self._window.join(self.lease.members, self.lease.opened)
-        until = self.lease.cooldown(now, self._cool_until)
+        until = self.lease.cooldown(now, self._cooldown.until)
         if until is not None:
-            self._cool_before = self._cool_began = now
-            self._cool_until = until
-            self._consecutive = max(self._consecutive, 1)
-            self._judged = True
+            self._cooldown.follow(until, now)
             if self._spacing.bucket is None and not self.lease.is_limited:
                 self._restart(now)
         if not self._is_alone:
@@ -498,9 +483,10 @@ class Quota:
     def _known(self) -> float | None:
         """Requests a second that are allowed according to the user or the provider."""
         reported = self._header_limits.requests_per_second
-        if self._configured is None or reported is None:
-            return reported if self._configured is None else self._configured
-        return min(self._configured, reported)
+        configured = self._configured.rate
+        if configured is None or reported is None:
+            return reported if configured is None else configured
+        return min(configured, reported)
 
     def _end(self, reservation: Reservation) -> None:
         if reservation.ended:
@@ -513,8 +499,7 @@ class Quota:
     ) -> None:
         if actual is None:
             return
-        if self._tokens is not None:
-            self._tokens.settle(now, reservation.tokens - actual)
+        self._configured.settle(now, reservation.tokens - actual)
         if self.lease is not None:
             self.lease.settle(now, surplus_of(reservation, actual, output))
         if self._header_limits:
@@ -523,7 +508,7 @@ class Quota:
     def _let_through(self, reservation: Reservation, now: float) -> None:
         """No limit refused the call: more may go."""
         self._measured.accept(reservation, alone=self._is_alone)
-        if reservation.started >= self._cool_began:
+        if reservation.started >= self._cooldown.began:
             self._window.let_through(reservation, now)
         if self._spacing.bucket is None:
             return
@@ -533,7 +518,7 @@ class Quota:
             self._window.disprove()
         elif members > 1 and self._spacing.is_ahead(self._traffic, now, self._others_rate(now)):
             return
-        elif self._spacing.quicken(self._known, now, self._cool_began, members):
+        elif self._spacing.quicken(self._known, now, self._cooldown.began, members):
             self._header_limits.spaced = False
             self._window.prove_burst()
 
@@ -553,7 +538,7 @@ class Quota:
         2. Calls are spaced: a lower rate; the lower, the sooner the refusal came.
         """
         if self._spacing.bucket is None:
-            self._window.restart(self._evidence.peak, first=self._consecutive == 1)
+            self._window.restart(self._evidence.peak, first=self._cooldown.consecutive == 1)
         else:
             others = self._others_rate(now)
             lone = self._evidence.is_lone
@@ -580,10 +565,9 @@ class Quota:
             self._space_known(now)
         elif self._measured.measures(now, alone=self._is_alone):
             until, under_way = now, 0
-            if (
-                self._measured.since == self._window.began
-            ):  # before the first pause: after each a burst is accepted
-                until, under_way = self._cool_until, self.in_flight
+            # before the first pause: after each a burst is accepted
+            if self._measured.since == self._window.began:
+                until, under_way = self._cooldown.until, self.in_flight
             rate = self._measured.rate(until, under_way, self.lease, spaced=self._spacing.bucket is not None)
             if self._spacing.at_measured(rate, now):
                 self._window.open()
