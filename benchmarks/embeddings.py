@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 from urllib.request import urlopen
 
 from attrs import evolve
@@ -21,9 +22,10 @@ from attrs import evolve
 from benchmarks.server import emulator
 from benchmarks.targets import Targets
 from smartbatch import BatchingClient
-from smartbatch.core.batching.window import BatchAccumulator, Waiting
+from smartbatch.core.batching.window import BatchAccumulator, Waiting, Window
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.providers.openai.provider import OpenAIProvider
+from smartbatch.realtime import lane_factory
 from smartbatch.types import Embedding, Request
 
 MODEL = "text-embedding-3-small"
@@ -72,13 +74,19 @@ def ask_all(client: BatchingClient) -> tuple[float, float]:
     return spent
 
 
-def run(title: str, prepare: Callable[[BatchingClient], None], **settings: Any) -> tuple[float, float, int]:
-    """Return CPU seconds, wall seconds and calls."""
-    with emulator("--latency", str(LATENCY)) as base_url:
+def run(
+    title: str, accumulator: Callable[[Window], BatchAccumulator] = BatchAccumulator, **settings: Any
+) -> tuple[float, float, int]:
+    """Return CPU seconds, wall seconds and calls.
+
+    Args:
+        accumulator: what the lanes of the client gather requests with, made of a window.
+    """
+    made_with = patch.object(lane_factory, "BatchAccumulator", accumulator)
+    with emulator("--latency", str(LATENCY)) as base_url, made_with:
         provider = OpenAIProvider("benchmark", base_url)
         with BatchingClient(MODEL, provider=provider, parallelism=THREADS, **settings) as client:
             client.submit_embedding("warm", dimensions=DIMENSIONS).result()
-            prepare(client)
             before = calls(base_url)
             cpu, wall = ask_all(client)
             made = calls(base_url) - before
@@ -107,23 +115,20 @@ def lone(count: int) -> tuple[float, float]:
     return statistics.median(ours), statistics.median(direct)
 
 
-def set_window(seconds: float) -> Callable[[BatchingClient], None]:
-    def prepare(client: BatchingClient) -> None:
-        engine = client._running.realtime.engine
-        assert engine is not None
-        for lane in engine.queue.lanes:
-            if lane.accumulator.window.max_size > 1:
-                lane.accumulator = FixedWindow(evolve(lane.accumulator.window, seconds=seconds))
+def fixed_window(seconds: float) -> Callable[[Window], BatchAccumulator]:
+    def accumulator(window: Window) -> BatchAccumulator:
+        shared = window.max_size > 1
+        return FixedWindow(evolve(window, seconds=seconds)) if shared else BatchAccumulator(window)
 
-    return prepare
+    return accumulator
 
 
 def main() -> None:
     targets = Targets()
-    cpu, wall, made = run("coalesced", lambda _: None)
+    cpu, wall, made = run("coalesced")
     print(f"{'':<24} {targets.at_most(made, MOST_CALLS, ' calls')}")
-    single_cpu, single_wall, _ = run("one call a text", lambda _: None, strategy="individual")
-    windows = [run(f"window of {1000 * s:.0f} ms", set_window(s))[1:] for s in FIXED_WINDOWS]
+    single_cpu, single_wall, _ = run("one call a text", strategy="individual")
+    windows = [run(f"window of {1000 * s:.0f} ms", fixed_window(s))[1:] for s in FIXED_WINDOWS]
     best = min(wall for wall, _ in windows)
     best_full = min(wall for wall, made in windows if made <= MOST_CALLS)
     print(f"against one call a text  wall {wall / single_wall:.2f}, CPU {cpu / single_cpu:.2f}")

@@ -147,18 +147,23 @@ class LaneFactory:
         packed: bool = False,
         tier: FlexTier | None = None,
     ) -> Lane:
-        config, abilities = self._config, provider.capabilities
-        state = self._models.get((provider.name, model)) or self._new_state()
-        self._models[provider.name, model] = state
-        most, max_tokens = min(abilities.max_shared, config.max_batch_size), math.inf
-        compiler: BatchCompiler | None = None
+        """Return a lane. How many requests may share one of its calls, in order:
+
+        1. Vectors: as many texts as the provider takes.
+        2. ``packed`` prompts: as many as the settings allow.
+        3. The slower ``tier``: one, since each request asks for it by itself.
+        4. Otherwise as many as the provider and the settings allow.
+        """
+        abilities = provider.capabilities
         if embedding is not None:
-            most, max_tokens = abilities.max_texts, abilities.max_text_tokens
+            most = abilities.max_texts
         elif packed:
-            most = config.max_batch_size
-            compiler = BatchCompiler(self._words, native_schema=abilities.schemas)
+            most = self._config.max_batch_size
         elif tier is not None:
-            most = 1  # the tier is asked for by each request
+            most = 1
+        else:
+            most = min(abilities.max_shared, self._config.max_batch_size)
+        state = self._models.setdefault((provider.name, model), self._new_state())
         hooks = self._setup.hooks
         sharing = None
         if hooks.middleware and hooks.shareable:  # without middleware the cache is asked before the queue
@@ -167,14 +172,7 @@ class LaneFactory:
             provider=provider,
             model=model,
             label=f"{provider.name}:{model}",
-            accumulator=BatchAccumulator(
-                Window(
-                    seconds=config.batch_window,
-                    max_size=1 if config.strategy == "individual" else max(1, most),
-                    min_size=config.min_batch_size,
-                    max_wait=config.max_wait,
-                )
-            ),
+            accumulator=BatchAccumulator(self._window(most)),
             breaker=state.breaker,
             provider_health=state.provider_health,
             throttle=state.throttle,
@@ -189,13 +187,22 @@ class LaneFactory:
                 classifiers=hooks.classifiers,
                 middleware=hooks.middleware,
                 innermost=sharing,
-                compiler=compiler,
+                compiler=BatchCompiler(self._words, native_schema=abilities.schemas) if packed else None,
                 tier=tier,
             ),
-            max_tokens=max_tokens,
+            max_tokens=math.inf if embedding is None else abilities.max_text_tokens,
             batch_key=batch_key if packed else attrgetter("isolation_key"),
             packing_health=PackingHealth() if packed else None,
             tier=tier,
+        )
+
+    def _window(self, most: int) -> Window:
+        config = self._config
+        return Window(
+            seconds=config.batch_window,
+            max_size=1 if config.strategy == "individual" else max(1, most),
+            min_size=config.min_batch_size,
+            max_wait=config.max_wait,
         )
 
     def _new_state(self) -> _ModelState:
