@@ -1,31 +1,20 @@
-"""The front door and its hooks: what goes in, what comes out, and what users may hang in between (A8, A10,
-A18, A21, E1, E5)."""
+"""The front door: what goes in, what comes out, and own callables (A8, E1)."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-import smartbatch
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
-from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest, ProviderError, SmartbatchError
-from smartbatch.events import (
-    CallFinished,
-    CallStarted,
-    ClientStarted,
-    Event,
-    RequestFinished,
-    RequestSubmitted,
-)
+from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest, ProviderError
 from smartbatch.providers import CallableProvider, MockProvider, SimProvider
 from smartbatch.realtime.router import ResponseRouter
-from smartbatch.types import Answer, Priority, Request, Result, Route, Usage, evolve
+from smartbatch.types import Answer, Priority, Request, Route, Usage
 
 ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
@@ -34,104 +23,6 @@ PATIENCE = 30.0
 def echo() -> MockProvider:
     """A mock that repeats its prompt."""
     return MockProvider(lambda request: f"re: {request.prompt}")
-
-
-# -- misspelt words ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ({"max_tokns": 4}, "max_tokens"),
-        ({"dedline": "2h"}, "deadline"),
-        ({"paralelism": 4}, "parallelism"),
-        ({"midleware": []}, "middleware"),
-        ({"strategy": "individul"}, "individual"),
-        ({"prefer": "sped"}, "speed"),
-        ({"on_error": "rase"}, "raise"),
-    ],
-)
-def test_a_script_is_told_the_nearest_name(given: dict[str, Any], meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"did you mean {meant}\\?$"):
-        smartbatch.generate(["a"], model="sim:demo", progress=False, **given)
-
-
-@pytest.mark.parametrize(
-    ("call", "given", "meant"),
-    [
-        ("submit", {"max_tokns": 4}, "max_tokens"),
-        ("submit", {"priority": "urgnt"}, "urgent"),
-        ("map", {"dedline": "2h"}, "deadline"),
-        ("map", {"on_error": "rase"}, "raise"),
-        ("as_completed", {"strategi": "auto"}, "strategy"),
-        ("embed", {"purpos": "search"}, "purpose"),
-        ("plan", {"strategy": "individul"}, "individual"),
-        ("submit_batch", {"batch_fallback": "individul"}, "individual"),
-        ("submit_and_wait", {"budgt": 1}, "budget"),
-    ],
-)
-def test_a_misspelt_word_is_refused_at_once_with_the_nearest(
-    call: str, given: dict[str, Any], meant: str, client_of: ClientOf
-) -> None:
-    """Before a lazily read list is looked at, and before anything is queued or stored."""
-    client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
-    prompt = "a" if call == "submit" else iter(["a"])
-    with pytest.raises((ConfigError, InvalidRequest), match=f"did you mean {meant}\\?$"):
-        getattr(client, call)(prompt, **given)
-    assert client.counts.submitted == 0
-
-
-def test_a_request_and_a_model_are_told_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match=r"did you mean urgent\?$"):
-        Request("a", priority="urgnt")
-    with pytest.raises(ConfigError, match=r"unknown provider; known are .*did you mean openai\?$"):
-        BatchingClient("opnai:gpt-5-mini")
-
-
-@pytest.mark.parametrize(
-    ("model", "given", "meant"),
-    [
-        ("openai:gpt-5-mini", {"base_ulr": "http://localhost"}, "base_url"),
-        ("anthropic:claude-haiku-5-5", {"api_kye": "x"}, "api_key"),
-        ("gemini:gemini-3.8-flash", {"api_kye": "x"}, "api_key"),
-        ("sim:demo", {"latncy": 1}, "latency"),
-    ],
-)
-def test_a_misspelt_option_of_a_provider_is_told_the_nearest(
-    model: str, given: dict[str, Any], meant: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"did you mean {meant}\\?$"):
-        BatchingClient(model, provider_options=given)
-
-
-def test_a_job_takes_nothing_that_it_could_not_keep(client_of: ClientOf) -> None:
-    client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
-    with pytest.raises(InvalidRequest, match="timeout is no parameter here"):
-        client.submit_batch(["a"], timeout=5)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ("api_key", r"is an option of the provider: provider_options=\{'api_key': …\}"),
-        ("base_url", "is an option of the provider"),
-        ("max_workers", r"did you mean parallelism\?"),
-        ("batch_size", r"did you mean max_batch_size\?"),
-    ],
-)
-def test_a_name_of_another_library_is_told_what_it_is_here(given: str, told: str) -> None:
-    wrong: dict[str, Any] = {given: 3}
-    with pytest.raises(ConfigError, match=told):
-        BatchingClient("openai:m", **wrong)
-    with pytest.raises(ConfigError, match=told):
-        smartbatch.generate(["x"], model="openai:m", **wrong)
-
-
-def test_a_setting_among_the_parameters_of_a_call_is_told_where_it_belongs(client_of: ClientOf) -> None:
-    client = client_of(SimProvider(sleep=lambda _: None, now=lambda: 0.0))
-    for call in (client.generate, client.submit, client.submit_batch):
-        with pytest.raises(InvalidRequest, match=r"is a setting of the client, .*parallelism=…"):
-            call(["a"], parallelism=8)  # type: ignore[operator]
 
 
 # -- asking ----------------------------------------------------------------------------------------------
@@ -247,201 +138,6 @@ def test_json_that_was_asked_for_is_parsed(client_of: ClientOf) -> None:
     schema = {"type": "object"}
     assert client.submit("good", schema=schema).result(PATIENCE).parsed == {"a": 1}
     assert client.submit("good").result(PATIENCE).parsed is None
-
-
-# -- preprocessing ---------------------------------------------------------------------------------------
-
-
-def test_a_hook_may_change_a_request(client_of: ClientOf) -> None:
-    """Hooks run in order, each on what the one before returned; None leaves it as it is."""
-    provider = echo()
-
-    def trim(request: Request) -> Request:
-        return evolve(request, prompt=str(request.prompt).strip())
-
-    client = client_of(
-        provider,
-        preprocess=[trim, lambda request: None, lambda r: evolve(r, prompt=f"{r.prompt}!")],
-    )
-    assert client.submit("  hello ").result(PATIENCE).text == "re: hello!"
-
-
-@pytest.mark.parametrize("answer", ["local", Answer("local")])
-def test_a_hook_may_answer_locally(answer: Any, client_of: ClientOf) -> None:
-    """Without a call and without cost."""
-    provider = echo()
-    client = client_of(provider, preprocess=[lambda request: answer])
-    future = client.submit("x", context=5, id="mine")
-    assert isinstance(future, Future)
-    result = future.result(PATIENCE)
-    assert (result.text, result.route, result.cost, result.attempts) == ("local", Route.LOCAL, 0.0, 0)
-    assert (result.context, result.request_id) == (5, "mine")
-    assert provider.calls == []
-    assert [result.text for result in client.map(["a", "b"])] == ["local", "local"]
-
-
-def test_a_hook_may_reject(client_of: ClientOf) -> None:
-    """What it raises reaches the caller of submit."""
-
-    def reject(request: Request) -> None:
-        raise PermissionError("not this one")
-
-    client = client_of(echo(), preprocess=[reject])
-    with pytest.raises(PermissionError, match="not this one"):
-        client.submit("x")
-    assert client.counts.submitted == 0
-
-
-def test_what_a_hook_returns_is_checked(client_of: ClientOf) -> None:
-    """A hook cannot smuggle a bad request past the gate."""
-    client = client_of(echo(), preprocess=[lambda request: evolve(request, prompt="")])
-    with pytest.raises(InvalidRequest):
-        client.submit("x")
-
-
-# -- post-processing -------------------------------------------------------------------------------------
-
-
-def test_a_post_processor_may_change_a_result(client_of: ClientOf) -> None:
-    """It is called with each answered result; None leaves it."""
-    client = client_of(echo(), post_process=lambda result: evolve(result, parsed=len(result.text or "")))
-    assert client.submit("x").result(PATIENCE).parsed == 5
-    assert client_of(echo(), post_process=lambda result: None).submit("x").result(PATIENCE).ok
-
-
-@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(1)])
-def test_a_post_processor_that_raises_fails_its_request_only(
-    error: BaseException, client_of: ClientOf
-) -> None:
-    """The error says that the answer was paid for, and carries the cause."""
-
-    def work(result: Result) -> Result:
-        if result.context == "bad":
-            raise error
-        return result
-
-    client = client_of(echo(), post_process=work)
-    bad, good = client.submit("x", context="bad"), client.submit("y")
-    with pytest.raises(SmartbatchError, match="the answer was paid for") as caught:
-        bad.result(PATIENCE)
-    assert caught.value.__cause__ is error
-    assert good.result(PATIENCE).ok
-
-
-@pytest.mark.parametrize("nonsense", ["a text", 5, {"text": "x"}])
-def test_a_post_processor_that_returns_something_else_fails_its_request_only(
-    nonsense: Any, client_of: ClientOf
-) -> None:
-    """A worker survives it, and the error says what was returned."""
-    client = client_of(
-        echo(), post_process=lambda result: nonsense if result.context else result, parallelism=1
-    )
-    bad, good = client.submit("x", context=1), client.submit("y")
-    with pytest.raises(SmartbatchError, match="post_process"):
-        bad.result(PATIENCE)
-    assert good.result(PATIENCE).ok
-
-
-def test_a_post_processor_may_fail_a_result(client_of: ClientOf) -> None:
-    """A result with an error of any kind fails its request."""
-    refusal: Any = ValueError("not good enough")
-    client = client_of(echo(), post_process=lambda result: evolve(result, error=refusal), parallelism=1)
-    future = client.submit("x")
-    error = future.exception(PATIENCE)
-    assert isinstance(error, SmartbatchError)
-    assert error.__cause__ is refusal
-    assert client.counts.failed == 1
-
-
-# -- middleware and observers ----------------------------------------------------------------------------
-
-
-def test_middleware_surrounds_every_call(client_of: ClientOf) -> None:
-    """It sees requests and outcomes, and may replace either."""
-    seen: list[tuple[int, str]] = []
-
-    def layer(spec: Any, proceed: Any) -> Any:
-        outcomes = proceed(spec)
-        seen.append((spec.attempt, spec.model))
-        return [
-            evolve(outcome, text=outcome.text.upper()) if isinstance(outcome, Answer) else outcome
-            for outcome in outcomes
-        ]
-
-    client = client_of(echo(), middleware=[layer])
-    assert client.submit("x").result(PATIENCE).text == "RE: X"
-    assert seen == [(0, "mock:default")]
-
-
-def test_middleware_that_raises_fails_its_call_only(client_of: ClientOf) -> None:
-    """With the usual verdict of an unknown error."""
-
-    def layer(spec: Any, proceed: Any) -> Any:
-        if spec.requests[0].prompt == "bad":
-            raise RuntimeError("in a middleware")
-        return proceed(spec)
-
-    client = client_of(echo(), middleware=[layer], parallelism=1, retries=0)
-    bad, good = client.submit("bad"), client.submit("good")
-    error = bad.exception(PATIENCE)
-    assert isinstance(error, ProviderError)
-    assert error.kind is ErrorKind.UNKNOWN
-    assert good.result(PATIENCE).ok
-
-
-def test_observers_hear_the_life_of_a_request(client_of: ClientOf) -> None:
-    """Submitted, started, finished call, finished request."""
-    events: list[Event] = []
-    client = client_of(echo(), observers=[events.append])
-    client.submit("x", id="mine").result(PATIENCE)
-    client.stop()
-    names = [type(event) for event in events]
-    for kind in (RequestSubmitted, CallStarted, CallFinished, RequestFinished):
-        assert names.count(kind) == 1
-    (ended,) = [event for event in events if isinstance(event, RequestFinished)]
-    assert (ended.request_id, ended.ok, ended.attempts) == ("mine", True, 1)
-
-
-def test_an_observer_may_use_the_client(client_of: ClientOf) -> None:
-    """No lock is held while observers are told: not at the start, and not at a request's end."""
-    futures: list[Any] = []
-
-    def observe(event: Event) -> None:
-        if isinstance(event, ClientStarted):
-            futures.append(client.submit("at the start"))
-        elif isinstance(event, RequestFinished) and event.request_id == "mine":
-            futures.append(client.submit("at the end"))
-
-    client = client_of(echo(), observers=[observe])
-    assert client.submit("x", id="mine").result(PATIENCE).ok
-    client.stop()
-    assert len(futures) >= 1
-    assert all(future.result(PATIENCE).ok for future in futures)
-
-
-def test_an_observer_may_be_added_later(client_of: ClientOf) -> None:
-    """It gets the events from then on."""
-    events: list[Event] = []
-    client = client_of(echo())
-    client.submit("before").result(PATIENCE)
-    client.observe(events.append)
-    client.submit("after", id="after").result(PATIENCE)
-    client.stop()
-    assert {event.request_id for event in events if isinstance(event, RequestSubmitted)} == {"after"}
-
-
-def test_no_event_holds_a_prompt_an_answer_or_a_key(client_of: ClientOf) -> None:
-    """Not even of a request that failed."""
-    events: list[Event] = []
-    secret = "the secret of the prompt"
-    failing = MockProvider([ValueError(f"echo: {secret}"), "the answer"])
-    client = client_of(failing, observers=[events.append], retries=0)
-    for _ in range(2):
-        client.submit(secret).exception(PATIENCE)
-    client.stop()
-    told = " ".join(str(event.fields()) for event in events)
-    assert secret not in told
-    assert "the answer" not in told
 
 
 # -- own callables ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import define, evolve, field
+from attrs import evolve
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -28,6 +28,29 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from jobs.stores import Bench, new_items, postgres_address
+from properties.store_model import (
+    IN_FLIGHT,
+    OPEN,
+    OWN_VERBS,
+    REALTIME,
+    SHARDED,
+    STRAIGHT,
+    UNRESOLVED,
+    Item,
+    Job,
+    Shard,
+    can_die,
+    has_asking,
+    has_direct,
+    has_moved,
+    has_open,
+    has_steps,
+    has_taken,
+    is_ingesting,
+    is_lost,
+    is_on_its_way,
+    takes_results,
+)
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.act_records import JobSelection
@@ -40,7 +63,6 @@ from smartbatch.jobs.records import (
     JobState,
     LeaseLost,
     NewResult,
-    ShardRow,
     ShardState,
 )
 from smartbatch.jobs.store import SqlStore
@@ -52,112 +74,7 @@ __all__ = ["postgres_address"]  # a fixture
 
 MEMORY = Path("/dev/shm")
 """Where a sync costs nothing; what a disk keeps is tested elsewhere."""
-OWN_VERBS = {ShardState.SETTLED, ShardState.DEAD}
-UNRESOLVED = {ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL}
-STRAIGHT = {
-    ShardState.PLANNED: ShardState.READY,
-    ShardState.READY: ShardState.SUBMITTING,
-    ShardState.SUBMITTING: ShardState.SUBMITTED,
-    ShardState.SUBMITTED: ShardState.ENDED,
-    ShardState.ENDED: ShardState.INGESTING,
-}
-OPEN, REALTIME, IN_FLIGHT, SHARDED, FINAL, FOLLOWING = ItemState
-
-
-@define
-class Item:
-    state: ItemState
-    tries: int = 0
-    shard: str | None = None
-    verdict: NewResult | None = None
-    result: NewResult | None = None
-
-
-@define
-class Shard:
-    row: ShardRow
-    items: tuple[int, ...]
-    old: list[ShardRow] = field(factory=list)
-
-
-@define
-class Job:
-    id: str
-    scope: str
-    items: list[Item]
-    shards: dict[str, Shard] = field(factory=dict)
-    order: list[int] = field(factory=list)
-    owner: int | None = None
-    epoch: int = 0
-    alive: bool = True
-    state: JobState = JobState.ACTIVE
-    note: str | None = None
-    cancel: bool = False
-    finished_at: float | None = None
-    maybe_billed: int = 0
-    told: set[str] = field(factory=set)
-    paid_for_nothing: list[NewResult] = field(factory=list)
-
-    def those(self, state: ItemState) -> list[int]:
-        return [ix for ix, item in enumerate(self.items) if item.state is state]
-
-    def end(self, ix: int, result: NewResult, at: float) -> str:
-        """Give an item a result; return ``final``, ``doubled`` or nothing."""
-        item = self.items[ix]
-        if item.result is not None:
-            return "" if item.result.digest == result.digest else "doubled"
-        item.state, item.result = FINAL, result
-        self.order.append(ix)
-        if len(self.order) == len(self.items):
-            self.state, self.note, self.finished_at = JobState.DONE, None, at
-        return "final"
-
-
 picks = st.integers(0, 2**32)
-
-
-def has_open(job: Job) -> bool:
-    return bool(job.those(OPEN))
-
-
-def has_taken(job: Job) -> bool:
-    return len(job.those(OPEN)) < len(job.items)
-
-
-def has_direct(job: Job) -> bool:
-    return bool(job.those(REALTIME))
-
-
-def has_asking(job: Job) -> bool:
-    return bool(job.those(IN_FLIGHT))
-
-
-def is_lost(job: Job) -> bool:
-    return job.epoch > 1 or job.owner is None
-
-
-def has_steps(shard: Shard) -> bool:
-    return bool(TRANSITIONS[shard.row.state] - OWN_VERBS)
-
-
-def is_on_its_way(shard: Shard) -> bool:
-    return shard.row.state in STRAIGHT
-
-
-def has_moved(shard: Shard) -> bool:
-    return bool(shard.old) and shard.old[-1].state is not shard.row.state
-
-
-def can_die(shard: Shard) -> bool:
-    return ShardState.DEAD in TRANSITIONS[shard.row.state]
-
-
-def takes_results(shard: Shard) -> bool:
-    return shard.row.state in (ShardState.INGESTING, ShardState.DEAD)
-
-
-def is_ingesting(shard: Shard) -> bool:
-    return shard.row.state is ShardState.INGESTING
 
 
 class StoreMachine(RuleBasedStateMachine):
