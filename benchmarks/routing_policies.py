@@ -165,7 +165,14 @@ class _Shard:
 
 def _held(shard: _Shard, now: float) -> PendingShard:
     cancelled = None if shard.cancelled is None else now - shard.cancelled
-    return PendingShard(shard.size, True, cancelled is not None, shard.size, now - shard.created, cancelled)
+    return PendingShard(
+        shard.size,
+        sent=True,
+        size=shard.size,
+        age=now - shard.created,
+        stuck=cancelled is not None,
+        cancelled=cancelled,
+    )
 
 
 Steps = Generator[float, None, Outcome]

@@ -58,7 +58,6 @@ def test_a_line_says_what_the_job_says(store: SqlStore, bench: Bench) -> None:
     assert (line.key, line.model, line.metadata, line.policy) == ("k", "openai:m", {"team": "é"}, policy)
     assert (line.state, line.total, line.finished, line.note) == (JobState.ACTIVE, 3, 0, "waits for money")
     assert line.owner is not None
-    assert line.lease_until > bench.clock.wall()
 
 
 def test_counts_stop_and_say_so(

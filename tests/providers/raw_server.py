@@ -11,7 +11,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -91,11 +91,7 @@ class RawServer:
             thread.join(5)
 
     def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
+        for sock in accepted(self._listener):
             self.connections += 1
             thread = threading.Thread(target=self._serve, args=(sock,), daemon=True)
             self._threads.append(thread)
@@ -135,6 +131,16 @@ class RawServer:
         self.arrived.release()
         self._scripts[min(number, len(self._scripts) - 1)](exchange)
         return exchange.keep
+
+
+def accepted(listener: socket.socket) -> Iterator[socket.socket]:
+    """Yield the connections of a listener until it is closed."""
+    while True:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        yield sock
 
 
 def http(body: bytes, status: str = "200 OK", **headers: str) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from batch_sides import ANTHROPIC, GEMINI, claude_batch, text_of
 from batching import MARK, PATIENCE
-from raw_server import http
+from raw_server import accepted, http
 
 from smartbatch.errors import ProviderError
 from smartbatch.providers.batch_api import BatchApi, Creation, RemoteBatch, RemoteState
@@ -52,11 +52,7 @@ class Sink:
         self._listener.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
+        for sock in accepted(self._listener):
             with sock:
                 self._serve(sock)
 

@@ -72,16 +72,16 @@ class PendingShard:
         left: requests not answered, as far as known.
         sent: whether the provider has it, so that taking it back needs a cancel.
         stuck: whether it cannot be taken back: its creation is uncertain, or it is being cancelled or read.
-        size: requests it was made of; 0 where unknown.
+        size: requests it was made of.
         age, cancelled: since it was created, and since its cancel was requested.
         held_up: whether it cannot be sent at once, for example because a quota is full.
     """
 
     left: int
     sent: bool
+    size: int
+    age: float
     stuck: bool = False
-    size: int = 0
-    age: float = 0.0
     cancelled: float | None = None
     held_up: bool = False
 
@@ -222,7 +222,7 @@ class _Outlook:
         self._sent = [shard for shard in shards if shard.sent]
         self._running = any(shard.sent or not shard.held_up for shard in shards)  # or about to run
         self._working = self._speed.throughput.finish(backlog, 0.5)
-        self._ages = {(shard.age, max(1, shard.size)) for shard in movable}
+        self._ages = {(shard.age, shard.size) for shard in movable}
         pieces = max(1, len(movable))
         # until the last is taken back
         self._before = speed.throughput.finish(self._all, 0.5) * (pieces - 1) / pieces

@@ -38,7 +38,6 @@ class JobLine:
 
     Attributes:
         no: its number in the store; grows with each job.
-        lease_until: when the lease of its owner ends, Unix seconds by the store's clock.
     """
 
     no: int
@@ -64,7 +63,6 @@ class JobLine:
     note: str | None
     owner: str | None
     reserved: float
-    lease_until: float
 
     @property
     def finished(self) -> int:

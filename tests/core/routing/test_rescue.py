@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -26,37 +27,41 @@ def speed(parallelism: int = 1, cancelling: float = 60.0, turnaround: Times = EN
     return Speed(Throughput(STEADY, parallelism=parallelism), ends, turnaround)
 
 
+def pending(left: int, sent: bool = True, stuck: bool = False, **more: Any) -> PendingShard:
+    return PendingShard(left, sent, more.pop("size", 1), more.pop("age", 0.0), stuck=stuck, **more)
+
+
 def test_as_long_as_real_time_can_do_the_rest_nothing_is_taken_back() -> None:
     some = Forecaster(Prior.of(1500.0, 5000.0)).at(0.0)
-    found = rescue(1000.0, 10.0, 0, [PendingShard(100, sent=True)], speed(turnaround=some))
+    found = rescue(1000.0, 10.0, 0, [pending(100, sent=True)], speed(turnaround=some))
     assert found.take_back == ()
     assert not found.late
     assert 820 < found.wait < 840  # 1,000 less 100 calls, 60 of cancelling and 10 of margin
 
 
 def test_in_the_last_moment_the_batch_is_taken_back() -> None:
-    assert rescue(170.0, 10.0, 0, [PendingShard(100, sent=True)], speed()).take_back == (0,)
+    assert rescue(170.0, 10.0, 0, [pending(100, sent=True)], speed()).take_back == (0,)
 
 
 def test_what_was_never_sent_goes_first_for_it_costs_no_cancel() -> None:
-    shards = [PendingShard(500, sent=True), PendingShard(100, sent=False)]
+    shards = [pending(500, sent=True), pending(100, sent=False)]
     assert rescue(600.0, 10.0, 0, shards, speed()).take_back[0] == 1
 
 
 def test_only_as_many_are_taken_back_as_real_time_can_use() -> None:
-    shards = [PendingShard(200, sent=True) for _ in range(5)]
+    shards = [pending(200, sent=True) for _ in range(5)]
     found = rescue(1080.0, 10.0, 0, shards, speed())
     assert len(found.take_back) == 1
     assert math.isfinite(found.wait)
 
 
 def test_what_has_most_left_goes_before_what_is_nearly_done() -> None:
-    shards = [PendingShard(5, sent=True), PendingShard(400, sent=True)]
+    shards = [pending(5, sent=True), pending(400, sent=True)]
     assert rescue(400.0, 10.0, 0, shards, speed()).take_back[0] == 1
 
 
 def test_when_it_is_too_late_that_is_said_and_real_time_is_kept_busy() -> None:
-    shards = [PendingShard(100, sent=True) for _ in range(3)]
+    shards = [pending(100, sent=True) for _ in range(3)]
     found = rescue(-5.0, 10.0, 0, shards, speed())
     assert found.late
     assert len(found.take_back) == 1  # the others may still end by themselves before real time can use them
@@ -64,7 +69,7 @@ def test_when_it_is_too_late_that_is_said_and_real_time_is_kept_busy() -> None:
 
 
 def test_what_cannot_be_taken_back_is_left_and_counted() -> None:
-    shards = [PendingShard(100, sent=True, stuck=True)]
+    shards = [pending(100, sent=True, stuck=True)]
     found = rescue(50.0, 10.0, 0, shards, speed())
     assert found.take_back == ()
     assert found.wait == math.inf
@@ -73,26 +78,28 @@ def test_what_cannot_be_taken_back_is_left_and_counted() -> None:
 
 def test_while_real_time_has_enough_to_do_nothing_more_is_taken_back() -> None:
     shards = [
-        PendingShard(200, True, stuck=True, cancelled=5.0),
-        *(PendingShard(200, sent=True) for _ in range(4)),
+        pending(200, True, stuck=True, cancelled=5.0),
+        *(pending(200, sent=True) for _ in range(4)),
     ]
     found = rescue(1040.0, 10.0, 0, shards, speed())
     assert found.take_back == ()
     assert math.isfinite(found.wait)
-    done = rescue(1040.0, 10.0, 30, [PendingShard(200, sent=True) for _ in range(5)], speed())
+    done = rescue(1040.0, 10.0, 30, [pending(200, sent=True) for _ in range(5)], speed())
     assert len(done.take_back) == 1  # half a minute of work is less than a cancel takes
 
 
 def test_a_cancel_that_is_under_way_is_soon_done() -> None:
     def needs(cancelled: float) -> float:
-        return rescue(900.0, 10.0, 0, [PendingShard(100, True, True, 100, 50.0, cancelled)], speed()).needs
+        return rescue(
+            900.0, 10.0, 0, [pending(100, stuck=True, size=100, age=50.0, cancelled=cancelled)], speed()
+        ).needs
 
     assert needs(0.0) - needs(40.0) == pytest.approx(40.0, abs=1)
 
 
 def test_a_batch_that_is_likelier_in_time_than_real_time_goes_on() -> None:
     soon = Forecaster(Prior.of(100.0, 130.0)).at(0.0)
-    held = [PendingShard(500, True, size=500, age=90.0)]
+    held = [pending(500, True, size=500, age=90.0)]
     found = rescue(100.0, 2.0, 0, held, evolve(speed(), turnaround=soon))
     assert found.late
     assert found.take_back == ()
@@ -104,7 +111,7 @@ def test_a_batch_that_is_likelier_in_time_than_real_time_goes_on() -> None:
 def test_a_batch_that_is_nearly_certain_in_time_runs_on_where_real_time_needs_all_that_is_left() -> None:
     """Real time needs 900 s and a cancel 60; at a later moment it would be late, and at none it is needed."""
     soon = Forecaster(Prior.of(60.0, 63.0)).at(0.0)
-    held = [PendingShard(900, True, size=900)]
+    held = [pending(900, True, size=900)]
     found = rescue(970.0, 10.0, 0, held, speed(turnaround=soon))
     assert found.take_back == ()
     assert 0 < found.wait < 60
@@ -113,7 +120,7 @@ def test_a_batch_that_is_nearly_certain_in_time_runs_on_where_real_time_needs_al
 
 def test_a_batch_that_is_about_to_be_sent_goes_on_as_well_unless_something_holds_it_up() -> None:
     soon = Forecaster(Prior.of(20.0, 30.0)).at(0.0)
-    fresh = PendingShard(500, sent=False, size=500)
+    fresh = pending(500, sent=False, size=500)
     assert rescue(100.0, 2.0, 0, [fresh], speed(turnaround=soon)).take_back == ()
     assert rescue(100.0, 2.0, 0, [evolve(fresh, held_up=True)], speed(turnaround=soon)).take_back == (0,)
 
@@ -123,9 +130,7 @@ def test_a_rescue_waits_longer_for_batches_that_are_likely_to_end_meanwhile() ->
         known = Forecaster(Prior.of(turnaround, 1.5 * turnaround)).at(0.0)
         wide = Forecaster(Prior.of(60.0, 300.0)).at(0.0)
         throughput = Throughput(STEADY, parallelism=1)
-        return rescue(
-            1000.0, 10.0, 0, [PendingShard(100, True, size=100)], Speed(throughput, wide, known)
-        ).wait
+        return rescue(1000.0, 10.0, 0, [pending(100, True, size=100)], Speed(throughput, wide, known)).wait
 
     assert wait(700.0) > wait(100.0) + 60  # the latter has ended long before, so nothing is gained by waiting
 
@@ -133,7 +138,7 @@ def test_a_rescue_waits_longer_for_batches_that_are_likely_to_end_meanwhile() ->
 @given(
     left=st.floats(-100, 100_000),
     backlog=st.integers(0, 1000),
-    shards=st.lists(st.builds(PendingShard, st.integers(0, 5000), st.booleans(), st.booleans()), max_size=8),
+    shards=st.lists(st.builds(pending, st.integers(0, 5000), st.booleans(), st.booleans()), max_size=8),
     parallelism=st.integers(1, 64),
 )
 def test_there_is_always_progress_and_never_a_busy_wait(
