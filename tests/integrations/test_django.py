@@ -1,114 +1,31 @@
-"""A Django project's client: by its settings, checks, databases, commands and the admin."""
+"""A Django project's client: by its settings, checks and databases."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlencode
 
-import django
 import psycopg
 import pytest
-from django.conf import settings
 from django.core import checks
-from django.core.exceptions import PermissionDenied
-from django.core.management import call_command
 from django.db import connection, connections, transaction
-from django.http import Http404, HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory, override_settings
-from django.urls import include, path, resolve
 from docs.pages import ROOT, Page
+from integrations.django_project import Project, acts, project
 from jobs.stores import postgres_address
 
-from smartbatch import Answer, ConfigError, Request, RequestTimeout, Result
-from smartbatch.dashboard import acts as acts_of_dashboard
+from smartbatch import Answer, Request, RequestTimeout, Result
 from smartbatch.integrations.django import closing_connections, get_client
-from smartbatch.integrations.django.dashboard import dashboard_urls
 from smartbatch.integrations.django.system_checks import TAG, check_server
 
-settings.configure(
-    ALLOWED_HOSTS=["testserver"],
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-    INSTALLED_APPS=[
-        "django.contrib.admin",
-        "django.contrib.auth",
-        "django.contrib.contenttypes",
-        "django.contrib.messages",
-        "smartbatch.integrations.django",
-    ],
-    MIDDLEWARE=[],
-    ROOT_URLCONF=__name__,
-    SECRET_KEY="for tests",
-    SMARTBATCH={"model": "sim:demo"},
-    STATIC_URL="static/",
-    TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
-    USE_TZ=True,
-)
-django.setup()
-
-from django.contrib import admin  # noqa: E402 - applications have to be there
-from django.contrib.admin.sites import site  # noqa: E402
-
-from smartbatch.integrations.django.admin import StoredJob  # noqa: E402
-
-__all__ = ["postgres_address"]  # a fixture
-
-acts: list[Callable[[], object]] = []
-
-
-def view(request: HttpRequest) -> HttpResponse:
-    """Do what the test says, within a web request."""
-    acts[0]()
-    return HttpResponse("done")
-
-
-async def asynchronous(request: HttpRequest) -> HttpResponse:
-    """Ask a question."""
-    return HttpResponse((await asyncio.wrap_future(get_client().submit("a"))).text)
-
-
-def may_see_jobs(request: HttpRequest) -> Any:
-    """Say who may see the dashboard: a user of a parameter, as nobody logs in here."""
-    return {"ada": "all", "bob": "read"}.get(request.GET.get("user", ""))
-
-
-urlpatterns = [
-    path("", view),
-    path("closed/", include(dashboard_urls())),
-    path("board/", include(dashboard_urls(may_see_jobs))),
-    path("asynchronous", asynchronous),
-    path("smartbatch/", include("smartbatch.integrations.django.urls")),
-    path("admin/", admin.site.urls),
-]
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Iterator[Callable[..., None]]:
-    """Change ``settings.SMARTBATCH``; the client is stopped after the test."""
-    changes: list[override_settings] = []
-
-    def change(**given: Any) -> None:
-        table = {"model": "sim:demo", "store": str(tmp_path / "jobs.db"), **given}
-        changes.append(override_settings(SMARTBATCH=table))
-        changes[-1].enable()
-
-    change()
-    yield change
-    with contextlib.suppress(ConfigError):
-        get_client().stop(timeout=0)
-    for one in reversed(changes):
-        one.disable()
-
-
-Project = Callable[..., None]
+__all__ = ["postgres_address", "project"]  # fixtures
 
 
 @contextlib.contextmanager
@@ -420,146 +337,3 @@ class Counting:
 def test_a_middleware_that_is_shareable_stays_so(project: Project) -> None:
     assert getattr(closing_connections(Counting()), "shareable", False) is True
     assert not hasattr(closing_connections(len), "shareable")
-
-
-# -- commands ------------------------------------------------------------------------------------------------
-
-
-def test_commands_have_the_projects_settings(
-    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "rows.txt").write_text("one\ntwo\n")
-    call_command("smartbatch", "plan", str(tmp_path / "rows.txt"), "--json")
-    assert json.loads(capsys.readouterr().out)["requests"] == 2
-    call_command("smartbatch", "jobs")
-    assert f"there is no store at {tmp_path / 'jobs.db'} yet" in capsys.readouterr().err
-
-
-def test_the_exit_code_of_a_command_is_that_of_the_command_line(project: Project) -> None:
-    with pytest.raises(SystemExit) as ended:
-        call_command("smartbatch", "jobs", "show")
-    assert ended.value.code == 2
-
-
-# -- the admin -----------------------------------------------------------------------------------------------
-
-
-class Person(SimpleNamespace):
-    """Somebody who is logged in."""
-
-    is_active = is_staff = is_authenticated = True
-    pk = 1
-
-    def has_perm(self, name: str, obj: object = None) -> bool:
-        return name in self.may
-
-    def has_module_perms(self, label: str) -> bool:
-        return True
-
-    def has_usable_password(self) -> bool:
-        return False
-
-    def get_username(self) -> str:
-        return "me"
-
-    get_short_name = get_username
-
-
-def page(url: str, name: str, *may: str, **arguments: str) -> str:
-    """Return a page of the admin as somebody sees it."""
-    request = RequestFactory().get(url)
-    request.user = Person(may=may)
-    page = getattr(site._registry[StoredJob], name)(request, **arguments)
-    page.render()
-    return str(page.content.decode())
-
-
-LIST = "/admin/smartbatch/storedjob/"
-
-
-def test_the_admin_shows_that_there_are_no_jobs_yet(project: Project, tmp_path: Path) -> None:
-    """And makes no store to look into."""
-    assert "No jobs yet" in page(LIST, "changelist_view", "smartbatch.view_storedjob")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.full
-def test_the_admin_shows_jobs_and_a_page_for_each(project: Project) -> None:
-    """No prompt and no answer."""
-    job = get_client().submit_batch(["a secret question"], key="<nightly>", strategy="individual")
-    job.wait()
-    listed = page(LIST, "changelist_view", "smartbatch.view_storedjob")
-    assert f'<a href="{LIST}{job.id}/change/">{job.id}</a>' in listed
-    assert "&lt;nightly&gt;" in listed
-    shown = page(f"{LIST}{job.id}/change/", "change_view", "smartbatch.view_storedjob", object_id=job.id)
-    assert "1 completed" in shown
-    assert "secret" not in listed + shown
-
-
-def test_the_admin_has_no_page_of_a_job_that_is_not_there(project: Project) -> None:
-    with pytest.raises(Http404):
-        page(LIST, "change_view", "smartbatch.view_storedjob", object_id="job-none")
-
-
-def test_the_admin_shows_jobs_to_whom_it_may_concern(project: Project) -> None:
-    with pytest.raises(PermissionDenied):
-        page(LIST, "changelist_view")
-
-
-def test_there_is_nothing_to_migrate(capsys: pytest.CaptureFixture[str]) -> None:
-    call_command("makemigrations", "--check", "--dry-run")
-    assert "No changes detected" in capsys.readouterr().out
-
-
-# -- the dashboard -------------------------------------------------------------------------------------------
-
-SAME_PAGE = {"HTTP_SEC_FETCH_SITE": "same-origin"}
-
-
-def test_the_dashboard_is_refused_without_a_rule_of_access(project: Project) -> None:
-    for reply in (Client().get("/closed/jobs"), Client().post("/closed/jobs", **SAME_PAGE)):
-        assert (reply.status_code, b"access=" in reply.content) == (403, True)
-
-
-def test_the_dashboard_has_the_jobs_of_the_project_at_its_place(project: Project) -> None:
-    job = get_client().submit_batch(["x"] * 3, key="of the project", strategy="individual")
-    reply = Client().get("/board/jobs?user=bob")
-    page = reply.content.decode()
-    assert "of the project" in page
-    assert "default-src 'none'" in reply["Content-Security-Policy"]
-    links = set(re.findall(r'(?:href|src)="([^"#]+)"', page))
-    assert links
-    assert all(link.startswith("/board/") for link in links)
-    assert job.id in Client().get(f"/board/jobs/{job.id}?user=bob").content.decode()
-    assert Client().get("/board/static/live.js?user=bob")["Content-Type"].startswith("text/javascript")
-
-
-def test_who_may_look_and_who_may_act_is_for_the_project_to_say(project: Project) -> None:
-    """Acts need no token of Django's: they have to come from a page of the same host."""
-    browser = Client(enforce_csrf_checks=True)
-    statuses = [
-        (
-            browser.get(f"/board/jobs?user={user}").status_code,
-            browser.post(f"/board/act/no-such?user={user}", **SAME_PAGE).status_code,
-        )
-        for user in ("ada", "bob", "eve")
-    ]
-    assert statuses == [(200, 404), (200, 403), (403, 403)]
-    assert browser.post("/board/act/no-such?user=ada").status_code == 403
-    assert browser.get("/board/jobs?user=ada", HTTP_HOST="evil.example").status_code == 400
-
-
-def test_an_act_has_its_form_and_the_name_of_the_user(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = {"say": lambda _, asked: f"{asked.by}: {asked.form['word']}"}
-    monkeypatch.setattr(acts_of_dashboard, "ACTS", said)
-    form = urlencode({"word": "héllo & <b>"})
-    request = RequestFactory().post("/board/act/say?user=ada", form, **FORM, **SAME_PAGE)
-    request.user = Person(may=())
-    reply = resolve("/board/act/say").func(request, page="act/say")
-    assert reply.status_code == 200
-    assert "me: héllo &amp; &lt;b&gt;" in reply.content.decode()
-
-
-FORM = {"content_type": "application/x-www-form-urlencoded"}

@@ -1,0 +1,205 @@
+"""Every link of the pages resolves, no reference is stale, and contributors are told of what is there."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import inspect
+import re
+import runpy
+
+import pytest
+from pages import ROOT, Page, pages
+
+import smartbatch
+from smartbatch import events, providers, testing
+from smartbatch.cli.main import build_parser
+from smartbatch.jobs.records import IncidentRow, ShardState
+
+PAGES = {page.name: page for page in pages()}
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
+def test_links_between_pages_resolve(page: Page):
+    """Every link leads to a file that exists, and every fragment to a heading in it."""
+    for link in page.links():
+        target, _, fragment = link.partition("#")
+        path = (page.path.parent / target).resolve() if target else page.path
+        assert path.is_relative_to(ROOT), f"{link} leaves the project"
+        assert path.exists(), f"{link} leads nowhere"
+        if fragment:
+            name = path.relative_to(ROOT).as_posix()
+            assert fragment in PAGES[name].anchors(), link
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    """Following links from the README leads to every page."""
+    reached, ahead = set(), ["README.md"]
+    while ahead:
+        name = ahead.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        here = PAGES[name]
+        targets = [(here.path.parent / link.partition("#")[0]).resolve() for link in here.links()]
+        names = [t.relative_to(ROOT).as_posix() for t in targets if t.suffix == ".md"]
+        ahead += [target for target in names if target in PAGES]
+    assert PAGES.keys() - reached == set()
+
+
+def test_generated_references_are_up_to_date():
+    """Settings and command-line options on the pages are those of the code."""
+    generate = runpy.run_path(str(ROOT / "docs/generate.py"))
+    for name, text in generate["generated"]().items():
+        assert text == (ROOT / name).read_text("utf-8"), f"{name} is stale: python docs/generate.py"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run", "plan", "jobs", "top", "report", "emulator", "models", "dashboard", "doctor", "completion"],
+)
+def test_every_option_of_the_help_is_in_the_reference(command: str):
+    """Whatever --help lists, the reference of the command line explains."""
+    subcommands = build_parser()._subparsers._group_actions[0].choices
+    section = PAGES["docs/reference/cli.md"].text.split(f"## smartbatch {command}")[1].split("\n## ")[0]
+    for option in set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", subcommands[command].format_help())):
+        assert option in ("-o", "-h", "-v", "--help", "--help-all") or f"`{option}" in section, option
+
+
+def public_events() -> list[str]:
+    kinds = [value for value in vars(events).values() if inspect.isclass(value)]
+    roots = (events.Event, events.RequestEvent)
+    return [kind.__name__ for kind in kinds if issubclass(kind, events.Event) and kind not in roots]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("docs/reference/api.md", [*smartbatch.__all__, *providers.__all__, *testing.__all__]),
+        ("docs/reference/errors.md", [kind.value for kind in smartbatch.ErrorKind]),
+        ("docs/reference/errors.md", [n for n in smartbatch.errors.__dict__ if n.endswith("Error")]),
+        ("docs/reference/events.md", public_events()),
+        ("docs/reference/errors.md", re.findall(r"``(\w+)``", str(IncidentRow.__doc__))),
+        ("docs/explanation/batch-jobs.md", [state.value for state in ShardState]),
+    ],
+)
+def test_references_name_everything_public(name: str, words: list[str]):
+    """A public name, error kind or event that is not in its reference is not finished."""
+    text = PAGES[name].text
+    assert [word for word in words if f"`{word}" not in text] == []
+
+
+def test_a_public_name_has_one_row_of_its_own():
+    """A name that is told of twice is told of in two ways."""
+    rows = re.findall(r"^\| `(\w+)", PAGES["docs/reference/api.md"].text.split("## BatchingClient")[0], re.M)
+    assert sorted(set(rows)) == sorted(rows)
+
+
+@pytest.mark.parametrize(
+    "kind", [smartbatch.BatchingClient, smartbatch.Job, smartbatch.JobStatus], ids=lambda kind: kind.__name__
+)
+def test_the_reference_names_every_method_and_property(kind: type):
+    """What is public of a class, inherited or not, is in the reference, but for the library's own hooks."""
+    text = PAGES["docs/reference/api.md"].text
+    own = {"after_fork", "at_exit"}
+    names = {name for name in dir(kind) if not name.startswith("_")} - own
+    assert [name for name in sorted(names) if f"`{name}" not in text] == []
+
+
+TOLD = re.compile(r"`((?:smartbatch|tests|docs|benchmarks|\.ci|\.github)/[\w./-]*)(?:::(\w+))?`")
+"""A path that contributors are told of, and a name in that file."""
+
+
+def names_of(path: str) -> set[str]:
+    """Return the functions, methods and classes of a source file."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    tree = ast.parse((ROOT / path).read_text("utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+
+
+def test_every_path_that_contributors_are_told_of_exists():
+    """A path in CONTRIBUTING.md is one of a file or folder, and a name after ``::`` is in that file."""
+    told = TOLD.findall(PAGES["CONTRIBUTING.md"].prose())
+    assert len(told) > 60
+    assert [path for path, _ in told if not (ROOT / path).exists()] == []
+    assert [(path, name) for path, name in told if name and name not in names_of(path)] == []
+
+
+def test_the_map_of_contributors_has_every_room():
+    """Each folder and each file at the root stands in one row of it, but for the public names."""
+    table = PAGES["CONTRIBUTING.md"].text.partition("## The map")[2].partition("\n\nA request travels")[0]
+    told = re.findall(
+        r"`smartbatch/(\w+(?:/|\.py))`", "".join(re.findall(r"^\|([^|]+)\|", table, re.MULTILINE))
+    )
+    library = ROOT / "smartbatch"
+    rooms = {f"{path.parent.name}/" for path in library.glob("*/__init__.py")}
+    assert sorted(told) == sorted(rooms | {path.name for path in library.glob("*.py")} - {"__init__.py"})
+
+
+def test_each_question_of_contributors_is_answered_within_four_files():
+    """The questions are in bold; the answer goes up to the next one."""
+    text = PAGES["CONTRIBUTING.md"].text.partition("## Where is")[2].partition("\n## ")[0]
+    _, *parts = re.split(r"\*\*(.+\?)\*\*", text)
+    answers = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert len(answers) >= 5
+    files = {question: {path for path, _ in TOLD.findall(answer)} for question, answer in answers.items()}
+    assert {question: found for question, found in files.items() if len(found) > 4} == {}
+
+
+def test_the_architecture_shows_the_tree_as_it_is():
+    """Its picture has every folder and every file at the root; its paths are those of files and folders."""
+    text, library = PAGES["docs/explanation/architecture.md"].text, ROOT / "smartbatch"
+    picture = text.partition("smartbatch/\n")[2].partition("```")[0]
+    shown: set[str] = set()
+    room = ""
+    for indent, line in re.findall(r"^( *)(\S.*)$", picture, re.MULTILINE):
+        names = re.findall(r"(?<!\S)\w+(?:/\w+)*(?:\.py|/)(?!\S)", line)
+        room = room if len(indent) > 2 else names[0]
+        shown |= {room + name for name in names} if len(indent) > 2 else set(names)
+    folders = {f"{path.parent.relative_to(library)}/" for path in library.rglob("*.py")} - {"./"}
+    assert shown == folders | {path.name for path in library.glob("*.py")}
+    paths = re.findall(r"`([\w/]+/[\w./]*)`", text)
+    assert len(paths) > 10
+    assert [p for p in paths if not (library / p).exists() and not (ROOT / p).exists()] == []
+
+
+def test_the_navigation_of_the_site_has_every_page():
+    """A page that is not in ``mkdocs.yml`` cannot be found on the site."""
+    listed = set(re.findall(r"[\w-]+/[\w.-]+\.md|index\.md", (ROOT / "mkdocs.yml").read_text("utf-8")))
+    folders = ("docs/tutorial", "docs/how-to", "docs/reference", "docs/explanation")
+    pages_there = {p.name.removeprefix("docs/") for p in PAGES.values() if p.name.startswith(folders)}
+    assert pages_there - listed == set()
+
+
+def test_the_first_page_lists_every_page():
+    """Its part *All pages* names what ``mkdocs.yml`` names, from the tutorial to the explanations."""
+    _, _, linked = (ROOT / "docs" / "index.md").read_text("utf-8").partition("## All pages")
+    site = (ROOT / "mkdocs.yml").read_text("utf-8")
+    pages = re.findall(r"(?:tutorial|how-to|reference|explanation)/[\w-]+\.md", site)
+    assert len(pages) > 40
+    assert [page for page in pages if f"({page})" not in linked] == []
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=lambda page: page.name)
+def test_pages_speak_of_no_machine(page: Page):
+    """No page names a path of a writer's machine."""
+    assert re.findall(r"(?<![\w.])/(?:work|root|home|tmp|Users)/\S*", page.text) == []
+
+
+def test_the_readme_comes_to_a_table_of_results_within_four_hundred_words():
+    """And within three commands: the installation, the environment, the run."""
+    before, _, _ = PAGES["README.md"].text.partition("$ head -3 reviews.csv")
+    assert before.endswith("-o reviews.csv\n…\n")
+    assert len(before.split()) <= 400
+    assert before.count("```bash\n") + before.count(". .venv/bin/activate") + before.count("\n$ ") == 3
+
+
+def test_every_extra_has_its_row_on_the_first_page():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    extras = set(settings["options.extras_require"]) - {"all", "dev", "docs", "test"}
+    _, _, table = PAGES["docs/index.md"].text.partition("## Extras")
+    rows = [line.split("|")[1] for line in table.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`([\w-]+)`", " ".join(rows))) == extras
+    everything = settings["options.extras_require"]["all"]
+    assert set(re.findall(r"[\w-]+", everything.partition("[")[2])) == extras

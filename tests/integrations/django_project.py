@@ -1,0 +1,95 @@
+"""A Django project, for the tests of what the library brings to one; Django can be set up once a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import django
+import pytest
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.test import override_settings
+from django.urls import include, path
+
+from smartbatch import ConfigError
+from smartbatch.integrations.django import get_client
+from smartbatch.integrations.django.dashboard import dashboard_urls
+
+settings.configure(
+    ALLOWED_HOSTS=["testserver"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    INSTALLED_APPS=[
+        "django.contrib.admin",
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django.contrib.messages",
+        "smartbatch.integrations.django",
+    ],
+    MIDDLEWARE=[],
+    ROOT_URLCONF=__name__,
+    SECRET_KEY="for tests",
+    SMARTBATCH={"model": "sim:demo"},
+    STATIC_URL="static/",
+    TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
+    USE_TZ=True,
+)
+django.setup()
+
+from django.contrib.admin.sites import site  # noqa: E402 - applications have to be there
+
+from smartbatch.integrations.django.admin import StoredJob  # noqa: E402
+
+__all__ = ["Project", "StoredJob", "acts", "project", "site"]
+
+acts: list[Callable[[], object]] = []
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    """Do what the test says, within a web request."""
+    acts[0]()
+    return HttpResponse("done")
+
+
+async def asynchronous(request: HttpRequest) -> HttpResponse:
+    """Ask a question."""
+    return HttpResponse((await asyncio.wrap_future(get_client().submit("a"))).text)
+
+
+def may_see_jobs(request: HttpRequest) -> Any:
+    """Say who may see the dashboard: a user of a parameter, as nobody logs in here."""
+    return {"ada": "all", "bob": "read"}.get(request.GET.get("user", ""))
+
+
+urlpatterns = [
+    path("", view),
+    path("closed/", include(dashboard_urls())),
+    path("board/", include(dashboard_urls(may_see_jobs))),
+    path("asynchronous", asynchronous),
+    path("smartbatch/", include("smartbatch.integrations.django.urls")),
+    path("admin/", site.urls),
+]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """Change ``settings.SMARTBATCH``; the client is stopped after the test."""
+    changes: list[override_settings] = []
+
+    def change(**given: Any) -> None:
+        table = {"model": "sim:demo", "store": str(tmp_path / "jobs.db"), **given}
+        changes.append(override_settings(SMARTBATCH=table))
+        changes[-1].enable()
+
+    change()
+    yield change
+    with contextlib.suppress(ConfigError):
+        get_client().stop(timeout=0)
+    for one in reversed(changes):
+        one.disable()
+
+
+Project = Callable[..., None]

@@ -1,0 +1,164 @@
+"""What a Django project shows of its jobs: by its commands, the admin and the dashboard."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlencode
+
+import pytest
+from django.core.exceptions import PermissionDenied
+from django.core.management import call_command
+from django.http import Http404
+from django.test import Client, RequestFactory
+from django.urls import resolve
+from integrations.django_project import Project, StoredJob, project, site
+
+from smartbatch.dashboard import acts as acts_of_dashboard
+from smartbatch.integrations.django import get_client
+
+__all__ = ["project"]  # a fixture
+
+# -- commands ------------------------------------------------------------------------------------------------
+
+
+def test_commands_have_the_projects_settings(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.txt").write_text("one\ntwo\n")
+    call_command("smartbatch", "plan", str(tmp_path / "rows.txt"), "--json")
+    assert json.loads(capsys.readouterr().out)["requests"] == 2
+    call_command("smartbatch", "jobs")
+    assert f"there is no store at {tmp_path / 'jobs.db'} yet" in capsys.readouterr().err
+
+
+def test_the_exit_code_of_a_command_is_that_of_the_command_line(project: Project) -> None:
+    with pytest.raises(SystemExit) as ended:
+        call_command("smartbatch", "jobs", "show")
+    assert ended.value.code == 2
+
+
+# -- the admin -----------------------------------------------------------------------------------------------
+
+
+class Person(SimpleNamespace):
+    """Somebody who is logged in."""
+
+    is_active = is_staff = is_authenticated = True
+    pk = 1
+
+    def has_perm(self, name: str, obj: object = None) -> bool:
+        return name in self.may
+
+    def has_module_perms(self, label: str) -> bool:
+        return True
+
+    def has_usable_password(self) -> bool:
+        return False
+
+    def get_username(self) -> str:
+        return "me"
+
+    get_short_name = get_username
+
+
+def page(url: str, name: str, *may: str, **arguments: str) -> str:
+    """Return a page of the admin as somebody sees it."""
+    request = RequestFactory().get(url)
+    request.user = Person(may=may)
+    page = getattr(site._registry[StoredJob], name)(request, **arguments)
+    page.render()
+    return str(page.content.decode())
+
+
+LIST = "/admin/smartbatch/storedjob/"
+
+
+def test_the_admin_shows_that_there_are_no_jobs_yet(project: Project, tmp_path: Path) -> None:
+    """And makes no store to look into."""
+    assert "No jobs yet" in page(LIST, "changelist_view", "smartbatch.view_storedjob")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.full
+def test_the_admin_shows_jobs_and_a_page_for_each(project: Project) -> None:
+    """No prompt and no answer."""
+    job = get_client().submit_batch(["a secret question"], key="<nightly>", strategy="individual")
+    job.wait()
+    listed = page(LIST, "changelist_view", "smartbatch.view_storedjob")
+    assert f'<a href="{LIST}{job.id}/change/">{job.id}</a>' in listed
+    assert "&lt;nightly&gt;" in listed
+    shown = page(f"{LIST}{job.id}/change/", "change_view", "smartbatch.view_storedjob", object_id=job.id)
+    assert "1 completed" in shown
+    assert "secret" not in listed + shown
+
+
+def test_the_admin_has_no_page_of_a_job_that_is_not_there(project: Project) -> None:
+    with pytest.raises(Http404):
+        page(LIST, "change_view", "smartbatch.view_storedjob", object_id="job-none")
+
+
+def test_the_admin_shows_jobs_to_whom_it_may_concern(project: Project) -> None:
+    with pytest.raises(PermissionDenied):
+        page(LIST, "changelist_view")
+
+
+def test_there_is_nothing_to_migrate(capsys: pytest.CaptureFixture[str]) -> None:
+    call_command("makemigrations", "--check", "--dry-run")
+    assert "No changes detected" in capsys.readouterr().out
+
+
+# -- the dashboard -------------------------------------------------------------------------------------------
+
+SAME_PAGE = {"HTTP_SEC_FETCH_SITE": "same-origin"}
+
+
+def test_the_dashboard_is_refused_without_a_rule_of_access(project: Project) -> None:
+    for reply in (Client().get("/closed/jobs"), Client().post("/closed/jobs", **SAME_PAGE)):
+        assert (reply.status_code, b"access=" in reply.content) == (403, True)
+
+
+def test_the_dashboard_has_the_jobs_of_the_project_at_its_place(project: Project) -> None:
+    job = get_client().submit_batch(["x"] * 3, key="of the project", strategy="individual")
+    reply = Client().get("/board/jobs?user=bob")
+    page = reply.content.decode()
+    assert "of the project" in page
+    assert "default-src 'none'" in reply["Content-Security-Policy"]
+    links = set(re.findall(r'(?:href|src)="([^"#]+)"', page))
+    assert links
+    assert all(link.startswith("/board/") for link in links)
+    assert job.id in Client().get(f"/board/jobs/{job.id}?user=bob").content.decode()
+    assert Client().get("/board/static/live.js?user=bob")["Content-Type"].startswith("text/javascript")
+
+
+def test_who_may_look_and_who_may_act_is_for_the_project_to_say(project: Project) -> None:
+    """Acts need no token of Django's: they have to come from a page of the same host."""
+    browser = Client(enforce_csrf_checks=True)
+    statuses = [
+        (
+            browser.get(f"/board/jobs?user={user}").status_code,
+            browser.post(f"/board/act/no-such?user={user}", **SAME_PAGE).status_code,
+        )
+        for user in ("ada", "bob", "eve")
+    ]
+    assert statuses == [(200, 404), (200, 403), (403, 403)]
+    assert browser.post("/board/act/no-such?user=ada").status_code == 403
+    assert browser.get("/board/jobs?user=ada", HTTP_HOST="evil.example").status_code == 400
+
+
+def test_an_act_has_its_form_and_the_name_of_the_user(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"say": lambda _, asked: f"{asked.by}: {asked.form['word']}"}
+    monkeypatch.setattr(acts_of_dashboard, "ACTS", said)
+    form = urlencode({"word": "héllo & <b>"})
+    request = RequestFactory().post("/board/act/say?user=ada", form, **FORM, **SAME_PAGE)
+    request.user = Person(may=())
+    reply = resolve("/board/act/say").func(request, page="act/say")
+    assert reply.status_code == 200
+    assert "me: héllo &amp; &lt;b&gt;" in reply.content.decode()
+
+
+FORM = {"content_type": "application/x-www-form-urlencoded"}
