@@ -281,9 +281,8 @@ class LimitLease:
         if self._lacking is not None:
             return max(now, self._again_at) if self._asked_nothing else max(now, soonest, self._again_at)
         if now - self._used_at < _IDLE:
-            if self._runs_low:
-                at = max(now, soonest, self._more_at)
-                return min(at, max(now, soonest)) if self._is_searched else at
+            if self._few_slots or any(self._held[d] < _LOW * self._demand[d] for d in self._limited):
+                return max(now, soonest) if self._is_searched else max(now, soonest, self._more_at)
             if self._is_searched:
                 return soonest
             if self.members > 1 and not self._limited and not self._spaced:
@@ -303,12 +302,6 @@ class LimitLease:
     def holds(self) -> bool:
         """Whether anything is leased."""
         return any(self._held[d] > 0.0 for d in self._limited)
-
-    @property
-    def _runs_low(self) -> bool:
-        if any(self._held[d] < _LOW * self._demand[d] for d in self._limited):
-            return True
-        return self._few_slots
 
     @property
     def _few_slots(self) -> bool:

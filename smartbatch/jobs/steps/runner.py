@@ -37,9 +37,8 @@ def run_step(runtime: JobRuntime, lease: JobLease) -> StepResult:
         if runtime.store.items.drop_unsent(lease, body, at=runtime.wall()):
             job = runtime.tell_progress(job)
     provider = runtime.provider_of(job)
-    if provider is None or (api := provider.batches()) is None:
-        return StepResult(None, has_realtime(runtime, job), finished=job.state is JobState.DONE)
-    if not _uses_batches(runtime, job):
+    api = None if provider is None else provider.batches()
+    if api is None or not _uses_batches(runtime, job):
         return StepResult(None, has_realtime(runtime, job), finished=job.state is JobState.DONE)
     with collector_paused("smartbatch.jobs.steps.batch_step"):  # late: a run in real time needs none of it
         from smartbatch.jobs.steps.batch_step import run_batch_step
