@@ -112,7 +112,7 @@ class BudgetLease:
         spent = max(0.0, self._held_then - held)
         if spent or reserved:
             self._used_at = now
-        seconds = max(now - self._asked_at, _OFTEN) if self._asked_at > -math.inf else 1.0
+        seconds = max(now - self._asked_at, _OFTEN)
         self._demand = max(spent / seconds, 0.7 * self._demand)
         returned = 0.0
         in_vain = self.grant is not None and self.grant.wait > 0.0

@@ -398,9 +398,9 @@ class LimitLease:
         # Redis keeps 14 digits: a rate of this process's own must not come back as another one
         own = math.isclose(grant.spaced, self._told_spaced, rel_tol=_ROUNDING)
         spaced = self._told_spaced if own else grant.spaced
-        lowered, self._spaced = spaced < self._spaced, spaced
-        if lowered or not grant.spaced:
+        if spaced < self._spaced:
             self._slots.clear()
+        self._spaced = spaced
         if grant.slots:
             begin, step = now + grant.slots_in, 1.0 / grant.spaced
             self._slots.append(_Slots(begin, grant.slots, begin + (grant.slots + 1.0) * step + _LATE))
