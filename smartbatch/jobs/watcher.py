@@ -5,6 +5,7 @@ A watcher settles futures and calls callbacks from what is stored, and from noth
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -151,6 +152,12 @@ class _FutureGroup:
     read: Callable[[ResultRow, str], Result]
     after: int = 0
 
+    def take(self) -> Any:
+        """Take one that is not settled; ``None`` when all are. What is taken no other thread settles as well."""
+        with contextlib.suppress(KeyError):
+            return self.waiting.popitem()[1]
+        return None
+
 
 @define(eq=False)
 class _Callback:
@@ -219,9 +226,8 @@ class Watcher:
         with self._monitor:
             groups, self._groups, self._callbacks = self._groups, [], []
         for group in groups:
-            for future in list(group.waiting.values()):
-                if not future.done():
-                    future.settle(Result("", error=error))
+            while (future := group.take()) is not None:
+                future.settle(Result("", error=error))
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures."""
@@ -308,7 +314,7 @@ class Watcher:
                 return False
             groups, self._groups, self._callbacks = self._groups, [], []
         for group in groups:
-            for future in group.waiting.values():
+            while (future := group.take()) is not None:
                 future.settle(Result("", error=ending))
         with self._monitor:
             if self._groups or self._callbacks:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 from taking_part import taking_part
 
 from smartbatch._clock import VirtualClock, WaitingThread
 from smartbatch.errors import ClientClosed, StoreError
+from smartbatch.jobs.records import ResultRow
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.jobs.watcher import REMEMBERED, ChangeNotifier, Watcher
 from smartbatch.types import Result
@@ -73,6 +76,53 @@ def test_a_store_that_fails_is_reported_once(clock: VirtualClock) -> None:
     assert [str(error) for error in service.reported] == ["closed"]
     watcher.end(ClientClosed("stopped"))
     assert isinstance(future.result(60.0).error, ClientClosed)
+
+
+class HangingItems:
+    """The results of a store that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.asked, self.goes_on = threading.Event(), threading.Event()
+
+    def fresh(self, *_: Any, **__: Any) -> list[Any]:
+        self.asked.set()
+        assert self.goes_on.wait(60.0)
+        return [ResultRow(0, None, "succeeded", b"", b"", None, 1)] if not self.answered() else []
+
+    def answered(self) -> bool:
+        answered, self._answered = self._answered, True
+        return answered
+
+    _answered = False
+
+
+class ToldOnce:
+    """What waits for a result, and can only be settled and abandoned, as the contract says."""
+
+    def __init__(self) -> None:
+        self.told: list[Result] = []
+
+    def settle(self, result: Result) -> None:
+        self.told.append(result)
+
+    def abandon(self, _: Any) -> None: ...
+
+
+def test_what_a_store_that_hangs_leaves_is_failed_once(clock: VirtualClock) -> None:
+    """Not again when the store answers after all."""
+    service: Any = Service(clock)
+    items = HangingItems()
+    service.store = SimpleNamespace(items=items, jobs=SimpleNamespace(get=lambda _: None))
+    watcher = Watcher("job-1", service)
+    waiting = [ToldOnce(), ToldOnce()]
+    watcher.deliver(dict(enumerate(waiting)), lambda *_: Result("answered"))
+    assert items.asked.wait(60.0)
+    watcher.give_up(stopped := ClientClosed("stopped"))
+    items.goes_on.set()
+    watcher.end(stopped)
+    watcher.finish(60.0)
+    assert watcher.is_idle
+    assert [[result.error for result in each.told] for each in waiting] == [[stopped], [stopped]]
 
 
 class CountedWakes(VirtualClock):
