@@ -90,10 +90,14 @@ def resolved_file(path: str) -> str:
     """
     path = os.path.expanduser(path)
     found = os.path.realpath(path)
-    is_led = os.path.islink(path) and not os.path.exists(found)
-    if is_led and os.lstat(path).st_uid not in (os.geteuid(), 0):
+    if not os.path.exists(found) and is_foreign_link(path):
         raise _foreign(f"the file {path} is a symbolic link of another user")
     return found
+
+
+def is_foreign_link(path: str) -> bool:
+    """Whether a path is a symbolic link that neither this user nor the system's has made."""
+    return os.path.islink(path) and os.lstat(path).st_uid not in (os.geteuid(), 0)
 
 
 def own_folder(folder: str) -> None:

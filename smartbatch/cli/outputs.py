@@ -27,7 +27,7 @@ from typing import IO, Any, Final, TypeAlias
 
 from attrs import define
 
-from smartbatch._files import lock_file, require_locks, sync_folder
+from smartbatch._files import is_foreign_link, lock_file, require_locks, sync_folder
 from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys
 from smartbatch.cli.result_tables import FORMATS, check_format
 from smartbatch.errors import InputError
@@ -89,7 +89,7 @@ class OutputFile:
     """An output under an exclusive lock. Appending is safe from any thread; the rest is for one thread.
 
     Args:
-        path: where the results go; made when missing. A symbolic link is followed.
+        path: where the results go; made when missing. A symbolic link of this user is followed.
         look_only: the file exists and is left as it is: not locked, not repaired, never written to.
         shown: its name in messages, where that is another one.
 
@@ -316,6 +316,9 @@ class OutputFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW  # links were followed before
         if self._look_only:
             flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe would wait for its writer
+        elif is_foreign_link(self.path):  # in a shared folder: it may lead to any file of this user
+            text = "is a symbolic link of another user; remove it, or choose another -o"
+            raise InputError(f"{self.shown}: {text}")
         try:
             while True:
                 fd = os.open(self._real, flags, 0o666)

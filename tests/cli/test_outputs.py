@@ -395,6 +395,20 @@ def test_a_link_stays_a_link_and_the_mode_stays_the_mode(tmp_path: Path) -> None
     assert real.read_bytes() == line(0) + line(1)
 
 
+def test_a_link_of_another_user_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a shared folder anybody may have planted it, and it leads to any file, new or empty."""
+    link, target = tmp_path / "out.jsonl", tmp_path / "target"
+    link.symlink_to(target)
+    made, other = os.lstat, os.geteuid() + 1
+    monkeypatch.setattr(os, "lstat", lambda name: os.stat_result((*made(name)[:4], other, *made(name)[5:])))
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"out\.jsonl: is a symbolic link of another user; remove it"):
+            OutputFile(str(link))
+        assert not target.exists() or not target.read_text()
+        target.touch()
+    OutputFile(str(link), look_only=True).close()
+
+
 def test_a_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that fits only in part is taken back, and the error says that the rest is kept."""
     path = tmp_path / "out.jsonl"
