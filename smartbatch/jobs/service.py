@@ -151,9 +151,11 @@ class JobService:
 
         Raises:
             JobConflict: the key belongs to a job with other requests.
+            StoreError: nothing is stored, or a folder that jobs need is another user's.
         """
         if self._closed:
             raise _closed()
+        self.store.require_folders()  # else the job waits, and only its status says for what
         for _ in range(1 + DRAWS):
             named(job.id)
             row, new = self.store.jobs.accept(
@@ -183,6 +185,7 @@ class JobService:
         """Store the items whose names, given with their digests, are new as a job; return where all stand."""
         if self._closed:
             raise _closed()
+        self.store.require_folders()
         row, places = self.store.jobs.accept_named(job, list(items), names)
         if row is not None:
             self._accepted(row)

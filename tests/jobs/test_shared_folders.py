@@ -12,7 +12,7 @@ from jobs.remote import Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import JobTimeout, StoreError
+from smartbatch.errors import StoreError
 from smartbatch.jobs.steps import context
 from smartbatch.jobs.store import open_store
 
@@ -20,23 +20,29 @@ ClientOf = Callable[..., BatchingClient]
 ADVICE = "others could read prompts and answers, and change them; remove it, or name another store"
 
 
-@pytest.mark.catches("StoreError")
 @pytest.mark.parametrize("planted", ["jobs.db.spool", "jobs.db.spool/owners"])
 def test_a_planted_folder_is_refused(
     planted: str, client_of: ClientOf, clock: VirtualClock, tmp_path: Path
 ) -> None:
-    """A link leads into a folder whose owner reads what is sent; the message says what to do."""
+    """A link leads into a folder whose owner reads what is sent. Whoever submits is told what to do, as the
+    job could not be carried on."""
     theirs, link = tmp_path / "theirs", tmp_path / planted
     theirs.mkdir()
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(theirs)
-    remote = Remote(clock)
-    job = client_of(remote, store=str(tmp_path / "jobs.db")).submit_batch(["a"])
-    with pytest.raises(JobTimeout, match=f"{link} is a symbolic link: {ADVICE}"):
-        job.wait(100.0)
+    client = client_of(Remote(clock), store=str(tmp_path / "jobs.db"))
+    submissions: list[Callable[[], object]] = [
+        lambda: client.submit_batch(["a"]),
+        lambda: client.generate(["a", "b"], key="two"),
+        lambda: client.submit("a", durable=True).result(60.0),
+    ]
+    for submit in submissions:
+        with pytest.raises(StoreError, match=f"{link} is a symbolic link: {ADVICE}"):
+            submit()
+    assert not client.jobs()
     assert not list(theirs.iterdir())
     link.unlink()
-    assert job.wait(1e6).completed == 1
+    assert client.submit_batch(["a"]).wait(1e6).completed == 1
 
 
 def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,14 @@ ATTEMPTS = 100
 class OwnerLocks(Protocol):
     """The locks of owners. At most one of them is this process's own."""
 
+    def require_folder(self) -> None:
+        """Make the folder of the locks, where they have one.
+
+        Raises:
+            StoreError: it cannot be made, or is another user's.
+        """
+        ...
+
     def take(self, owner: str) -> bool:
         """Lock ``owner`` as one's own; False when somebody has it.
 
@@ -76,6 +84,10 @@ class Owner:
         self._rng = rng
         self._entering = threading.Lock()
         self.id: str | None = None
+
+    def require_folder(self) -> None:
+        """As :meth:`OwnerLocks.require_folder`."""
+        self._locks.require_folder()
 
     def enter(self) -> str:
         """Return the own id as an owner; take its lock and store its row first, if need be."""
@@ -152,17 +164,26 @@ class FileLocks(OwnerLocks):
         self._own = ""
         self._descriptor = -1
 
-    def take(self, owner: str) -> bool:
-        path = self._path(owner)
+    def _not_written(self, error: OSError) -> StoreError:
+        return StoreError(
+            f"the folder {self._folder} cannot be written ({error.strerror}): the store keeps its locks"
+            " there; make it writable, or name another store"
+        )
+
+    def require_folder(self) -> None:
         try:
             own_folder(os.path.dirname(self._folder))
             own_folder(self._folder)
+        except OSError as error:
+            raise self._not_written(error) from None
+
+    def take(self, owner: str) -> bool:
+        path = self._path(owner)
+        self.require_folder()
+        try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError(
-                f"the folder {self._folder} cannot be written ({error.strerror}): the store keeps its locks"
-                " there; make it writable, or name another store"
-            ) from None
+            raise self._not_written(error) from None
         try:
             lock_file(lock)
             ours = os.fstat(lock).st_ino == os.stat(path).st_ino  # else another process deleted it meanwhile

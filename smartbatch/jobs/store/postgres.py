@@ -388,6 +388,9 @@ class SessionLocks(OwnerLocks):
         self._session: Session | None = None
         self._number = 0
 
+    def require_folder(self) -> None:
+        """They have none."""
+
     def take(self, owner: str) -> bool:
         self._number = _lock_number(self._database.address.schema, owner)
         session = self._database.connect()

@@ -99,6 +99,15 @@ class SqlStore:
             ) from None
         return self._spool
 
+    def require_folders(self) -> str:
+        """Make the folders that jobs need, where they are not there; return that for files on their way.
+
+        Raises:
+            StoreError: one cannot be made, or is another user's.
+        """
+        self._owner.require_folder()
+        return self.spool
+
     def give_up(self) -> None:
         """Have whatever waits for the database fail at once: it does not answer, and the process is to end.
 
