@@ -15,9 +15,10 @@ from smartbatch._settings import seconds_of
 from smartbatch.config import BatchingConfig, ClientParams, check_names
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import GENERATION, Preprocess
+from smartbatch.errors import StoreError
 from smartbatch.events import Observer
 from smartbatch.interrupted import as_interrupted
-from smartbatch.jobs.job import Job
+from smartbatch.jobs.job import STATUS_TIMEOUT, Job
 from smartbatch.jobs.job_submission import Fallback, JobOptions, WaitOptions
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.status import JobStatus
@@ -471,9 +472,11 @@ class BatchingClient:
         """Return the jobs of the store, newest first, those of other models and processes included.
 
         Raises:
-            StoreError: the store cannot be used.
+            StoreError: the store cannot be used, or has not answered for 30 seconds.
         """
-        return [self._handle(row) for row in self._running.service.store.jobs.latest(limit=limit)]
+        service = self._running.service
+        rows = service.look(lambda: service.store.jobs.latest(limit=limit), STATUS_TIMEOUT, StoreError)
+        return [self._handle(row) for row in rows]
 
     def job(self, id_or_key: str, *, reserve: bool = False) -> Job:
         """Return a job by its id or its key.

@@ -122,8 +122,13 @@ class Job:
         return self._row().state is JobState.DONE
 
     def incidents(self) -> list[IncidentRow]:
-        """Return what should not have happened, oldest first, with what it may have cost."""
-        return self._service.store.facts.incidents(self.id)
+        """Return what should not have happened, oldest first, with what it may have cost.
+
+        Raises:
+            StoreError: the store cannot be read, or has not answered for 30 seconds.
+        """
+        service = self._service
+        return service.look(lambda: service.store.facts.incidents(self.id), STATUS_TIMEOUT, StoreError)
 
     def report(self) -> Report:
         """Return a report of the job so far: one file of HTML that says what was asked, what came, when, by

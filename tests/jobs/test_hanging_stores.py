@@ -17,7 +17,10 @@ import psycopg
 import pytest
 from jobs.stores import postgres_address  # noqa: F401
 
-from smartbatch import BatchingClient, JobTimeout
+import smartbatch.client
+import smartbatch.jobs.job
+from smartbatch import BatchingClient, JobTimeout, StoreError
+from smartbatch.jobs.store.fact_table import FactTable
 from smartbatch.jobs.store.job_table import JobTable
 from smartbatch.jobs.store.shard_table import ShardTable
 from smartbatch.observe.progress import Progress
@@ -154,6 +157,22 @@ def test_a_wait_that_shows_how_the_job_stands_is_over_in_time(
     finally:
         answered.set()
         client.stop(timeout=0)
+
+
+@pytest.mark.parametrize("asked", ["jobs", "incidents"])
+def test_a_look_at_jobs_is_over_in_time(asked: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(smartbatch.client, "STATUS_TIMEOUT", 0.5)
+    monkeypatch.setattr(smartbatch.jobs.job, "STATUS_TIMEOUT", 0.5)
+    with BatchingClient("sim:demo", store=str(tmp_path / "jobs.db")) as client:
+        job = client.submit_batch(["a"], strategy="individual")
+        monkeypatch.setattr(JobTable, "latest", lambda *_, **__: answered.wait(30.0) and [])
+        monkeypatch.setattr(FactTable, "incidents", lambda *_: answered.wait(30.0) and [])
+        began = time.monotonic()
+        with pytest.raises(StoreError, match="has not answered"):
+            job.incidents() if asked == "incidents" else client.jobs()
+        assert time.monotonic() - began < 0.5 + SLACK
+        answered.set()
 
 
 @pytest.mark.full
