@@ -153,7 +153,7 @@ class _FutureGroup:
     after: int = 0
 
     def take(self) -> Any:
-        """Take one that is not settled; ``None`` when all are. What is taken no other thread settles as well."""
+        """Take one that is not settled, which no other thread settles then; ``None`` when all are."""
         with contextlib.suppress(KeyError):
             return self.waiting.popitem()[1]
         return None
