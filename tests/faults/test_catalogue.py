@@ -141,6 +141,7 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "faults/test_faults_cut_downloads.py::"
             "test_c9_a_batch_whose_results_are_cut_is_not_taken_for_a_foreign_one",
             "faults/test_faults_cut_downloads.py::test_c9_a_file_that_has_no_last_newline_each_time_is_whole",
+            "faults/test_faults_cut_downloads.py::test_c9_a_download_that_looks_broken_twice_confirms_nothing",
             "faults/test_faults_results.py::test_c9_a_second_download_confirms_at_once_which_lines_are_missing",
             "faults/test_faults_results.py::test_c9_results_that_still_grow_are_fetched_until_they_are_whole",
             "faults/test_faults_cut_downloads.py::"

@@ -29,6 +29,14 @@ def in_the_first_line(body: bytes) -> bytes:
     return body[:20]
 
 
+def in_a_line_that_ends(body: bytes) -> bytes:
+    return in_a_line(body) + b"<html>502 Bad Gateway</html>\n"
+
+
+def to_nothing(_: bytes) -> bytes:
+    return b""
+
+
 def cut_downloads(w: World, cut: Cut, whole: Callable[[int], bool]) -> Counter[str]:
     """Cut each download until ``whole`` says of its number that it comes whole; nothing tells of the cut."""
     fetched: Counter[str] = Counter()
@@ -74,6 +82,22 @@ def test_c9_downloads_that_end_in_the_middle_of_a_line_are_fetched_until_they_ar
         assert [result.text for result in w.results(job)] == w.right(prompts)
         check_nothing_was_asked_again(w)
         assert "missing_items" not in w.incidents(job)
+
+
+@pytest.mark.parametrize(
+    ("provider", "cut"),
+    sampled([(provider, cut) for provider in PROVIDERS for cut in (in_a_line_that_ends, to_nothing)]),
+)
+def test_c9_a_download_that_looks_broken_twice_confirms_nothing(
+    provider: str, cut: Cut, tmp_path: Path
+) -> None:
+    """The provider counts more answers than came, so it has them; a gateway cut them, and ended the line."""
+    with world(provider, tmp_path) as w:
+        cut_downloads(w, cut, whole=lambda number: number > 3)
+        prompts = texts(9)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        check_nothing_was_asked_again(w)
 
 
 @pytest.mark.parametrize("provider", sampled(PROVIDERS))

@@ -167,7 +167,8 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
             shard,
         )
     size = sum(path.stat().st_size for path in paths)
-    totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut)
+    doubtful = odd.broken or not odd.seen
+    totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, doubtful=doubtful)
     calibration = step.runtime.calibration(step.job)
     before = step.store.jobs.get(step.job.id) or step.job
     for page in pages_of(read_lines(step, shard, paths, OddLines()), measures):
@@ -258,6 +259,7 @@ class ResultTotals:
         size: bytes of the files.
         unended: a file ends without a newline.
         cut: a file ends in the middle of a line.
+        doubtful: the last line of a file cannot be read, or no line of the batch came.
     """
 
     billed: int = 0
@@ -268,6 +270,7 @@ class ResultTotals:
     size: int = 0
     unended: bool = False
     cut: bool = False
+    doubtful: bool = False
 
     @property
     def price(self) -> str:

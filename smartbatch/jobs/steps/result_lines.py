@@ -85,6 +85,7 @@ class OddLines:
         repeats: the usage of these.
         unended: a file ends without a newline, so it may have been cut.
         cut: its last line cannot be read, so it was.
+        broken: the last line of a file cannot be read, with a newline or without.
         seen: the digest of the first line of each request, by position.
     """
 
@@ -94,6 +95,7 @@ class OddLines:
     repeats: list[Usage] = field(factory=list)
     unended: bool = False
     cut: bool = False
+    broken: bool = False
     seen: dict[int, bytes] = field(factory=dict)
 
 
@@ -150,6 +152,7 @@ def read_lines(
                     continue
                 odd.seen[position] = digest
                 yield ResultLine(position, line, digest, len(raw))
+            odd.broken |= not readable
             if _is_unended(file):
                 odd.unended = True
                 odd.cut |= not readable

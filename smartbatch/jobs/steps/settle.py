@@ -26,8 +26,8 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     1. The provider has deleted the results: an incident, and the items fail as lost.
     2. The results were cut, which proves nothing: fetch them again as long as they are kept.
     3. Items have no line although they may have been run: fetch the results again, as they may not have been
-       complete; soon, then after longer pauses as long as more comes. A further download that is as long and
-       brings nothing confirms that these lines are missing.
+       complete; soon, then after longer pauses as long as more comes, or they look broken. A further download
+       that is as long and brings nothing else confirms that these lines are missing.
     4. They still have none: an incident, since they may be paid twice, unless there never were results.
     5. Each item is classified, see :func:`_classified`.
     """
@@ -123,9 +123,14 @@ def _was_cut(step: StepContext, shard: ShardRow, read: collect.ResultTotals) -> 
 
 
 def _is_confirmed(shard: ShardRow, read: collect.ResultTotals) -> bool:
-    """Whether the results lack the same lines as when they were read before, of a batch that has ended."""
+    """Whether the results lack the same lines as when they were read before, of a batch that has ended.
+
+    A download that looks broken confirms nothing where the provider counts more answers than came: a gateway
+    may have ended it, each time at the same byte.
+    """
     remote = shard.remote
-    return remote.results_refetched > 0 and read.size == remote.results_size and not read.used
+    broken = read.doubtful and (remote.completed or 0) > read.billed
+    return remote.results_refetched > 0 and read.size == remote.results_size and not (read.used or broken)
 
 
 def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bool:
