@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch.cli import prompts
-from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered, encode
+from smartbatch import _files
+from smartbatch.cli import outputs, prompts
+from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered, discard_standard_output, encode
 from smartbatch.cli.prompts import KeyedRow, Keys, RowKeys
-from smartbatch.errors import BudgetExceeded, ErrorKind, InputError, ProviderError, SmartbatchError
+from smartbatch.errors import (
+    BudgetExceeded,
+    ErrorKind,
+    InputError,
+    ProviderError,
+    SmartbatchError,
+    StoreError,
+)
 from smartbatch.types import Generation, Result, Usage
 
 MODEL = "sim:test"
@@ -505,3 +514,53 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_paid(
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
     with pytest.raises(InputError, match="its folder cannot be written"):
         OutputFile(str(tmp_path / "out.jsonl"))
+
+
+def no_room(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_output_that_cannot_be_put_in_order_says_so_and_keeps_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.jsonl"
+    with OutputFile(str(path)) as out:
+        out.recover(keys(2))
+        out.append([(asked(1), line(1), True), (asked(0), line(0), True)])
+        monkeypatch.setattr(outputs, "replaced", no_room)
+        with pytest.raises(OutputLost, match="cannot be put in order: No space left on device; every"):
+            out.put_in_order()
+        monkeypatch.undo()
+        out.check()
+    assert path.read_bytes() == line(1) + line(0)
+
+
+def test_an_output_that_cannot_be_looked_at_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.jsonl"
+    with OutputFile(str(path)) as out:
+        out.recover(keys(1))
+        monkeypatch.setattr(os, "fstat", no_room)
+        with pytest.raises(OutputLost, match="cannot be written: No space left on device"):
+            out.check()
+        monkeypatch.undo()
+
+
+def test_where_files_cannot_be_locked_no_output_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_files, "HAS_LOCKS", False)
+    with pytest.raises(StoreError, match="has no file locks"):
+        OutputFile(str(tmp_path / "out.jsonl"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_reader_that_ended_did_not_take_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter flushes standard output at its end, and would complain."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        pipe.write("a row")
+        discard_standard_output()
+        pipe.flush()
+        monkeypatch.undo()

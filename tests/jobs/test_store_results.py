@@ -409,3 +409,19 @@ def test_followers_end_with_their_leader_however_it_ends(
     assert sum(each.deduplicated for each in told) == 5
     store.jobs.forget(job.id)
     assert bench.behind("SELECT count(*) FROM follower") == [(0,)]
+
+
+@pytest.mark.parametrize("others", [3, 7, 25])
+def test_a_cancelled_job_keeps_no_request_whichever_way_its_requests_go(
+    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """Those for batches end first, and those for real time with them, a page at a time."""
+    monkeypatch.setattr(items_module, "PAGE_DROPPED", 7)
+    items = [*new_items(10), *new_items(others, realtime=True)]
+    job, _ = store.jobs.accept(bench.job(), [evolve(item, user_id=None) for item in items])
+    lease = store.leases.claim(job.id, 60.0)
+    assert lease is not None
+    assert store.items.drop_unsent(lease, b"cancelled", at=5.0) == 10 + others
+    done = store.jobs.get(job.id)
+    assert done is not None
+    assert (done.cancelled, done.state) == (10 + others, JobState.DONE)

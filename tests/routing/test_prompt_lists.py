@@ -12,6 +12,7 @@ from levels import sampled
 
 import smartbatch
 from smartbatch import BatchingClient, InvalidRequest, Message, Request
+from smartbatch.core.preparation.prompt_list import prompt_list
 from smartbatch.testing import MockProvider
 
 Ask = Callable[[BatchingClient, Any], object]
@@ -152,3 +153,11 @@ def test_a_column_is_checked_as_a_whole_and_finds_its_route_as_a_list_does() -> 
 def test_rows_that_are_records_are_told_to_be_texts() -> None:
     with BatchingClient("sim:x?latency=0") as client, pytest.raises(InvalidRequest, match=r"row\['text'\]"):
         client.generate([{"id": 1, "text": "one"}])
+
+
+def test_several_tables_are_named_and_refused() -> None:
+    import pyarrow
+
+    tables: Any = {"train": pyarrow.table({"text": ["a"]})}
+    with pytest.raises(InvalidRequest, match=r"is several tables \(dict\), 'train': give one of them"):
+        prompt_list(tables)

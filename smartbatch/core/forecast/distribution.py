@@ -18,7 +18,7 @@ from itertools import accumulate
 TOP = 0.99
 """Times beyond this quantile count in the mean as the quantile itself."""
 TIE = 1e-12
-"""Times whose logarithms differ by less than this share count as equal."""
+"""Times whose logarithms differ by less than this count as equal."""
 _GOLDEN = 0.6180339887498949
 """The fractional parts of multiples of this number are spread evenly over 0..1, however many there are."""
 
@@ -52,14 +52,12 @@ class Distribution:
 
     def level(self, log: float) -> float:
         """Return the share of times up to ``log``: the inverse of :meth:`log`."""
-        tie = TIE * max(1.0, abs(log))
-        return self._level(log + tie, bisect_right(self._logs, log + tie))
+        return self._level(log + TIE, bisect_right(self._logs, log + TIE))
 
     def middle(self, log: float) -> float:
         """Return the share below ``log``, plus half of the share exactly there."""
-        tie = TIE * max(1.0, abs(log))
-        above = self._level(log + tie, bisect_right(self._logs, log + tie))
-        return (above + self._level(log - tie, bisect_left(self._logs, log - tie))) / 2
+        above = self._level(log + TIE, bisect_right(self._logs, log + TIE))
+        return (above + self._level(log - TIE, bisect_left(self._logs, log - TIE))) / 2
 
     def _level(self, log: float, right: int) -> float:
         """Return the level at ``log``, which lies between the points ``right - 1`` and ``right``."""

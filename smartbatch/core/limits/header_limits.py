@@ -76,9 +76,9 @@ class Reservation:
     tokens: float
     output: float
     ended: bool = False
-    order: int = 0
-    sent: tuple[float, float] = (0.0, 0.0)
-    held: tuple[int, float, float] = (0, 0.0, 0.0)
+    order: int = field(init=False)
+    sent: tuple[float, float] = field(init=False)
+    held: tuple[int, float, float] = field(init=False)
     leased: Amounts = (0.0, 0.0, 0.0, 0.0)
 
 

@@ -193,10 +193,9 @@ class Spacing:
         """
         assert self.bucket is not None
         rate, soon = self.bucket.rate, self._clean < _GROWTH_SCALE
-        measured = 0.0 if known else self._measured(traffic, now, others)
         if known:
             slower = rate * (_KNOWN_LOWERED_SOON if soon else _KNOWN_LOWERED)
-        elif measured:
+        elif measured := self._measured(traffic, now, others):
             held = now < self._held_until
             least = _USED_SHARED if self._is_overshot(now, others) else _FOUND_LEAST
             if held and lone and self._lowered_held:

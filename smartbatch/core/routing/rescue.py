@@ -134,15 +134,15 @@ def rescue(
     late = left < needs
     if not movable:
         return Rescue((), math.inf, needs, late)
-    later, now = outlook.later(), outlook.now()
+    later, (sure, worth) = outlook.later(), outlook.now()
     run_on = Rescue((), max(MOMENT, left * LOOK), needs, late)
-    if outlook.never() > max(now.worth, -math.inf if later is None else later.worth):
+    if outlook.never() > max(worth, -math.inf if later is None else later.worth):
         return run_on
-    if later is not None and later.at > MOMENT and later.worth > now.worth:
+    if later is not None and later.at > MOMENT and later.worth > worth:
         return Rescue((), later.at, later.needs, late)
     if late and outlook.hopeful(left):
         return run_on
-    back = _back(movable, backlog, shards, speed, (later or now).sure, margin)
+    back = _back(movable, backlog, shards, speed, sure if later is None else later.sure, margin)
     wait = max(MOMENT, margin / 2) if len(back) < len(movable) else math.inf
     return Rescue(back, wait, needs, late)
 
@@ -244,13 +244,12 @@ class _Outlook:
         )
         return best_start(found)
 
-    def now(self) -> RescueStart:
-        """Return the start that is now."""
+    def now(self) -> tuple[float, float]:
+        """Return how sure a rescue that begins now is to be in time, within the levels, and its worth."""
         chance = self._chance()
         sure = max(LEVELS[0], min(SURE, chance))
         risk = (1 - chance) * self._late(self._before)
-        worth = self._saved(0.0, sure) - self._late_penalty * risk
-        return RescueStart(0.0, sure, self.needs(sure), risk, worth)
+        return sure, self._saved(0.0, sure) - self._late_penalty * risk
 
     def never(self) -> float:
         """Return what it is worth to take nothing back; minus infinity where a batch may well be late."""

@@ -170,7 +170,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
     doubtful = odd.broken or not odd.seen
     totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, doubtful=doubtful)
     calibration = step.runtime.calibration(step.job)
-    before = step.store.jobs.get(step.job.id) or step.job
+    before = step.job
     for page in pages_of(read_lines(step, shard, paths, OddLines()), measures):
         items = step.store.shards.items_at(shard.id, [line.position for line in page])
         results = _results(reader, items, page)

@@ -334,3 +334,12 @@ class TestHealth:
             health.observe(0.0, 10, 10)
         assert health.observe(1.0, 10, 10) is None
         assert health.off_until(1.0) == 60.0
+
+
+def test_the_form_of_an_answer_is_closed_as_strict_schemas_have_to_be() -> None:
+    """Each object names all it has, requires it, and allows nothing else."""
+    schema = compiler(native_schema=True).compile([Request("a"), Request("b")]).request.params.schema
+    assert isinstance(schema, dict)
+    for each in (schema, schema["properties"]["answers"]["items"]):
+        assert each["additionalProperties"] is False
+        assert each["required"] == list(each["properties"])

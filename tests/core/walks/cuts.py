@@ -7,9 +7,20 @@ import math
 import random
 
 from attrs import frozen
+from core.batching.hostile_prompts import HOSTILE
+from core.batching.pack_models import DAMAGE as DAMAGES
+from core.batching.pack_models import honest, written
 
 from smartbatch.core.batching.crosscheck import Crosscheck
-from smartbatch.core.batching.packing import BatchCompiler, PackRoom, random_word, split, split_usage
+from smartbatch.core.batching.packing import (
+    BatchCompiler,
+    PackRoom,
+    packable,
+    random_word,
+    split,
+    split_usage,
+    usage_weights,
+)
 from smartbatch.core.batching.sharding import cut
 from smartbatch.core.batching.window import BatchAccumulator, GatherWindow, Waiting, Window
 from smartbatch.core.preparation.patterns import LinearPattern
@@ -48,12 +59,12 @@ def shards(rng: random.Random, record: Record) -> None:
 def crosschecks(rng: random.Random, record: Record) -> None:
     """Counts of tokens fit estimates, more or less; some requests are in another script."""
     check, spread = Crosscheck(), rng.choice((0.0, 0.01, 0.1, 2.0))
-    constant = rng.choice((0, 200))
+    constant, slope = rng.choice(((0, 1.2), (0, 1.2), (200, 1.2), (9000, -3.0), (0, 0.02)))
     with_bytes = rng.random() < 0.5
     lines = []
     for _ in range(rng.choice((10, 20, 21, 150))):
         tokens = int(math.exp(rng.uniform(3, rng.choice((3.2, 6.5)))))
-        billed = round(constant + 1.2 * tokens * math.exp(rng.gauss(0, spread)))
+        billed = round(max(0.0, constant + slope * tokens * math.exp(rng.gauss(0, spread))))
         other_script = rng.choice((1.0, 1.0, 1.0, 1.1, 2.0))
         lines.append((tokens, billed, round(4 * tokens * other_script) if with_bytes else 0))
     for line in lines:
@@ -63,6 +74,7 @@ def crosschecks(rng: random.Random, record: Record) -> None:
             record.note("suspicious", check.suspicious(tokens, round(share * billed), size))
         more, less = (check.suspicious(tokens, billed + by, size) for by in (1, -1))
         record.note("next", more, less)
+    record.note("of none", check.suspicious(0, 9), check.suspicious(9, 0), check.suspicious(1, 40))
     record.note("unrelated", check.unrelated)
 
 
@@ -70,21 +82,27 @@ def windows(rng: random.Random, record: Record) -> None:
     """What waits in a lane goes now, or later."""
     for _ in range(400):
         window = Window(
-            rng.choice((0.0, 0.1)), rng.choice((1, 5, 10)), rng.choice((1, 2, 4)), rng.choice((0.3, 5.0))
+            rng.choice((0.0, 0.1, 2.0)),
+            rng.choice((1, 5, 10)),
+            rng.choice((None, None, None, 1, 2, 4)),
+            rng.choice((0.3, 5.0)),
         )
         now = 100.0
+        calls = rng.choice((0, 1, 1, 2))
         waiting = Waiting(
-            count=rng.choice((0, 1, 2, 4, 5, 10, 30)),
+            count=rng.choice((0, 1, 2, 3, 4, 5, 10, 30)),
             opened=now - rng.choice((0.0, 0.002, 0.05, 0.1, 0.3, 7.0)),
             must_start=now + rng.choice((-1.0, 0.0, 0.01, 5.0)),
-            urgent=rng.random() < 0.1,
-            flushed=rng.random() < 0.1,
+            urgent=rng.random() < 0.05,
+            flushed=rng.random() < 0.05,
             expected=rng.choice((0, 1, 3, 8)),
             newest=now - rng.choice((0.0, 0.001, 0.003, 0.004, 0.05)),
             last_finished=now - rng.choice((0.0, 0.002, 0.019, 0.5, math.inf)),
-            latency=rng.choice((0.0, 0.004, 0.05, 2.0)),
-            calls=[(now + rng.choice((-0.01, 0.01, 0.03, 1.0)), rng.choice((1, 3, 30)))]
-            * rng.choice((0, 0, 1, 2)),
+            latency=rng.choice((0.0, 0.004, 0.05, 0.5, 2.0)),
+            calls=[
+                (now + rng.choice((-0.01, 0.01, 0.03, 0.25, 1.0)), rng.choice((1, 2, 3, 30)))
+                for _ in range(calls)
+            ],
         )
         record.note("ready", BatchAccumulator(window).ready(now, waiting) - now)
         gather = GatherWindow(rng.choice((3, 10)), *rng.choice(((), (1.0, 5.0))))
@@ -102,9 +120,17 @@ def packs(rng: random.Random, record: Record) -> None:
     prompts = [" ".join(rng.choices(WORDS, k=rng.randrange(1, 6))) for _ in range(rng.randrange(2, 6))]
     params = Generation(max_tokens=rng.choice((None, 40)), system=rng.choice((None, "Be short.")))
     packed = compiler.compile([Request(prompt, params) for prompt in prompts])
-    record.note("packed", packed.request.prompt, packed.request.params.max_tokens)
+    record.note("packed", packed.request.prompt, packed.request.params)
     answers = [" ".join(rng.choices(WORDS, k=2)) for _ in prompts]
     record.note("split", split(packed, json.dumps(answers)), split(packed, rng.choice(DAMAGE)))
+    record.note("honest", split(packed, written(honest(packed))))
+    for damage in rng.sample(list(DAMAGES), 6):
+        record.note("damaged", split(packed, DAMAGES[damage](honest(packed), rng)))
+    mentioned = rng.sample(HOSTILE, 8)
+    record.note("packable", [packable(Request(text)) for text in (*mentioned, *prompts)])
+    record.tried("of two kinds", compiler.compile, [Request("a"), Request("b", Generation(max_tokens=3))])
+    missing: list[str | None] = [None, None]
+    record.note("weights", usage_weights(rng.sample([*missing, *answers], 2)), usage_weights(missing))
     weights = [rng.randrange(0, 50) for _ in prompts]
     usage = Usage(rng.randrange(500), rng.randrange(500), cached_tokens=rng.randrange(100))
     if sum(weights):
@@ -152,7 +178,7 @@ def patterns(rng: random.Random, record: Record) -> None:
 WALKS = {
     "shards": (shards, 64),
     "crosschecks": (crosschecks, 36),
-    "windows": (windows, 16),
+    "windows": (windows, 32),
     "packs": (packs, 48),
     "texts": (texts, 16),
     "patterns": (patterns, 16),

@@ -12,7 +12,7 @@ from core.limits.metered_server import Client, Server, capped_high, capped_low, 
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.breaker import CircuitBreaker, Outcome
 from smartbatch.core.limits.budget import Budget, SpendReservation
-from smartbatch.core.limits.budget_reservations import JobReservations
+from smartbatch.core.limits.budget_reservations import JobReservations, NewReservation
 from smartbatch.core.limits.quota import Quota, Reservation
 from smartbatch.core.limits.retry import Circumstances, RetryCount, RetryPolicy, decide
 from smartbatch.core.limits.suspension import FlexHealth, PackingHealth
@@ -80,7 +80,7 @@ def _report(rng: random.Random) -> LimitReport | None:
         return None
     kind = rng.choice(("requests", "tokens", "input", "output"))
     limit = rng.choice((None, 60, 600, 600, 50_000))
-    left = rng.choice((None, 0, 1, 7, 37, 400, 1000, 29_500))
+    left = rng.choice((None, 0, 1, 7, 37, 54, 400, 540, 1000, 29_500))
     reset = rng.choice((None, 0.0, 0.5, 6.0, 30.0, 50.5, 59.0, 65.0, 90.0, 4000.0, 100_000.0))
     named = {"limit": limit, "remaining": left, "reset": reset}
     return LimitReport(**{f"{kind}_{name}": value for name, value in named.items()})  # type: ignore[arg-type]
@@ -93,6 +93,9 @@ def quota(rng: random.Random, record: Record) -> None:
     cap, rate, pace = rng.choice((5, 12, 1000)), rng.choice((4.0, 1e9, 1e9)), rng.choice((2.0, 30.0))
     if rng.random() < 0.5:
         one.configure(rng.choice((None, 60, 600)), rng.choice((None, 6000, 100_000)), now)
+    if rng.random() < 0.3:
+        one.approach()
+        one.lack(rng.choice((3, 30)), 8)
     level = 10.0
     for step in range(500):
         passed = rng.expovariate(pace) * (100.0 if rng.random() < 0.01 else 1.0)
@@ -113,12 +116,12 @@ def quota(rng: random.Random, record: Record) -> None:
             elif rng.random() < 0.9:
                 used = rng.choice((None, 0.8, 1.3))
                 one.succeeded(call, now, None if used is None else used * call.tokens, rng.choice((None, 50)))
-                if report is not None:
+                if report is not None and not one.leaves_out(report, now):
                     one.learn(report, call, now)
             else:
                 rng.choice((one.failed, one.dropped))(call, now)
         if step % 20 == 0:
-            record.note("told", one.in_flight, one.spaced_rate, one.reported_limits)
+            record.note("told", one.in_flight, one.spaced_rate, one.reported_limits, one.is_opening)
             record.state(one)
         if rng.random() < 0.005:
             one.configure(rng.choice((None, 60, 600)), None, now)
@@ -176,7 +179,9 @@ def breaker(rng: random.Random, record: Record) -> None:
             record.note("change", one.end(permit, now, outcome, rng, first=first))  # type: ignore[arg-type]
         if rng.random() < 0.004:
             record.note("stop", one.stop(ValueError("no money"), now, now + 20.0))
-        record.note("told", one.changes(), one.stopped(now) is None, one.passed)
+        if rng.random() < 0.02:
+            record.note("followed", one.follow(now, rng, outage=rng.random() < 0.3))
+        record.note("told", one.changes(), one.stopped(now) is None, one.passed, one.run_is_usual)
 
 
 def pauses(rng: random.Random, record: Record) -> None:
@@ -195,6 +200,18 @@ def pauses(rng: random.Random, record: Record) -> None:
         missing = rng.choice((0, 0, asked // 5, asked // 5 + 1, asked))
         record.note("packs", packing.observe(now, asked, missing), packing.off_until(now) - now)
         record.note("again", packing.resume(now))
+
+
+def _given(
+    rng: random.Random, record: Record, jobs: JobReservations, name: str, reservation: NewReservation
+) -> None:
+    """What is held back for a job is made more or less, and given to it, or not."""
+    if rng.random() < 0.4:
+        record.note("enlarged", jobs.enlarge(reservation, rng.choice((0.0, 0.2, 1.5, 9.0))))
+    if rng.random() < 0.7:
+        if rng.random() < 0.2 and not jobs.has("other"):
+            jobs.assign("other", reservation, 0.2)
+        jobs.assign(name, reservation, 0.1)
 
 
 def budget(rng: random.Random, record: Record) -> None:
@@ -219,12 +236,12 @@ def budget(rng: random.Random, record: Record) -> None:
             record.state(one, outer, jobs)
             one.widen(0.5)
         record.note("left", one.left, one.spent, one.reserved, outer.left, outer.spent)
+        record.note("room", one.room, one.obtainable(cost), one.obtainable(math.inf))
         name = str(rng.randrange(4))
         if jobs.has(name):
             jobs.charge(name, rng.uniform(0.0, 1.0), ended=rng.random() < 0.3, still=rng.choice((None, 0.2)))
         else:
-            give = partial(jobs.assign, name, cost=0.1) if rng.random() < 0.7 else bool
-            jobs.reserve(rng.choice((None, 0.5, 1.0)), give)
+            jobs.reserve(rng.choice((None, 0.5, 1.0)), partial(_given, rng, record, jobs, name))
         record.note("jobs", jobs.jobs, jobs.budget.left, jobs.budget.spent)
 
 

@@ -11,13 +11,15 @@ from smartbatch.core.forecast.turnaround import RunningBatch, remaining
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import break_even, choose
 from smartbatch.core.routing.constraints import Constraints
-from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
+from smartbatch.core.routing.distinct_keys import NEAR
+from smartbatch.core.routing.explanation import explain
+from smartbatch.core.routing.offers import AnswerLengths, BatchOffer, Cost, Load, Offer
 from smartbatch.core.routing.rescue import PendingShard, Speed, first_rescue, rescue
 from smartbatch.core.routing.risk import chance_within, late_penalty
 from smartbatch.core.routing.throughput import Throughput
 from smartbatch.core.routing.workload import Workload
 from smartbatch.routing.history import BATCH, CALL, CANCEL
-from smartbatch.types import Embedding, Generation, Prefer, Request, Route, Strategy, Usage
+from smartbatch.types import Embedding, Generation, Kind, Prefer, Request, Route, Strategy, Usage
 from tests.core.walks.record import Record
 
 NOW = 1.8e9
@@ -111,11 +113,15 @@ def choices(rng: random.Random, record: Record) -> None:
             budget=rng.choice((None, None, 0.0004 * n, 0.0011 * n, 1e3)),
             time_value=rng.choice((0.0, 5.0, 50.0)),
         )
-        load = Load(n, 500.0 * n, 100.0 * n)
+        answers = rng.choice(
+            (None, AnswerLengths(0, 450.0), AnswerLengths(0, 450.0, 2), AnswerLengths(7, 90.0))
+        )
+        repeats = rng.choice((0, 0, n // 4))
+        load = Load(n, 500.0 * n, 100.0 * n, rng.choice((0, 3)), answers, rng.choice((0, 2)), repeats)
         decision = record.tried("choice", choose, load, offers, batch, constraints)
         if decision is not None:
             record.note("chosen", decision.chosen.route, decision.piece, decision.late_penalty)
-            record.note("why", decision.reason)
+            record.note("explained", explain(decision))
         if batch is not None:
             record.tried("break even", break_even, load, offers, batch, constraints)
         throughput = offers[0].throughput
@@ -186,14 +192,21 @@ def workloads(rng: random.Random, record: Record) -> None:
             fresh = Calibration()
             record.note("odd", fresh.restore({**state, name: value}), fresh.state())
     record.note("no state", Calibration().restore([state]), Calibration().restore(None))
-    load = Workload(learned, {"standard": Rates(), "batch": None})
+    load = Workload(learned, {"standard": Rates(), "batch": None}, kept=rng.random() < 0.4)
+    if rng.random() < 0.4:
+        load.add_alike(rng.randrange(4), 70, rng.choice(list(Kind)))
+    far, unlimited = [b"%06d" % place for place in range(NEAR + 2)], rng.random() < 0.5
+    for key in (*far, *far[:3]) if rng.random() < 0.3 else ():
+        load.add(Request("far", Generation(max_tokens=9)), key)
     for place in range(rng.randrange(40)):
-        request = Request("word " * rng.randrange(1, 30), Generation(max_tokens=rng.choice((None, 100))))
+        limit = rng.choice((None, 100)) if unlimited else 100
+        request = Request("word " * rng.randrange(1, 30), Generation(max_tokens=limit))
         if rng.random() < 0.1:
             request = Request("word", embedding=Embedding())
         load.add(request, rng.choice((None, bytes([place % 7]) * 16)))
     record.state(learned, other, load)
     record.note("load", load.load, load.cost("standard"), load.cost("batch"), load.tokens_most)
+    record.note("by job", load.cost("standard", by_job=True), load.load.by_job)
 
 
 WALKS = {

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+from smartbatch.core.limits.budget import Budget, SpendReservation
 from smartbatch.core.limits.budget_lease import BudgetLease
 from smartbatch.core.limits.failures import (
     caused_by_one,
@@ -209,7 +210,7 @@ def together(rng: random.Random, record: Record) -> None:
             one.lack(rng.choice((3, 30)), 8)
     for step in range(500):
         if step % 20 == 0:
-            record.state(shared, ones)
+            record.state(shared, ones, [call for _, call, _ in going])
         passed = rng.expovariate(pace) * (100.0 if rng.random() < 0.01 else 1.0)
         now, level = now + passed, min(10.0, level + passed * rate)
         one = rng.choice(ones)
@@ -295,6 +296,36 @@ def budget_leases(rng: random.Random, record: Record) -> None:
         )
 
 
+def spending(rng: random.Random, record: Record) -> None:
+    """Budgets that are leased reserve and spend, lack money, and give it back."""
+    shared, now = SharedRecord(), EPOCH
+    ones = [Budget(outer=Budget(rng.choice((None, 3.0)))) for _ in range(rng.choice((1, 2)))]
+    for n, one in enumerate(ones):
+        one.share(4.0, f"client {n}", int)
+    held: list[tuple[Budget, SpendReservation]] = []
+    for step in range(120):
+        now += rng.choice((0.0, 0.125, 0.5, 1.0, rng.choice((5.0, 31.0))))
+        one = rng.choice(ones)
+        assert one.lease is not None
+        cost = rng.choice((0.0, 0.25, 0.5, 3.0))
+        record.note("fits", one.fits(cost), one.short(cost) is one, one.obtainable(cost), one.room, one.left)
+        if one.fits(cost) and rng.random() < 0.7:
+            held.append((one, one.reserve(cost, lasting=rng.random() < 0.3)))
+        elif held:
+            budget, reservation = held.pop(rng.randrange(len(held)))
+            budget.settle(reservation, reservation.usd * rng.choice((0.0, 0.5, 1.0, 1.25)))
+        record.note("due", one.lease.due(now) - now)
+        if one.lease.due(now) <= now:
+            ask = one.lease.ask(now)
+            if rng.random() < 0.05:
+                record.note("lost", one.lease.lose(now))
+            else:
+                one.lease.adopt(exchange(shared, ask, now), now)
+        if step % 20 == 0:
+            record.state(shared, [each.lease for each in ones])
+        record.note("told", one.spent, one.reserved, one.lease.unleased, one.lease.lost)
+
+
 def failures(rng: random.Random, record: Record) -> None:
     """Each kind of error, status and code that tells something."""
     statuses, codes = (
@@ -318,5 +349,6 @@ WALKS = {
     "leases": (leases, 48),
     "together": (together, 160),
     "shared budgets": (budget_leases, 24),
+    "spending": (spending, 24),
     "failures": (failures, 1),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from tests.core.walks import cuts, job_stores, limits, outputs, prepared, routes, shared
+from tests.core.walks import callers, cuts, job_stores, limits, outputs, prepared, routes, shared
 from tests.core.walks.record import Record
 
 RECORDED = Path(__file__).with_name("recorded.txt")
@@ -19,6 +19,7 @@ WALKS = {
     **routes.WALKS,
     **cuts.WALKS,
     **prepared.WALKS,
+    **callers.WALKS,
     **shared.WALKS,
     **outputs.WALKS,
     **job_stores.WALKS,
