@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inside import inside
 from jobs.remote import LONG, Remote
 
 from smartbatch._clock import VirtualClock
@@ -287,3 +288,18 @@ def test_a_store_that_cannot_be_used_is_named_before_anything_is_sent(
     assert remote.api is not None
     assert remote.api.calls == []
     assert client.submit("a").result(PATIENCE).text == "re: a"
+
+
+def test_an_answer_whose_cost_is_told_counts_as_much_in_real_time_where_no_price_is_known(
+    client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no tokens are told, so that nothing else says that it was run."""
+    assert remote.api is not None
+    read_line = remote.api.read_line
+    told = Answer("ran", cost=0.25)
+    monkeypatch.setattr(remote.api, "read_line", lambda *line: evolve(read_line(*line), answer=told))
+    job = client.submit_batch(["a", "b"])
+    assert job.wait(LONG).completed == 2
+    row = inside(client).service.store.jobs.get(job.id)
+    assert row is not None
+    assert (row.cost, row.realtime_cost) == (0.5, 0.5)

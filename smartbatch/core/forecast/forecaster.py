@@ -208,8 +208,9 @@ class Forecaster:
 
     def __init__(self, prior: Prior, *, remember: int = 512) -> None:
         self._prior = prior
-        self._base = Distribution(prior.points(1.0))
-        self._prior_spread = _spread(prior.points(1.0), self._base.median)
+        points = prior.points(prior.weight)
+        self._base = Distribution(points)
+        self._prior_spread = _spread(points, self._base.median)
         self._kept: deque[_Kept] = deque(maxlen=remember)
         self._fit: _Fit | None = None
         self._fresh = 0
@@ -386,8 +387,9 @@ class Forecaster:
         """Return how log seconds grow with log sizes, and the mean log size."""
         spread, usual = self._usual
         sizes = [kept.size for kept in self._kept]
-        if min(sizes) == max(sizes):
-            return usual, sizes[0]
+        smallest, largest = min(sizes), max(sizes)
+        if smallest == largest:
+            return usual, largest
         pairs = list(zip(self._kept, weights, strict=True))
         center = sum([weight * one.size for one, weight in pairs]) / whole
         mean = sum([weight * one.seconds for one, weight in pairs]) / whole

@@ -467,7 +467,7 @@ def _lease(
                 wait = max(wait, lacking / record.rates[d] if record.rates[d] > 0.0 else GONE)
     start = max(record.next_slot, now)
     is_spaced = record.spaced > 0.0 and ask.slots > 0.0
-    if is_spaced and start - now > SLOTS_AHEAD:
+    if is_spaced:
         wait = max(wait, start - now - SLOTS_AHEAD)
     if wait > 0.0:
         return _none(), 0.0, 0.0, wait

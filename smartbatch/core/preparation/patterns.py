@@ -266,7 +266,7 @@ def _one_of(items: list[Any], flags: int) -> Callable[[str], bool]:
         if number in signs or any(low <= number <= high for low, high in ranges):
             return True
         # the separators of files, groups, records and units are spaces of Unicode alone
-        unknown = ascii_only and (number > 127 or 28 <= number <= 31)
+        unknown = ascii_only and (not sign.isascii() or "\x1c" <= sign <= "\x1f")
         return any((kind(sign) and not unknown) is wanted for kind, wanted in kinds)
 
     def takes(sign: str) -> bool:

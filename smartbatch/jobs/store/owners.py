@@ -162,7 +162,7 @@ class FileLocks(OwnerLocks):
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._own = ""
-        self._descriptor = -1
+        self._descriptor: int | None = None
 
     def _not_written(self, error: OSError) -> StoreError:
         return StoreError(
@@ -214,14 +214,14 @@ class FileLocks(OwnerLocks):
             os.close(lock)
 
     def leave(self) -> None:
-        if self._descriptor >= 0:
+        if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._own)
         self.abandon()
 
     def abandon(self) -> None:
-        lock, self._descriptor = self._descriptor, -1
-        if lock >= 0:
+        lock, self._descriptor = self._descriptor, None
+        if lock is not None:
             os.close(lock)  # never LOCK_UN: that would free the parent's lock as well
 
     def sweep(self, known: Collection[str]) -> None:

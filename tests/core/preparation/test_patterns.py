@@ -38,3 +38,10 @@ def test_a_pattern_is_found_where_it_is_by_the_standard_library(flags: str, writ
 def test_a_class_has_the_signs_it_has_in_the_standard_library(kind: str, flags: str, sign: str) -> None:
     pattern = rf"{flags}^{kind}\Z"
     assert LinearPattern(pattern).found_in(sign) is (re.search(pattern, sign) is not None)
+
+
+def test_a_long_text_takes_no_more_steps_than_its_kinds_of_places_need() -> None:
+    """What follows from a place of the pattern is worked out once, and known from then on."""
+    text = "ab1 " * 50_000
+    assert LinearPattern(r"(?:\w+\s?)*!").found_in(text + "!")
+    assert not LinearPattern(r"\d{2}").found_in(text)

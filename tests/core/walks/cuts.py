@@ -161,6 +161,7 @@ def texts(rng: random.Random, record: Record) -> None:
 ATOMS = (".", "a", "b", "é", "^", "$", "[ab]", "[^a-c]", "[a-]", "(a|b)", "(?:ab)")
 CLASSES = (r"\w", r"\d", r"\s", r"\W", r"[\d_]")
 MORE = (r"\b", r"\B", "(?=a)", "(?!b)", "(?<=a)", "(?<!b)", r"\.", "(?i:A)")
+FLAGS = ("", "", "(?a)", "(?i)", "(?s)", "(?im)")
 TIMES = ("", "", "", "*", "+", "?", "{2}", "{1,3}", "{,2}", "{2,}", "*?")
 
 
@@ -168,10 +169,10 @@ def patterns(rng: random.Random, record: Record) -> None:
     """Expressions of a schema in short texts, as Python's own engine finds them."""
     for _ in range(60):
         parts = rng.choices(ATOMS + CLASSES + MORE, k=rng.randrange(1, 5))
-        written = "".join(part + rng.choice(TIMES) for part in parts)
+        written = rng.choice(FLAGS) + "".join(part + rng.choice(TIMES) for part in parts)
         found = record.tried("pattern", LinearPattern, written)
         for _ in range(8 if found is not None else 0):
-            text = "".join(rng.choices("aabbcAé _1.\n", k=rng.randrange(7)))
+            text = "".join(rng.choices("aabbcAé _1.\n٣É\x1c", k=rng.randrange(7)))
             record.note("found", found.found_in(text))
 
 
