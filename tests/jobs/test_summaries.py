@@ -19,7 +19,6 @@ from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewItem, ShardState
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.store import SqlStore, summary_tables
-from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.jobs.store.summary_tables import (
     DECISIONS_KEPT,
     GROUPS_AT_ONCE,
@@ -358,11 +357,3 @@ def test_names_of_turnarounds_are_listed_once_each(store: SqlStore) -> None:
         store.facts.observe_turnarounds(name, [(1, 1.0, AT)] * 2)
     assert store.facts.topics() == ["latency flex openai:a", "openai:a", "openai:b"]
     assert store.facts.topics(limit=2) == ["latency flex openai:a", "openai:a"]
-
-
-def test_failures_of_a_job_begin_with_its_own_first_request(store: SqlStore, bench: Bench) -> None:
-    for _ in range(2):
-        _, lease = started(store, bench, 2)
-        store.items.drop_unsent(lease, b"cancelled", at=5.0)
-    lines = store.overview.page(JobFilter())
-    assert [[one.ix for one in store.overview.failed(line)] for line in lines] == [[0, 1], [0, 1]]
