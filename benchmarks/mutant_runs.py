@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pytest
 from attrs import frozen
 from hypothesis import Phase, settings
 
-__all__ = ["Outcome", "TestCalls", "Worker", "collected", "copied", "preload", "pytest_line"]
+__all__ = ["Outcome", "TestCalls", "Worker", "collected", "copied", "fitting", "preload", "pytest_line"]
 
 SDKS = (
     "anthropic",
@@ -119,8 +120,8 @@ class Worker:
 
     def judge(self, path: str, mutated: bytes, tests: Sequence[TestCalls]) -> Outcome:
         """Say what becomes of a file's mutant: the first tests run alone, as they see most."""
-        chosen = _within(tests, self._most)
-        first = _within(chosen, FIRST)
+        chosen = fitting(tests, self._most)
+        first = _begin_of(chosen, FIRST)
         with self._planted(path, mutated):
             outcome = self._run(first)
             if outcome.result != "survived" or len(first) == len(chosen):
@@ -239,15 +240,23 @@ class _Chosen:
             self._failed.write_text(report.nodeid)
 
 
-def _within(tests: Iterable[TestCalls], seconds: float) -> list[TestCalls]:
-    """Return the first tests that take so long at most, or only the first."""
+def fitting(tests: Iterable[TestCalls], seconds: float) -> list[TestCalls]:
+    """Return, in their order, tests that take so long together at most, or only the first.
+
+    A long one for which no time is left keeps no quick one after it away.
+    """
     chosen: list[TestCalls] = []
     for test in tests:
-        seconds -= test.seconds
-        if chosen and seconds < 0:
-            break
-        chosen.append(test)
+        if not chosen or test.seconds <= seconds:
+            chosen.append(test)
+            seconds -= test.seconds
     return chosen
+
+
+def _begin_of(tests: Sequence[TestCalls], seconds: float) -> Sequence[TestCalls]:
+    """Return the first tests that take so long at most, or only the first."""
+    ends = accumulate(test.seconds for test in tests)
+    return tests[: max(1, sum(end <= seconds for end in ends))]
 
 
 def _end_children() -> None:

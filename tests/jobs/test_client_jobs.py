@@ -22,7 +22,7 @@ from smartbatch.errors import (
     RequestTimeout,
     StoreError,
 )
-from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Route, evolve
+from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Route, Usage, evolve
 
 ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
@@ -293,10 +293,10 @@ def test_a_store_that_cannot_be_used_is_named_before_anything_is_sent(
 def test_an_answer_whose_cost_is_told_counts_as_much_in_real_time_where_no_price_is_known(
     client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where no tokens are told, so that nothing else says that it was run."""
+    """Also where it is told to have used no tokens, so that nothing else says that it was run."""
     assert remote.api is not None
     read_line = remote.api.read_line
-    told = Answer("ran", cost=0.25)
+    told = Answer("ran", Usage(), cost=0.25)
     monkeypatch.setattr(remote.api, "read_line", lambda *line: evolve(read_line(*line), answer=told))
     job = client.submit_batch(["a", "b"])
     assert job.wait(LONG).completed == 2
