@@ -167,8 +167,8 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
             shard,
         )
     size = sum(path.stat().st_size for path in paths)
-    doubtful = odd.broken or not odd.seen
-    totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, doubtful=doubtful)
+    empty = not odd.seen and (bool(paths) or ended_by_itself(shard))  # a cancelled batch may name no file
+    totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, doubtful=odd.broken or empty)
     calibration = step.runtime.calibration(step.job)
     before = step.job
     for page in pages_of(read_lines(step, shard, paths, OddLines()), measures):
@@ -259,7 +259,8 @@ class ResultTotals:
         size: bytes of the files.
         unended: a file ends without a newline.
         cut: a file ends in the middle of a line.
-        doubtful: the last line of a file cannot be read, or no line of the batch came.
+        doubtful: the last line of a file cannot be read, or no line came of a batch that names a file or that
+            was completed.
     """
 
     billed: int = 0
