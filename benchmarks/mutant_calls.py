@@ -27,7 +27,7 @@ ROOMS = {
 }
 """Those that decide about money: mistakes are made in them."""
 FULL = (
-    "tests/core/walks/",
+    "tests/core/",
     "tests/jobs/",
     "tests/faults/simulation/test_seeds.py::test_jobs",
     "tests/faults/test_",

@@ -367,6 +367,7 @@ def test_a_secret_put_in_the_wrong_place_is_not_repeated() -> None:
     assert "abcdefgh" not in str(caught.value)
 
 
+@pytest.mark.full
 @given(
     st.fixed_dictionaries(
         {}, optional={k: st.floats(spec_of(KEYS[k]).low, spec_of(KEYS[k]).high).map(str) for k in NUMBERS}

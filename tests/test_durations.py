@@ -127,6 +127,7 @@ def test_a_duration_out_of_range_is_told_its_range() -> None:
         of_a_request("-3")
 
 
+@pytest.mark.full
 def test_the_command_line_takes_them_and_names_the_option(capfd: pytest.CaptureFixture[str]) -> None:
     Path("in.txt").write_text("a\n")
     line = ["run", "in.txt", "--model", MODEL, "--quiet"]

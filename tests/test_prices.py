@@ -50,6 +50,7 @@ def card(provider: str, model: str, wall: float = WALL) -> RateCard:
     return found
 
 
+@pytest.mark.full
 def test_the_cost_of_any_request_to_any_listed_model_is_what_the_library_works_out() -> None:
     """Every model of five providers, around every tier, with and without cache and reasoning."""
     book, compared = PriceBook(), 0
@@ -224,6 +225,7 @@ def batch_card(provider: str, model: str, wall: float = WALL) -> RateCard:
 
 
 class TestBatches:
+    @pytest.mark.full
     def test_the_cost_of_any_request_in_a_batch_is_what_the_library_works_out_where_it_has_batch_rates(
         self,
     ) -> None:
@@ -405,6 +407,7 @@ def flex_card(provider: str, model: str, wall: float = WALL) -> RateCard | None:
 
 
 class TestTheSlowerTier:
+    @pytest.mark.full
     def test_the_cost_of_any_request_there_is_what_the_library_works_out_where_it_lists_the_tier(
         self,
     ) -> None:

@@ -173,6 +173,7 @@ def test_vectors_go_by_batch_and_a_killed_run_finds_its_batch(emu: Emulator, tex
     assert (job.kind, job.succeeded) == ("embed", 20)
 
 
+@pytest.mark.full
 def test_vectors_by_batch_are_not_asked_again(emu: Emulator, texts: Texts) -> None:
     """Not even without the output: the store has them."""
     expected = prompts(12)
@@ -191,6 +192,7 @@ def test_the_first_texts_of_a_hybrid_are_asked_at_once(emu: Emulator, texts: Tex
     assert 0 < sum(map(len, texts.calls)) < 12
 
 
+@pytest.mark.full
 def test_a_table_of_parquet_has_vectors_of_32_bits_also_when_it_is_resumed(
     emu: Emulator, texts: Texts, capfd: pytest.CaptureFixture[str]
 ) -> None:

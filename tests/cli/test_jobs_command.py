@@ -83,6 +83,7 @@ def test_a_job_is_shown_by_its_key_in_text_and_as_json(done: Job, capfd: pytest.
     assert json.loads(capfd.readouterr().out)["key"] == "letters"
 
 
+@pytest.mark.full
 def test_a_job_is_named_by_the_output_of_its_run_where_that_is_the_only_one(
     client: BatchingClient, capfd: pytest.CaptureFixture[str]
 ) -> None:

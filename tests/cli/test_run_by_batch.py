@@ -77,6 +77,7 @@ def test_rows_go_as_one_job_and_come_back_in_order(capfd: pytest.CaptureFixture[
     assert printed.out == ""
 
 
+@pytest.mark.full
 def test_the_same_line_again_asks_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """Not with a whole output, and not without one: the store has the answers."""
     lines_of(20)
@@ -123,6 +124,7 @@ def test_a_line_that_was_lost_is_written_once(monkeypatch: pytest.MonkeyPatch) -
     assert len(jobs()) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("output", [["-o", "out.jsonl"], []])
 def test_rows_that_failed_are_asked_again_as_a_job_of_their_own(
     output: list[str], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
@@ -153,6 +155,7 @@ def test_rows_that_failed_are_asked_again_as_a_job_of_their_own(
     assert first.key.startswith(f"run:{'out.jsonl' if output else 'stdout'}:")
 
 
+@pytest.mark.full
 def test_answers_of_a_real_time_run_are_not_asked_again_by_batch() -> None:
     """The output says what is answered, whatever way it took; a mixture ends in order."""
     lines_of(10)
@@ -162,6 +165,7 @@ def test_answers_of_a_real_time_run_are_not_asked_again_by_batch() -> None:
     assert [job.total for job in jobs()] == [6]
 
 
+@pytest.mark.full
 def test_a_longer_input_asks_the_new_rows_only() -> None:
     """Rows that were added at the end are a job of their own, also for standard output."""
     lines_of(5)
@@ -274,6 +278,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_stored(
     assert not Path("out.jsonl").exists()
 
 
+@pytest.mark.full
 def test_a_budget_bounds_batches_and_a_larger_one_asks_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows beyond it fail and say so, what was paid stays within it, and with more only they are asked."""
     answers = dict.fromkeys(lines_of(40), "a long word " * 20)

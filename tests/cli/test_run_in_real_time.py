@@ -61,6 +61,7 @@ def test_a_row_that_takes_long_holds_up_no_other(calls: Any) -> None:
     assert [row["input"]["prompt"] for row in written()] == expected
 
 
+@pytest.mark.full
 def test_a_run_that_is_over_leaves_nothing_in_the_store(calls: Any) -> None:
     """The output is its record, failed rows included; without the output everything is asked afresh."""
     expected = prompts(20)
@@ -88,6 +89,7 @@ def test_while_rows_are_asked_the_store_has_them(calls: Any) -> None:
     assert stored_prompts() == set(expected[:3])
 
 
+@pytest.mark.full
 def test_without_an_output_the_store_is_the_record_of_a_run_with_failed_rows(
     calls: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +204,7 @@ def test_rows_that_were_checked_are_not_checked_again_when_a_run_goes_on(
     assert not list(kept.iterdir())
 
 
+@pytest.mark.full
 def test_a_named_job_of_a_run_is_resumed_and_its_line_writes_what_came(
     calls: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +347,7 @@ def test_the_same_line_twice_at_once_without_output_asks_for_each_reader(calls: 
 # -- as without a store --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(
     monkeypatch: pytest.MonkeyPatch, calls: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -389,6 +393,7 @@ def test_an_empty_account_fails_the_rows_and_holds_nothing(
     assert [row["error"] for row in written()] == [None] * 3
 
 
+@pytest.mark.full
 def test_equal_rows_share_their_calls(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in any list: of equal questions that wait at the same time one is asked."""
     Path("in.txt").write_text("the same question\n" * 200)
@@ -429,6 +434,7 @@ def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
     assert run("--store", "here.db") == 0
 
 
+@pytest.mark.full
 def test_a_run_needs_no_home_of_its_own_for_help(tmp_path: Path) -> None:
     """Nothing is made before there is something to keep."""
     env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "untouched")}

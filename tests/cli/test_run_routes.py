@@ -55,6 +55,7 @@ def row_of(printed: str, name: str) -> str:
 # -- which route ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("constraints", "alone", "by_batch"),
     sampled(
@@ -95,6 +96,7 @@ def test_rows_go_by_the_route_that_was_chosen(
     assert "route" not in capfd.readouterr().err  # there was nothing left to choose for
 
 
+@pytest.mark.full
 def test_the_choice_and_its_reason_are_told_first_and_scored_last(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +119,7 @@ def test_the_choice_and_its_reason_are_told_first_and_scored_last(
     assert row_of(printed, "deadline").startswith("deadline met, ")
 
 
+@pytest.mark.full
 def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """Own calls have no Batch API, and an option allows real time; what was asked for and is to be had needs
     no words beforehand."""
@@ -132,6 +135,7 @@ def test_a_route_that_is_not_to_be_had_is_told(calls: Any, capfd: pytest.Capture
     assert "route:" not in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_quiet_says_nothing_of_routes(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +176,7 @@ def test_constraints_that_cannot_be_met_end_the_run_before_anything_is_sent(
 # -- what an earlier run left --------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_run_that_has_nothing_to_ask_chooses_nothing(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +261,7 @@ def test_new_rows_get_a_choice_of_their_own(
     assert "against" not in printed  # time and cost of both jobs say nothing of the choice for one
 
 
+@pytest.mark.full
 def test_the_time_an_input_takes_to_read_counts(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,6 +61,7 @@ def ends_without_asking(calls: Any, name: str, expected: list[str]) -> None:
     assert left() == {name}
 
 
+@pytest.mark.full
 @both
 def test_a_table_is_written_and_resumed(calls: Any, name: str) -> None:
     """The first three rows; then all of them, of which only the others are asked; then nothing."""
@@ -124,6 +125,7 @@ def test_a_killed_run_loses_no_answered_row_and_pays_none_twice(calls: Any, name
     assert left() == {name}
 
 
+@pytest.mark.full
 @both
 def test_a_run_that_ends_as_its_table_is_written_goes_on_from_its_lines(
     calls: Any, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -272,6 +274,7 @@ def round_trip(format: str, lines: list[Line]) -> list[dict[str, Any]]:
     return read[0]
 
 
+@pytest.mark.full
 def test_vectors_are_a_column_of_32_bit_numbers(tmp_path: Path) -> None:
     """As providers send them; a row that failed has none."""
     import pandas

@@ -37,6 +37,7 @@ def serving(shelf: Bench) -> Iterator[LocalServer]:
         server.server_close()
 
 
+@pytest.mark.full
 def test_the_server_streams_to_several_browsers_at_a_time(shelf: Bench, opened: SqlStore) -> None:
     with serving(shelf) as server:
         streams = []

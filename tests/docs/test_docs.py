@@ -244,6 +244,7 @@ def test_a_gain_is_shown_wherever_there_was_one(printed: str, fits: bool):
     assert shows("wall     0.32 s; one after another 2.40 s, so 7.5× faster", printed) is fits
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
 @pytest.mark.usefixtures("only_loopback")
 def test_every_example_of_a_page_does_what_it_shows(page: Page, folder: Path, emu: Emulator):

@@ -29,6 +29,7 @@ def test_pipelined_requests_are_answered_in_order(emu, raw):
     assert [text_of(raw.answer()[2]) for _ in range(20)] == [answer_for(str(n), "m") for n in range(20)]
 
 
+@pytest.mark.full
 @settings(max_examples=25)
 @given(cuts=st.lists(st.integers(1, 400), max_size=5))
 def test_a_request_may_arrive_in_any_pieces(raw, cuts):
@@ -129,6 +130,7 @@ def test_connections_beyond_the_cap_are_turned_away():
         assert one.ask(chat())[0] == 200
 
 
+@pytest.mark.full
 def test_many_connections_get_their_own_answers(emu):
     """64 clients at once, 20 requests each: every answer fits its prompt, every call is recorded once."""
     emu.configure(latency=0.001, latency_sigma=1.0)

@@ -179,6 +179,7 @@ def test_a_download_that_broke_off_is_not_booked_as_delivered(fault):
         assert emu.ledger.summary()["batches"]["lines_delivered"] == 5
 
 
+@pytest.mark.full
 def test_lines_are_delivered_only_when_the_last_byte_has_left():
     """A client that leaves in the middle of a large download has none of them."""
     with world(answers={f"prompt {number}": "x" * 4_000_000 for number in range(8)}) as (emu, customer):

@@ -17,6 +17,7 @@ from tests.levels import sampled
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", sampled(["get_lag", "list_lag"], keep=1))
 def test_c19_a_batch_that_is_not_seen_at_first_is_not_taken_for_gone(
     provider: str, fault: str, tmp_path: Path
@@ -146,6 +147,7 @@ def test_c23_a_field_that_has_another_name_today_stops_nothing(
         assert len(w.creates) == 1
 
 
+@pytest.mark.full
 def test_c23_a_renamed_state_is_no_end_and_no_crash(provider: str, tmp_path: Path) -> None:
     """For an hour the state has another name; until it is back nothing is fetched, sent or failed."""
     names = {"openai": "status", "anthropic": "processing_status", "gemini": "state"}
@@ -204,6 +206,7 @@ def _die_at_the_create(w: World) -> None:
     w.service.alter = lambda seen, reply: reply
 
 
+@pytest.mark.full
 def test_c25_a_key_that_is_refused_stops_the_job_and_fails_nothing(provider: str, tmp_path: Path) -> None:
     """The key is revoked while the batch runs; when it is valid again the job ends as if nothing had been."""
     with world(provider, tmp_path, rare=600, batch_turnaround=HOUR) as w:

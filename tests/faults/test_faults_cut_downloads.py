@@ -100,6 +100,7 @@ def test_c9_a_download_that_looks_broken_twice_confirms_nothing(
         check_nothing_was_asked_again(w)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("provider", sampled(PROVIDERS))
 def test_c9_a_download_without_its_last_newline_may_be_cut_before_it(provider: str, tmp_path: Path) -> None:
     """Its last line can be read, and still others may be missing behind it."""
@@ -116,6 +117,7 @@ def test_c9_a_download_without_its_last_newline_may_be_cut_before_it(provider: s
         check_nothing_was_asked_again(w)
 
 
+@pytest.mark.full
 def test_c9_a_batch_whose_results_are_cut_is_not_taken_for_a_foreign_one(tmp_path: Path) -> None:
     """Where batches have no labels, the ids in the results say whose a batch is, and a cut line says none."""
     with world("anthropic", tmp_path, batch_turnaround=MINUTE, batch_faults={"lost_create": 1.0}) as w:
@@ -159,6 +161,7 @@ def test_c9_no_more_is_written_than_the_results_of_the_batch_can_be(
         assert not list(Path(f"{w.store}.spool").rglob("*.part"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
 def test_c9_a_file_that_has_no_last_newline_each_time_is_whole(provider: str, tmp_path: Path) -> None:
     """Some servers end their files like that; what is missing in such a file goes again."""

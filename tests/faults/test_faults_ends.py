@@ -81,6 +81,7 @@ def test_c15_what_expires_with_nothing_done_again_and_again_ends_and_says_so(
         assert len(w.creates) == 3
 
 
+@pytest.mark.full
 @each_provider
 def test_c15_after_one_expiry_with_nothing_done_all_goes_in_a_new_batch(
     provider: str, tmp_path: Path
@@ -134,6 +135,7 @@ def _without_results(said: dict[str, Any]) -> None:
             said[name] = None
 
 
+@pytest.mark.full
 @each_provider
 def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, rare=600, batch_window=9 * DAY, batch_turnaround=3 * DAY) as w:
@@ -152,6 +154,7 @@ def test_c16_a_batch_far_beyond_the_promise_is_told_and_waited_for(provider: str
         assert not w.requests("ask")
 
 
+@pytest.mark.full
 @each_provider
 def test_c16_what_replaces_a_batch_that_takes_too_long_begins_after_its_end(
     provider: str, tmp_path: Path
@@ -251,6 +254,7 @@ def _raced(plan: Plan, folder: Path) -> Counter[str | None]:
         run.close()
 
 
+@pytest.mark.full
 @each_provider
 def test_c17_a_job_that_is_cancelled_keeps_what_came_and_sends_nothing_more(
     provider: str, tmp_path: Path
@@ -271,6 +275,7 @@ def test_c17_a_job_that_is_cancelled_keeps_what_came_and_sends_nothing_more(
         assert not w.requests("ask")
 
 
+@pytest.mark.full
 @each_fallback
 @each_provider
 def test_c18_a_batch_refused_at_validation_is_made_anew_once(
@@ -329,6 +334,7 @@ def test_c20_results_that_cannot_be_fetched_for_days_are_not_given_up(provider: 
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
+@pytest.mark.full
 @each_provider
 def test_c21_results_are_fetched_as_soon_as_a_batch_has_ended(provider: str, tmp_path: Path) -> None:
     """Long before they are asked for: the user comes when the provider has deleted them."""
@@ -341,6 +347,7 @@ def test_c21_results_are_fetched_as_soon_as_a_batch_has_ended(provider: str, tmp
         assert [result.text for result in job.results(wait=False)] == w.right(prompts)
 
 
+@pytest.mark.full
 @each_provider
 def test_c21_that_results_may_be_deleted_before_they_come_is_told_at_half_of_their_time(
     provider: str, tmp_path: Path
@@ -381,6 +388,7 @@ def test_c21_results_that_were_deleted_before_anybody_came_fail_their_requests_a
         assert not w.requests("ask")
 
 
+@pytest.mark.full
 @each_provider
 def test_c24_without_credit_no_item_is_burnt_and_the_job_goes_on_when_there_is_some(
     provider: str, tmp_path: Path

@@ -139,6 +139,7 @@ def test_b13_a_page_to_sign_in_is_never_taken_for_the_provider(
         assert not w.incidents(job)
 
 
+@pytest.mark.full
 def test_b15_no_call_follows_a_redirect_to_another_host(provider: str, tmp_path: Path) -> None:
     elsewhere = RawServer([says("{}")])
     try:

@@ -26,6 +26,7 @@ from tests.levels import sampled
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
 
 
+@pytest.mark.full
 def test_c5_answers_of_other_requests_are_noticed_and_asked_for_again(provider: str, tmp_path: Path) -> None:
     """Estimates fit here as well as they can, and 5 % of the answers are exchanged by the provider."""
     rng = random.Random(5)
@@ -61,6 +62,7 @@ def _differ(one: int, other: int, *, by: float) -> bool:
     return abs(one - other) > by * min(one, other)
 
 
+@pytest.mark.full
 def test_c8_results_in_any_order_find_their_requests(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, batch_faults={"shuffled": 1.0}) as w:
         prompts = texts(300)
@@ -174,6 +176,7 @@ def _downloads(w: World) -> list[str]:
     return [seen.path for seen in w.requests("download")]
 
 
+@pytest.mark.full
 def test_c9_ids_that_never_come_end_as_failures(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, batch_faults={"missing_lines": 1.0}) as w:
         job = w.process().submit_batch(texts(4))
@@ -239,6 +242,7 @@ def test_c12_a_broken_line_hurts_no_other(provider: str, tmp_path: Path) -> None
         assert not w.emu.ledger.paid_twice()
 
 
+@pytest.mark.full
 def test_c12_nor_does_a_last_line_without_an_end(provider: str, tmp_path: Path) -> None:
     ends = (b"", b'{"custom_id": "', b"\xff\xfe\x00", b"[" * 5000, b"x" * 100_000)
     with world(provider, tmp_path) as w:

@@ -211,6 +211,7 @@ _OURS = re.compile(r"jobs\.db(-wal|-shm)?|[0-9a-z-]+\.lock|shard-[0-9A-Za-z]{22}
 _PLAIN = re.compile(r"/[A-Za-z0-9_./:-]*")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", sampled(["upload", "create", "get", "list"]))
 def test_c27_no_hostile_id_reaches_a_path_a_file_or_the_store(
     provider: str, what: str, tmp_path: Path
@@ -260,6 +261,7 @@ def _replace_ids(found: Any, hostile: str) -> None:
                 _replace_ids(value, hostile)
 
 
+@pytest.mark.full
 def test_c27_nor_one_that_names_where_the_results_are(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
         ids = [prefix + name for name in HOSTILE for prefix in ("", "files/", "https://127.0.0.1/v1/")]

@@ -36,6 +36,7 @@ def test_i1_polls_go_on_when_the_clock_is_set(provider: str, ahead: float, tmp_p
         assert [event.seconds for event in w.events if isinstance(event, ClockStepped)] == [ahead]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
 def test_i1_a_lost_create_is_searched_for_as_long_as_before_when_the_clock_is_set_ahead(
     provider: str, tmp_path: Path
@@ -55,6 +56,7 @@ LATE = {"batch_faults": {"late_create": 1.0}, "batch_late_seconds": 15 * MINUTE}
 UNLISTED = {"batch_faults": {"lost_create": 1.0, "list_lag": 1.0}, "batch_list_lag": 110.0}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ahead", sampled([31 * MINUTE, -HOUR]))
 @pytest.mark.parametrize(
     ("provider", "fault", "passed"),
@@ -78,6 +80,7 @@ def test_i1_a_lost_create_is_searched_for_as_long_when_the_clock_is_set_between_
         assert len(w.creates) == 1
 
 
+@pytest.mark.full
 def test_i1_a_server_that_tells_a_wrong_date_ends_no_search(tmp_path: Path) -> None:
     """Both clocks must say that it was long enough."""
     with world("anthropic", tmp_path, batch_turnaround=10 * MINUTE, **LATE) as w:

@@ -52,6 +52,7 @@ def rows(content: bytes) -> list[int]:
     return [json.loads(line)["index"] for line in content.splitlines()]
 
 
+@pytest.mark.full
 @both_ways
 @pytest.mark.parametrize("in_order", sampled([True, False]))
 def test_an_output_is_on_the_disk_before_the_store_forgets_its_answers(
@@ -75,6 +76,7 @@ def test_an_output_is_on_the_disk_before_the_store_forgets_its_answers(
     assert [sorted(rows(content)) for content in survived] == [list(range(ROWS))]
 
 
+@pytest.mark.full
 @both_ways
 def test_no_half_of_an_ordered_copy_takes_the_place_of_an_output(
     names_kept: bool, outputs: LossyDisk, monkeypatch: pytest.MonkeyPatch

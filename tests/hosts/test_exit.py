@@ -424,6 +424,7 @@ def test_the_interpreter_ends_when(name: str) -> None:
     check(ENDS[name])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sampled(PENDING))
 def test_nothing_holds_up_the_exit(name: str) -> None:
     """It ends within the grace, whatever is pending."""

@@ -47,6 +47,7 @@ def test_importing_the_library_starts_and_opens_nothing() -> None:
     ]
 
 
+@pytest.mark.full
 def test_nothing_that_is_made_at_module_level_has_a_lock_yet() -> None:
     """What a preloading server makes before it forks or patches has no lock, queue, thread or connection."""
     ended = run_script(
@@ -83,6 +84,7 @@ def test_nothing_that_is_made_at_module_level_has_a_lock_yet() -> None:
     assert ended.lines == ["[] [] 1"]
 
 
+@pytest.mark.full
 def test_a_client_of_the_embedded_provider_imports_no_sdk() -> None:
     """An SDK is imported by the provider that needs it, when it is first used."""
     ended = run_script(
@@ -152,6 +154,7 @@ def test_an_idle_client_uses_no_processor_time() -> None:
     assert ended.lines == ["True 0"], ended.err
 
 
+@pytest.mark.full
 def test_a_stopped_client_has_nothing_open() -> None:
     """Neither a socket nor a thread is left but the one of the process that acts on collected objects."""
     ended = run_script(

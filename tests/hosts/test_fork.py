@@ -252,6 +252,7 @@ def test_a_fork_inside_a_callback_works() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_fork_inside_a_call_works() -> None:
     """An own call may start processes, as those that use multiprocessing do."""
     passes(
@@ -323,6 +324,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", sampled(["fork", "forkserver", "spawn"]))
 def test_every_start_method_of_multiprocessing_works(method: str, tmp_path) -> None:
     """A client made at module level works in each worker."""
@@ -340,6 +342,7 @@ def test_every_start_method_of_multiprocessing_works(method: str, tmp_path) -> N
     assert ended.code == 0
 
 
+@pytest.mark.full
 def test_a_pickled_client_refuses_and_says_what_to_do() -> None:
     """It names the reason before anything reaches another process."""
     passes(
@@ -386,6 +389,7 @@ def passes_without_hooks(script: str, *, out: list[str]) -> None:
     assert ended.lines == out
 
 
+@pytest.mark.full
 def test_a_child_forked_without_hooks_works_and_ends_what_it_inherited() -> None:
     """Its own requests are answered, and the parent's futures say whose they are, whichever it asks first."""
     passes_without_hooks(
@@ -413,6 +417,7 @@ def test_a_child_forked_without_hooks_works_and_ends_what_it_inherited() -> None
     )
 
 
+@pytest.mark.full
 def test_figures_are_empty_after_a_fork_without_hooks_also_while_they_were_locked() -> None:
     """Metrics that a user made are read in the child although a thread of the parent held their lock."""
     passes_without_hooks(

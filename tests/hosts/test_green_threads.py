@@ -43,6 +43,7 @@ def passes(
     assert ended.code == 0
 
 
+@pytest.mark.full
 def test_a_client_that_was_used_before_the_patching_works_after_it_and_ends() -> None:
     """Locks, threads and limits are made anew; what was made for native threads is left alone."""
     passes(

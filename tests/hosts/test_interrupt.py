@@ -128,6 +128,7 @@ smartbatch.generate(prompts, model=call, exit_grace=20, observers=[call.observe]
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", sampled(CAUGHT))
 def test_a_caught_interrupt_leaves_the_client_usable(place: str) -> None:
     """It cancels what has not started, and the same client answers the next prompt."""
@@ -215,6 +216,7 @@ def test_a_loop_that_is_interrupted_finds_what_it_was_not_given() -> None:
     assert ended.lines == ["p1 p2 p3 p4 p5", "p0"]
 
 
+@pytest.mark.full
 def test_a_second_interrupt_ends_a_stop_at_once() -> None:
     """The calls that never return are given up, and their futures say so."""
     ended = run_script(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from run_script import run_script
 
 LIKE_WINDOWS = """
@@ -14,6 +15,7 @@ from smartbatch.cli.main import main
 SENTENCE = "no file locks (the Python module fcntl)"
 
 
+@pytest.mark.full
 def test_a_list_without_a_key_is_answered_and_a_job_is_refused_in_a_sentence() -> None:
     ended = run_script(
         LIKE_WINDOWS
@@ -38,6 +40,7 @@ for ask in (
     assert all(SENTENCE in line and "use Linux, macOS" in line for line in refused)
 
 
+@pytest.mark.full
 def test_the_command_line_says_it_in_one_line() -> None:
     ended = run_script(
         LIKE_WINDOWS

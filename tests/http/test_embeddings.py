@@ -30,6 +30,7 @@ def client(emu: Emulator) -> Iterator[BatchingClient]:
         yield client
 
 
+@pytest.mark.full
 def test_each_text_gets_exactly_its_vector_from_any_thread(emu: Emulator, client: BatchingClient) -> None:
     """640 single requests of 32 threads share calls; base64, shuffled indices and threads mix nothing up."""
     wrong: list[str] = []

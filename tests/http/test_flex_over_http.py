@@ -73,6 +73,7 @@ def at_the_prices(results: ResultList) -> float:
     return total
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("api", sampled(["chat", "responses"], keep=1))
 def test_a_list_with_some_time_goes_by_flex_at_half_the_price(emu: Emulator, api: str) -> None:
     """Two hundred word problems; the ledger knows every one as of the tier, and no call was wasted."""
@@ -91,6 +92,7 @@ def test_a_list_with_some_time_goes_by_flex_at_half_the_price(emu: Emulator, api
     assert emu.ledger.summary()["billed_flex_tokens"] == results.usage.total_tokens
 
 
+@pytest.mark.full
 def test_a_job_in_the_slower_tier_says_what_it_saved(emu: Emulator) -> None:
     """Half the price: as much was saved as was paid."""
     with client_of(openai(emu)) as client:
@@ -122,6 +124,7 @@ def test_its_times_are_learned_apart_from_those_of_other_calls(emu: Emulator) ->
     assert calls == [Route.FLEX] * 200
 
 
+@pytest.mark.full
 def test_what_the_tier_has_no_room_for_goes_on_at_once_and_nothing_is_paid_twice(emu: Emulator) -> None:
     """One in ten is sent away: the bill is exactly that of the tiers that answered."""
     emu.configure(faults={"no_room": 0.1})
@@ -138,6 +141,7 @@ def test_what_the_tier_has_no_room_for_goes_on_at_once_and_nothing_is_paid_twice
     assert emu.ledger.paid_twice() == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("why", sampled(["full", "missing"], keep=1))
 def test_a_tier_that_takes_nothing_costs_a_few_calls_and_is_not_chosen_again(emu: Emulator, why: str) -> None:
     if why == "full":
@@ -155,6 +159,7 @@ def test_a_tier_that_takes_nothing_costs_a_few_calls_and_is_not_chosen_again(emu
     assert emu.ledger.summary()["billed_flex_tokens"] == 0
 
 
+@pytest.mark.full
 def test_gemini_has_it_where_the_user_gives_its_price(emu: Emulator) -> None:
     """Its refusals come as 503 there, which must not be taken for an outage of the model."""
     emu.configure(faults={"no_room": 0.05})
@@ -189,6 +194,7 @@ def test_nobody_who_did_not_ask_for_patience_is_sent_there(
     assert Route.FLEX not in routes
 
 
+@pytest.mark.full
 def test_a_server_that_is_not_known_to_have_it_is_never_asked_for_it(emu: Emulator) -> None:
     with client_of(OpenAIProvider(KEY, emu.base_url)) as client:
         client.generate(PROBLEMS, strategy="individual", **SOON)

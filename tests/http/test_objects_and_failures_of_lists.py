@@ -129,6 +129,7 @@ def test_the_first_failure_of_a_hybrid_cancels_its_batch(tmp_path: Path) -> None
         assert status.completed == 0
 
 
+@pytest.mark.full
 @each_provider
 def test_as_completed_yields_what_a_hybrid_asks_at_once_before_its_batch_ends(
     provider: str, tmp_path: Path

@@ -35,6 +35,7 @@ def client_of(emu: Emulator, **settings: object) -> BatchingClient:
     return BatchingClient(MODEL, provider=provider, parallelism=8, **settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_packed_prompts_get_the_answers_they_would_get_alone(emu: Emulator) -> None:
     """A thousand prompts, a hundred of them hostile, in far fewer calls; the bill is split exactly."""
     prompts = [prompt for prompt in HOSTILE if prompt.strip()][:100] + [f"Question {i}?" for i in range(900)]
@@ -58,6 +59,7 @@ def test_packed_answers_teach_the_forecast_of_the_next_list(emu: Emulator) -> No
     assert paid / 2 < then < 2 * paid
 
 
+@pytest.mark.full
 def test_packing_goes_on_through_faults(emu: Emulator) -> None:
     """Resets, 5xx and time-outs on one call in ten: still every answer with its own prompt."""
     emu.configure(faults=0.1)

@@ -56,6 +56,7 @@ def test_a_list_keeps_the_text(strategy: str, claude: SmallClaude) -> None:
     assert results.failed == 1
 
 
+@pytest.mark.full
 def test_a_job_keeps_the_text_for_every_process(claude: SmallClaude) -> None:
     with BatchingClient(MODEL, schema=SCHEMA) as client:
         made = client.submit_batch(PROMPTS, key="mine")

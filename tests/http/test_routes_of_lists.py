@@ -43,6 +43,7 @@ def told(w: World, kind: type) -> list[object]:
     return [event for event in w.events if isinstance(event, kind)]
 
 
+@pytest.mark.full
 @each_provider
 def test_a_list_with_time_goes_by_batch_and_comes_back_in_order(provider: str, tmp_path: Path) -> None:
     prompts = texts(40)
@@ -65,6 +66,7 @@ def test_a_list_with_time_goes_by_batch_and_comes_back_in_order(provider: str, t
         assert scored.cost < scored.individual_cost
 
 
+@pytest.mark.full
 @each_provider
 def test_a_batch_that_falls_behind_is_taken_back_in_time(provider: str, tmp_path: Path) -> None:
     prompts = texts(40)
@@ -169,6 +171,7 @@ def test_another_process_takes_a_late_batch_back_after_the_first_one_died(tmp_pa
         assert w.emu.ledger.paid_twice() == []
 
 
+@pytest.mark.full
 @each_provider
 def test_a_hybrid_asks_the_first_few_at_once_and_the_rest_by_batch(provider: str, tmp_path: Path) -> None:
     prompts = texts(50)

@@ -26,6 +26,7 @@ def ask(server: RefusingServer) -> ResultList:
         return client.generate(f"question {n}" for n in range(CALLS))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrong", sampled(WRONG))
 def test_a_server_that_asks_for_no_wait_gets_one(wrong: str) -> None:
     """It refuses for a second and a half: all are answered then, after a few calls each."""

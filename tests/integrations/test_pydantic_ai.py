@@ -419,6 +419,7 @@ def test_connections_that_cannot_be_closed_are_logged_and_the_client_stops() -> 
     assert entry["error"] == "OSError"
 
 
+@pytest.mark.full
 def test_no_connection_is_left_behind(real: Reached) -> None:
     """A stopped client closes its agent's, and an agent of one attempt closes its own."""
     made: list[Agent[None, str]] = []

@@ -110,6 +110,7 @@ def test_a_request_that_fits_no_batch_goes_in_real_time_where_the_job_allows_it(
         assert "above what a batch may have" in str(large.error)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("labels", [True, False])
 def test_an_unknown_create_holds_the_next_one_back_only_where_batches_have_no_labels(
     labels: bool,

@@ -57,6 +57,7 @@ def test_a_job_goes_by_batch_and_its_answers_come_in_order(client: BatchingClien
     assert len(remote.api.made) == 1
 
 
+@pytest.mark.full
 def test_nothing_is_sent_before_the_job_is_on_disk(client: BatchingClient, remote: Remote) -> None:
     """A row that is refused after thousands of good ones leaves no job and no call behind."""
 
@@ -175,6 +176,7 @@ def test_results_are_post_processed_when_they_are_read(
     assert alone.texts == ["<re: b>"]
 
 
+@pytest.mark.full
 def test_a_job_of_any_length_is_read_row_by_row(client: BatchingClient) -> None:
     """Of 12,000 requests only a few are in memory at any time: each is checked, written and dropped."""
     alive = most = 0

@@ -50,6 +50,7 @@ def repeated(
     return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("answered", "cancelled"), [(True, [True, True, False]), (False, [False, True, True])]
 )

@@ -98,6 +98,7 @@ def hung_server(address: str) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("how", "kind"), sampled([(how, kind) for how in ("exit", "stop") for kind in ("sqlite", "postgres")])
 )
@@ -140,6 +141,7 @@ def test_a_store_that_hangs_holds_up_no_end(
             process.kill()
 
 
+@pytest.mark.full
 def test_a_wait_that_shows_how_the_job_stands_is_over_in_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def test_a_status_counts_shards_that_end_after_the_job_was_read(
     assert (status.submitted, status.completed, status.state) == (40, 40, "done")
 
 
+@pytest.mark.full
 def test_a_status_counts_what_is_sent_done_and_left(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_forgotten_job_is_gone_and_an_unfinished_one_is_not_forgotten(
 # -- waiting and reading -------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_waiting_ends_when_its_time_is_over(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
     """Not earlier, not much later; the job goes on."""
     job = client_of(Remote(clock, turnaround=1000.0), store=store).submit_batch(prompts(3))
@@ -104,6 +106,7 @@ def test_waiting_ends_when_its_time_is_over(client_of: ClientOf, clock: VirtualC
     assert job.wait(LONG).completed == 3
 
 
+@pytest.mark.full
 def test_results_stream_page_by_page_in_either_order(
     client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def answered(results: list[Result]) -> int:
     return len(results) - len(rest)
 
 
+@pytest.mark.full
 @each_provider
 def test_a_job_stops_before_its_budget_does_and_keeps_what_was_answered(
     provider: str, tmp_path: Path
@@ -90,6 +91,7 @@ def test_a_job_stops_before_its_budget_does_and_keeps_what_was_answered(
         assert client.spent == pytest.approx(paid(w))
 
 
+@pytest.mark.full
 def test_what_batches_leave_over_buys_further_ones(tmp_path: Path) -> None:
     """Together they could cost more than there is; none of them does, so all are answered."""
     with market("gemini", tmp_path) as w:
@@ -122,6 +124,7 @@ def test_a_run_in_real_time_keeps_to_the_budget_of_its_plan(tmp_path: Path, own:
         assert 20 < answered(results) < 80
 
 
+@pytest.mark.full
 def test_what_waits_for_money_that_batches_hold_goes_when_the_last_of_them_ends(tmp_path: Path) -> None:
     """The first requests of a hybrid job, at once and not at their next try a minute later."""
     with market("gemini", tmp_path, batch_turnaround=10.0) as w:
@@ -137,6 +140,7 @@ def test_what_waits_for_money_that_batches_hold_goes_when_the_last_of_them_ends(
         assert finished - changes[-1].at < 5
 
 
+@pytest.mark.full
 def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
     """Lines that ran and are in no result; their requests go again where there is room for both."""
 
@@ -156,6 +160,7 @@ def test_what_may_have_been_billed_counts_at_its_most(tmp_path: Path) -> None:
         assert client.spent == pytest.approx(row.cost + row.reserved)
 
 
+@pytest.mark.full
 def test_a_create_that_may_have_arrived_is_not_paid_for_from_the_same_money(tmp_path: Path) -> None:
     """A late create of Anthropic's cannot be fenced, so what it may cost stays reserved."""
     late = {"batch_late_seconds": HOUR, "batch_turnaround": 10 * MINUTE}
@@ -206,6 +211,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", sampled(range(10)))
 def test_no_fault_at_the_provider_exceeds_a_budget(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
@@ -228,6 +234,7 @@ def test_no_fault_at_the_provider_exceeds_a_budget(seed: int, tmp_path: Path) ->
 # -- the client's own ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_client_and_its_jobs_spend_one_budget(tmp_path: Path) -> None:
     """What a job may need is not waited for; when it has ended, what it left is there again."""
     with market("openai", tmp_path) as w:

@@ -34,6 +34,7 @@ from tests.levels import sampled
 ClientOf = Callable[..., BatchingClient]
 
 
+@pytest.mark.full
 def test_a_job_outlives_its_client(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
     """Another client on the store polls, collects and tells; nothing is created a second time."""
     remote = Remote(clock, turnaround=1000.0)
@@ -50,6 +51,7 @@ def test_a_job_outlives_its_client(client_of: ClientOf, clock: VirtualClock, sto
     assert job.status().done  # the old handle reads the same store
 
 
+@pytest.mark.full
 def test_a_process_looks_at_a_job_it_took_over_as_often_as_its_own_settings_say(
     client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +93,7 @@ def test_a_job_that_is_taken_over_is_looked_at_at_once(
     assert clock.now() - began < 60.0
 
 
+@pytest.mark.full
 def test_a_started_client_carries_on_what_is_in_its_store(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:

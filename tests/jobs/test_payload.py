@@ -116,12 +116,14 @@ def same(result: Result) -> Result:
 
 
 class TestRequests:
+    @pytest.mark.full
     @given(requests, shareds)
     def test_every_request_comes_back_as_it_was(self, request: Request, shared: Shared) -> None:
         back = there_and_back(request, shared)
         assert fields(back) == fields(request)
         assert json.dumps(fields(back)["params"].extra) == json.dumps(request.params.extra)  # also its order
 
+    @pytest.mark.full
     @given(requests, shareds)
     def test_the_same_request_makes_the_same_bytes_and_they_are_utf_8_json(
         self, request: Request, shared: Shared
@@ -130,6 +132,7 @@ class TestRequests:
         assert data == encode_request(there_and_back(request, shared), shared)
         assert json.loads(data.decode())["v"] == 1
 
+    @pytest.mark.full
     @given(requests, st.lists(st.text() | st.integers(), max_size=3) | st.none())
     def test_they_have_the_same_bytes_without_orjson(self, request: Request, context: Any) -> None:
         request = evolve(request, context=context)

@@ -102,6 +102,7 @@ def start(
     return begin
 
 
+@pytest.mark.full
 def test_a_job_that_waits_says_what_for_and_sends_nothing(
     start: Callable[[float | None], tuple[Job, Lost]],
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_job_that_waits_says_what_for_and_sends_nothing(
     assert lost.sizes == [1, 1]
 
 
+@pytest.mark.full
 def test_whoever_waits_for_a_held_job_is_told_once_why_and_what_to_do(
     start: Callable[[float | None], tuple[Job, Lost]], events: list[Event]
 ) -> None:
@@ -201,6 +203,7 @@ def refused(_: str) -> str:
     raise ProviderError("bad key", kind=ErrorKind.AUTH_ERROR, status=401)
 
 
+@pytest.mark.full
 def test_a_batch_that_is_found_late_answers_the_question(
     start: Callable[[float | None], tuple[Job, Lost]],
 ) -> None:
@@ -210,6 +213,7 @@ def test_a_batch_that_is_found_late_answers_the_question(
     assert lost.sizes == [1, 1, 1]
 
 
+@pytest.mark.full
 def test_a_question_that_is_answered_resumes_the_job_whatever_its_note_says(
     start: Callable[[float | None], tuple[Job, Lost]], tmp_path: Path
 ) -> None:
@@ -226,6 +230,7 @@ def test_a_question_that_is_answered_resumes_the_job_whatever_its_note_says(
     assert lost.sizes == [1, 1, 1]
 
 
+@pytest.mark.full
 def test_a_job_whose_question_was_answered_can_be_held_for_another_reason(
     start: Callable[[float | None], tuple[Job, Lost]],
 ) -> None:
@@ -239,6 +244,7 @@ def test_a_job_whose_question_was_answered_can_be_held_for_another_reason(
     assert (job.status().state, lost.sizes) == ("held", [1, 1, 1])
 
 
+@pytest.mark.full
 def test_after_the_watch_it_is_certain_and_goes_again(
     start: Callable[[float | None], tuple[Job, Lost]],
 ) -> None:
@@ -248,6 +254,7 @@ def test_after_the_watch_it_is_certain_and_goes_again(
     assert lost.sizes == [1, 1, 1, 1]
 
 
+@pytest.mark.full
 def test_a_person_who_resumes_it_is_believed(start: Callable[[float | None], tuple[Job, Lost]]) -> None:
     job, lost = start(None)
     with pytest.raises(JobTimeout):

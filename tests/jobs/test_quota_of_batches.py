@@ -46,6 +46,7 @@ def api(remote: Remote) -> Api:
     return remote.api
 
 
+@pytest.mark.full
 def test_a_batch_above_the_limit_that_its_refusal_names_is_cut_at_once(
     client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_batch_above_the_limit_that_its_refusal_names_is_cut_at_once(
     assert [size for size in sizes if size > 4] == [20]
 
 
+@pytest.mark.full
 def test_a_batch_that_is_refused_again_and_again_while_it_is_alone_is_halved(
     client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +85,7 @@ def test_a_full_quota_that_others_use_halves_nothing(
     assert [len(batch.lines) for batch in api.made.values()] == [20]
 
 
+@pytest.mark.full
 def test_batches_that_validation_refuses_although_our_count_fits_become_smaller(
     client: BatchingClient, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

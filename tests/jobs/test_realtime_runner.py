@@ -387,6 +387,7 @@ def test_items_that_were_being_asked_when_their_process_died(
         assert len(remote.asked) == 4
 
 
+@pytest.mark.full
 def test_a_queue_that_refuses_delays_items_and_fails_none(
     client_of: ClientOf, clock: VirtualClock, place: str
 ) -> None:

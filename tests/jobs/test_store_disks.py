@@ -196,6 +196,7 @@ def as_nobody(place: Path) -> list[str]:
     return run.stdout.splitlines()
 
 
+@pytest.mark.full
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_accepted(shown: Path) -> None:
     shown.chmod(0o555)
     (told,) = as_nobody(shown / "jobs.db")
@@ -205,6 +206,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_accepted(sho
     assert list(shown.iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_file_that_cannot_be_written_is_told_before_anything_is_accepted(shown: Path) -> None:
     bench = Bench("sqlite", str(shown / "jobs.db"), shown)
     store = bench.open()

@@ -200,6 +200,7 @@ def test_what_has_another_name_keeps_its_value(old: Bench) -> None:
     assert store.facts.turnarounds("late remote:m") == [(3, 4000.0, NOW - 100.0)]
 
 
+@pytest.mark.full
 def test_every_job_of_the_old_store_is_carried_on_to_its_end(
     old: Bench, clock: VirtualClock, client_of: Callable[..., BatchingClient]
 ) -> None:

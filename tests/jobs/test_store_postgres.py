@@ -122,6 +122,7 @@ def led_on(store: SqlStore, lease: Any, shard: Any) -> Any:
     return shard
 
 
+@pytest.mark.full
 def test_a_commit_that_never_reached_the_server_is_told_and_may_be_tried_again(
     relay: Relay, bench: Bench
 ) -> None:

@@ -147,6 +147,7 @@ hear()
 """
 
 
+@pytest.mark.full
 def test_a_forked_child_does_not_keep_its_dead_parents_jobs(bench: Bench, start: Start) -> None:
     """The lock is free although the child goes on (M5)."""
     store = bench.open()
@@ -227,6 +228,7 @@ for ask in (session, writer):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bench", ["postgres"], indirect=True)
 def test_a_child_that_c_code_forked_has_sessions_of_its_own(bench: Bench, start: Start) -> None:
     """No hook of Python runs there, as under uWSGI; its parent's sessions stay as they are."""
@@ -276,6 +278,7 @@ hear()
 """
 
 
+@pytest.mark.full
 def test_children_forked_in_the_middle_of_writes_can_use_the_store(bench: Bench, start: Start) -> None:
     """Locks that threads of the parent hold inside the database's library are never released in a child."""
     store = bench.open()

@@ -102,6 +102,7 @@ def test_workers_without_a_step_for_long_end_and_come_back(scene: Scene) -> None
     supervisor.stop(1.0)
 
 
+@pytest.mark.full
 def test_a_supervisor_that_owns_nothing_is_not_held_by_its_thread(scene: Scene) -> None:
     """One that owns a job is: it renews the lease."""
     idle, busy = scene.supervisor(), scene.supervisor(scene.another_store(), seed=2)

@@ -25,6 +25,7 @@ def followed(job: Job) -> list[tuple[JobStatus, float]]:
     return [(status, whole - status.elapsed) for status in seen if not status.done]
 
 
+@pytest.mark.full
 def test_what_a_batch_gave_back_takes_the_time_of_calls_and_not_of_batches(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
@@ -40,6 +41,7 @@ def test_what_a_batch_gave_back_takes_the_time_of_calls_and_not_of_batches(
         assert status.remaining == pytest.approx(left, rel=0.5, abs=60.0)
 
 
+@pytest.mark.full
 def test_calls_in_real_time_are_foretold_from_the_first_answer_on(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
@@ -80,6 +82,7 @@ def test_rows_that_follow_equal_ones_take_no_time(
             assert status.remaining == pytest.approx(left, rel=0.3, abs=25.0)
 
 
+@pytest.mark.full
 def test_batches_that_were_given_up_are_evidence_of_slow_ones(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:

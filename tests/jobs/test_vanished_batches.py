@@ -48,6 +48,7 @@ def job(client_of: ClientOf, remote: Remote, api: Api, clock: VirtualClock, tmp_
     return job
 
 
+@pytest.mark.full
 def test_a_vanished_batch_is_told_and_not_sent_again(job: Job, api: Api) -> None:
     with pytest.raises(JobTimeout, match="no longer knows the batch"):
         job.wait(HOUR)
@@ -55,6 +56,7 @@ def test_a_vanished_batch_is_told_and_not_sent_again(job: Job, api: Api) -> None
     assert api.calls.count("create") == 1
 
 
+@pytest.mark.full
 def test_a_job_whose_batch_has_vanished_ends_when_it_is_cancelled(job: Job, api: Api) -> None:
     """So says the incident; its requests can be submitted anew then."""
     job.cancel()

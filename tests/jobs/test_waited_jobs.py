@@ -134,6 +134,7 @@ def test_waiting_ends_and_the_job_goes_on(client_of: ClientOf, remote: Remote, s
     assert len(remote.api.made) == 1
 
 
+@pytest.mark.full
 def test_progress_never_says_all_before_all_is_stored(
     client_of: ClientOf, remote: Remote, store: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

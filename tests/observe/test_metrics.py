@@ -280,6 +280,7 @@ def test_a_snapshot_does_not_change_afterwards(metrics: BatchMetrics) -> None:
     assert s.to_json() == before
 
 
+@pytest.mark.full
 def test_figures_of_many_threads_are_complete_and_every_snapshot_is_whole(metrics: BatchMetrics) -> None:
     """20 threads of 200 requests: nothing lost, and no snapshot between two of one event's counts."""
     whole: list[bool] = []

@@ -345,6 +345,7 @@ def test_content_is_not_recorded_by_a_client_that_records_nothing() -> None:
         BatchingClient("sim:demo", telemetry="off", telemetry_content=True)
 
 
+@pytest.mark.full
 def test_without_the_package_a_client_works_and_one_that_asks_for_telemetry_says_what_is_missing() -> None:
     code = """
 import sys

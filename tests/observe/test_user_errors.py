@@ -86,6 +86,7 @@ def test_what_is_raised_is_logged_with_its_traceback(
     assert "canary" not in caplog.text
 
 
+@pytest.mark.full
 def test_it_is_on_standard_error_by_default() -> None:
     code = (
         "from smartbatch import BatchingClient\n"

@@ -32,6 +32,7 @@ priors = st.builds(
 )
 
 
+@pytest.mark.full
 @given(priors, sights, st.integers(1, 50_000))
 def test_forecasts_are_a_distribution_whatever_was_seen(
     prior: Prior, seen: list[Observation], size: int
@@ -53,6 +54,7 @@ def test_forecasts_are_a_distribution_whatever_was_seen(
     assert forecaster.observations == min(40, len(seen))
 
 
+@pytest.mark.full
 @given(priors, sights)
 def test_what_it_kept_makes_the_same_forecaster(prior: Prior, seen: list[Observation]) -> None:
     """So it needs no other state in the store."""

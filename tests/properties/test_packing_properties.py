@@ -85,6 +85,7 @@ def test_shares_add_up_and_are_sound(
         assert abs(part.input_tokens - usage.input_tokens * weight / whole) < 2
 
 
+@pytest.mark.full
 @given(
     objects, st.sampled_from(["{}", "```json\n{}\n```", "Sure!\n```\n{}\n```\nBye.", "So: {} – that is it."])
 )
@@ -96,6 +97,7 @@ def test_an_object_is_found_in_its_wrapping(value: Any, wrapping: str) -> None:
     assert recover_json(wrapping.replace("{}", text, 1)) == value
 
 
+@pytest.mark.full
 @given(objects, st.data())
 def test_a_cut_object_is_never_completed(value: Any, data: st.DataObject) -> None:
     """Half an answer is no answer."""

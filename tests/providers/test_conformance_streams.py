@@ -140,6 +140,7 @@ def test_a_page_instead_of_a_stream_is_no_answer(serve, reach):
     assert (found.kind, found.code) == (ErrorKind.INVALID_RESPONSE, "html")
 
 
+@pytest.mark.full
 def test_a_stall_ends_at_the_deadline(serve, reach, service):
     """The time-out counts for the whole stream, however many pieces have come."""
     pieces: list[str] = []

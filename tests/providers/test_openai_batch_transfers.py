@@ -135,6 +135,7 @@ def test_whole_bodies_come_whole(api):
     assert server.connections == len(scripts)
 
 
+@pytest.mark.full
 def test_answers_and_downloads_have_caps(api, monkeypatch):
     """Also for what grows when it is unpacked; nothing near its size is held."""
     bomb = gzip.compress(b"\0" * (80 * MB))

@@ -149,6 +149,7 @@ def test_files_are_found_by_name_and_fence_a_create_once_deleted(tmp_path):
     assert [each.id for each in batches.page(None, 1).batches] == [batch.id]
 
 
+@pytest.mark.full
 def test_lists_come_newest_first_in_pages_also_when_the_clock_jumps_back(tmp_path):
     _, batches, clock = sim()
     made = []

@@ -105,6 +105,7 @@ def test_an_unknown_name_was_not_billed(monkeypatch):
     assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "dns", False)
 
 
+@pytest.mark.full
 def test_a_resolver_that_hangs_ends_with_the_call(monkeypatch):
     """Three calls, each over in its time and not billed, wait for one lookup."""
     answered, asked = threading.Event(), []

@@ -189,6 +189,7 @@ def test_joining_an_identical_request_needs_no_room(full: Callable[..., Full]) -
     assert follower.result(PATIENCE).deduplicated
 
 
+@pytest.mark.full
 def test_a_hundred_blocked_callers_all_get_in(full: Callable[..., Full]) -> None:
     """No wake-up is lost, however many wait."""
     scene = full()

@@ -34,6 +34,7 @@ def ask_all(client: BatchingClient, clock: VirtualClock, rows: int = ROWS) -> No
     assert [future.result(PATIENCE).text for future in futures] == [f"re: p{i}" for i in range(rows)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("share", "times"), sampled([(0.3, 3.5), (0.1, 2.0), (0.5, 8.0)], keep=1))
 def test_a_share_of_503s_costs_what_it_costs(
     share: float, times: float, clock: VirtualClock, client_of: ClientOf
@@ -49,6 +50,7 @@ def test_a_share_of_503s_costs_what_it_costs(
     assert not [event for event in events if isinstance(event, BreakerChanged)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("asked", sampled([None, 1.0], first=1))
 def test_lone_refusals_delay_only_the_rows_they_meet(
     asked: float | None, clock: VirtualClock, client_of: ClientOf
@@ -59,6 +61,7 @@ def test_lone_refusals_delay_only_the_rows_they_meet(
     assert clock.now() <= 4 * UNDISTURBED
 
 
+@pytest.mark.full
 def test_an_outage_ends_when_it_ends(clock: VirtualClock, client_of: ClientOf) -> None:
     """Ten seconds of it amid a busy time: all is well again within three seconds, and the probes were few."""
     outage = range(4, 14)

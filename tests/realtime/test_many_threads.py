@@ -182,6 +182,7 @@ def test_cancelling_threads_and_workers_agree_on_every_future(
     assert watch.unbalanced == []
 
 
+@pytest.mark.full
 def test_identical_requests_of_many_threads_are_balanced_too(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:

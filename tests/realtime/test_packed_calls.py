@@ -100,6 +100,7 @@ def test_the_batch_travels_with_its_compiled_prompt_and_ends_with_one_outcome_ea
 
 
 class TestTheJudge:
+    @pytest.mark.full
     def test_a_thousand_prompts_a_hundred_hostile_under_all_damages(
         self, clock: VirtualClock, client_of: ClientOf
     ) -> None:

@@ -144,6 +144,7 @@ def test_no_priority_starves_under_an_hour_of_too_much_traffic(
         assert {at for at, _ in started} >= set(due)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lanes", sampled([1, 2], keep=1))
 def test_nobody_starves_behind_a_stream_of_urgent_requests(
     lanes: int, clock: VirtualClock, client_of: ClientOf

@@ -32,6 +32,7 @@ def test_leaving_the_with_block_completes_what_is_pending(clock: VirtualClock, c
     assert sorted(text or "" for text in heard) == sorted(f"re: p{i}" for i in range(20))
 
 
+@pytest.mark.full
 def test_observers_have_heard_everything_when_a_stop_returns(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:

@@ -145,6 +145,7 @@ def test_foreign_texts_stay_text_and_are_cut(name: str) -> None:
     assert len(report.html.encode()) <= MOST_BYTES
 
 
+@pytest.mark.full
 def test_failures_are_told_by_kind_and_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
     settings = {"store": str(tmp_path / "jobs.db"), "batch_poll_interval": 0.01, "retries": 0}

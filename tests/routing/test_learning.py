@@ -67,6 +67,7 @@ def test_the_first_batch_that_ends_moves_the_forecast_and_the_threshold_at_once(
     assert (figures.forecasts_moved, figures.thresholds_moved) == (1, 1)
 
 
+@pytest.mark.full
 def test_a_client_that_had_only_jobs_says_how_the_threshold_moves(
     client: BatchingClient, clock: VirtualClock, events: list[Event]
 ) -> None:
@@ -105,6 +106,7 @@ def test_lists_of_the_threshold_go_by_batch_and_shorter_ones_do_not(
     assert client.plan(PROMPTS[: threshold // 2]).route is Route.INDIVIDUAL
 
 
+@pytest.mark.full
 def test_a_batch_is_learned_from_once(
     client: BatchingClient, clock: VirtualClock, events: list[Event]
 ) -> None:

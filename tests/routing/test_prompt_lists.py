@@ -155,6 +155,7 @@ def test_rows_that_are_records_are_told_to_be_texts() -> None:
         client.generate([{"id": 1, "text": "one"}])
 
 
+@pytest.mark.full
 def test_several_tables_are_named_and_refused() -> None:
     import pyarrow
 

@@ -111,6 +111,7 @@ def test_a_stream_of_rows_is_asked_row_by_row(client: BatchingClient) -> None:
     assert [result.text for result in itertools.islice(results, 3)] == ["re: t0!", "re: t1!", "re: t2!"]
 
 
+@pytest.mark.full
 def test_a_table_in_parts_is_asked_part_by_part(client: BatchingClient) -> None:
     """Such as the batches of a large Parquet file, or the chunks of a CSV: one is held at a time."""
     read: list[int] = []

@@ -232,6 +232,7 @@ def test_no_counts_break_it(pairs: list[Pair], asked: Pair) -> None:
     assert check.unrelated in (True, False)
 
 
+@pytest.mark.full
 @given(st.lists(counts, min_size=20, max_size=60), st.randoms(use_true_random=False))
 def test_the_order_of_the_lines_does_not_matter(pairs: list[Pair], rng: random.Random) -> None:
     """Results come in any order."""

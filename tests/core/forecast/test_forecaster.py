@@ -82,6 +82,7 @@ class TestFewObservations:
     def test_few_leave_room_for_longer_ones_than_the_longest(self) -> None:
         assert after(4.0, 5.0, 6.0).at(NOW).quantile(0.95, 1) > 8.0
 
+    @pytest.mark.full
     def test_from_a_dozen_on_19_of_20_stay_within_the_95_percent_quantile(self) -> None:
         """And 8 of 10 after the first few, of times fifteen times as long as was believed."""
         within: dict[int, list[bool]] = {3: [], 12: [], 30: []}
@@ -158,6 +159,7 @@ class TestHowWellItHolds:
         names = ("lognormal 0.3", "lognormal 1.0", "Pareto 1.2", "one in 20 takes 10 x")
         assert sum(run.alarms for name in names for run in held(WORLDS[name], 2, 750)) <= 12
 
+    @pytest.mark.full
     @pytest.mark.parametrize(
         ("name", "factor"),
         sampled(
@@ -233,6 +235,7 @@ class TestAChange:
         assert moved.before == pytest.approx(2.0)
         assert "assumed before anything was seen" in moved.why
 
+    @pytest.mark.full
     def test_what_grows_little_by_little_all_the_time_is_followed(self) -> None:
         """Each is longer than all before, so each is a surprise, but no change is sudden."""
         forecaster = Forecaster(PRIOR)

@@ -13,6 +13,7 @@ from smartbatch.core.limits.budget import Budget, SpendReservation
 usd = st.floats(0.0, 10.0)
 
 
+@pytest.mark.full
 @given(usd, st.lists(st.tuples(st.sampled_from(["call", "settle", "release"]), usd, st.floats(0.0, 1.0))))
 def test_spent_and_reserved_never_pass_the_limit(limit: float, steps: list[tuple[str, float, float]]) -> None:
     """Whatever the order of calls and their ends, as long as none costs more than it reserved."""
@@ -32,6 +33,7 @@ def test_spent_and_reserved_never_pass_the_limit(limit: float, steps: list[tuple
     assert budget.reserved == 0.0
 
 
+@pytest.mark.full
 def test_a_million_small_costs_add_up_exactly() -> None:
     """Sums of floats drift; billionths of a USD do not."""
     budget = Budget(100.0)

@@ -45,6 +45,7 @@ def used(server: Server, begin: float = 60.0, end: float = 300.0) -> float:
     return max(meter.used(begin, end) for meter in server.meters.values())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(LATENCIES))
 @pytest.mark.parametrize("limits", sampled(LIMITS, keep=3))
 def test_reported_limits_are_filled_and_kept(limits: str, latency: str) -> None:
@@ -57,6 +58,7 @@ def test_reported_limits_are_filled_and_kept(limits: str, latency: str) -> None:
     assert client.counts.share <= (0.01 if style == "gemini" else 0.001)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("limits", sampled(["gemini, requests", "gemini, input"], keep=1))
 def test_where_nothing_is_reported_but_refusals_there_is_one_storm(limits: str) -> None:
     """At most one refusal for each worker, all of them when the first burst ends."""
@@ -68,6 +70,7 @@ def test_where_nothing_is_reported_but_refusals_there_is_one_storm(limits: str) 
         assert max(counts.refusals) - min(counts.refusals) < 5.0, f"seed={seed}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 @pytest.mark.parametrize("work", sampled([capped_high, capped_low]))
 def test_a_server_that_charges_otherwise_than_expected_is_followed(work: object, latency: str) -> None:
@@ -109,6 +112,7 @@ def test_the_burst_of_a_bucket_is_used_also_where_its_end_is_told_in_whole_secon
     assert client.counts.refused <= 6
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("to", "refusals"), [(2400, 2), (300, 6)])
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 400 ms"]))
 def test_a_limit_that_changes_on_the_way_is_filled_as_changed(to: int, refusals: int, latency: str) -> None:

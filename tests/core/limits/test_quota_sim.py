@@ -141,6 +141,7 @@ def test_random_refusals_do_not_slow_a_healthy_service_for_long(
         assert outcome.seconds <= calm + pauses + 1.0 * outcome.refused, f"seed={seed}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("is_first_contact", "quick"),
     sampled([(False, True), (False, False), (True, False), (True, True)], keep=2),
@@ -181,6 +182,7 @@ def test_refusals_at_random_leave_a_limit_in_use(told: int | None, share: float)
     assert sorted(used)[1] >= 0.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("told", sampled([None, 60_000]))
 def test_a_rate_that_was_learned_from_a_bad_moment_is_left(told: int | None) -> None:
     """Half of all calls are refused for three seconds, then a fiftieth: in the median of nine draws 6,400

@@ -79,6 +79,7 @@ def test_processes_fill_a_told_limit_together(count: int, latency: str) -> None:
     assert min(answered) >= 0.85 * max(answered)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("latency", sampled(LATENCIES, first=1))
 @pytest.mark.parametrize("limits", sampled(LIMITS, first=2))
 def test_processes_fill_a_limit_they_learn_together(limits: str, latency: str) -> None:
@@ -109,6 +110,7 @@ def test_exchanges_are_few() -> None:
     assert max(process.exchanges for process in free.processes) <= 4 * 30
 
 
+@pytest.mark.full
 def test_a_process_with_little_to_do_holds_nothing_that_others_need() -> None:
     """One call a second next to three processes that never stop: they use what it does not."""
     run = Run(Server("gemini", {"requests": 600}), 4, told=600)
@@ -148,6 +150,7 @@ def test_a_cooldown_of_one_process_is_a_cooldown_of_all() -> None:
     assert run.sharing.record.generation == 1
 
 
+@pytest.mark.full
 def test_a_rate_that_one_process_proves_is_spaced_by_all() -> None:
     """600 a minute of which ten go at once: told, but no burst is honoured; 95 % of it, 2 % refused."""
     server = Server("gemini", {"requests": 600}, sizes={"requests": 10})
@@ -237,6 +240,7 @@ def test_a_measured_rate_is_news_where_others_told_of_a_cooldown_or_of_a_step_do
     assert record.spaced == 12.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("idle", "seed"), sampled([(idle, seed) for seed in range(8) for idle in (0.0, 30.0)], keep=2)
 )
@@ -256,6 +260,7 @@ def test_new_processes_keep_a_rate_that_others_found(idle: float, seed: int) -> 
     assert sum(one.refused for one in counts) <= 0.01 * sum(one.calls for one in counts)
 
 
+@pytest.mark.full
 def test_a_found_rate_grows_to_a_raised_limit() -> None:
     """What passes beyond it may be what nobody used, so it is believed when it is measured twice."""
     server = Silent("gemini", {"requests": 600})
@@ -272,6 +277,7 @@ def test_a_found_rate_grows_to_a_raised_limit() -> None:
     assert meter.used(120.0, 180.0) >= 0.8
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("style", sampled(["openai", "gemini"]))
 def test_a_limit_that_is_counted_each_second_is_spaced_by_all(style: str) -> None:
     """Ten in each second, told or learned from the first answers: 98 % of it, and no more refused than the
@@ -299,6 +305,7 @@ def test_one_process_fills_a_limit_that_only_refusals_name(size: int, latency: s
         assert run.used(20.0, 60.0) >= 0.98, f"seed={seed}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("on_lost", sampled(["share", "stop", "local"], keep=1))
 def test_a_back_end_that_is_unavailable_leaves_each_process_its_share(on_lost: str) -> None:
     """For 40 seconds: at most the whole limit is sent, none, or as if nobody shared; then all is well."""

@@ -324,6 +324,7 @@ def _run(pattern: re.Pattern[Any], text: Callable[[int], str], anywhere: bool, s
     matched(pattern, text(size), anywhere=anywhere)
 
 
+@pytest.mark.full
 def test_an_expression_that_grows_with_the_square_is_seen() -> None:
     """The measure itself."""
     text = repeated("1")

@@ -158,6 +158,7 @@ class TestSurrogates:
     def test_the_position_is_named(self) -> None:
         assert "position 3" in str(refused("ok \ud800"))
 
+    @pytest.mark.full
     @given(st.text(st.characters(), min_size=1))
     def test_any_text_that_passes_can_be_sent(self, text: str) -> None:
         try:
@@ -301,6 +302,7 @@ class TestJson:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters()), inner),
     )
 
+    @pytest.mark.full
     @given(json_values)
     def test_a_copy_is_what_strict_json_would_carry_and_what_it_would_not_is_refused(
         self, value: Any
@@ -384,6 +386,7 @@ class TestFingerprint:
         imitation = normalise(f"call:{id(one)}:text:a")
         assert fingerprint(one, "m", "s") != fingerprint(imitation, "m", "s")
 
+    @pytest.mark.full
     @given(
         st.lists(
             st.tuples(st.text(), st.text(), st.text(), st.none() | st.text()),

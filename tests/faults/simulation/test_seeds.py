@@ -37,6 +37,7 @@ def test_jobs_in_each_case_go_as_they_went(case: str) -> None:
     assert set(lines_of(outcomes)) <= set(recorded())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("policy", sampled(POLICIES, first=2))
 def test_jobs_that_ask_for_more_go_as_they_went(policy: str) -> None:
     """So do those of the tests above. A change that is meant is recorded anew with

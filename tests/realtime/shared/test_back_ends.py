@@ -46,6 +46,7 @@ def back_end(
     made.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", sampled(range(3)))
 def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time, seed: int) -> None:
     """Quotas of every kind, of four processes; time passes, stands, is set back, and processes are gone."""

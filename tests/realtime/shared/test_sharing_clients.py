@@ -137,6 +137,7 @@ def test_where_nothing_goes_without_the_others_a_file_of_another_version_fails_r
     assert provider.starts == []
 
 
+@pytest.mark.full
 def test_the_next_process_knows_what_the_first_one_found_out(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
@@ -178,6 +179,7 @@ def took(client_of: Callable[..., Any], provider: Scripted, rows: int, **setting
     return provider.starts[-1].at - provider.starts[-rows].at
 
 
+@pytest.mark.full
 def test_a_limit_that_the_user_told_ends_with_the_processes_that_were_told(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
@@ -188,6 +190,7 @@ def test_a_limit_that_the_user_told_ends_with_the_processes_that_were_told(
     assert took(client_of, provider, 90, max_rpm=60, shared=address) >= 80.0
 
 
+@pytest.mark.full
 def test_a_limit_that_a_server_named_before_is_left_when_it_names_none(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
@@ -197,6 +200,7 @@ def test_a_limit_that_a_server_named_before_is_left_when_it_names_none(
     assert took(client_of, limited_by(None, "an account", clock), 200, shared=address) <= 1.0
 
 
+@pytest.mark.full
 def test_a_limit_that_evidence_contradicts_is_left_by_a_client_that_shares(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
