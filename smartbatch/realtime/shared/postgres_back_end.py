@@ -11,11 +11,13 @@ import os
 import secrets
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from attrs import asdict
+from psycopg.abc import PQGen
 
+from smartbatch._clock import RealClock
 from smartbatch._postgres import SCHEMA_LOCK, Address
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.errors import scrub
@@ -28,6 +30,8 @@ from smartbatch.realtime.shared.back_end import (
     Published,
     check_version,
 )
+
+_Value = TypeVar("_Value")
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS {schema}.shared_facts (name text PRIMARY KEY, value text NOT NULL);
@@ -68,6 +72,35 @@ SELECT (SELECT json_agg(json_build_array(age, record) ORDER BY age) FROM (
 """
 
 
+def _within(seconds: float, steps: PQGen[_Value]) -> PQGen[_Value]:
+    """Take the steps of a statement, of which some wait for the server.
+
+    Raises:
+        psycopg.OperationalError: the server has not answered within ``seconds``.
+    """
+    until = RealClock.now() + seconds
+    try:
+        step = next(steps)
+        while True:
+            ready = yield step  # nothing where a tenth of a second is over without news
+            if not ready and RealClock.now() >= until:
+                raise psycopg.OperationalError(f"no answer within {seconds} s")
+            step = steps.send(ready)
+    except StopIteration as end:
+        value: _Value = end.value
+        return value
+
+
+class _Session(psycopg.Connection[Any]):
+    """A session that waits for :data:`TIMEOUT` seconds for each statement.
+
+    The server's own limit ends no statement while the server stands still, or the network does.
+    """
+
+    def wait(self, gen: PQGen[_Value], *args: Any, **more: Any) -> _Value:
+        return super().wait(_within(TIMEOUT, gen), *args, **more)
+
+
 class PostgresBackEnd(BackEnd):
     """The server.
 
@@ -79,19 +112,19 @@ class PostgresBackEnd(BackEnd):
         self._address = Address.of(address, "shared")
         self.place = self._address.place
         self._process = -1
-        self._session: psycopg.Connection[Any] | None = None
+        self._session: _Session | None = None
         schema = self._address.schema
         self._statement = f"SELECT {schema}.shared_exchange_v3(%s, %s)"
         self._lasting = f"{self._statement}, set_config('synchronous_commit', 'on', true)"
         self._publish = f"SELECT {schema}.shared_publish_v1(%s, %s, %s, %s)"
         self._published = _PUBLISHED.format(schema=schema)
 
-    def _connected(self) -> psycopg.Connection[Any]:
+    def _connected(self) -> _Session:
         """Return the session of this process: a forked child must not use its parent's."""
         if self._session is None or self._session.closed or self._process != os.getpid():
             parameters = {**self._address.parameters, "connect_timeout": int(TIMEOUT)}
             self._process = os.getpid()
-            self._session = psycopg.connect(**parameters, autocommit=True)
+            self._session = _Session.connect(**parameters, autocommit=True)
             self._session.execute(
                 f"SET statement_timeout TO {int(TIMEOUT * 1000)}; SET client_min_messages TO warning;"
                 # processes wait for each other's commits: a rate may be lost with the server's power
@@ -115,7 +148,7 @@ class PostgresBackEnd(BackEnd):
         check_version(found["version"], self.place, "schema")
         return bytes.fromhex(found["salt"])
 
-    def _make(self, session: psycopg.Connection[Any]) -> None:
+    def _make(self, session: _Session) -> None:
         schema = self._address.schema
         folder = files(__package__)
         functions = [folder.joinpath(f"{name}.sql").read_text("utf-8") for name in ("exchange", "publish")]

@@ -1,22 +1,27 @@
-"""A Redis server whose answers are lost on the way: an exchange is made once, whatever its client saw."""
+"""Servers whose answers are lost, or do not come: an exchange is made once, whatever its client saw."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from uuid import uuid4
 
+import psycopg
 import pytest
-from realtime.shared.servers import RedisServer, redis_server
+from realtime.shared.servers import RedisServer, address_of, postgres_address, redis_server
 
 from smartbatch.core.limits.shared_record import LeaseAsk
+from smartbatch.realtime.shared import postgres_back_end
 from smartbatch.realtime.shared.back_end import BackEndUnavailable, hidden
+from smartbatch.realtime.shared.postgres_back_end import PostgresBackEnd
 from smartbatch.realtime.shared.redis_back_end import RedisBackEnd
 
-__all__ = ["redis_server"]  # fixtures
+__all__ = ["postgres_address", "redis_server"]  # fixtures
 
 
 class Proxy:
@@ -103,3 +108,29 @@ def test_money_of_an_exchange_whose_answer_is_lost_is_not_lost(proxy: Proxy) -> 
     proxy.loses = False
     assert back_end.exchange(key, asks(number=3, drawn=25.0, given=25.0)).left[0] == 100.0
     back_end.close()
+
+
+def test_a_postgresql_that_stands_still_is_unavailable_and_is_used_again(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's own limit of a statement stands still with it, so the client has one, too."""
+    name = f"stopped-{uuid4().hex[:8]}"
+    address = address_of("postgresql", request, tmp_path)
+    back_end = PostgresBackEnd(f"{address}&application_name={name}")
+    request.addfinalizer(back_end.close)
+    key = hidden(back_end.prepare(), str(uuid4()))
+    asks = partial(LeaseAsk, "one", caps=LIMIT)
+    with psycopg.connect(str(request.getfixturevalue("postgres_address"))) as other:
+        [(pid,)] = other.execute("SELECT pid FROM pg_stat_activity WHERE application_name = %s", (name,))
+    monkeypatch.setattr(postgres_back_end, "TIMEOUT", 0.1)
+    os.kill(pid, signal.SIGSTOP)
+    later = threading.Timer(5.0, os.kill, (pid, signal.SIGCONT))
+    later.start()
+    try:
+        with pytest.raises(BackEndUnavailable, match=r"no answer within 0\.1 s"):
+            back_end.exchange(key, asks(least=QUARTER, wanted=QUARTER))
+    finally:
+        later.cancel()
+        os.kill(pid, signal.SIGCONT)
+    monkeypatch.undo()
+    assert back_end.exchange(key, asks()).members == 1
