@@ -75,7 +75,7 @@ def read_limits(headers: Mapping[str, str], wall: float) -> LimitReport | None:
 
     Args:
         headers: the answer's headers, names in lower case. Resets are durations; some servers send moments
-            as Unix time, in seconds or milliseconds.
+            as Unix time, in seconds, or thousandths, millionths or billionths of one.
         wall: Unix seconds now, for moments in answers without a date of their own.
     """
     now = _server_time(headers, wall)
@@ -175,7 +175,8 @@ _ANTHROPIC = {
     )
 }
 _EARLIEST, _LATEST = 1.5e9, 1e10
-"""Unix seconds of 2017 and 2286: a number between them is no duration. In milliseconds likewise."""
+"""Unix seconds of 2017 and 2286: a number between them is no duration. In smaller units likewise."""
+_STAMP_UNITS = (1.0, 1e3, 1e6, 1e9)  # a second's
 _STAMPS_ROUNDED_TO = 1.0  # seconds
 _DATE_IS_EXACT_TO = 2.0  # seconds: a Date header has whole ones, and the answer was under way
 
@@ -193,7 +194,7 @@ def _float(text: str) -> float | None:
 
 def _until(number: float, now: float) -> float:
     """Return the seconds a number names: itself, or those from ``now`` to the moment that it is."""
-    for unit in (1.0, 1000.0):
+    for unit in _STAMP_UNITS:
         if _EARLIEST <= number / unit <= _LATEST:
             return number / unit - now
     return number

@@ -127,12 +127,14 @@ def test_limits_are_read_and_what_is_missing_stays_unknown() -> None:
         ("1795003230", 30.0),
         ("1795003230.5", 30.5),
         ("1795003230000", 30.0),
+        ("1795003230000000", 30.0),
+        ("1795003230000000000", 30.0),
         ("1795003100", 0.0),
         ("1400000000", 1.4e9),
     ],
 )
 def test_a_reset_that_is_a_moment_is_no_duration(named: str, seconds: float) -> None:
-    """Unix time in seconds or milliseconds; it is the server's, whose clock may be another one."""
+    """Unix time in seconds or a smaller unit; it is the server's, whose clock may be another one."""
     headers = {"x-ratelimit-reset-requests": named}
     for wall, date in [(NOON, {}), (NOON + 500.0, {"date": "Wed, 18 Nov 2026 12:00:00 GMT"})]:
         report = read_limits(headers | date, wall)

@@ -116,6 +116,17 @@ def test_no_reset_holds_a_call_for_longer_than_an_hour_or_a_quota_of_a_day(
     assert clock.now() - begun <= longest + 1.0
 
 
+@pytest.mark.parametrize("limit", sampled([10**300, 10**400]), ids=["of floats", "of whole numbers"])
+def test_a_limit_beyond_reason_fails_no_call(
+    limit: int, clock: VirtualClock, client_of: Callable[..., Any]
+) -> None:
+    """Servers that mean "no limit" name such; each answer is paid for, whatever its headers say."""
+    odd = LimitReport(requests_limit=limit, requests_remaining=0, requests_reset=1.0)
+    provider = Scripted(clock, lambda *_: Answer("yes", limits=odd), latency=0.1)
+    assert client_of(provider, parallelism=4).generate(map(str, range(40))).failed == 0
+    assert len(provider.starts) == 40
+
+
 def test_a_wait_of_more_than_a_minute_is_told(
     clock: VirtualClock, client_of: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,13 @@ from attrs import define, field, frozen
 
 from smartbatch._display import fields_repr
 from smartbatch.core.limits.lease import Amounts
-from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround, believed_reset
+from smartbatch.core.limits.reported_bucket import (
+    LimitReading,
+    ReportedBucket,
+    SentAround,
+    believed_count,
+    believed_reset,
+)
 from smartbatch.core.limits.shared_record import NO_BOUND
 from smartbatch.types import LimitReport
 
@@ -517,7 +523,7 @@ def _readings(report: LimitReport) -> list[tuple[int, LimitReading]]:
 
 
 def _reading(limit: int | None, remaining: int | None, reset: float | None) -> LimitReading:
-    return LimitReading(limit, remaining, believed_reset(reset))
+    return LimitReading(believed_count(limit), believed_count(remaining), believed_reset(reset))
 
 
 def _implied_limit(reading: LimitReading) -> float | None:

@@ -28,6 +28,10 @@ _HOUR, _DAY = 3600.0, 25 * 3600.0
 """Seconds. No call is held for longer than an hour, or 25 hours by a limit that is counted over a day; and a
 reset beyond these is a mistake."""
 
+_MOST = 1e15
+"""Units: a limit is at most so much. Servers name more where they mean that there is none, and squares of it
+would leave the range of floats."""
+
 _SMALLER_CAPACITY = 0.9
 """A reset that implies less than this share of the limit tells the server's true capacity; above, it is
 rounding."""
@@ -81,6 +85,13 @@ def believed_reset(reset: float | None) -> float | None:
     if reset is None or not reset >= 0.0:
         return None
     return reset if reset <= _DAY else _HOUR
+
+
+def believed_count(count: float | None) -> float | None:
+    """Return a limit, or what is left of it, as far as it is believed; nothing where it is no number, 0 or
+    more.
+    """
+    return None if count is None or not count >= 0.0 else min(count, _MOST)
 
 
 class SentAround(NamedTuple):
