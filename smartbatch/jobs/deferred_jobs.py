@@ -167,13 +167,13 @@ class DeferredJobs:
             if known.open:
                 return
             del self._jobs[place.job_id]
-        self._service.store.facts.remember(_TAKEN + place.job_id, self._service.clock.wall())
+        self._service.store.facts.remember(_TAKEN + place.job_id, self._service.wall())
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Read the jobs of deferred requests that were stored since the last look."""
-        store, now = self._service.store, self._service.clock.wall()
+        store, now = self._service.store, self._service.wall()
         for row in store.jobs.latest(limit=LOOKED_AT):
             ours = row.model == self._model.label and row.scope == self._model.provider.scope
             deferred = row.key is not None and row.key.startswith(PREFIX)

@@ -7,6 +7,7 @@ import uuid
 
 from attrs import evolve
 
+from smartbatch._clock import SteadyWall
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.providers.registry import OpenedModel
@@ -38,7 +39,7 @@ class Admission:
                 config.cache,
                 ttl=config.cache_ttl,
                 max_bytes=config.cache_max_bytes,
-                wall=clock.wall,
+                wall=SteadyWall(clock),
                 now=clock.now,
                 tell=setup.tell,
             )

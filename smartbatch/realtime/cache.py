@@ -96,7 +96,8 @@ class ResponseCache:
         try:
             with self._connections.reading():
                 found = self._connections.reader().execute(statement, (key,)).fetchone()
-            if found is None or not 0 <= self._wall() - found[0] < self._ttl:
+            # kept in the future: the clock was set back since, and must not have it paid for again
+            if found is None or abs(self._wall() - found[0]) >= self._ttl:
                 return None
             whole = hashlib.sha256(key + found[2]).digest() == found[1]
             return _read(found[2]) if whole else None

@@ -16,6 +16,7 @@ import pytest
 from attrs import frozen
 from hosts.run_script import run_script
 from jobs.remote import Remote
+from scenes import PATIENCE, Scripted
 
 from smartbatch import BatchingClient, ConfigError, Route
 from smartbatch._clock import VirtualClock
@@ -26,6 +27,7 @@ from smartbatch.realtime.cache import TRIM_EVERY, ResponseCache
 from smartbatch.types import Answer, Request, Result
 
 ClientOf = Callable[..., BatchingClient]
+HOUR, DAY = 3600.0, 86_400.0
 
 
 @pytest.fixture
@@ -142,7 +144,7 @@ def test_kept_answers_are_counted_like_any_other_request(path: str, client_of: C
 
 
 def test_an_answer_counts_for_its_time_and_not_longer(path: str) -> None:
-    """A second before the end it is there, at the end it is not; nor is one from the future."""
+    """A second before the end it is there, at the end it is not; nor is one from further in the future."""
     clock = VirtualClock(wall=1000.0)
     cache = opened(path, wall=clock.wall)
     cache.put(b"key", Answer("kept"))
@@ -151,6 +153,25 @@ def test_an_answer_counts_for_its_time_and_not_longer(path: str) -> None:
     clock.sleep(1.0)
     assert cache.get(b"key") is None
     assert opened(path, wall=lambda: 0.0).get(b"key") is None
+
+
+@pytest.mark.parametrize("ahead", [-HOUR, 10 * DAY], ids=["back", "ahead"])
+def test_a_clock_that_is_set_has_nothing_paid_again(
+    ahead: float, path: str, clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Back by an hour the answer is from the future; ahead by days it is no older than it was."""
+    provider = Scripted(clock)
+    client = client_of(provider, cache=path)
+    assert client.submit("a question").result(PATIENCE).ok
+    clock.set_wall(ahead)
+    assert client.submit("a question").result(PATIENCE).route is Route.CACHED
+    assert len(provider.starts) == 1
+
+
+def test_an_answer_kept_by_an_earlier_process_counts_when_the_clock_was_set_back(path: str) -> None:
+    """By less than answers are kept for."""
+    opened(path, wall=lambda: 1000.0).put(b"key", Answer("kept"))
+    assert opened(path, wall=lambda: 950.0).get(b"key") == Answer("kept")
 
 
 def test_the_oldest_answers_go_when_the_size_is_reached(path: str) -> None:
