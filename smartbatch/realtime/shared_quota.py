@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from attrs import evolve, frozen
 
-from smartbatch._fork import identity
+from smartbatch._fork import PerProcess
 from smartbatch.core.limits.lease import LimitLease
 from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
@@ -20,6 +20,10 @@ from smartbatch.core.limits.suspension import FlexHealth
 from smartbatch.events import Event
 from smartbatch.observe import logs
 from smartbatch.realtime.shared.limit_leases import SharedLeases
+
+KEPT = 1_000
+"""Quotas that no client uses and that are kept for a client that asks again, some 5 kB each: a service with a
+key for each of its customers has ever more of them."""
 
 
 @frozen(eq=False)
@@ -200,16 +204,35 @@ class SharedQuota:
         self.quota.configure(min(rpms, default=None), min(tpms, default=None), now)
 
 
-# By identity: a forked child finds none of the parent's, whose locks threads that are not there may hold.
-_quotas: dict[tuple[tuple[int, bool], str, str], SharedQuota] = {}
+class _Quotas:
+    """The quotas of a process, by provider scope and model; of those that no client uses the latest ones."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, str], SharedQuota] = {}  # the one that was asked for last comes last
+        self._most = 2 * KEPT
+
+    def get(self, scope: str, model: str) -> SharedQuota:
+        with self._lock:
+            quota = self._known.pop((scope, model), None) or SharedQuota()
+            self._known[scope, model] = quota
+            if len(self._known) > self._most:
+                unused = [key for key, known in self._known.items() if not known.has_owners]
+                for key in unused[:-KEPT]:
+                    del self._known[key]
+                self._most = len(self._known) + KEPT
+        return quota
+
+
+# A forked child finds none of the parent's, whose locks threads that are not there may hold.
+_quotas = PerProcess(_Quotas)
 
 
 def shared_quota(scope: str, model: str) -> SharedQuota:
     """Return this process's quota of ``model`` under the provider scope ``scope``."""
-    key = (identity(), scope, model)
-    return _quotas.get(key) or _quotas.setdefault(key, SharedQuota())
+    return _quotas.get().get(scope, model)
 
 
 def forget_all() -> None:
     """Forget all quotas, so that a test begins with what no other has learned."""
-    _quotas.clear()
+    _quotas.take()

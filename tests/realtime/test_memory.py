@@ -13,6 +13,7 @@ from scenes import PATIENCE, InTime, Scripted, failure
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.realtime import shared_quota
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -111,3 +112,28 @@ def test_a_request_that_waits_long_keeps_nobody_elses_memory(
 
         streaming = InTime(clock, stream)
     assert streaming.result() < 600
+
+
+def test_quotas_that_no_client_uses_are_let_go_and_the_latest_are_kept(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service with a key for each of its customers would keep them all; a client in use keeps its own."""
+    monkeypatch.setattr(shared_quota, "KEPT", 4)
+    scopes = [f"customer {number}" for number in range(40)]
+
+    def asked(scope: str) -> BatchingClient:
+        client = client_of(Scripted(clock, scope=scope))
+        client.submit("x").result(PATIENCE)
+        return client
+
+    in_use = asked("in use")
+    quotas = {"in use": weakref.ref(shared_quota.shared_quota("in use", "default"))}
+    for scope in scopes:
+        asked(scope).stop()
+        quotas[scope] = weakref.ref(shared_quota.shared_quota(scope, "default"))
+    gc.collect()
+    alive = [scope for scope, quota in quotas.items() if quota() is not None]
+    assert alive[0] == "in use"
+    assert set(scopes[-4:]) <= set(alive)
+    assert len(alive) <= 4 * 4
+    in_use.stop()
