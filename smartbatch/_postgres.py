@@ -64,6 +64,9 @@ class Address:
         """
         try:
             server, _, asked = dsn.partition("?")
+            before, _, path = server.partition("://")[2].partition("/")
+            if before.count("@") > 1 or "@" in path:  # a part of the password would be host or database
+                raise ValueError
             words = asked.split("&") if asked else []
             schema = next((unquote(w[7:]) for w in words if w.startswith("schema=")), DEFAULT_SCHEMA)
             rest = "&".join(word for word in words if not word.startswith("schema="))

@@ -457,6 +457,8 @@ def test_what_an_address_says_is_kept_and_the_rest_has_careful_defaults() -> Non
         f"postgresql://me:{PASSWORD}@db/jobs?colour=red",
         f"postgresql://me:{PASSWORD}@db/jobs?schema=a;drop",
         f"postgresql://me:{PASSWORD}@db/jobs?schema=",
+        f"postgresql://me:a/{PASSWORD}@db/jobs",
+        f"postgresql://me:a@{PASSWORD}@db/jobs",
     ],
 )
 def test_an_address_that_cannot_be_read_is_refused_without_showing_it(dsn: str) -> None:
