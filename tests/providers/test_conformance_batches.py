@@ -22,6 +22,13 @@ from smartbatch.types import Kind
         b'{"a": ' * 50_000,
         b'{"custom_id": null, "key": null, "response": {}, "result": {}}',
         b'{"custom_id": "../x", "key": "../x", "response": {}, "result": {}}',
+        b'{"custom_id": "a b", "key": "a b", "response": {}, "result": {"type": "expired"}}',
+        b'{"custom_id": 7, "key": 7, "response": {}, "result": {"type": "expired"}}',
+        b'{"custom_id": "", "key": "", "response": {}, "result": {"type": "expired"}}',
+        b'{"custom_id": "%b", "key": "%b", "result": {"type": "expired"}}' % (b"x" * 65, b"x" * 65),
+        b'{"response": {}, "result": {"type": "expired"}}',
+        b'{"custom_id": "n-0", "key": "n-0", "respo',
+        b'{"custom_id": "n-0", "key": "n-0", "n": ' + b"9" * 5000 + b"}",
     ],
 )
 def test_what_is_no_line_of_results_is_refused(service, line):

@@ -146,23 +146,6 @@ def test_what_was_not_run_says_so(error, code):
     assert (line.outcome, line.error.code, line.error.maybe_billed) == (LineOutcome.UNRUN, code, False)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"response": {}}',
-        b'{"key": 7, "response": {}}',
-        b'{"key": "a b", "response": {}}',
-        b'{"key": "n-0", "respo',
-    ],
-)
-def test_what_is_no_line_is_refused(line):
-    """Without repeating any of it."""
-    api = GeminiProvider(GEMINI_KEY).batches()
-    with pytest.raises(ValueError, match="the line") as caught:
-        api.read_line(line, Kind.GENERATE)
-    assert caught.value.__cause__ is None
-
-
 def test_the_key_does_not_come_back_in_a_line():
     """Errors of lines are scrubbed as all are."""
     line = line_of(error={"code": 13, "message": f"bad key {GEMINI_KEY}, sorry"})

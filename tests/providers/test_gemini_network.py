@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from asking import ask, fails
 from gemini_asking import GEMINI_KEY, says_gemini
 from raw_server import hangs, says
 
-from smartbatch.errors import ConfigError, ErrorKind
+from smartbatch.errors import ErrorKind
 from smartbatch.providers.gemini.provider import GeminiProvider
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
@@ -111,45 +110,8 @@ def test_own_headers_are_sent(serve, connect_gemini):
     assert server.requests[0].target.startswith("/v1beta/")
 
 
-def test_a_missing_key_names_the_variables():
-    """The error says where to put it; a blank one is none."""
-    for key in (None, "  "):
-        with pytest.raises(ConfigError, match=r"GEMINI_API_KEY.*GOOGLE_API_KEY"):
-            GeminiProvider(api_key=key)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"connect_timeout": 0},
-        {"max_body": 0},
-        {"api_version": "v1/../x"},
-        {"headers": {"X-Goog-Api-Key": "other-canary"}},
-        {"headers": {"accept": "x"}},
-        {"headers": {"a": "c\r\nx: y"}},
-        {"api_key": "AIza\u201ccanary\u201d"},
-        {"api_key": "AIza canary"},
-        {"api_key": "auth_tokens/canary"},
-        {"base_url": "http://api.example.com"},
-        {"base_url": "https://me:secret-canary@api.example.com"},
-        {"base_url": "https://api.example.com?key=canary"},
-    ],
-)
-def test_settings_that_are_refused(options):
-    """Bad settings are refused when the provider is made, without showing a key."""
-    with pytest.raises(ConfigError) as caught:
-        GeminiProvider(**{"api_key": GEMINI_KEY, **options})
-    assert "canary" not in str(caught.value).lower()
-
-
-def test_plain_http_is_for_loopback_or_for_those_who_ask():
-    """The key leaves the machine in the clear only when allowed."""
-    GeminiProvider(GEMINI_KEY, "http://localhost:8000")
-    GeminiProvider(GEMINI_KEY, "http://gateway:8000", allow_http=True)
-
-
 def test_the_scope_tells_accounts_apart_and_shows_no_key():
-    """Another key or place is another quota; nothing shows the key, and nothing pickles it."""
+    """Another key or place is another quota; nothing shows the key."""
     scopes = [
         GeminiProvider(GEMINI_KEY).scope,
         GeminiProvider("AIzaOther-1234567890").scope,
@@ -158,6 +120,4 @@ def test_the_scope_tells_accounts_apart_and_shows_no_key():
     assert len(set(scopes)) == 3
     assert scopes[0].startswith("gemini:generativelanguage.googleapis.com:")
     assert scopes[0] == GeminiProvider(GEMINI_KEY, api_version="v1beta").scope
-    assert GEMINI_KEY not in repr(GeminiProvider(GEMINI_KEY)) + scopes[0]
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(GeminiProvider(GEMINI_KEY))
+    assert GEMINI_KEY not in scopes[0]

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 from asking import KEY, ask
 from raw_server import chat, says
 
 from smartbatch.errors import ConfigError
 from smartbatch.providers.openai.provider import OpenAIProvider
-
-
-def test_a_missing_key_names_the_variable():
-    """OpenAI itself needs a key; the error says where to put it."""
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
-        OpenAIProvider()
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
-        OpenAIProvider(api_key="  ")
 
 
 def test_the_environment_of_the_real_sdk_is_honoured(serve, monkeypatch):
@@ -51,60 +41,9 @@ def test_own_headers_replace_the_usual_ones(serve, connect):
     assert server.requests[0].headers["authorization"] == "Basic x"
 
 
-@pytest.mark.parametrize(
-    ("url", "part"),
-    [
-        ("api.example.com/v1", "must be like"),
-        ("ftp://api.example.com", "must be like"),
-        ("https://", "must be like"),
-        ("https://user:secret-pass@api.example.com/v1", "name or password"),
-        ("https://api.example.com/v1?key=secret-pass", "query"),
-        ("http://api.example.com/v1", "in the clear"),
-        ("http://127.evil.example/v1", "in the clear"),
-        ("http://localhost.example/v1", "in the clear"),
-        ("http://169.254.169.254/latest", "link-local"),
-        ("http://[fe80::1]/v1", "link-local"),
-        ("http://[::1", "not a URL"),
-    ],
-)
-def test_addresses_that_are_refused(url, part):
-    """Keys go over TLS or to this machine; addresses hold no credentials, and errors do not repeat them."""
-    with pytest.raises(ConfigError, match=part) as caught:
-        OpenAIProvider(KEY, url)
-    assert "secret-pass" not in str(caught.value)
-    assert KEY not in str(caught.value)
-
-
-def test_plain_http_is_for_loopback_for_keyless_servers_or_for_those_who_ask():
-    """Local servers work over http; a key leaves the machine in the clear only when allowed."""
-    for host in ("127.0.0.1:8000", "localhost:8000", "[::1]:8000", "vllm.localhost"):
-        OpenAIProvider(KEY, f"http://{host}/v1")
+def test_plain_http_is_for_servers_without_a_key():
+    """There is nothing to overhear."""
     OpenAIProvider(None, "http://vllm:8000/v1")
-    OpenAIProvider(KEY, "http://vllm:8000/v1", allow_http=True)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"api": "completions"},
-        {"connect_timeout": 0},
-        {"connect_timeout": float("nan")},
-        {"max_body": 0},
-        {"headers": {"Host": "elsewhere"}},
-        {"headers": {"content-length": "3"}},
-        {"headers": {"a b": "c"}},
-        {"headers": {"a": "c\r\nx: y"}},
-        {"headers": {"a": "\u20ac"}},
-        {"organization": "a\nb: c"},
-        {"api_key": "sk-\u201ccanary\u201d"},
-        {"api_key": "sk-canary\r\nx: y"},
-    ],
-)
-def test_settings_that_are_refused(options):
-    """Bad settings are refused when the provider is made, without showing a key."""
-    with pytest.raises(ConfigError) as caught:
-        OpenAIProvider(**{"api_key": KEY, **options})
-    assert "canary" not in str(caught.value)
 
 
 def test_the_scope_tells_quotas_apart_and_shows_no_key():
@@ -121,14 +60,6 @@ def test_the_scope_tells_quotas_apart_and_shows_no_key():
     assert len(set(scopes)) == len(scopes)
     assert scopes[0].startswith("openai:api.openai.com:")
     assert KEY not in scopes[0]
-
-
-def test_a_provider_shows_no_key_and_is_not_pickled():
-    """repr() names the scope; pickling is refused, so no key gets into a file or a queue."""
-    provider = OpenAIProvider(KEY)
-    assert KEY not in repr(provider)
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(provider)
 
 
 def test_the_output_cap_is_named_as_the_place_knows_it():
