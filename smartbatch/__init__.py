@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from smartbatch.routing.list_progress import ListProgress as ListProgress
     from smartbatch.shortcuts import EmbeddingScriptParams as EmbeddingScriptParams
     from smartbatch.shortcuts import ScriptParams as ScriptParams
-    from smartbatch.shortcuts import StoredJobs as StoredJobs
     from smartbatch.shortcuts import embed as embed
     from smartbatch.shortcuts import generate as generate
     from smartbatch.shortcuts import job as job
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from smartbatch.shortcuts import pause as pause
     from smartbatch.shortcuts import paused as paused
     from smartbatch.shortcuts import resume as resume
+    from smartbatch.stored_jobs import StoredJobs as StoredJobs
     from smartbatch.types import Answer as Answer
     from smartbatch.types import Attempt as Attempt
     from smartbatch.types import ConstraintParams as ConstraintParams
@@ -109,7 +109,8 @@ _NAMES_OF = {
         "GenerationParams JobParams ListParams Message Priority Request RequestParams Result Route "
         "SubmitParams Usage"
     ),
-    "shortcuts": "EmbeddingScriptParams ScriptParams StoredJobs embed generate job pause paused resume",
+    "shortcuts": "EmbeddingScriptParams ScriptParams embed generate job pause paused resume",
+    "stored_jobs": "StoredJobs",
     "observe.participants": "LaneStatus Participant Participants RealtimeStatus",
     "plan": "Plan",
     "prices": "Price",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -31,7 +31,6 @@ from smartbatch.events import (
     JobResultsStored,
     LongWait,
     Observer,
-    ParameterDropped,
     PauseChanged,
     RequestFinished,
     RetryScheduled,
@@ -42,17 +41,17 @@ from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job_budget import ClientBudget
 from smartbatch.jobs.job_submission import JobSubmission, batches_of, check_priced
 from smartbatch.jobs.opened_store import OpenedStore
+from smartbatch.jobs.records import StoredCounts
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.summary_log import SummaryLog
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
-from smartbatch.observe.dropped import DroppedParameters
 from smartbatch.observe.event_bus import EventBus
-from smartbatch.observe.long_waits import LongWaits
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.opentelemetry import record_content, with_telemetry
 from smartbatch.observe.participants import RealtimeStatus, with_figures
 from smartbatch.observe.trace_context import under
+from smartbatch.observe.user_warnings import UserWarnings
 from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel, open_model
 from smartbatch.realtime.callbacks import CallbackThread
@@ -62,8 +61,9 @@ from smartbatch.realtime.shared.enqueued_tokens import EnqueuedTokens
 from smartbatch.realtime.submission import CallOptions
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.advisor import Advisor
-from smartbatch.routing.deferral import Deferral, DeferralParts
-from smartbatch.routing.durable import DurableParts, DurableRequests
+from smartbatch.routing.deferral import Deferral
+from smartbatch.routing.durable import DurableRequests
+from smartbatch.routing.gathered import SingleRequestParts
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import Reading
@@ -152,7 +152,7 @@ class RunningState:
     """
 
     def __init__(self, settings: ClientSettings) -> None:
-        config, clock = settings.config, settings.clock
+        config, clock, model, hooks = settings.config, settings.clock, settings.model, settings.hooks
         self._clock = clock
         self._grace = config.exit_grace
         self._carries_store = config.store is not None
@@ -163,50 +163,106 @@ class RunningState:
             now=clock.now,
             prepare=partial(_learn, weakref.ref(self)),
         )
-        store = _store(settings, bus)
+        rng = settings.rng or random.SystemRandom()
+        store = OpenedStore(config.store, wall=clock.wall, rng=rng, counted=self._counted)
         self.history = history = ForecastHistory(clock, self._forecast_moved, store=store.get)
-        self.realtime = realtime = _realtime(settings, bus, history, self.metrics, self._read_controls)
+        self.realtime = realtime = Realtime(
+            RealtimeSetup(
+                config,
+                clock,
+                settings.rng or random.Random(),
+                tell=bus.tell,
+                report=callback_raised,
+                hooks=hooks,
+                calibration=history.calibration,
+                fallback=settings.fallback,
+                metrics=self.metrics,
+                read_controls=self._read_controls,
+            ),
+            model,
+            settings.preparer,
+        )
         self._budget = budget = ClientBudget(
             JobReservations(realtime.budget, realtime.guard_budget, _account(config), realtime.await_budget),
             store.get,
         )
-        self.advisor = advisor = _advisor(settings, bus, history, realtime)
-        self._callbacks = CallbackThread(clock, callback_raised, settings.hooks.run_callback)
-        dropped = DroppedParameters()
+        self.advisor = advisor = Advisor(
+            model,
+            config,
+            clock=clock,
+            prices=PriceBook(config.prices),
+            history=history,
+            batches=lambda kind: batches_of(config, model, kind)[0],
+            waiting=lambda: realtime.waiting,
+            room=lambda: realtime.budget.room,
+            tell=bus.tell,
+        )
+        self._callbacks = callbacks = CallbackThread(clock, callback_raised, hooks.run_callback)
         self.summaries = SummaryLog(clock, store, part=secrets.randbelow(2**32))
         self.service = JobService(
             config,
             clock,
-            rng=settings.rng or random.SystemRandom(),
+            rng=rng,
             store=store,
-            dependencies=evolve(
-                _dependencies(
-                    settings, realtime, history, advisor, budget, bus, self._callbacks, dropped.tell
-                ),
+            dependencies=JobDependencies(
+                providers=(model.provider,),
+                serve=realtime.serve,
+                ask=partial(ask_item, realtime),
+                drop=realtime.drop,
+                control=realtime.control,
+                process=hooks.process,
+                new_future=lambda: stored_future(callbacks),
+                run_callback=hooks.run_callback,
+                tell=bus.tell,
+                report=logs.job_error,
+                speed=advisor.speed,
+                calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
+                outer_budget=budget.next_to,
                 save=self.summaries.save,
+                tell_dropped=UserWarnings(bus).dropped,
+                exchange_enqueued=_enqueued(settings),
             ),
         )
-        self.jobs = _job_submission(settings, self.service, budget, history)
-        reading = Reading(realtime.admission, realtime.process)
-        keyed = KeyedLists(settings.preparer, self.jobs, self.service, reading)
-        self.routing = _list_router(
-            settings, realtime, self.jobs, self.service, advisor, keyed, self.summaries
-        )
-        self.deferral = deferral = _deferral(
-            settings, realtime, self.jobs, self.service, self.routing, self._callbacks
-        )
-        self.durable = DurableRequests(
+        self.jobs = JobSubmission(
+            config,
             clock,
-            DurableParts(
-                settings.model, settings.preparer, realtime, self.jobs, self.service, self._callbacks, reading
-            ),
+            model=model,
+            fallback_model=settings.fallback,
+            preparer=settings.preparer,
+            service=self.service,
+            budget=budget,
+            calibration=history.calibration,
+            deduplicate=config.deduplicate and hooks.shareable,
         )
-        self.submit = deferral.submit if config.deferrable == "batch" else realtime.submit
-        self._subscribe(dropped)
+        parts = SingleRequestParts(
+            settings.preparer,
+            realtime,
+            self.jobs,
+            self.service,
+            callbacks,
+            Reading(realtime.admission, realtime.process),
+        )
+        self.routing = ListRouter(
+            config,
+            clock,
+            model=model,
+            preparer=settings.preparer,
+            realtime=realtime,
+            jobs=self.jobs,
+            service=self.service,
+            advisor=advisor,
+            keyed=KeyedLists(settings.preparer, self.jobs, self.service, parts.reading),
+            noted=self.summaries.decided,
+        )
+        deferred_jobs = DeferredJobs(config, model, self.service)
+        self.deferral = Deferral(config, clock, parts, self.routing, deferred_jobs)
+        self.durable = DurableRequests(clock, parts, model)
+        self.submit = self.deferral.submit if config.deferrable == "batch" else realtime.submit
+        self._subscribe()
         on_fork(self)
         on_exit(self)
 
-    def _subscribe(self, dropped: DroppedParameters) -> None:
+    def _subscribe(self) -> None:
         """Have the parts hear of what concerns them, in this order."""
         bus = self._bus
         bus.subscribe_to_all(self.metrics)
@@ -216,8 +272,6 @@ class RunningState:
         bus.subscribe(self.history.batch_ended, BatchEnded)
         bus.subscribe(self.routing.job_finished, JobFinished)
         bus.subscribe(self._budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
-        bus.subscribe(dropped, ParameterDropped)
-        bus.subscribe(LongWaits(), CooldownStarted, LongWait, RetryScheduled, PauseChanged)
         shown = (CooldownStarted, LongWait, RetryScheduled, BreakerChanged, PauseChanged)
         bus.subscribe(self.routing.displays, *shown)
         bus.subscribe(self._started, ClientStarted)
@@ -320,6 +374,10 @@ class RunningState:
         finally:
             self._clock.ended()
 
+    def _counted(self, job_id: str, counts: StoredCounts) -> None:
+        told = JobResultsStored(at=self._clock.now(), job_id=job_id, **asdict(counts, recurse=False))
+        self._bus.tell(told)
+
     def _forecast_moved(self, event: ForecastMoved) -> None:
         self._bus.tell(event)
         self.advisor.learned(event)  # what follows from it is told after it
@@ -374,19 +432,6 @@ def ask_item(realtime: Realtime, item: RealtimeItem) -> ResultFuture:
     return under(item.traceparent, lambda: realtime.ask(item.request, options))
 
 
-def _store(settings: ClientSettings, bus: EventBus) -> OpenedStore:
-    """Return the store, which tells what results it counted."""
-    now = settings.clock.now
-    return OpenedStore(
-        settings.config.store,
-        wall=settings.clock.wall,
-        rng=settings.rng or random.SystemRandom(),
-        counted=lambda job_id, counts: bus.tell(
-            JobResultsStored(at=now(), job_id=job_id, **asdict(counts, recurse=False))
-        ),
-    )
-
-
 def _learn(running: weakref.ref[RunningState]) -> None:
     """Have forecasts learn from the calls that ended; the metrics may outlive their client."""
     found = running()
@@ -394,134 +439,9 @@ def _learn(running: weakref.ref[RunningState]) -> None:
         found.history.learn()
 
 
-def _realtime(
-    settings: ClientSettings,
-    bus: EventBus,
-    history: ForecastHistory,
-    metrics: BatchMetrics,
-    read_controls: Callable[[], object],
-) -> Realtime:
-    """Return what answers requests in real time."""
-    setup = RealtimeSetup(
-        settings.config,
-        settings.clock,
-        settings.rng or random.Random(),
-        tell=bus.tell,
-        report=callback_raised,
-        hooks=settings.hooks,
-        calibration=history.calibration,
-        fallback=settings.fallback,
-        metrics=metrics,
-        read_controls=read_controls,
-    )
-    return Realtime(setup, settings.model, settings.preparer)
-
-
-def _advisor(
-    settings: ClientSettings, bus: EventBus, history: ForecastHistory, realtime: Realtime
-) -> Advisor:
-    """Return what chooses routes."""
-    config, model = settings.config, settings.model
-    return Advisor(
-        model,
-        config,
-        clock=settings.clock,
-        prices=PriceBook(config.prices),
-        history=history,
-        batches=lambda kind: batches_of(config, model, kind)[0],
-        waiting=lambda: realtime.waiting,
-        room=lambda: realtime.budget.room,
-        tell=bus.tell,
-    )
-
-
-def _deferral(
-    settings: ClientSettings,
-    realtime: Realtime,
-    jobs: JobSubmission,
-    service: JobService,
-    routing: ListRouter,
-    callbacks: CallbackThread,
-) -> Deferral:
-    deferred_jobs = DeferredJobs(settings.config, settings.model, service)
-    parts = DeferralParts(settings.preparer, realtime, jobs, service, routing, deferred_jobs, callbacks)
-    return Deferral(settings.config, settings.clock, parts)
-
-
-def _list_router(
-    settings: ClientSettings,
-    realtime: Realtime,
-    jobs: JobSubmission,
-    service: JobService,
-    advisor: Advisor,
-    keyed: KeyedLists,
-    summaries: SummaryLog,
-) -> ListRouter:
-    """Return what finds lists their routes."""
-    return ListRouter(
-        settings.config,
-        settings.clock,
-        model=settings.model,
-        preparer=settings.preparer,
-        realtime=realtime,
-        jobs=jobs,
-        service=service,
-        advisor=advisor,
-        keyed=keyed,
-        noted=summaries.decided,
-    )
-
-
 def _account(config: BatchingConfig) -> str:
     """Return the name by which jobs know the client's budget: all that share one name it alike."""
     return secrets.token_hex(8) if config.budget_scope == "client" else config.budget_scope
-
-
-def _job_submission(
-    settings: ClientSettings, service: JobService, budget: ClientBudget, history: ForecastHistory
-) -> JobSubmission:
-    """Return what stores jobs."""
-    return JobSubmission(
-        settings.config,
-        settings.clock,
-        model=settings.model,
-        fallback_model=settings.fallback,
-        preparer=settings.preparer,
-        service=service,
-        budget=budget,
-        calibration=history.calibration,
-        deduplicate=settings.config.deduplicate and settings.hooks.shareable,
-    )
-
-
-def _dependencies(
-    settings: ClientSettings,
-    realtime: Realtime,
-    history: ForecastHistory,
-    advisor: Advisor,
-    budget: ClientBudget,
-    bus: EventBus,
-    callbacks: CallbackThread,
-    tell_dropped: Callable[[str, str], None],
-) -> JobDependencies:
-    """Return what jobs need of the other parts."""
-    return JobDependencies(
-        providers=(settings.model.provider,),
-        serve=realtime.serve,
-        ask=partial(ask_item, realtime),
-        drop=realtime.drop,
-        control=realtime.control,
-        process=settings.hooks.process,
-        new_future=lambda: stored_future(callbacks),
-        run_callback=settings.hooks.run_callback,
-        tell=bus.tell,
-        report=logs.job_error,
-        speed=advisor.speed,
-        calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
-        outer_budget=budget.next_to,
-        tell_dropped=tell_dropped,
-        exchange_enqueued=_enqueued(settings),
-    )
 
 
 def _enqueued(settings: ClientSettings) -> EnqueuedTokens | None:

@@ -19,7 +19,7 @@ from smartbatch.realtime.engine import RealtimeEngine
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.realtime.ticket import Ticket
 from smartbatch.running import RunningState
-from smartbatch.shortcuts import StoredJobs
+from smartbatch.stored_jobs import StoredJobs
 
 __all__ = [
     "callback_threads",

@@ -85,13 +85,14 @@ ALLOWED: dict[str, frozenset[str]] = {
     # the front door
     "running": BELOW_CLIENT,  # the parts of a client in one process, wired together
     "client": BELOW_CLIENT | {"running"},
-    "shortcuts": BELOW_CLIENT | {"client", "running"},
+    "stored_jobs": BELOW_CLIENT | {"running"},
+    "shortcuts": BELOW_CLIENT | {"client", "stored_jobs"},
     # on top
     "cluster": BELOW_CLIENT | {"client"},
-    "cli": BELOW_CLIENT | {"client", "shortcuts", "emulator", "cluster", "dashboard"},
-    "dashboard": BELOW_CLIENT | {"client", "shortcuts", "reports"},
+    "cli": BELOW_CLIENT | {"client", "stored_jobs", "emulator", "cluster", "dashboard"},
+    "dashboard": BELOW_CLIENT | {"client", "stored_jobs", "reports"},
     # frameworks have commands, and mount the dashboard
-    "integrations": BELOW_CLIENT | {"client", "shortcuts", "cluster", "cli", "dashboard"},
+    "integrations": BELOW_CLIENT | {"client", "stored_jobs", "cluster", "cli", "dashboard"},
     "__main__": frozenset({"cli"}),
     # next to it: servers and helpers for tests, which only the command line needs
     "emulator": NOUNS | {"providers"},

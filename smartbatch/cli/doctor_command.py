@@ -178,7 +178,7 @@ def _place(config: BatchingConfig) -> str:
     """
     from smartbatch.cli.clients import missing_store
     from smartbatch.errors import StoreError
-    from smartbatch.shortcuts import StoredJobs
+    from smartbatch.stored_jobs import StoredJobs
 
     path = missing_store(config.store)
     if path is not None:

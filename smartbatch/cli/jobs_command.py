@@ -27,7 +27,7 @@ from smartbatch.jobs.records import IncidentRow
 from smartbatch.jobs.status import JobStatus, ShardStatus, span, usd
 from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import escape
-from smartbatch.shortcuts import StoredJobs
+from smartbatch.stored_jobs import StoredJobs
 from smartbatch.tables.result_files import stored_lines, write_stored
 
 _ALL: Final = 1_000_000

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from smartbatch.cli.clients import config_of, missing_store
     from smartbatch.observe.text import escape
-    from smartbatch.shortcuts import StoredJobs
+    from smartbatch.stored_jobs import StoredJobs
 
     config = config_of(args)
     path = missing_store(config.store)

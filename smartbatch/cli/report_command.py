@@ -109,7 +109,7 @@ def _report(args: argparse.Namespace) -> Report:
     from smartbatch.errors import JobNotFound
     from smartbatch.observe.text import escape
     from smartbatch.reports.report import Report
-    from smartbatch.shortcuts import StoredJobs
+    from smartbatch.stored_jobs import StoredJobs
 
     subject, config = args.subject, config_of(args)
     is_file, no_store = os.path.isfile(subject), missing_store(config.store)

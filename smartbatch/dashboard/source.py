@@ -18,7 +18,7 @@ from smartbatch.jobs.store import SqlStore, is_server, resolved_place
 from smartbatch.jobs.summary_records import ErrorGroup, Spending
 from smartbatch.prices import PriceBook
 from smartbatch.routing.history import ForecastHistory
-from smartbatch.shortcuts import StoredJobs
+from smartbatch.stored_jobs import StoredJobs
 from smartbatch.types import evolve
 
 if TYPE_CHECKING:

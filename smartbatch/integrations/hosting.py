@@ -22,7 +22,7 @@ from smartbatch.dashboard import Access, Dashboard
 from smartbatch.dashboard import app as dashboard_app
 from smartbatch.errors import ConfigError, RequestTimeout, SmartbatchError
 from smartbatch.realtime.setup import HookParams
-from smartbatch.shortcuts import StoredJobs
+from smartbatch.stored_jobs import StoredJobs
 from smartbatch.types import Generation, Request
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from attrs import Factory, define, field
 from smartbatch._clock import RealClock
 from smartbatch.errors import ConfigError
 from smartbatch.events import BreakerChanged, CooldownStarted, Event, LongWait, PauseChanged, RetryScheduled
-from smartbatch.observe.long_waits import LONG_WAIT
 from smartbatch.observe.text import SafeStream, duration, escape
+from smartbatch.observe.user_warnings import LONG_WAIT
 from smartbatch.types import Result
 
 Mode = Literal["auto", "bar", "lines", "quiet"]

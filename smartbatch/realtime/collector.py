@@ -21,8 +21,8 @@ from smartbatch.errors import (
     scrub,
 )
 from smartbatch.events import FlexChanged, LongWait, PackingChanged
-from smartbatch.observe.long_waits import LONG_WAIT
 from smartbatch.observe.text import duration
+from smartbatch.observe.user_warnings import LONG_WAIT
 from smartbatch.prices import dollars
 from smartbatch.realtime.call.layers import Outcome
 from smartbatch.realtime.effects import DeferredEffects

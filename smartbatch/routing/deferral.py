@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from smartbatch._clock import Clock
 from smartbatch.config import BatchingConfig
 from smartbatch.core.batching.window import GatherWindow
-from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
+from smartbatch.core.preparation.preparer import kind_of
 from smartbatch.errors import (
     ClientClosed,
     ConfigError,
@@ -20,16 +20,11 @@ from smartbatch.errors import (
     WrongProcess,
 )
 from smartbatch.jobs.deferred_jobs import DeferredJobs, Place, Storable
-from smartbatch.jobs.job_submission import JobSubmission
 from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.service import JobService
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
-from smartbatch.realtime.callbacks import CallbackThread
-from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.routing.gathered import GatheredWaiters, fail
-from smartbatch.routing.list_job import Reading
+from smartbatch.routing.gathered import GatheredWaiters, SingleRequestParts, fail
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Answer, Priority, Request, Result
 
@@ -39,19 +34,6 @@ LATE_SEND = 0.2
 """The same at a stop whose time is over."""
 SHORTEST = 0.001
 """Seconds of a time-out that is over, for a request that then fails with it."""
-
-
-@frozen
-class DeferralParts:
-    """The parts of a client that a deferral puts together."""
-
-    preparer: RequestPreparer
-    realtime: Realtime
-    jobs: JobSubmission
-    service: JobService
-    routing: ListRouter
-    deferred_jobs: DeferredJobs
-    callbacks: CallbackThread
 
 
 @define(eq=False)
@@ -92,12 +74,20 @@ class Deferral:
     batch cannot take, and too few for a batch, go in real time. One thread runs while requests wait.
     """
 
-    def __init__(self, config: BatchingConfig, clock: Clock, parts: DeferralParts) -> None:
+    def __init__(
+        self,
+        config: BatchingConfig,
+        clock: Clock,
+        parts: SingleRequestParts,
+        routing: ListRouter,
+        deferred_jobs: DeferredJobs,
+    ) -> None:
         self._config = config
         self._clock = clock
         self._parts = parts
+        self._routing = routing
+        self._deferred_jobs = deferred_jobs
         self._window = GatherWindow(config.batch_max_requests)
-        self._reading = Reading(parts.realtime.admission, parts.realtime.process)
         self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
         self._groups: dict[Hashable, _Group] = {}
@@ -134,7 +124,7 @@ class Deferral:
         if admission.recalled(request, key) is not None:
             return None
         request = evolve(request, id=admission.id_of(request))
-        storable = self._parts.deferred_jobs.storable(request)
+        storable = self._deferred_jobs.storable(request)
         if storable is None:
             return None
         future = ResultFuture(self._parts.callbacks.run_later, self._cancelled, self.cancel_pending)
@@ -257,7 +247,7 @@ class Deferral:
         """Let requests join equal ones; return the others."""
         keys = {key for each in group if (key := each.storable.key) is not None}
         try:
-            found = self._parts.deferred_jobs.find(keys)
+            found = self._deferred_jobs.find(keys)
         except StoreError as error:
             logs.job_error(None, error)
             return list(group)
@@ -279,13 +269,12 @@ class Deferral:
 
     def _store(self, group: Sequence[_Deferred]) -> bool:
         """Store requests as a job, and have them take its answers; False where nothing was stored."""
-        parts = self._parts
         requests = [each.storable.request for each in group]
         deadline = min(each.deadline for each in group) - self._clock.now()
         key = None
         try:
-            key = parts.deferred_jobs.new_key()
-            row = parts.routing.submit_gathered(
+            key = self._deferred_jobs.new_key()
+            row = self._routing.submit_gathered(
                 requests, key, deadline=None if deadline == math.inf else deadline
             )
         except ConfigError:
@@ -296,7 +285,7 @@ class Deferral:
             if stored is None:
                 return False
             row = stored  # all the same: sending its requests in real time would pay them twice
-        parts.deferred_jobs.add(row, [each.storable.key for each in group])
+        self._deferred_jobs.add(row, [each.storable.key for each in group])
         waiters = {ix: _Waiters(self._settle, Place(row.id, ix), [each]) for ix, each in enumerate(group)}
         self._deliver(row.id, waiters)
         return True
@@ -340,14 +329,14 @@ class Deferral:
         with self._threads.counted():  # a hook of the user's could stop the client
             for number, each in enumerate(waiters.waiting):
                 if number or not waiters.first:
-                    own = self._reading.follower(each.request, result)
+                    own = self._parts.reading.follower(each.request, result)
                 else:
                     named = evolve(result, request_id=each.request.id or result.request_id)
-                    own = self._reading.own(each.request, named, each.cache_key)
+                    own = self._parts.reading.own(each.request, named, each.cache_key)
                 each.future.settle(own)
         if stored:
             try:
-                self._parts.deferred_jobs.given(waiters.place)
+                self._deferred_jobs.given(waiters.place)
             except SmartbatchError as error:
                 logs.job_error(waiters.place.job_id, error)
         self._ended(waiters.waiting)

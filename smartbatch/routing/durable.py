@@ -9,26 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import define, evolve, frozen
+from attrs import define, evolve
 
 from smartbatch._clock import Clock
 from smartbatch.core.preparation.fingerprint import fingerprint
-from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
+from smartbatch.core.preparation.preparer import kind_of
 from smartbatch.errors import ClientClosed, InvalidRequest, JobConflict, WrongProcess
 from smartbatch.jobs.acceptance import checked_key
-from smartbatch.jobs.job_submission import JobSubmission
 from smartbatch.jobs.payload import Shared, decode_request, encode_request
 from smartbatch.jobs.records import NamedPlace
-from smartbatch.jobs.service import JobService
 from smartbatch.jobs.stored_result import as_kept
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.providers.registry import OpenedModel
-from smartbatch.realtime.callbacks import CallbackThread
-from smartbatch.realtime.realtime import Realtime, stored_future
+from smartbatch.realtime.realtime import stored_future
 from smartbatch.realtime.ticket import ResultFuture
-from smartbatch.routing.gathered import GatheredWaiters, fail
+from smartbatch.routing.gathered import GatheredWaiters, SingleRequestParts, fail
 from smartbatch.routing.keyed_lists import check_storable
-from smartbatch.routing.list_job import Reading
 from smartbatch.types import Answer, Kind, Prompt, Request, Result
 
 GATHER = 0.005
@@ -39,19 +35,6 @@ NOT_STORED = "the request could not be stored"
 _NOTHING = Shared()
 LAST_STORE = 5.0
 """Seconds for what is being stored at a stop without a time of its own."""
-
-
-@frozen
-class DurableParts:
-    """The parts of a client that durable requests need."""
-
-    model: OpenedModel
-    preparer: RequestPreparer
-    realtime: Realtime
-    jobs: JobSubmission
-    service: JobService
-    callbacks: CallbackThread
-    reading: Reading
 
 
 @define(eq=False)
@@ -76,9 +59,10 @@ _Waiters = GatheredWaiters[_Waiting, NamedPlace]
 class DurableRequests:
     """Has requests stand in the store; one thread runs while some wait for that. Safe from any thread."""
 
-    def __init__(self, clock: Clock, parts: DurableParts) -> None:
+    def __init__(self, clock: Clock, parts: SingleRequestParts, model: OpenedModel) -> None:
         self._clock = clock
         self._parts = parts
+        self._model = model
         self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
         self._waiting: dict[ResultFuture, _Waiting] = {}
@@ -104,8 +88,7 @@ class DurableRequests:
         if isinstance(prepared, Answer):
             return self._parts.realtime.submit_prepared(request, prepared)
         self._parts.preparer.check(prepared)
-        model = self._parts.model
-        digest = fingerprint(_plain(prepared), model.label, model.provider.scope).hex()
+        digest = fingerprint(_plain(prepared), self._model.label, self._model.provider.scope).hex()
         future = stored_future(self._parts.callbacks)
         future.withdraw = self._withdrawn
         self._put(_Waiting(prepared, digest if key is None else f"key {key}", digest, future))

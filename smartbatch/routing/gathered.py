@@ -5,12 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
-from attrs import define, field
+from attrs import define, field, frozen
 
+from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.errors import SmartbatchError, WrongProcess
+from smartbatch.jobs.job_submission import JobSubmission
+from smartbatch.jobs.service import JobService
 from smartbatch.observe import logs
+from smartbatch.realtime.callbacks import CallbackThread
+from smartbatch.realtime.realtime import Realtime
 from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.routing.list_job import Reading
 from smartbatch.types import Request, Result
+
+
+@frozen
+class SingleRequestParts:
+    """The parts of a client that its single requests of jobs need.
+
+    Attributes:
+        reading: makes of a stored result what the caller asked for.
+    """
+
+    preparer: RequestPreparer
+    realtime: Realtime
+    jobs: JobSubmission
+    service: JobService
+    callbacks: CallbackThread
+    reading: Reading
 
 
 class GatheredRequest(Protocol):

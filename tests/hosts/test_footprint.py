@@ -70,7 +70,7 @@ def test_nothing_that_is_made_at_module_level_has_a_lock_yet() -> None:
         from smartbatch import BatchingClient
         from smartbatch.observe.metrics import BatchMetrics
         from smartbatch.observe.reporters import ConsoleReporter, PeriodicReporter
-        from smartbatch.shortcuts import StoredJobs
+        from smartbatch.stored_jobs import StoredJobs
         from smartbatch.testing import MockProvider
         folder = tempfile.mkdtemp()
         models = "openai:m", "anthropic:m", "gemini:m", "sim:demo", MockProvider(), lambda request, _: ""

@@ -23,7 +23,7 @@ from smartbatch.integrations.django.database_alias import remote_hosts
 from smartbatch.integrations.django.host import PLACE, host
 from smartbatch.integrations.hosting import HostClient
 from smartbatch.jobs.store import resolved_place
-from smartbatch.shortcuts import StoredJobs
+from smartbatch.stored_jobs import StoredJobs
 
 TAG: Final = "smartbatch"
 """Of the checks: ``manage.py check --tag smartbatch``."""

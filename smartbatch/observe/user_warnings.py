@@ -1,0 +1,59 @@
+"""Warns the user of what would look like a fault: long waits, pauses by people, and parameters left out."""
+
+from __future__ import annotations
+
+import logging
+
+from smartbatch.events import CooldownStarted, Event, LongWait, ParameterDropped, PauseChanged, RetryScheduled
+from smartbatch.observe.event_bus import EventBus
+from smartbatch.observe.text import duration
+
+LONG_WAIT = 60.0
+"""Seconds."""
+
+_LOGGER = logging.getLogger("smartbatch")
+
+
+class UserWarnings:
+    """Logs each long wait of a model, and each parameter that is left out, once; safe from any thread.
+
+    They are warnings of the standard logger ``smartbatch``, so they are on standard error unless the
+    application configures its logging: a program that waits for an hour must not look as if it hung. They do
+    not go through ``warnings``: what they tell turns out on a worker thread, where there is no line of the
+    caller's to name, and where a filter that makes errors of warnings would break a request that was paid
+    for.
+
+    Args:
+        bus: what it listens to.
+    """
+
+    def __init__(self, bus: EventBus) -> None:
+        self._waits: dict[tuple[str, bool], float] = {}  # by model, and whether all calls wait: until when
+        self._dropped: dict[tuple[str, str], object] = {}
+        bus.subscribe(lambda event: self.dropped(event.field, event.reason), ParameterDropped)
+        bus.subscribe(self._paused, PauseChanged)
+        bus.subscribe(self._waits_long, CooldownStarted, LongWait, RetryScheduled)
+
+    def dropped(self, field: str, reason: str) -> None:
+        """Log a parameter that the provider does not take, unless it was logged before."""
+        mine = object()
+        if self._dropped.setdefault((field, reason), mine) is not mine:  # one step, so no lock
+            return
+        _LOGGER.warning("parameter %s is left out: %s", field, reason)
+
+    def _paused(self, event: PauseChanged) -> None:
+        if event.paused:
+            why = "" if event.reason is None else f": {event.reason}"
+            _LOGGER.warning("%s: nothing is sent, as it is paused by %s%s", event.model, event.by, why)
+
+    def _waits_long(self, event: Event) -> None:
+        if not isinstance(event, CooldownStarted | LongWait | RetryScheduled):
+            return
+        all_wait = not isinstance(event, RetryScheduled)
+        seconds = event.delay if isinstance(event, RetryScheduled) else event.seconds
+        key, until = (event.model, all_wait), event.at + seconds
+        if seconds <= LONG_WAIT or until <= self._waits.get(key, 0.0) + LONG_WAIT:
+            return
+        self._waits[key] = until
+        what = "nothing is sent" if all_wait else "a request that failed is not sent again"
+        _LOGGER.warning("%s: %s for %s, as the provider asked", event.model, what, duration(seconds))
