@@ -143,7 +143,7 @@ class ClaimTurns:
 
 
 def most_under_way(row: JobRow, provider: Provider | None, config: BatchingConfig) -> int:
-    """Return how many items of a job are claimed at most, and so are in doubt when this process dies: what
+    """Return how many items of a job are claimed at most, and so are uncertain when this process dies: what
     can be in flight, and as many that come next; of a list whose items share calls what the queue takes, as
     they gather there."""
     apart = row.policy.on_unknown == "hold" or row.policy.route in (Route.INDIVIDUAL, Route.FLEX)

@@ -302,7 +302,7 @@ class TestWhenItGoesWrong:
     def test_nonsense_instead_of_a_pack_answers_nobody_and_hurts_nobody(
         self, clock: VirtualClock, client_of: ClientOf, nonsense: Any
     ) -> None:
-        """All are asked alone."""
+        """All are sent alone."""
         provider = Model(clock, lambda _: nonsense)
         assert right(plain(20), ask(clock, client_of(provider, packing=True), plain(20)))
 

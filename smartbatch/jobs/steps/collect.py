@@ -168,7 +168,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
         )
     size = sum(path.stat().st_size for path in paths)
     empty = not odd.seen and (bool(paths) or ended_by_itself(shard))  # a cancelled batch may name no file
-    totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, doubtful=odd.broken or empty)
+    totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, uncertain=odd.broken or empty)
     calibration = step.runtime.calibration(step.job)
     before = step.job
     for page in pages_of(read_lines(step, shard, paths, OddLines()), measures):
@@ -259,8 +259,8 @@ class ResultTotals:
         size: bytes of the files.
         unended: a file ends without a newline.
         cut: a file ends in the middle of a line.
-        doubtful: the last line of a file cannot be read, or no line came of a batch that names a file or that
-            was completed.
+        uncertain: the last line of a file cannot be read, or no line came of a batch that names a file or
+            that was completed.
     """
 
     billed: int = 0
@@ -271,7 +271,7 @@ class ResultTotals:
     size: int = 0
     unended: bool = False
     cut: bool = False
-    doubtful: bool = False
+    uncertain: bool = False
 
     @property
     def price(self) -> str:

@@ -129,7 +129,7 @@ def _is_confirmed(shard: ShardRow, read: collect.ResultTotals) -> bool:
     may have ended it, each time at the same byte.
     """
     remote = shard.remote
-    broken = read.doubtful and (remote.completed or 0) > read.billed
+    broken = read.uncertain and (remote.completed or 0) > read.billed
     return remote.results_refetched > 0 and read.size == remote.results_size and not (read.used or broken)
 
 

@@ -33,7 +33,7 @@ from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Answer, Attempt, Request, Usage
 
 STOPPED: Final = frozenset({"refusal", "content_filter"})
-"""Ends of a packed call that one prompt may have caused for all: then each is asked alone."""
+"""Ends of a packed call that one prompt may have caused for all: then each is sent alone."""
 
 Outcome: TypeAlias = "Answer | ProviderError | None"
 """What became of one request of a call; ``None`` where a shared answer lacks it."""

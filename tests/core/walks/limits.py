@@ -90,7 +90,11 @@ def quota(rng: random.Random, record: Record) -> None:
     """Calls of a quota begin, end, and are refused as by a rate, by a cap on calls at once, or by chance."""
     one, now, going = Quota(), 0.0, list[tuple[Reservation, bool]]()
     refusing, reporting = rng.choice((0.0, 0.02, 0.3, 0.9)), rng.choice((0.0, 0.0, 0.3))
-    cap, rate, pace = rng.choice((5, 12, 1000)), rng.choice((4.0, 1e9, 1e9)), rng.choice((2.0, 30.0))
+    cap, rate, calls_a_second = (
+        rng.choice((5, 12, 1000)),
+        rng.choice((4.0, 1e9, 1e9)),
+        rng.choice((2.0, 30.0)),
+    )
     if rng.random() < 0.5:
         one.configure(rng.choice((None, 60, 600)), rng.choice((None, 6000, 100_000)), now)
     if rng.random() < 0.3:
@@ -98,7 +102,7 @@ def quota(rng: random.Random, record: Record) -> None:
         one.lack(rng.choice((3, 30)), 8)
     level = 10.0
     for step in range(500):
-        passed = rng.expovariate(pace) * (100.0 if rng.random() < 0.01 else 1.0)
+        passed = rng.expovariate(calls_a_second) * (100.0 if rng.random() < 0.01 else 1.0)
         now, level = now + passed, min(10.0, level + passed * rate)
         tokens = rng.choice((10.0, 150.0, 900.0))
         at = one.look(now, tokens, 0.4 * tokens)

@@ -194,7 +194,7 @@ def together(rng: random.Random, record: Record) -> None:
     """Quotas of processes that share leases meet a limit that is told, or is not; some at first contact."""
     shared, now, level = SharedRecord(), 0.0, 10.0
     rate, cap = rng.choice((4.0, 40.0, 1e9)), rng.choice((3, 12, 1000))
-    refusing, limit, pace = (
+    refusing, limit, calls_a_second = (
         rng.choice((0.0, 0.0, 0.05)),
         rng.choice((None, None, 600)),
         rng.choice((5.0, 60.0)),
@@ -211,7 +211,7 @@ def together(rng: random.Random, record: Record) -> None:
     for step in range(500):
         if step % 20 == 0:
             record.state(shared, ones, [call for _, call, _ in going])
-        passed = rng.expovariate(pace) * (100.0 if rng.random() < 0.01 else 1.0)
+        passed = rng.expovariate(calls_a_second) * (100.0 if rng.random() < 0.01 else 1.0)
         now, level = now + passed, min(10.0, level + passed * rate)
         one = rng.choice(ones)
         if one.lease is not None and one.lease.due(now) <= now:

@@ -25,7 +25,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "exclusive": {"exclusive_workspace": True},
     "hold": {"on_unknown": "hold"},
     "impatient": {"timeout": 120.0, "fallback": "individual"},
-    "hurried": {"deadline": SimClock.START + HOUR},
+    "urgent": {"deadline": SimClock.START + HOUR},
     "late": {"deadline": SimClock.START + 60.0, "fallback": "individual"},
 }
 """What a job asks for besides what its seed draws."""
