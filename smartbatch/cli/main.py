@@ -178,7 +178,11 @@ def main(
     program: str = "smartbatch",
     settings: Mapping[str, Any] | None = None,
 ) -> int:
-    """Run the command line and return its exit code.
+    """Run the command line and return its exit code. The cases, in order:
+
+    1. A shell asks for completions: they are printed, and the process ends.
+    2. The arguments are wrong, or ask for help: 2 or 0, as ``argparse`` says. Without a command: help, and 2.
+    3. The command runs: its own code; 130 after Ctrl-C, and that of the error where one is refused.
 
     Args:
         argv: the arguments after the program's name; the process's own when ``None``.

@@ -81,6 +81,14 @@ class _Run:
         self._chooser = RouteChooser(self._client, self._input, args, self._clock)
 
     def go(self) -> int:
+        """Run what is left to ask, and return the exit code. In order:
+
+        1. The input is checked, and the output, if it is there, says which rows have their answers.
+        2. Unless all have: a job of the others is submitted, or taken up again, and its results are written.
+        3. Its data are deleted once every row is written, and the forecast is scored.
+        4. What a reader that went away left unread counts as well, since it is paid for.
+        5. The code: 128 and the number of a signal; 1 where a row has no answer or the input changed; else 0.
+        """
         keys = self._input.check_or_recall(self._clock.wall())
         if self._out is not None:
             self._before = self._out.recover(keys)

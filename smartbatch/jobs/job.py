@@ -535,7 +535,13 @@ class Job:
         after: int = -1,
         display: Callable[[], Progress | None] | None = None,
     ) -> Iterator[Result]:
-        """Yield results, a page at a time, as :meth:`results` says.
+        """Yield results, a page at a time, as :meth:`results` says. After each page, in order:
+
+        1. Something came: go on, up to a gap where the results are read in order and waited for.
+        2. Nothing came, and nothing is waited for: the end.
+        3. Nothing came, and the job is done: its store is damaged.
+        4. Nothing came: wait for a change, up to ``until``.
+        5. All are there that were missing: the end, unless rows were asked again meanwhile.
 
         Args:
             until: monotonic seconds up to which the store, and missing ones, are waited for.

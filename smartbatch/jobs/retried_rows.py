@@ -19,7 +19,11 @@ PAGE = 1_000
 def retry_failed(
     store: SqlStore, job_id: str, rows: Collection[int] | None, by: str, *, billed: bool
 ) -> RetriedRows:
-    """Have failed rows of a job run again, and keep their results and what they cost.
+    """Have failed rows of a job run again, and keep their results and what they cost. Of each row, in order:
+
+    1. Nothing was, or may have been, billed for it: it runs again.
+    2. Something may have been, and it is neither named nor ``billed`` is true: it is left as it is.
+    3. Otherwise it runs again, and its result is kept as a try that did not end it.
 
     Args:
         rows: positions; all that failed when ``None``.

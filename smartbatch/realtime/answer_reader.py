@@ -70,12 +70,15 @@ class AnswerReader:
     def read(
         self, batch: Batch[Ticket, Outcome], ticket: Ticket, answer: Answer, seconds: float, route: Route
     ) -> Result | Shares | Repair:
-        """Return what an answer makes of its request: a result, failed or not, or a further try.
+        """Return what an answer makes of its request: a result, failed or not, or a further try. In order:
+
+        1. It does not fit what was asked for: a further try, or a failed result where there is none left.
+        2. A text that nothing of the user's wants to see: one result, handed out when the ticket ends.
+        3. Otherwise a result for each who waits, made before any hook runs, and then put through the hooks.
 
         What is shared and kept is what the provider said: whoever asked has an object of its own, and the
         middleware and the hooks run for each with its own context; the hooks not for those who get their
-        result raw. A text that nothing of the user's wants to see is left to be handed out when the ticket
-        ends: others may join until then.
+        result raw. In case 2 others may join until the ticket ends.
         """
         verdict = _validated(ticket, answer, self._validation_retries)
         if isinstance(verdict, Repair):

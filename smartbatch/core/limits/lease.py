@@ -313,8 +313,12 @@ class LimitLease:
     def ask(self, now: float, facts: QuotaFacts, *, leaving: bool = False) -> LeaseAsk:
         """Return what to tell and ask in an exchange that begins now; :meth:`adopt` or :meth:`lose` follows.
 
-        What is over, or is not in use any more, goes back. Of what a call needed beyond its estimate, which
-        made the level negative, a debt goes back.
+        Of each dimension, in order:
+
+        1. What is held, is in use and is not over is kept.
+        2. Anything else goes back. Of what a call needed beyond its estimate, which made the level negative,
+           a debt goes back.
+        3. While calls come or one lacks something, and the process is not ``leaving``, more is asked for.
         """
         seconds = max(now - self._asked_at, _OFTEN) if self._asked_at > -math.inf else 1.0
         active = (now - self._used_at < _IDLE or self._lacking is not None) and not leaving

@@ -444,7 +444,15 @@ def _note_events(record: SharedRecord, ask: LeaseAsk, now: float) -> None:
 def _lease(
     record: SharedRecord, ask: LeaseAsk, now: float, since: float
 ) -> tuple[list[float], float, float, float]:
-    """Return what is granted, the slots, the seconds until the first, and the seconds to wait instead."""
+    """Return what is granted, the slots, the seconds until the first, and the seconds to wait instead.
+
+    The cases, in order:
+
+    1. There is a cooldown, or less than the next call needs once those who have waited longer, or more
+       urgently, have theirs, or no slot soon: nothing, and the seconds until that has changed.
+    2. Otherwise of each limited dimension what is wanted, within a slice of it and what is left, but never
+       less than the next call needs; where calls are spaced, slots as well.
+    """
     count = 1.0 + len(record.members)
     alone = ADVANCE if count == 1.0 else 0.0
     ahead = _none()

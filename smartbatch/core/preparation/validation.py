@@ -49,7 +49,12 @@ remember(_NO_DEFAULTS)
 
 
 def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any) -> Request:
-    """Return ``prompt`` as a request, checked and with every parameter filled in.
+    """Return ``prompt`` as a request, checked and with every parameter filled in. The cases, in order:
+
+    1. A text without ``overrides``: the client's parameters are those of the request.
+    2. A request: its own fields and parameters lie between the client's and ``overrides``.
+    3. An own callable: it needs no prompt.
+    4. A vector is asked for: parameters of generation are refused, and the client's are left out.
 
     Args:
         prompt: a text, a sequence of messages, or a request.

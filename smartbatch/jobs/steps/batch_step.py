@@ -47,6 +47,14 @@ def run_batch_step(step: StepContext) -> StepResult:
 
 
 def _step(step: StepContext) -> StepResult:
+    """Run the step that is due of the shards there are: cases 3 and 4 of :func:`run_batch_step`. In order:
+
+    1. A batch was taken back because the job is late: look again at once.
+    2. No shard may run: the job is finished if none is left, else the next look is that at its deadline.
+    3. None is due yet: the next look is when one is.
+    4. The job was cancelled, and what is due was not sent: it is discarded.
+    5. It has its step; a provider's error puts it off.
+    """
     shards = [
         shard
         for shard in step.store.shards.of_job(step.job.id)

@@ -253,6 +253,13 @@ class ResultReader:
         return self._price(self._batch, usage)
 
     def _answered(self, item: StoredItem, answer: Answer, digest: bytes) -> NewResult:
+        """Return what an answer makes of its item. The cases, in order:
+
+        1. It was billed for a prompt of another length: it is not believed, and the item goes again.
+        2. It is a vector of another size than was asked for: likewise.
+        3. It does not fit the schema that was asked for: failed, or again; the answer is kept, it was paid.
+        4. Otherwise succeeded, with the parsed object where there is one.
+        """
         request = decode_request(item.payload, self._shared, id=item.user_id)
         usage = answer.usage or Usage(item.tokens, estimate(answer.text or ""), estimated=True)
         billed, size = usage.input_tokens, len(item.payload)

@@ -17,6 +17,14 @@ PORTION = 100_000
 def plan_shards(step: StepContext) -> bool:
     """Put the job's open items into shards, as far as its budget reaches; return whether anything changed.
 
+    The cases, in order:
+
+    1. There are no open items: nothing.
+    2. The job's budget has no room for any of them: they end, or wait for room.
+    3. They are cut into shards within what the API, the server and the settings allow, which are stored one
+       by one; where items in real time took the room meanwhile, the rest is cut anew in the next step.
+    4. Items that are too big for any batch end, or go in real time.
+
     Each shard is one transaction with all its wire ids, before anything of it is sent. Where batches have no
     label (Anthropic), sizes of shards that are not settled differ pairwise, so that a size tells them apart.
     """
