@@ -211,3 +211,11 @@ def client_of(clock: VirtualClock, tmp_path: Path) -> Iterator[Callable[..., Bat
     yield make
     for client in made:
         client.stop(timeout=0)
+
+
+@pytest.fixture(scope="session")
+def postgres_address() -> str:
+    """A PostgreSQL server, started with the first test that needs it."""
+    from jobs.stores import postgres_place
+
+    return postgres_place()

@@ -18,6 +18,14 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own, for input, output, store and the embedded provider's batches."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
+    return tmp_path
+
+
+@pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A fresh module of own calls, importable here and in child processes."""
     (tmp_path / "code").mkdir()

@@ -17,10 +17,8 @@ SIM = "sim:demo?batch_seconds=0.02"
 
 
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchingClient]:
+def client(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchingClient]:
     """A client of the store that the command reads."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
     monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
     with BatchingClient(SIM) as client:
         yield client

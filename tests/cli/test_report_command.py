@@ -18,12 +18,7 @@ from tests.hostile import HOSTILE
 from tests.hosts.browser import browser
 from tests.levels import sampled
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 @pytest.fixture

@@ -28,12 +28,7 @@ SIM = "sim:demo?batch_seconds=0.02"
 OPENAI = "openai:gpt-5-mini"
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the test's own, for input, output, store and the embedded provider's batches."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def lines_of(count: int) -> list[str]:

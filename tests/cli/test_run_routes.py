@@ -25,12 +25,9 @@ OPENAI = "openai:gpt-5-mini"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the test's own, for input, output and the embedded provider's batches."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
+def poll_interval(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches end soon."""
     monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
-    return tmp_path
 
 
 def run(*more: str, model: str = OPENAI, output: str | None = "out.jsonl") -> int:

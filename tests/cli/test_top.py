@@ -32,12 +32,9 @@ LEFT = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(tmp_path / "sim"))
-    monkeypatch.setenv("SMARTBATCH_STORE", str(tmp_path / "jobs.db"))
+def own_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMARTBATCH_STORE", str(folder / "jobs.db"))
     monkeypatch.setenv("SMARTBATCH_SHARED", "off")
-    return tmp_path
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from jobs.stores import Bench, bench, led, new_items, postgres_address, result, started, store
+from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.errors import RequestCancelled
 from smartbatch.jobs.payload import encode_error
@@ -17,7 +17,7 @@ from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Route
 
-__all__ = ["bench", "postgres_address", "store"]
+__all__ = ["bench", "store"]
 
 
 def accepted(store: SqlStore, bench: Bench, count: int, **changes: Any) -> list[str]:

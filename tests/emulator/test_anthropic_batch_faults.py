@@ -16,7 +16,7 @@ from anthropic_batch_world import (
     requests,
     sdk_of,
 )
-from virtual_service import check_lost_create_and_cut_download, one_batch
+from virtual_service import check_lost_create_and_cut_download, check_odd_lines, one_batch
 
 from smartbatch.testing import Emulator, answer_for
 
@@ -51,14 +51,7 @@ def test_a_line_can_be_doubled_foreign_swapped_without_usage_or_no_json() -> Non
         results = sdk.messages.batches.results(batch)
         return [(line.custom_id, line.result.message.content[0].text) for line in results]
 
-    own = {n: (f"j-{n}", answer_for(f"j{n}", MODEL)) for n in range(3)}
-    doubled = texts("doubled_lines")
-    assert doubled == [own[0], own[1], ("j-1", own[2][1]), own[2]]
-    foreign = texts("foreign_lines")
-    assert len(foreign) == 4
-    assert not foreign[2][0].startswith("j-")
-    assert texts("swapped_answers") == [own[0], ("j-1", own[2][1]), own[2]]
-
+    check_odd_lines(texts, MODEL)
     virtual = one_batch(line_fault="no_usage")
     sdk = sdk_of(virtual)
     batch = sdk.messages.batches.create(requests=requests(2)).id

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import threading
 import time
 from collections import Counter
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from smartbatch.emulator import EmulatorSettings
 from smartbatch.emulator.batches.batch_records import BatchBackendError, InputProblem
 from smartbatch.emulator.batches.timeline import BatchRandomness, timeline
+from tests.together import run_together
 
 
 def test_a_batch_goes_from_validation_to_its_end_and_its_counts_grow():
@@ -298,10 +298,6 @@ def test_threads_that_create_at_the_same_time_get_batches_of_their_own():
     def create() -> None:
         names.extend(world.create(count=2).id for _ in range(50))
 
-    threads = [threading.Thread(target=create) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(lambda _: create(), range(4))
     assert len(set(names)) == 200
     assert world.figures()["lines_billed"] == 400

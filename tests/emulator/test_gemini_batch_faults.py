@@ -22,7 +22,7 @@ from gemini_batch_world import (
 from google import genai
 from google.genai import types
 from levels import sampled
-from virtual_service import check_lost_create_and_cut_download, one_batch
+from virtual_service import check_lost_create_and_cut_download, check_odd_lines, one_batch
 
 from smartbatch.testing import Emulator, answer_for
 
@@ -57,12 +57,7 @@ def test_a_line_can_be_doubled_foreign_swapped_or_without_usage() -> None:
         sdk = sdk_of(one_batch(line_fault=fault))
         return [(line["key"], text_of(line)) for line in read(sdk, create(sdk, rows(3)))]
 
-    own = {n: (f"j-{n}", answer_for(f"j{n}", MODEL)) for n in range(3)}
-    assert texts("doubled_lines") == [own[0], own[1], ("j-1", own[2][1]), own[2]]
-    foreign = texts("foreign_lines")
-    assert len(foreign) == 4
-    assert not foreign[2][0].startswith("j-")
-    assert texts("swapped_answers") == [own[0], ("j-1", own[2][1]), own[2]]
+    check_odd_lines(texts, MODEL)
     sdk = sdk_of(one_batch(line_fault="no_usage"))
     lines = read(sdk, create(sdk, rows(2)))
     assert ["usageMetadata" in line["response"] for line in lines] == [True, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -11,6 +12,7 @@ from smartbatch.emulator.http.head import parse_head
 from smartbatch.emulator.ledger import Ledger
 from smartbatch.emulator.request_handling import RequestHandler
 from smartbatch.emulator.settings import EmulatorSettings
+from smartbatch.testing import answer_for
 
 START = 1e9  # monotonic seconds: later than any real clock of that kind, which the ledger looks at
 
@@ -67,3 +69,18 @@ def check_lost_create_and_cut_download(emu: Emulator, downloads: list[bytes]) ->
     assert second.startswith(first)
     [record] = emu.ledger.batches
     assert (record.outcome, sum(line.delivered for line in record.lines.values())) == ("lost", 20)
+
+
+def check_odd_lines(texts: Callable[[str], list[tuple[str, str]]], model: str) -> None:
+    """Check lines of three requests, ``j-0`` to ``j-2``, of which the second is doubled, foreign or swapped.
+
+    Args:
+        texts: returns ids and texts of the lines of a batch that meets a fault.
+    """
+    first, second, third = ((f"j-{n}", answer_for(f"j{n}", model)) for n in range(3))
+    swapped = (second[0], third[1])
+    assert texts("doubled_lines") == [first, second, swapped, third]
+    foreign = texts("foreign_lines")
+    assert len(foreign) == 4
+    assert not foreign[2][0].startswith("j-")
+    assert texts("swapped_answers") == [first, swapped, third]

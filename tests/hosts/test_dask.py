@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.stores import postgres_address
+from hosts.incidents import named_in_incidents
 
 from smartbatch import BatchingClient, ConfigError, InvalidRequest, ListProgress, ResultList
 from smartbatch._clock import RealClock
 from smartbatch.cli.main import main
 from smartbatch.testing import Emulator, answer_for, emulator
-
-__all__ = ["postgres_address"]  # a fixture
 
 distributed = pytest.importorskip("distributed", reason="distributed is not installed: the test extra has it")
 dask = pytest.importorskip("smartbatch.integrations.dask")
@@ -40,16 +38,6 @@ def scheduler() -> Iterator[Any]:
     made = distributed.LocalCluster(n_workers=2, threads_per_worker=2, processes=True, dashboard_address=":0")
     with made, distributed.Client(made, set_as_default=False) as client:
         yield client
-
-
-@pytest.fixture(
-    params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)],
-)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return str(tmp_path / "jobs.db")
-    address: str = request.getfixturevalue("postgres_address")
-    return f"{address}{'&' if '?' in address else '?'}schema=dask_{tmp_path.name[-40:].lower()}"
 
 
 def ask(server: Emulator, prompts: Any, scheduler: Any, store: str, **settings: Any) -> Any:
@@ -94,13 +82,6 @@ def kill_one(scheduler: Any) -> None:
     os.kill(pids[0], signal.SIGKILL)
 
 
-def asked_again(store: str) -> int:
-    """Requests that the incidents of the store name as perhaps paid twice."""
-    with BatchingClient("sim:demo", store=store) as client:
-        details = [incident.detail for job in client.jobs() for incident in job.incidents()]
-    return sum(int(detail.split()[0].replace(",", "")) for detail in details)
-
-
 @pytest.mark.full
 def test_the_units_of_a_worker_that_is_killed_are_taken_over(scheduler: Any, store: str) -> None:
     """Nothing is lost. What was paid twice is named: at most the calls in flight, and as many answers that
@@ -115,8 +96,8 @@ def test_the_units_of_a_worker_that_is_killed_are_taken_over(scheduler: Any, sto
         results = ask(server, prompts, scheduler, store, parallelism=8, on_progress=kill_at)
         assert results.texts == expected(prompts)
         twice = server.ledger.received - 600
-    assert twice <= min(16, asked_again(store))
-    assert asked_again(store) <= 32
+    assert twice <= min(16, named_in_incidents(store))
+    assert named_in_incidents(store) <= 32
 
 
 @pytest.mark.full
@@ -257,7 +238,7 @@ def test_the_same_call_goes_on_with_another_scheduler(scheduler: Any, tmp_path: 
             with pytest.raises(ConnectionError, match="with another scheduler"):
                 ask(server, prompts, address, store, parallelism=8, on_progress=kill_at)
         assert ask(server, prompts, scheduler, store, parallelism=8).texts == expected(prompts)
-        assert server.ledger.received - 600 <= min(16, asked_again(store))
+        assert server.ledger.received - 600 <= min(16, named_in_incidents(store))
 
 
 class EndedTask:

@@ -7,21 +7,18 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from jobs.stores import postgres_address
+from hosts.incidents import named_in_incidents
 
 from smartbatch import BatchingClient
 from smartbatch.jobs.claim_turns import LONGEST_GATHER
 from smartbatch.testing import Emulator, answer_for, emulator
 
-__all__ = ["postgres_address"]  # a fixture
-
 ROWS = 200
 PARALLELISM = 8
 LATENCY = 0.1
-IN_DOUBT = 2 * PARALLELISM + round(PARALLELISM / LATENCY * LONGEST_GATHER)
+UNCERTAIN = 2 * PARALLELISM + round(PARALLELISM / LATENCY * LONGEST_GATHER)
 """The calls in flight, as many that came next, and the answers of the longest time for which they gather
 before they are stored: where the machine is busy, and the store slow."""
 WORKER = """
@@ -39,14 +36,6 @@ with BatchingClient("openai:gpt-5-mini", provider_options=options, store=store, 
     for result in results:
         print(result.text, flush=True)
 """
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return str(tmp_path / "jobs.db")
-    address: str = request.getfixturevalue("postgres_address")
-    return f"{address}{'&' if '?' in address else '?'}schema=killed_{tmp_path.name[-40:].lower()}"
 
 
 def start(server: Emulator, store: str, how: str) -> subprocess.Popen[str]:
@@ -72,13 +61,6 @@ def rest(process: subprocess.Popen[str]) -> list[str]:
         lines = process.stdout.read().splitlines()
     assert process.returncode == 0
     return lines
-
-
-def named_in_incidents(store: str) -> int:
-    """Requests that the incidents of the store name as perhaps paid twice."""
-    with BatchingClient("sim:demo", store=store) as client:
-        details = [incident.detail for job in client.jobs() for incident in job.incidents()]
-    return sum(int(detail.split()[0].replace(",", "")) for detail in details)
 
 
 def asked_twice(server: Emulator) -> set[int]:
@@ -109,7 +91,7 @@ def test_the_same_call_goes_on_where_a_killed_process_stopped(how: str, store: s
         twice = server.ledger.received - ROWS
         if how == "list":
             assert asked_twice(server) <= named_rows(store)
-    assert 0 <= twice <= named_in_incidents(store) <= IN_DOUBT
+    assert 0 <= twice <= named_in_incidents(store) <= UNCERTAIN
 
 
 @pytest.mark.full
@@ -123,4 +105,4 @@ def test_a_living_process_is_waited_for_and_when_it_is_killed_the_other_goes_on(
         kill(first)
         assert len(rest(second)) == ROWS - 40
         assert asked_twice(server) <= named_rows(store)
-        assert server.ledger.received - ROWS <= named_in_incidents(store) <= IN_DOUBT
+        assert server.ledger.received - ROWS <= named_in_incidents(store) <= UNCERTAIN

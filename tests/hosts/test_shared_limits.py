@@ -13,14 +13,13 @@ from realtime.shared.servers import (
     KINDS,
     RedisServer,
     address_of,
-    postgres_address,
     redis_program,
     redis_server,
 )
 
 from smartbatch.testing import Emulator, emulator
 
-__all__ = ["postgres_address", "redis_server"]  # fixtures
+__all__ = ["redis_server"]  # a fixture
 
 RPM = 240
 """Four a second, of which 240 go at once."""

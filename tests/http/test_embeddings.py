@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from smartbatch import BatchingClient, Embedding, InvalidRequest, Request, Route
 from smartbatch.emulator.composed_answers import vector_for
 from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import Emulator, emulator
+from tests.together import run_together
 
 MODEL = "text-embedding-3-small"
 
@@ -42,11 +42,7 @@ def test_each_text_gets_exactly_its_vector_from_any_thread(emu: Emulator, client
             if vector != vector_for(text, MODEL, 32):
                 wrong.append(text)
 
-    threads = [threading.Thread(target=ask, args=(thread,)) for thread in range(32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_together(ask, range(32))
     assert wrong == []
     assert client.counts.succeeded == 640
     assert emu.ledger.received < 640 / 4, "requests of many threads should share calls"

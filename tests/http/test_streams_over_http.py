@@ -13,6 +13,7 @@ from smartbatch.emulator import answer_for
 from smartbatch.testing import Emulator, emulator
 from tests.hosts.run_script import run_script
 from tests.levels import sampled
+from tests.together import run_together
 
 SERVICES = {
     "chat": ("openai:gpt-5-mini", {}),
@@ -182,11 +183,7 @@ def test_a_hundred_streams_from_twenty_threads(emu: Emulator, client_of: ClientO
             prompt = f"question {thread} {number}"
             texts[prompt] = "".join(client.stream(prompt))
 
-    threads = [threading.Thread(target=reads, args=(thread,)) for thread in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_together(reads, range(20))
     model = client.model
     assert texts == {prompt: answer_for(prompt, model, 0) for prompt in texts}
     assert len(texts) == 100

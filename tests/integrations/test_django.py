@@ -19,13 +19,12 @@ from django.db import connection, connections, transaction
 from django.test import AsyncClient, Client, RequestFactory, override_settings
 from docs.pages import ROOT, Page
 from integrations.django_project import Project, acts, project
-from jobs.stores import postgres_address
 
 from smartbatch import Answer, Request, RequestTimeout, Result
 from smartbatch.integrations.django import closing_connections, get_client
 from smartbatch.integrations.django.system_checks import TAG, check_server
 
-__all__ = ["postgres_address", "project"]  # fixtures
+__all__ = ["project"]  # a fixture
 
 
 @contextlib.contextmanager

@@ -214,9 +214,9 @@ def postgres_server() -> str:
     return str(server.get_uri())
 
 
-@pytest.fixture(scope="session")
-def postgres_address() -> str:
-    """A PostgreSQL server: the one ``SMARTBATCH_TEST_PG_DSN`` names, else one of the test extra's."""
+def postgres_place() -> str:
+    """Return the address of the PostgreSQL server that ``SMARTBATCH_TEST_PG_DSN`` names, or of the test
+    extra's."""
     given = os.environ.get("SMARTBATCH_TEST_PG_DSN")
     if given:
         return given

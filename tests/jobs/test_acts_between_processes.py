@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from jobs.stores import Bench, bench, postgres_address
+from jobs.stores import Bench, bench
 from jobs.test_store_processes import Start, start
 
 from smartbatch import StoredJobs
 from smartbatch.config import BatchingConfig
 
-__all__ = ["bench", "postgres_address", "start"]  # fixtures
+__all__ = ["bench", "start"]  # fixtures
 
 CLIENT = """
 from smartbatch import BatchingClient

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from jobs.stores import postgres_address  # noqa: F401
 
 import smartbatch.client
 import smartbatch.jobs.job

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from jobs.runtimes import job_runtime
-from jobs.stores import Bench, bench, led, new_items, postgres_address, result, started
+from jobs.stores import Bench, bench, led, new_items, result, started
 
 from smartbatch.core.limits.budget import Budget
 from smartbatch.jobs.job_budget import JobBill, JobBudget, bill, remaining_budget
@@ -21,7 +21,7 @@ from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.prices import Price, PriceBook
 from smartbatch.types import Generation, Request, Usage
 
-__all__ = ["bench", "postgres_address"]  # fixtures
+__all__ = ["bench"]  # a fixture
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from attrs import evolve
-from jobs.stores import Bench, bench, led, new_items, postgres_address, result, started, store
+from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.core.limits.model_controls import name_of
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError, ValidationFailed
@@ -18,7 +18,7 @@ from smartbatch.jobs.store.control_table import TRIM_EVERY
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Result, Usage
 
-__all__ = ["bench", "postgres_address", "store"]  # fixtures
+__all__ = ["bench", "store"]  # fixtures
 
 BY = "ada@desk"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from attrs import evolve
-from jobs.stores import Bench, bench, led, new_job, postgres_address, started, store
+from jobs.stores import Bench, bench, led, new_job, started, store
 
 from smartbatch.jobs.records import IncidentRow, ItemState, LeaseLost, ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.wire_ids import new_nonce
 
-__all__ = ["bench", "postgres_address", "store"]  # fixtures
+__all__ = ["bench", "store"]  # fixtures
 
 
 def test_an_incident_told_twice_is_kept_once(bench: Bench) -> None:

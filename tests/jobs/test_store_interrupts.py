@@ -8,12 +8,12 @@ from types import CodeType
 
 import pytest
 from ctrl_c import interrupted_at_every_moment
-from jobs.stores import Bench, bench, postgres_address, started, store
+from jobs.stores import Bench, bench, started, store
 
 from smartbatch.jobs.records import JobLease
 from smartbatch.jobs.store import SqlStore
 
-__all__ = ["bench", "postgres_address", "store"]  # fixtures
+__all__ = ["bench", "store"]  # fixtures
 
 
 Act = Callable[[SqlStore, JobLease], object]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import asdict
 from jobs.sample_records import POLICY, PROGRESS
-from jobs.stores import Bench, bench, ingesting, new_items, postgres_address, result, started, store
+from jobs.stores import Bench, bench, ingesting, new_items, result, started, store
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.act_records import JobSelection
@@ -17,8 +17,9 @@ from smartbatch.jobs.records import IncidentRow, JobState, NewItem
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import job_table as jobs_module
 from smartbatch.types import Usage
+from tests.together import run_together
 
-__all__ = ["bench", "postgres_address", "store"]  # fixtures
+__all__ = ["bench", "store"]  # fixtures
 
 
 HOSTILE = [
@@ -96,11 +97,7 @@ def test_threads_that_accept_one_key_at_once_get_one_job(bench: Bench, count: in
         row, is_new = one.jobs.accept(bench.job(key="same"), new_items(count))
         got.append((row.id, is_new))
 
-    threads = [threading.Thread(target=accept, args=(one,)) for one in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_together(accept, stores)
     assert len({job_id for job_id, _ in got}) == 1
     assert sorted(is_new for _, is_new in got) == [False, False, False, True]
     assert bench.behind("SELECT count(*) FROM item") == [(count,)]

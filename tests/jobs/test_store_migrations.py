@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from jobs.stores import Bench, bench, new_items, postgres_address, result, started
+from jobs.stores import Bench, bench, new_items, result, started
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ItemState, JobState, ShardState
@@ -15,7 +15,7 @@ from smartbatch.jobs.store.migrations import MIGRATIONS
 from smartbatch.jobs.store.sqlite import APPLICATION
 from smartbatch.jobs.versioned_records import JobPolicy
 
-__all__ = ["bench", "postgres_address"]  # fixtures
+__all__ = ["bench"]  # a fixture
 
 FORMS = sorted((Path(__file__).parent / "old_stores").glob("[0-9].sql"))
 """What ``sqlite3 FILE .dump`` said of a store of each form that was released."""

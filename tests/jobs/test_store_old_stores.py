@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from attrs import asdict
 from jobs.remote import Made, Remote
-from jobs.stores import Bench, bench, postgres_address
+from jobs.stores import Bench, bench
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -25,7 +25,7 @@ from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Route
 
-__all__ = ["bench", "postgres_address"]  # fixtures
+__all__ = ["bench"]  # a fixture
 
 SAMPLES = Path(__file__).parent / "old_stores"
 NOW = 1_795_000_000.0

@@ -8,13 +8,14 @@ import threading
 from typing import Any
 
 import pytest
-from jobs.stores import Bench, bench, ingesting, led, new_items, postgres_address, result, started, store
+from jobs.stores import Bench, bench, ingesting, led, new_items, result, started, store
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ItemState, JobLease, LeaseLost, ShardState
 from smartbatch.jobs.store import SqlStore
+from tests.together import run_together
 
-__all__ = ["bench", "postgres_address", "store"]  # fixtures
+__all__ = ["bench", "store"]  # fixtures
 
 
 def test_one_store_owns_a_job_and_others_wait(bench: Bench) -> None:
@@ -196,11 +197,7 @@ def test_two_who_claim_at_once_are_never_both_the_owner(bench: Bench) -> None:
         together.wait(10)
         got.extend(lease for job in jobs if (lease := one.leases.claim(job, 60)))
 
-    threads = [threading.Thread(target=claim_all, args=(one,)) for one in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_together(claim_all, stores)
     assert sorted(lease.job_id for lease in got) == sorted(jobs)
 
 

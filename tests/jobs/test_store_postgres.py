@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from attrs import evolve
 from jobs.relay import Relay
-from jobs.stores import Bench, led, new_items, postgres_address, result, started
+from jobs.stores import Bench, led, new_items, result, started
 from psycopg.conninfo import conninfo_to_dict
 
 from smartbatch._postgres import SCHEMA_LOCK, Address
@@ -22,8 +22,6 @@ from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow, LeaseLost, NamedPlace, NewItem, ShardState
 from smartbatch.jobs.store import SqlStore, open_store, postgres
 from smartbatch.jobs.store.postgres import PostgresDatabase
-
-__all__ = ["postgres_address"]  # a fixture
 
 PASSWORD = "hunter2-%2F-secret"
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.stores import Bench, bench, new_items, postgres_address, started
+from jobs.stores import Bench, bench, new_items, started
 
 from smartbatch.jobs.records import JobLease, LeaseLost
 
-__all__ = ["bench", "postgres_address"]  # fixtures
+__all__ = ["bench"]  # a fixture
 
 PRELUDE = """
 import os, random, sys

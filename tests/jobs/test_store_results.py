@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from jobs.stores import Bench, bench, ingesting, led, new_items, postgres_address, result, started, store
+from jobs.stores import Bench, bench, ingesting, led, new_items, result, started, store
 
 from smartbatch.jobs.records import EarlierTries, ItemState, JobState, LeaseLost, ShardState, StoredCounts
 from smartbatch.jobs.store import SqlStore
@@ -16,7 +16,7 @@ from smartbatch.jobs.store import items_of_job as deleting_module
 from smartbatch.jobs.store import outcomes as outcomes_module
 from smartbatch.types import Usage
 
-__all__ = ["bench", "postgres_address", "store"]  # fixtures
+__all__ = ["bench", "store"]  # fixtures
 
 
 def test_results_behind_a_gap_longer_than_a_page_are_found(store: SqlStore, bench: Bench) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 from jobs.sample_records import PROGRESS
-from jobs.stores import Bench, bench, led, new_items, postgres_address, result, started, store
+from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import (
@@ -27,8 +27,9 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import rows as rows_module
 from smartbatch.jobs.store.shard_table import check_change
 from smartbatch.jobs.versioned_records import RemoteProgress
+from tests.together import run_together
 
-__all__ = ["bench", "postgres_address", "store"]  # fixtures
+__all__ = ["bench", "store"]  # fixtures
 
 
 def test_a_planned_shard_holds_its_items_in_its_own_order(store: SqlStore, bench: Bench) -> None:
@@ -217,11 +218,7 @@ def test_of_exclusive_creates_at_once_one_goes(bench: Bench) -> None:
         together.wait(10)
         went.append(one.shards.mark_submitting(lease, shard, exclusive=True) is not None)
 
-    threads = [threading.Thread(target=mark_submitting, args=row) for row in ready]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_together(lambda row: mark_submitting(*row), ready)
     assert sorted(went) == [False, False, False, True]
 
 

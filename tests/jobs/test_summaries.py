@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 from jobs.decisions import decision
-from jobs.stores import Bench, bench, led, new_items, postgres_address, result, started, store
+from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.core.routing.offers import expected_usd
 from smartbatch.errors import ErrorKind, ProviderError
@@ -30,7 +30,7 @@ from smartbatch.jobs.store.summary_tables import (
 from smartbatch.jobs.summary_records import Failures, ListDecision, Measured, Spending
 from smartbatch.types import Route, Usage
 
-__all__ = ["bench", "postgres_address", "store"]  # fixtures
+__all__ = ["bench", "store"]  # fixtures
 
 AT = 1_000_000 * HOUR + 60.0
 MEASURED = Measured(seconds=9.5, cost=0.25, individual_cost=0.5, batch_cost=0.2)

@@ -29,6 +29,7 @@ from smartbatch.jobs.records import ShardState
 from smartbatch.observe.metrics import KINDS, BatchMetrics
 from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 from smartbatch.types import Priority, Route, Usage
+from tests.together import run_together
 
 
 @pytest.fixture
@@ -292,11 +293,7 @@ def test_figures_of_many_threads_are_complete_and_every_snapshot_is_whole(metric
             s = metrics.snapshot()
             whole.append(balanced(s) and s.usage.input_tokens == 2 * s.usage.output_tokens)
 
-    threads = [threading.Thread(target=run) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(lambda _: run(), range(20))
     s = metrics.snapshot()
     assert all(whole)
     assert s.total == s.succeeded + s.failed + s.cancelled == s.submitted == 4_000

@@ -27,6 +27,7 @@ from smartbatch.observe.progress import Progress, watched
 from smartbatch.observe.text import SafeStream, duration, escape
 from smartbatch.types import Result
 from tests.levels import sampled
+from tests.together import run_together
 
 
 class Terminal(io.StringIO):
@@ -380,11 +381,7 @@ def test_results_of_many_threads_are_all_counted(stream: io.StringIO, clock: Man
         for _ in range(500):
             progress.advance(answer())
 
-    threads = [threading.Thread(target=run) for _ in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(lambda _: run(), range(20))
     progress.close()
     assert stream.getvalue().startswith("100% 10,000/10,000")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from attrs import define, field
-from jobs.stores import postgres_address
 
 from smartbatch.jobs.records import (
     TRANSITIONS,
@@ -13,8 +12,6 @@ from smartbatch.jobs.records import (
     ShardRow,
     ShardState,
 )
-
-__all__ = ["postgres_address"]  # a fixture
 
 OWN_VERBS = {ShardState.SETTLED, ShardState.DEAD}
 UNRESOLVED = {ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONAL}

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from jobs.stores import Bench, new_items, postgres_address
+from jobs.stores import Bench, new_items
 from properties.store_model import (
     IN_FLIGHT,
     OPEN,
@@ -69,8 +69,6 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import job_table as jobs_module
 from smartbatch.types import Usage
 from tests.levels import sampled
-
-__all__ = ["postgres_address"]  # a fixture
 
 MEMORY = Path("/dev/shm")
 """Where a sync costs nothing; what a disk keeps is tested elsewhere."""

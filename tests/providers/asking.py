@@ -50,6 +50,15 @@ def fails(provider: Provider, timeout: float = 20.0) -> ProviderError:
     return caught.value
 
 
+def stream_error(stream: AnswerStream, pieces: list[str] | None = None) -> ProviderError:
+    """Read a stream to its error; ``pieces`` collects what came before."""
+    with pytest.raises(ProviderError) as caught:
+        (pieces if pieces is not None else []).extend(stream)
+    with pytest.raises(RuntimeError, match="not been read"):
+        _ = stream.answer
+    return caught.value
+
+
 def forms_of(error: ProviderError) -> list[str]:
     """Return every form in which an error is shown, sent or kept."""
     return [

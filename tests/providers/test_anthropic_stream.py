@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from asking import KEY, ask, begin
+from asking import KEY, ask, begin, stream_error
 from claude import (
     BLOCK,
     END,
@@ -33,12 +33,7 @@ PROMPT = "my secret diary of the ninth of May says that nobody came to the party
 def broken(serve, script, timeout=20.0, pieces=None) -> ProviderError:
     """Read a stream to its error; ``pieces`` collects what came before."""
     with opened(serve(script)) as provider:
-        stream = begin(provider, PROMPT, timeout)
-        with pytest.raises(ProviderError) as caught:
-            (pieces if pieces is not None else []).extend(stream)
-        with pytest.raises(RuntimeError, match="not been read"):
-            _ = stream.answer
-    return caught.value
+        return stream_error(begin(provider, PROMPT, timeout), pieces)
 
 
 def test_pieces_come_one_by_one_and_the_answer_at_the_end(serve):

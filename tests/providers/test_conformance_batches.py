@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from batch_sides import GEMINI, OPENAI, create, world
+from batching import MARK, ended, results
 
-from smartbatch.types import Kind
+from smartbatch.types import Embedding, Kind, Request
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,17 @@ def test_what_is_no_line_of_results_is_refused(service, line):
         api.read_line(line, Kind.GENERATE)
     assert caught.value.__cause__ is None
     assert len(str(caught.value)) < 80
+
+
+@pytest.mark.parametrize("side", [OPENAI, GEMINI], ids=lambda side: side.prefix)
+def test_a_batch_of_vectors_is_the_real_time_vectors(side, tmp_path):
+    """One text a line; the numbers are exact."""
+    asked = [Request(prompt=f"text {n}", embedding=Embedding(dimensions=8)) for n in range(3)]
+    with world(side) as (emu, api):
+        found = results(api, ended(api, create(api, tmp_path, asked, kind=Kind.EMBED)), Kind.EMBED)
+        provider = side.provider(emu.url)
+        answers = provider.embed(asked, model="m", attempt=0, timeout=10)
+        provider.close()
+    lines = [found[f"{MARK}-{number}"].answer for number in range(3)]
+    assert [line.embedding for line in lines] == [answer.embedding for answer in answers]
+    assert all(len(line.embedding) == 8 and line.usage.input_tokens > 0 for line in lines)

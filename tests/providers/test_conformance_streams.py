@@ -6,11 +6,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from asking import ask, begin
+from asking import ask, begin, stream_error
 from raw_server import Exchange, Script, hangs, says
 
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.base import AnswerStream
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -36,15 +35,6 @@ def breaks(exchange: Exchange) -> None:
     """Ends in the middle of a chunk."""
     exchange.send(b"50\r\ndata: ")
     exchange.close()
-
-
-def error_of(stream: AnswerStream, pieces: list[str] | None = None) -> ProviderError:
-    """Read a stream to its error; ``pieces`` collects what came before."""
-    with pytest.raises(ProviderError) as caught:
-        (pieces if pieces is not None else []).extend(stream)
-    with pytest.raises(RuntimeError, match="not been read"):
-        _ = stream.answer
-    return caught.value
 
 
 def test_pieces_come_as_they_are_sent_and_the_answer_at_the_end(serve, reach, service):
@@ -101,14 +91,14 @@ def test_a_stream_without_its_end_is_an_error(serve, reach, service, then):
     events = service.events("Li", "ma")
     for count in range(len(events) - 1):
         pieces: list[str] = []
-        found = error_of(begin(reach(serve(streams(*events[:count], then=then)))), pieces)
+        found = stream_error(begin(reach(serve(streams(*events[:count], then=then)))), pieces)
         assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "truncated", True)
         assert "Lima".startswith("".join(pieces))
 
 
 def test_what_a_broken_stream_cost_is_kept(serve, reach, service):
     """The usage that came before the cut is on the error."""
-    found = error_of(begin(reach(serve(streams(*service.events("Li", "ma")[:2], then=breaks)))))
+    found = stream_error(begin(reach(serve(streams(*service.events("Li", "ma")[:2], then=breaks)))))
     assert found.usage is not None
     assert found.usage.input_tokens == 31
 
@@ -128,7 +118,7 @@ def test_an_event_that_is_no_json_object_is_an_error(serve, reach, service, data
     script = streams(first, b"data: " + data + b"\n\n")
     server = serve(script, says(service.answer("Lima")))
     provider = reach(server)
-    found = error_of(begin(provider))
+    found = stream_error(begin(provider))
     assert (found.kind, found.code, found.maybe_billed) == (kind, code, True)
     assert ask(provider).text == "Lima"
     assert server.connections == 2
@@ -136,7 +126,7 @@ def test_an_event_that_is_no_json_object_is_an_error(serve, reach, service, data
 
 def test_a_page_instead_of_a_stream_is_no_answer(serve, reach):
     """A sign-in page of the network is told from an answer."""
-    found = error_of(begin(reach(serve(says("<html>Sign in", content_type="text/html")))))
+    found = stream_error(begin(reach(serve(says("<html>Sign in", content_type="text/html")))))
     assert (found.kind, found.code) == (ErrorKind.INVALID_RESPONSE, "html")
 
 
@@ -145,7 +135,7 @@ def test_a_stall_ends_at_the_deadline(serve, reach, service):
     """The time-out counts for the whole stream, however many pieces have come."""
     pieces: list[str] = []
     script = streams(*service.events("Li", "ma")[:2], then=hangs)
-    found = error_of(begin(reach(serve(script)), timeout=0.5), pieces)
+    found = stream_error(begin(reach(serve(script)), timeout=0.5), pieces)
     assert pieces[:1] == ["Li"]
     assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.TIMEOUT, "deadline", True)
 
@@ -159,7 +149,7 @@ def test_an_endless_stream_ends_at_the_cap(serve, reach, service):
         while not exchange.server.done.is_set():
             exchange.send(chunked(large))
 
-    found = error_of(begin(reach(serve(streams(*events[:1], then=endless)), max_body=1_000_000)))
+    found = stream_error(begin(reach(serve(streams(*events[:1], then=endless)), max_body=1_000_000)))
     assert found.code == "too_large"
 
 

@@ -6,8 +6,6 @@ import json
 from array import array
 
 import pytest
-from batch_sides import GEMINI, create, world
-from batching import MARK, ended, results
 from gemini_asking import GEMINI_KEY, retry_in, says_gemini, violation
 
 from smartbatch.errors import ErrorKind
@@ -154,20 +152,6 @@ def test_the_key_does_not_come_back_in_a_line():
 
 
 # vectors
-
-
-def test_a_batch_of_vectors_is_the_real_time_vectors(tmp_path):
-    """One text a line; the numbers are exact."""
-    asked = [Request(prompt=f"text {n}", embedding=Embedding(dimensions=8)) for n in range(3)]
-    with world(GEMINI) as (emu, api):
-        found = results(api, ended(api, create(api, tmp_path, asked, kind=Kind.EMBED)), Kind.EMBED)
-        provider = GeminiProvider(GEMINI_KEY, emu.url)
-        answers = provider.embed(asked, model="m", attempt=0, timeout=10)
-        provider.close()
-        for number, answer in enumerate(answers):
-            assert found[f"{MARK}-{number}"].answer.embedding == answer.embedding
-            assert len(answer.embedding) == 8
-            assert found[f"{MARK}-{number}"].answer.usage.input_tokens > 0
 
 
 def test_a_line_for_a_vector_has_the_options_of_real_time_and_no_model():

@@ -14,9 +14,8 @@ from raw_server import error, says
 
 from smartbatch.errors import ErrorKind
 from smartbatch.providers.batch_api import LineOutcome, RemoteState, enqueued_limit
-from smartbatch.providers.openai.provider import OpenAIProvider
 from smartbatch.testing import answer_for
-from smartbatch.types import Embedding, Generation, Kind, Request
+from smartbatch.types import Generation, Kind, Request
 
 world = partial(world_of, OPENAI)
 
@@ -54,20 +53,6 @@ def test_a_batch_of_responses(tmp_path):
     with world(provider={"api": "responses"}) as (_, batches):
         found = results(batches, ended(batches, create(batches, tmp_path, requests(3))))
         assert found[f"{MARK}-2"].answer.text == answer_for("prompt 2", "m")
-
-
-def test_a_batch_of_vectors_is_the_real_time_vectors(tmp_path):
-    """One text a line; the numbers are exact."""
-    asked = [Request(prompt=f"text {n}", embedding=Embedding(dimensions=8)) for n in range(3)]
-    with world() as (emu, batches):
-        batch = ended(batches, create(batches, tmp_path, asked, kind=Kind.EMBED))
-        found = results(batches, batch, Kind.EMBED)
-        provider = OpenAIProvider(api_key=KEY, base_url=emu.base_url)
-        answers = provider.embed(asked, model="m", attempt=0, timeout=10)
-        provider.close()
-        for number, answer in enumerate(answers):
-            assert found[f"{MARK}-{number}"].answer.embedding == answer.embedding
-            assert len(answer.embedding) == 8
 
 
 def test_a_request_that_is_wrong_fails_alone(tmp_path):

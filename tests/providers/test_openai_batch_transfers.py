@@ -23,6 +23,7 @@ from smartbatch.providers.http import batch_calls
 from smartbatch.providers.http.spooled_body import upload_form
 from smartbatch.providers.openai.batches import OpenAIBatches
 from smartbatch.providers.openai.provider import OpenAIProvider
+from tests.together import run_together
 
 CA = str(Path(__file__).parent / "localhost-ca.pem")
 BATCH = RemoteBatch(id="batch_1", state=RemoteState.COMPLETED, outputs=("file-2",))
@@ -326,9 +327,5 @@ def test_nothing_is_asked_twice(api, script):
 
 def test_many_threads_share_one_api(api):
     batches, server = api(says(described()))
-    threads = [threading.Thread(target=lambda: batches.get("batch_1", 10)) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
+    run_together(lambda _: batches.get("batch_1", 10), range(16))
     assert len(server.requests) == 16

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-import threading
 import time
 from array import array
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from smartbatch.events import CacheUnavailable, Event, RequestFinished
 from smartbatch.providers import MockProvider
 from smartbatch.realtime.cache import TRIM_EVERY, ResponseCache
 from smartbatch.types import Answer, Request, Result
+from tests.together import run_together
 
 ClientOf = Callable[..., BatchingClient]
 HOUR, DAY = 3600.0, 86_400.0
@@ -365,11 +365,7 @@ def test_many_threads_share_it(path: str) -> None:
             if cache.get(key) != Answer(f"{number} {turn}"):
                 wrong.append(number)
 
-    threads = [threading.Thread(target=use, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_together(use, range(8))
     assert wrong == []
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs.stores import postgres_address
 
 from tests.faults.durability.faulty_servers import faulty_emulator
 from tests.faults.durability.fork_server import ForkServer
 from tests.faults.durability.kill_loop import settle_of
 from tests.faults.durability.sharing_runs import SharingPlan, SharingRun
-
-__all__ = ["postgres_address"]  # a fixture
 
 FREEZE = 2.0
 """Seconds: more than two leases."""

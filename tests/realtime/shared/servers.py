@@ -12,7 +12,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from jobs.stores import postgres_address
 
 from smartbatch.realtime.shared import postgres_back_end, redis_back_end
 from smartbatch.realtime.shared.back_end import BackEnd
@@ -20,7 +19,7 @@ from smartbatch.realtime.shared.postgres_back_end import PostgresBackEnd
 from smartbatch.realtime.shared.redis_back_end import RedisBackEnd
 from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
 
-__all__ = ["postgres_address", "redis_server"]  # fixtures
+__all__ = ["redis_server"]  # a fixture
 
 KINDS = ("sqlite", "redis", "postgresql")
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 from attrs import asdict
-from realtime.shared.servers import KINDS, address_of, postgres_address, redis_server, timed
+from realtime.shared.servers import KINDS, address_of, redis_server, timed
 
 from smartbatch.core.limits.shared_record import LeaseAsk, SharedRecord, exchange
 from smartbatch.realtime.shared.addresses import open_back_end
@@ -20,7 +20,7 @@ from smartbatch.realtime.shared.back_end import BackEnd, BackEndUnavailable, hid
 from tests.core.walks.shared import drawn
 from tests.levels import sampled
 
-__all__ = ["postgres_address", "redis_server"]  # fixtures
+__all__ = ["redis_server"]  # a fixture
 
 
 class Time:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from observe.sample_events import submitted
 from realtime.scenes import Scripted
-from realtime.shared.servers import KINDS, address_of, postgres_address, redis_server
+from realtime.shared.servers import KINDS, address_of, redis_server
 
 import smartbatch
 from smartbatch import BatchingClient, Participant, Participants, RealtimeStatus
@@ -23,7 +23,7 @@ from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import BackEnd
 from smartbatch.realtime.shared.publication import Publication
 
-__all__ = ["postgres_address", "redis_server"]  # fixtures
+__all__ = ["redis_server"]  # a fixture
 
 
 @pytest.fixture

@@ -1,0 +1,16 @@
+"""What the tests of hosts share: a store of either database, which a test's own processes open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.full)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where it is: a file, or a schema of the test's own."""
+    if request.param == "sqlite":
+        return str(tmp_path / "jobs.db")
+    address: str = request.getfixturevalue("postgres_address")
+    return f"{address}{'&' if '?' in address else '?'}schema={tmp_path.name[-50:].lower()}"
