@@ -10,6 +10,7 @@ import difflib
 import enum
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, TypeVar
 
 
@@ -85,6 +86,18 @@ def _rebuild(cls: type[_E], message: str, state: dict[str, Any]) -> _E:
     error.args = (message,)
     error.__dict__.update(state)
     return error
+
+
+@lru_cache(maxsize=256)
+def snake_case(name: str) -> str:
+    """Return a class name as logs, metrics and outputs spell it."""
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+def kind_name(error: SmartbatchError) -> str:
+    """Return the name under which an error is counted and written: that of its :class:`ErrorKind`, such as
+    ``rate_limit``, or else of its class."""
+    return snake_case(type(error).__name__) if error.kind is None else error.kind.value
 
 
 def named(error: _E, request_id: str) -> _E:

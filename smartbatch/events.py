@@ -11,22 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import Context
 from enum import Enum
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 from attrs import asdict, field, frozen
 
 from smartbatch._display import brief, fields_repr
+from smartbatch.errors import snake_case
 from smartbatch.types import Kind, Priority, Route, Usage
 
 Observer: TypeAlias = "Callable[[Event], None]"
 """Anything that takes an event. An exception it raises is logged and has no other effect."""
-
-
-@lru_cache(maxsize=256)
-def snake_case(name: str) -> str:
-    """Return a class name as logs and metrics spell it."""
-    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
 
 
 @frozen(kw_only=True)

@@ -11,9 +11,9 @@ from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Option
+from smartbatch.errors import kind_name
 from smartbatch.jobs.status import JobStatus, cost_in_words, usd
 from smartbatch.observe.text import escape
-from smartbatch.tables.answer_columns import error_kind
 from smartbatch.types import Result, Route
 
 _LEAST_FASTER: Final = 1.05
@@ -25,8 +25,8 @@ _FAILURES_SHOWN: Final = 5
 def failure_line(row: KeyedRow, result: Result) -> str:
     """Return one line about a failed row: index, id where it has one, kind and message."""
     own = f" (id {escape(str(row.id))[:60]})" if row.id != row.index else ""
-    message = result.error.message if result.error is not None else ""
-    return f"row {row.index + 1}{own}: {error_kind(result)}: {escape(message)}"
+    assert result.error is not None
+    return f"row {row.index + 1}{own}: {kind_name(result.error)}: {escape(result.error.message)}"
 
 
 @define

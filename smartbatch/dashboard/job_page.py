@@ -12,7 +12,7 @@ from smartbatch.dashboard.jobs_page import number_of
 from smartbatch.dashboard.outlook import course, outlook, risk_of
 from smartbatch.dashboard.page import Page, Query, Section
 from smartbatch.dashboard.source import Source
-from smartbatch.errors import JobNotFound
+from smartbatch.errors import JobNotFound, kind_name
 from smartbatch.jobs.batch_timeline import timeline_rows
 from smartbatch.jobs.incident_titles import incident_title
 from smartbatch.jobs.payload import decode_result
@@ -22,7 +22,6 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import FailedRequest, JobLine
 from smartbatch.reports import charts, components
 from smartbatch.reports.axes import Axis, seconds, usd
-from smartbatch.tables.answer_columns import error_kind
 
 BATCHES = 100
 """Batches in the table; the time line draws fewer."""
@@ -181,8 +180,9 @@ def _failed(store: SqlStore, line: JobLine, query: Query) -> Html:
 def _reasons(rows: Sequence[FailedRequest]) -> Iterator[tuple[Child, ...]]:
     for row in rows:
         result = decode_result(row.body, request_id=row.user_id or "")
-        kind = row.outcome if result.error is None else error_kind(result)
-        yield f"{row.ix:,}", row.user_id or "–", kind, "" if result.error is None else result.error.message
+        error = result.error
+        kind, why = (row.outcome, "") if error is None else (kind_name(error), error.message)
+        yield f"{row.ix:,}", row.user_id or "–", kind, why
 
 
 def _downloads(source: Source, line: JobLine, query: Query) -> Html:

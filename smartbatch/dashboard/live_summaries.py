@@ -9,7 +9,8 @@ from typing import final
 from attrs import define, evolve
 
 from smartbatch._fork import PerProcess
-from smartbatch.events import Event, RequestFinished, snake_case
+from smartbatch.errors import snake_case
+from smartbatch.events import Event, RequestFinished
 from smartbatch.jobs.error_patterns import pattern_of
 from smartbatch.jobs.summary_records import ErrorGroup, Spending
 

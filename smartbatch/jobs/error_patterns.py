@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 
-from smartbatch.errors import SmartbatchError
-from smartbatch.events import snake_case
-
 LONGEST = 200
 """Characters of a message that tell groups apart."""
 _IDS = re.compile(
@@ -17,12 +14,6 @@ _IDS = re.compile(
 )
 _NUMBERS = re.compile(r"(?<![\w.-])[+-]?\d[\w.,:%/-]*(?:\s\d[\d.,]*)*")
 _STATUS = re.compile(r"[1-5]\d\d[,:.]?")
-
-
-def kind_of(error: SmartbatchError) -> str:
-    """Return the kind under which an error is counted: its :class:`~smartbatch.errors.ErrorKind`, or else
-    its class."""
-    return snake_case(type(error).__name__) if error.kind is None else error.kind.value
 
 
 def pattern_of(message: str) -> str:

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator
 
 from smartbatch._version import __version__
-from smartbatch.errors import StoreError
+from smartbatch.errors import StoreError, kind_name
 from smartbatch.jobs.batch_timeline import timeline_rows
-from smartbatch.jobs.error_patterns import kind_of, pattern_of
+from smartbatch.jobs.error_patterns import pattern_of
 from smartbatch.jobs.incident_titles import incident_title
 from smartbatch.jobs.payload import (
     Shared,
@@ -150,7 +150,7 @@ class _Seen:
             error = decode_error(each.body, request_id=request_id)
             self.failures_read += 1
             if error is not None:
-                self.failures.add(kind_of(error), pattern_of(error.message), request_id)
+                self.failures.add(kind_name(error), pattern_of(error.message), request_id)
 
     def _add(self, result: Result) -> None:
         self.dropped.update(result.dropped)

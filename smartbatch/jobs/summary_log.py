@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from smartbatch._clock import Clock
-from smartbatch.events import RequestFinished, snake_case
+from smartbatch.errors import snake_case
+from smartbatch.events import RequestFinished
 from smartbatch.jobs.error_patterns import pattern_of
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.store import SqlStore

@@ -37,7 +37,6 @@ from smartbatch.events import (
     SharedLimitsLost,
     SharedLimitsRestored,
     ThresholdMoved,
-    snake_case,
 )
 from smartbatch.observe.histogram import Histogram
 from smartbatch.observe.metrics_snapshot import DecisionFigures, EventCounts, MetricsSnapshot, RouteFigures
@@ -54,7 +53,7 @@ def _failure_names() -> dict[str, str]:
     names = {kind.value: kind.value for kind in errors.ErrorKind}
     for cls in vars(errors).values():
         if isinstance(cls, type) and issubclass(cls, errors.SmartbatchError):
-            names[cls.__name__] = names[snake_case(cls.__name__)] = snake_case(cls.__name__)
+            names[cls.__name__] = names[errors.snake_case(cls.__name__)] = errors.snake_case(cls.__name__)
     return names
 
 

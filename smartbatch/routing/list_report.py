@@ -7,7 +7,8 @@ from collections import Counter
 from attrs import evolve
 
 from smartbatch._clock import RealClock
-from smartbatch.jobs.error_patterns import kind_of, pattern_of
+from smartbatch.errors import kind_name
+from smartbatch.jobs.error_patterns import pattern_of
 from smartbatch.jobs.job_report import figures_of, list_figures, versions
 from smartbatch.jobs.summary_records import ListDecision
 from smartbatch.reports.report import Report
@@ -30,7 +31,7 @@ def list_report(model: str, began: float, decided: ListDecision | None, results:
     for result in results:
         dropped.update(result.dropped)
         if result.error is not None:
-            failures.add(kind_of(result.error), pattern_of(result.error.message), result.request_id)
+            failures.add(kind_name(result.error), pattern_of(result.error.message), result.request_id)
         elif not result.deduplicated:
             sample.add(figures_of(result))
     models = Counter(result.model or model for result in results)

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from smartbatch.events import snake_case
+from smartbatch.errors import kind_name
 from smartbatch.tables.columns import Columns
 from smartbatch.tables.kinds import kind_of_table
 from smartbatch.types import Result
@@ -36,7 +36,7 @@ def answer_columns(results: Sequence[Result[Any]]) -> Columns:
         "attempts": [result.attempts for result in results],
         "model": [result.model for result in results],
         "finish_reason": [result.finish_reason for result in results],
-        "error_kind": [None if result.ok else error_kind(result) for result in results],
+        "error_kind": [None if result.error is None else kind_name(result.error) for result in results],
         "error": [None if result.error is None else result.error.message for result in results],
     }
     if any(vector is not None for vector in vectors):
@@ -117,11 +117,3 @@ def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
 def as_rows(columns: Columns) -> list[dict[str, Any]]:
     """Return columns as one dictionary a row."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def error_kind(result: Result[Any]) -> str:
-    """Return the failed result's kind as outputs and summaries spell it, such as ``rate_limit``."""
-    error = result.error
-    if error is not None and error.kind is not None:
-        return error.kind.value
-    return snake_case(type(error).__name__)

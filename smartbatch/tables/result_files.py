@@ -18,7 +18,8 @@ from typing import IO, Any, Final, Protocol, TypeAlias
 
 from attrs import define, field, fields_dict
 
-from smartbatch.tables.answer_columns import error_kind, parsed_columns, renamed
+from smartbatch.errors import kind_name
+from smartbatch.tables.answer_columns import parsed_columns, renamed
 from smartbatch.tables.columns import (
     NONE,
     VECTOR,
@@ -108,7 +109,7 @@ def outcome_fields(result: Result, model: str) -> dict[str, Any]:
     line["dropped"] = dict(result.dropped)
     line["error"] = None
     if result.error is not None:
-        line["error"] = {"kind": error_kind(result), "message": result.error.message}
+        line["error"] = {"kind": kind_name(result.error), "message": result.error.message}
     if result.embedding is not None:
         line["embedding"] = list(result.embedding)
     return line

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smartbatch.errors import ErrorKind, ProviderError, QueueFull
-from smartbatch.jobs.error_patterns import LONGEST, kind_of, pattern_of
+from smartbatch.errors import ErrorKind, ProviderError, QueueFull, kind_name
+from smartbatch.jobs.error_patterns import LONGEST, pattern_of
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_a_pattern_is_bounded() -> None:
 
 
 def test_an_error_without_a_kind_is_counted_by_its_class() -> None:
-    assert kind_of(ProviderError("x", kind=ErrorKind.RATE_LIMIT)) == "rate_limit"
-    assert kind_of(QueueFull("x")) == "queue_full"
+    assert kind_name(ProviderError("x", kind=ErrorKind.RATE_LIMIT)) == "rate_limit"
+    assert kind_name(QueueFull("x")) == "queue_full"

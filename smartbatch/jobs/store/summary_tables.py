@@ -20,8 +20,8 @@ from attrs import frozen
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.decision_text import decision_of, decision_text
 from smartbatch.core.routing.offers import expected_usd
-from smartbatch.errors import StoreError
-from smartbatch.jobs.error_patterns import kind_of, pattern_of
+from smartbatch.errors import StoreError, kind_name
+from smartbatch.jobs.error_patterns import pattern_of
 from smartbatch.jobs.payload import decode_error, item_id
 from smartbatch.jobs.records import NewResult, StoredCounts
 from smartbatch.jobs.store.database import Database, Row, Transaction
@@ -337,7 +337,7 @@ def _told(body: bytes) -> tuple[str, str]:
         error = decode_error(body)
     except StoreError:
         error = None
-    return ("unknown", "") if error is None else (kind_of(error), pattern_of(error.message))
+    return ("unknown", "") if error is None else (kind_name(error), pattern_of(error.message))
 
 
 def _error_group(row: Row) -> ErrorGroup:
