@@ -18,8 +18,9 @@ from smartbatch.cli.clients import config_of, missing_store
 from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.jobs_of_run import jobs_named
 from smartbatch.cli.messages import note, say
-from smartbatch.cli.outputs import check_output_name, discard_standard_output, replaced
+from smartbatch.cli.outputs import check_output_name, replaced
 from smartbatch.cli.result_tables import table_format
+from smartbatch.cli.standard_output import discard_standard_output
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job

@@ -1,4 +1,4 @@
-"""The output of a run: one JSON line a row, in a file that survives a kill or on standard output.
+"""The output file of a run: one JSON line a row; it survives a kill.
 
 While a run lasts, the rows whose answers are there are one ``write`` at the end of the file, in the order of
 completion; the next answers are looked at after the ``write``. At the end the file is put into the order of
@@ -18,7 +18,6 @@ import json
 import os
 import re
 import stat
-import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,8 +43,6 @@ _KEY: Final = re.compile(f"[0-9a-f]{{{4 * HALF}}}")
 """A row's key, in hexadecimal digits."""
 _BLOCK: Final = 1 << 20
 """Bytes read at a time to compare the file with what was written."""
-_PROMPT_SHOWN: Final = 40
-"""Characters of the prompt that open a readable line."""
 
 
 def check_output_name(path: str) -> None:
@@ -513,49 +510,6 @@ def _new_file(path: str, mode: int) -> int:
             )
         os.unlink(path)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-
-
-class StandardOutput:
-    """Writes each row as it comes, in the order of the calls: JSON lines, or readable ones on a terminal.
-
-    Attributes:
-        readable: lines such as ``1  prompt… → answer`` instead of JSON, for a terminal.
-    """
-
-    def __init__(self) -> None:
-        self.readable = sys.stdout.isatty()
-
-    def append(self, rows: Sequence[OutputRow]) -> None:
-        """Write some rows.
-
-        Raises:
-            BrokenPipeError: the reader ended.
-        """
-        for row, line, answered in rows:
-            if self.readable:
-                line = _readable(row, json.loads(line), answered).encode("utf-8", "backslashreplace")
-            sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()
-
-
-def discard_standard_output() -> None:
-    """Point standard output at the null device, so that the interpreter's last flush raises nothing.
-
-    For commands whose reader ended early, as ``| head`` does.
-    """
-    with suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
-
-
-def _readable(row: KeyedRow, line: dict[str, Any], answered: bool) -> str:
-    first = next((value for value in row.fields.values() if isinstance(value, str)), "")
-    shown = first[:_PROMPT_SHOWN] + ("…" if len(first) > _PROMPT_SHOWN else "")
-    answer = line["text"] or "" if answered else f"[{line['error']['kind']}] {line['error']['message']}"
-    if "embedding" in line:
-        answer = f"a vector of {len(line['embedding']):,}"
-    return f"{row.index + 1}  {escape(shown)} → {escape(answer)}\n"
 
 
 # -- lines ---------------------------------------------------------------------------------------------------

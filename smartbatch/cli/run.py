@@ -16,14 +16,13 @@ from smartbatch.cli.outputs import (
     OutputChanged,
     OutputFile,
     Recovered,
-    StandardOutput,
     check_output_name,
-    discard_standard_output,
     encode,
 )
 from smartbatch.cli.prompts import InputRequests, KeyedRow, PromptMaker
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.cli.run_job import JobRun, RowResult, Rows
+from smartbatch.cli.standard_output import StandardOutput, discard_standard_output
 from smartbatch.cli.summary import RunSummary, failure_line
 from smartbatch.cli.table_output import TableOutput, open_output
 from smartbatch.errors import ConfigError, InputError

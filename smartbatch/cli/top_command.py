@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     # late: other subcommands need none of it
     from smartbatch.cli.clients import config_of
     from smartbatch.cli.full_screen import FullScreen
-    from smartbatch.cli.outputs import discard_standard_output
+    from smartbatch.cli.standard_output import discard_standard_output
     from smartbatch.cli.top_frame import frame
     from smartbatch.dashboard.source import Source
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from smartbatch import _files
 from smartbatch.cli import outputs, prompts
-from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered, discard_standard_output, encode
+from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered, encode
 from smartbatch.cli.prompts import KeyedRow, Keys, RowKeys
+from smartbatch.cli.standard_output import discard_standard_output
 from smartbatch.errors import (
     BudgetExceeded,
     ErrorKind,

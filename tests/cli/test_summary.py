@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from smartbatch.cli.outputs import Recovered, StandardOutput, encode
+from smartbatch.cli.outputs import Recovered, encode
 from smartbatch.cli.prompts import KeyedRow
+from smartbatch.cli.standard_output import StandardOutput
 from smartbatch.cli.summary import RunSummary, decision_summary, failure_line
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Option
