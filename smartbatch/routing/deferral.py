@@ -327,13 +327,9 @@ class Deferral:
         """Settle the futures of those who wait for one request of a job."""
         stored = not isinstance(result.error, ClientClosed | JobNotFound)
         with self._threads.counted():  # a hook of the user's could stop the client
-            for number, each in enumerate(waiters.waiting):
-                if number or not waiters.first:
-                    own = self._parts.reading.follower(each.request, result)
-                else:
-                    named = evolve(result, request_id=each.request.id or result.request_id)
-                    own = self._parts.reading.own(each.request, named, each.cache_key)
-                each.future.settle(own)
+            waiters.hand_out(
+                self._parts.reading, result, own=int(waiters.first), key_of=lambda each: each.cache_key
+            )
         if stored:
             try:
                 self._deferred_jobs.given(waiters.place)

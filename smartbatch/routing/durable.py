@@ -191,18 +191,13 @@ class DurableRequests:
             del self._waiters[waiters.place.job_id, waiters.place.ix]
             for each in waiters.waiting:
                 self._stored.pop(each.future, None)
+        reading, own = self._parts.reading, 1
         if waiters.place.answered:
-            result = as_kept(result)
-        reading = self._parts.reading
+            result, own = as_kept(result), len(waiters.waiting)
         with self._threads.counted():  # a hook of the user's could stop the client
-            for number, each in enumerate(waiters.waiting):
-                if number and not waiters.place.answered:
-                    own = reading.follower(each.request, result)
-                else:
-                    named = evolve(result, request_id=each.request.id or result.request_id)
-                    key = reading.admission.fingerprint(each.request)
-                    own = reading.own(each.request, named, key)
-                each.future.settle(own)
+            waiters.hand_out(
+                reading, result, own=own, key_of=lambda each: reading.admission.fingerprint(each.request)
+            )
         with self._monitor:
             self._monitor.notify_all()
 

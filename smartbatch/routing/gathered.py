@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.errors import SmartbatchError, WrongProcess
@@ -67,6 +67,23 @@ class GatheredWaiters(Generic[G, P]):
     def settle(self, result: Result) -> None:
         """Settle every future."""
         self.settle_all(self, result)
+
+    def hand_out(
+        self, reading: Reading, result: Result, *, own: int, key_of: Callable[[G], bytes | None]
+    ) -> None:
+        """Settle every future with a stored result.
+
+        Args:
+            own: how many of the first have it as their own, with its cost; the others took part in it.
+            key_of: says under which key the cache keeps the answer to a request.
+        """
+        for number, each in enumerate(self.waiting):
+            if number < own:
+                named = evolve(result, request_id=each.request.id or result.request_id)
+                made = reading.own(each.request, named, key_of(each))
+            else:
+                made = reading.follower(each.request, result)
+            each.future.settle(made)
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures."""

@@ -280,30 +280,30 @@ def _validator(schema: str) -> Any:
     return bounded(kind)(decoded, registry=REGISTRY)
 
 
-def _patterns(schema: Any) -> Iterator[str]:
+def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the keywords of a schema, and of those within it, with their values; what is data has none."""
     if isinstance(schema, list):
         for item in schema:
-            yield from _patterns(item)
+            yield from _keywords(item)
     elif isinstance(schema, Mapping):
         for key, value in schema.items():
-            if key == "pattern" and isinstance(value, str):
-                yield value
-            elif key not in ("enum", "const", "default", "examples"):
-                if key == "patternProperties" and isinstance(value, Mapping):
-                    yield from value
-                yield from _patterns(value)
+            if key not in ("enum", "const", "default", "examples"):
+                yield key, value
+                yield from _keywords(value)
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    for key, value in _keywords(schema):
+        if key == "pattern" and isinstance(value, str):
+            yield value
+        elif key == "patternProperties" and isinstance(value, Mapping):
+            yield from value
 
 
 def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, list):
-        for item in schema:
-            yield from _references(item)
-    elif isinstance(schema, Mapping):
-        for key, value in schema.items():
-            if key in ("$ref", "$dynamicRef") and isinstance(value, str):
-                yield value
-            elif key not in ("enum", "const", "default", "examples"):
-                yield from _references(value)
+    for key, value in _keywords(schema):
+        if key in ("$ref", "$dynamicRef") and isinstance(value, str):
+            yield value
 
 
 def check_answer(
