@@ -238,8 +238,10 @@ class Collector:
             whole = head.own_budget is None or short is self._gates.budget
             whose = "the budget" if whole else "this list's budget"
             left = dollars(short.left or 0.0)
-            lost = short.lease is not None and short.lease.lost
-            why = "The place where it is shared cannot be used" if lost else "Raise it or lower max_tokens"
+            why = "Raise it or lower max_tokens"
+            if short.lease is not None and short.lease.lost:
+                why = "The place where it is shared cannot be used"
+                why += f": {short.lease.incompatible}" if short.lease.incompatible else ""
             error = BudgetExceeded(
                 f"the request could cost up to {dollars(head.reserve)}, and {left} are left "
                 f"of {whose}; nothing was sent. {why}",

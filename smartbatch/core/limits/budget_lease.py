@@ -42,6 +42,7 @@ class BudgetLease:
 
     Attributes:
         lost: whether the back end is unavailable.
+        incompatible: why waiting for it does not help, where it does not; else empty.
         grant: of the last exchange; ``None`` before it.
     """
 
@@ -55,7 +56,7 @@ class BudgetLease:
         reserved: Callable[[], float],
         widen: Callable[[float], None],
     ) -> None:
-        self.lost = False
+        self.lost, self.incompatible = False, ""
         self.grant: LeaseGrant | None = None
         self._limit = limit
         self._member = member
@@ -150,7 +151,7 @@ class BudgetLease:
            that costs more.
         3. Others may give some back: ask again soon.
         """
-        self.grant, self.lost = grant, False
+        self.grant, self.lost, self.incompatible = grant, False, ""
         more = math.floor(grant.granted[0] * _NANO + 0.1)  # sums of floats lack some parts of 10⁻¹⁰
         if more:
             self._drawn += more
@@ -165,13 +166,17 @@ class BudgetLease:
             self._again_at = now + _IDLE
         self._held_then = self._held()
 
-    def lose(self, now: float) -> bool:
-        """The back end cannot be reached: nothing more is leased. True when that begins."""
+    def lose(self, now: float, incompatible: str = "") -> bool:
+        """The back end cannot be used: nothing more is leased. True when that begins.
+
+        ``incompatible`` says why waiting does not help, where it does not.
+        """
         begins = not self.lost
+        self.incompatible = incompatible
         if begins:
             self.lost, self._lost_at = True, now
         self._lacking = 0.0
         self._held_then = self._held()
-        if now - self._lost_at >= _CLOSED:
+        if incompatible or now - self._lost_at >= _CLOSED:
             self._hopeless = 0.0
         return begins

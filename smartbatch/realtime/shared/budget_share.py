@@ -70,8 +70,8 @@ class BudgetShare:
     def adopt(self, grant: LeaseGrant, now: float) -> None:
         self._guarded(lambda: self._lease.adopt(grant, now))
 
-    def lose(self, now: float, incompatible: str) -> int | None:  # noqa: ARG002 - money waits half a minute
-        begins = self._guarded(lambda: self._lease.lose(now))
+    def lose(self, now: float, incompatible: str) -> int | None:
+        begins = self._guarded(lambda: self._lease.lose(now, incompatible))
         grant = self._lease.grant
         return None if not begins else 0 if grant is None else grant.members
 

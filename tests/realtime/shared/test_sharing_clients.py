@@ -319,6 +319,22 @@ def test_no_money_is_leased_from_a_place_that_is_unavailable(
     assert 30.0 <= clock.now() <= 60.0
 
 
+def test_no_money_is_waited_for_where_processes_of_another_version_share_it(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting does not help; the error says what does."""
+    with monkeypatch.context() as later:
+        for module in ("back_end", "sqlite_back_end"):
+            later.setattr(f"smartbatch.realtime.shared.{module}.VERSION", 99)
+        open_back_end(address, clock.now).prepare()
+    client = spender(clock, client_of, address, 1.0)
+    error = client.submit("one").exception(120.0)
+    assert isinstance(error, BudgetExceeded)
+    assert "processes of version 99" in str(error)
+    assert "use the same smartbatch" in str(error)
+    assert clock.now() <= 1.0
+
+
 def test_the_clients_of_a_process_lease_on_one_thread(address: str) -> None:
     """Each has a clock of its own, and time is the same for all."""
     assert shared_leases(address, RealClock()) is shared_leases(address, RealClock())
