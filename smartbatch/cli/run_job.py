@@ -16,6 +16,7 @@ import argparse
 import heapq
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
@@ -128,6 +129,16 @@ class JobRun:
             for result in one.job.results(wait=False):
                 if self._identity.index_of(result) > last:
                     yield result
+
+    def paid_twice(self) -> list[str]:
+        """Return what may have been paid twice of this run's jobs in real time, which the store forgets with
+        them: each a text."""
+        found = []
+        for one in self._jobs:
+            if one.realtime:
+                with suppress(StoreError):  # the output has every answer: no reason to fail
+                    found += [each.detail for each in one.job.incidents() if each.kind == "maybe_billed"]
+        return found
 
     def forget(self, *, all_answered: bool) -> None:
         """Delete the jobs in real time from the store once the output has all of their results.

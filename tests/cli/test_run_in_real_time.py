@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -154,6 +155,19 @@ def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.Ca
     assert f"job {job.id}: goes on; 3 of 10 rows have their results" in said
     assert Counter(asked) == Counter(expected[3:])
     assert [row["input"]["prompt"] for row in written()] == expected
+    assert stored_jobs() == []
+
+
+def test_what_may_be_paid_twice_is_told_before_the_store_forgets_it(calls: Any) -> None:
+    """The row that was being asked when the run was killed is asked again."""
+    expected = prompts(6)
+    killed(expected)
+    with Child("--parallelism", "2", "-o", "out.jsonl") as child:
+        child.release(6)
+        assert sorted(child.begun(3)) == expected[3:]
+        said = child.stderr.read().decode()
+        assert child.process.wait() == 0
+    assert re.search(r"twice    perhaps paid: \d requests were in flight .* when their process ended", said)
     assert stored_jobs() == []
 
 
