@@ -393,7 +393,9 @@ class OutputFile:
                     return None
                 reason = "is not valid JSON"
         raise InputError(
-            f"{self.shown}: line {number} {reason}; choose another -o, or mend or remove the file"
+            f"{self.shown}: line {number} {reason}; choose another -o, which asks every row, or mend the "
+            "file or move it away: then the same line writes what the store has of this run, and pays none "
+            "of it twice"
         )
 
     def _check(self, number: int, content: dict[str, Any], keys: RowKeys) -> None:

@@ -172,6 +172,25 @@ def test_the_output_of_a_resumed_run_changes(
     assert Counter(calls.asked) == Counter(expected)
 
 
+def test_an_output_that_cannot_be_read_any_more_is_moved_away_to_pay_nothing_twice(
+    calls: Any, changed: Callable[[Callable[[Path], object], int], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The error says so: another output would have every row asked and paid for again."""
+    expected = prompts(ROWS)
+
+    def garble(path: Path) -> None:
+        path.write_bytes(path.read_bytes().replace(b'"error": null', b'"error":: ull', 1))
+
+    changed(garble, 10)
+    assert run(OWN) == 1
+    assert run(OWN) == 2
+    assert "move it away: then the same line writes what the store has of this run" in capfd.readouterr().err
+    move(Path("out.jsonl"))
+    assert run(OWN) == 0
+    assert [row["input"]["prompt"] for row in written()] == expected
+    assert Counter(calls.asked) == Counter(expected)
+
+
 def test_the_change_is_told_when_it_is_seen_and_nothing_is_written_into_a_foreign_file(
     calls: Any, changed: Callable[[Callable[[Path], object], int], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
