@@ -11,14 +11,13 @@ from attrs import define, evolve
 from smartbatch._fork import PerProcess
 from smartbatch.errors import snake_case
 from smartbatch.events import Event, RequestFinished
-from smartbatch.jobs.error_patterns import pattern_of
+from smartbatch.jobs.error_patterns import OTHERS, pattern_of
 from smartbatch.jobs.summary_records import ErrorGroup, Spending
 
 GROUPS = 200
 """Groups of errors that are told apart; errors of further ones are counted by their kind."""
 HOURS = 24 * 7
 HOUR = 3600.0
-OTHERS = "(further messages)"
 
 
 @define
@@ -94,13 +93,7 @@ def _spend(spent: dict[tuple[float, str, str], Spending], event: RequestFinished
         for old in [each for each in spent if each[0] <= hour - HOURS * HOUR]:
             del spent[old]
         known = spent[key] = Spending(key[1], key[2], hour=hour)
-    known.requests += 1
-    known.failed += event.error is not None and not event.cancelled
-    known.usd += event.cost or 0.0
-    known.realtime_usd += event.cost or 0.0
-    known.unpriced += event.cost is None and event.usage.total_tokens > 0
-    known.input_tokens += event.usage.input_tokens
-    known.output_tokens += event.usage.output_tokens
+    known.count(event.cost, event.usage, failed=event.error is not None and not event.cancelled)
 
 
 def together(groups: Iterable[ErrorGroup]) -> list[ErrorGroup]:

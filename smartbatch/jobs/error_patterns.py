@@ -6,6 +6,8 @@ import re
 
 LONGEST = 200
 """Characters of a message that tell groups apart."""
+OTHERS = "(further messages)"
+"""The message under which errors of a kind are counted beyond the groups that are told apart."""
 _IDS = re.compile(
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"  # UUIDs
     r"|\b(?=[a-z]*\d|[a-z]*[A-Z])[A-Za-z0-9]{16,}\b"  # random characters

@@ -11,10 +11,9 @@ from typing import TypeAlias
 from smartbatch._clock import Clock
 from smartbatch.errors import snake_case
 from smartbatch.events import RequestFinished
-from smartbatch.jobs.error_patterns import pattern_of
+from smartbatch.jobs.error_patterns import OTHERS, pattern_of
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.store.summary_tables import OTHERS
 from smartbatch.jobs.summary_records import Failures, ListDecision, Spending
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
@@ -110,7 +109,7 @@ class SummaryLog:
             with self._lock:
                 self._decided.extendleft(reversed(decided))
                 for each in spent.values():
-                    self._spend_locked(each)
+                    self._spent_locked(each.model, each.route).add(each)
                 self._fail_locked(failed.values())
 
     def _save_now(self) -> None:
@@ -122,13 +121,7 @@ class SummaryLog:
         while self._ended:
             model, route, cost, usage, error, message, request_id = self._ended.popleft()
             spent = self._spent_locked(model, "" if route is None else route.value)
-            spent.requests += 1
-            spent.failed += error is not None
-            spent.usd += cost or 0.0
-            spent.realtime_usd += cost or 0.0
-            spent.unpriced += cost is None and (error is None or usage.total_tokens > 0)
-            spent.input_tokens += usage.input_tokens
-            spent.output_tokens += usage.output_tokens
+            spent.count(cost, usage, failed=error is not None)
             if error is not None:
                 pattern = pattern_of(message or "")
                 self._fail_locked([Failures(snake_case(error), pattern, model, 1, request_id=request_id)])
@@ -138,16 +131,6 @@ class SummaryLog:
         if known is None:
             known = self._spent[model, route] = Spending(model, route)
         return known
-
-    def _spend_locked(self, more: Spending) -> None:
-        known = self._spent_locked(more.model, more.route)
-        known.requests += more.requests
-        known.failed += more.failed
-        known.usd += more.usd
-        known.realtime_usd += more.realtime_usd
-        known.unpriced += more.unpriced
-        known.input_tokens += more.input_tokens
-        known.output_tokens += more.output_tokens
 
     def _fail_locked(self, failures: Iterable[Failures]) -> None:
         for more in failures:

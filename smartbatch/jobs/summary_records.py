@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import define, field, frozen
 
 from smartbatch.core.routing.choice import Decision
+from smartbatch.types import Usage
 
 
 @frozen(kw_only=True)
@@ -159,3 +160,19 @@ class Spending:
     input_tokens: int = 0
     output_tokens: int = 0
     hour: float = 0.0
+
+    def count(self, cost: float | None, usage: Usage, *, failed: bool) -> None:
+        """Count a request in real time that ended; what it ``cost`` is ``None`` where no price is known."""
+        unpriced = cost is None and (not failed or usage.total_tokens > 0)
+        usd, tokens = cost or 0.0, (usage.input_tokens, usage.output_tokens)
+        self.add(Spending(self.model, self.route, 1, int(failed), usd, usd, int(unpriced), *tokens))
+
+    def add(self, more: Spending) -> None:
+        """Count what further requests of the same model and route came to."""
+        self.requests += more.requests
+        self.failed += more.failed
+        self.usd += more.usd
+        self.realtime_usd += more.realtime_usd
+        self.unpriced += more.unpriced
+        self.input_tokens += more.input_tokens
+        self.output_tokens += more.output_tokens

@@ -15,6 +15,7 @@ from jobs.stores import Bench, bench, led, new_items, result, started, store
 
 from smartbatch.core.routing.offers import expected_usd
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.error_patterns import OTHERS
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewItem, ShardState
 from smartbatch.jobs.retried_rows import retry_failed
@@ -25,7 +26,6 @@ from smartbatch.jobs.store.summary_tables import (
     GROUPS_KEPT,
     HOUR,
     HOURS_KEPT,
-    OTHERS,
 )
 from smartbatch.jobs.summary_records import Failures, ListDecision, Measured, Spending
 from smartbatch.types import Route, Usage

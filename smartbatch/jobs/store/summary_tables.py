@@ -21,7 +21,7 @@ from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.decision_text import decision_of, decision_text
 from smartbatch.core.routing.offers import expected_usd
 from smartbatch.errors import StoreError, kind_name
-from smartbatch.jobs.error_patterns import pattern_of
+from smartbatch.jobs.error_patterns import OTHERS, pattern_of
 from smartbatch.jobs.payload import decode_error, item_id
 from smartbatch.jobs.records import NewResult, StoredCounts
 from smartbatch.jobs.store.database import Database, Row, Transaction
@@ -46,7 +46,6 @@ TRIM_EVERY = 20
 """Jobs after which what is old is deleted; requests in real time have it deleted with each write."""
 TRIMMED = 1_000
 """Groups that are deleted at once, at most."""
-OTHERS = "(further messages)"
 HOUR = 3600.0
 HOURS_KEPT = 14 * 24
 """Hours for which spending is kept."""
