@@ -8,7 +8,7 @@ from smartbatch._html import Child, Html, el
 from smartbatch.dashboard import act_forms
 from smartbatch.dashboard.job_rows import moment_of
 from smartbatch.dashboard.jobs_page import number_of
-from smartbatch.dashboard.page import Page, Query, Section
+from smartbatch.dashboard.page import Page, Query, Section, no_store_yet
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.act_records import Act
 from smartbatch.jobs.store import SqlStore
@@ -23,7 +23,7 @@ def page(source: Source, query: Query) -> Page:
     store = source.store
     forms = Section("forms", "Pause a model, or limit it", act_forms.of_models(query), live=False)
     if store is None:
-        told = el("p", f"There is no store yet at {source.place}: the first job makes it.")
+        told = el("p", no_store_yet(source))
         return Page("Acts", (Section("acts", "Who did what", told), forms))
     controls = store.controls.controls()
     paused = [

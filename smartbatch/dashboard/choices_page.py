@@ -9,7 +9,7 @@ from attrs import define, field, frozen
 from smartbatch._html import Child, Html, el, fragment
 from smartbatch.dashboard.job_rows import moment_of
 from smartbatch.dashboard.jobs_page import number_of
-from smartbatch.dashboard.page import Page, Query, Section
+from smartbatch.dashboard.page import Page, Query, Section, no_store_yet
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.summary_records import Measured, StoredDecision
@@ -52,7 +52,7 @@ def page(source: Source, query: Query) -> Page:
     """Return the page."""
     store = source.store
     if store is None:
-        return _alone("Choices", f"There is no store yet at {source.place}: the first job makes it.")
+        return _alone("Choices", no_store_yet(source))
     figures = store.summaries.decisions(limit=SUMMED)
     return Page(
         "Choices",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from smartbatch._html import Child, Html, el, fragment
 from smartbatch.dashboard.job_rows import moment_of
-from smartbatch.dashboard.page import Page, Query, Section
+from smartbatch.dashboard.page import Page, Query, Section, no_store_yet
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.summary_records import ErrorGroup
 from smartbatch.reports import components
@@ -21,7 +21,7 @@ _HEAD = ("kind", "message", "failed", "first seen (UTC)", "last seen (UTC)", "mo
 def page(source: Source, query: Query) -> Page:
     """Return the page."""
     if source.store is None and source.client is None:
-        told = el("p", f"There is no store yet at {source.place}: the first job makes it.")
+        told = el("p", no_store_yet(source))
         return Page("Errors", (Section("errors", "Errors", told),))
     groups = source.error_groups()
     kind = query.values.get("kind", "")

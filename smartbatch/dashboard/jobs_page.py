@@ -5,7 +5,7 @@ from __future__ import annotations
 from smartbatch._html import Html, el, fragment
 from smartbatch.dashboard import act_forms
 from smartbatch.dashboard.job_rows import jobs_table
-from smartbatch.dashboard.page import Page, Query, Section
+from smartbatch.dashboard.page import Page, Query, Section, no_store_yet
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.records import JobState
 from smartbatch.jobs.store import SqlStore
@@ -30,7 +30,7 @@ def page(source: Source, query: Query) -> Page:
     """Return the page."""
     store = source.store
     if store is None:
-        told = el("p", f"There is no store yet at {source.place}: the first job makes it.")
+        told = el("p", no_store_yet(source))
         return Page("Jobs", (Section("jobs", "Jobs", told),))
     forms = act_forms.of_jobs(filter_of(query), query)
     return Page(

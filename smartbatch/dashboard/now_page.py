@@ -10,7 +10,7 @@ from attrs import evolve
 from smartbatch._html import Child, Html, el, fragment
 from smartbatch.dashboard.attention import Need, needs_of
 from smartbatch.dashboard.job_rows import jobs_table
-from smartbatch.dashboard.page import Page, Query, Section
+from smartbatch.dashboard.page import Page, Query, Section, no_store_yet
 from smartbatch.dashboard.shared_view import SharedView, failures_of
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.status import span
@@ -80,7 +80,7 @@ def _need(need: Need, query: Query) -> Html:
 
 def _going(source: Source, store: SqlStore | None, query: Query) -> Html:
     if store is None:
-        return el("p", f"There is no store yet at {source.place}: the first job makes it.", class_="soft")
+        return el("p", no_store_yet(source), class_="soft")
     lines = store.overview.page(JobFilter(unfinished=True), limit=GOING + 1)
     if not lines:
         return el("p", "No job is under way.", class_="soft")

@@ -84,3 +84,8 @@ class Page:
 
 PageOf: TypeAlias = Callable[[Source, Query], Page]
 """Makes a page. Raises JobNotFound where it is about a job that is not there."""
+
+
+def no_store_yet(source: Source) -> str:
+    """Return what a page says where there is no store."""
+    return f"There is no store yet at {source.place}: the first job makes it."
