@@ -34,6 +34,16 @@ from tests.levels import sampled
 ClientOf = Callable[..., BatchingClient]
 
 
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """Variables by which processes share a store and the embedded provider's batches."""
+    return {
+        "SMARTBATCH_STORE": str(tmp_path / "jobs.db"),
+        "SMARTBATCH_SIM_DIR": str(tmp_path / "sim"),
+        "SMARTBATCH_BATCH_POLL_INTERVAL": "0.05",
+    }
+
+
 @pytest.mark.full
 def test_a_job_outlives_its_client(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
     """Another client on the store polls, collects and tells; nothing is created a second time."""
@@ -131,13 +141,8 @@ def test_events_tell_of_a_job_from_its_beginning_to_its_end(
 
 
 @pytest.mark.full
-def test_another_process_holds_the_futures_of_a_job(tmp_path: Path) -> None:
+def test_another_process_holds_the_futures_of_a_job(environ: dict[str, str]) -> None:
     """A script submits and is killed; the next one takes futures by the job's id and has every answer."""
-    environ = {
-        "SMARTBATCH_STORE": str(tmp_path / "jobs.db"),
-        "SMARTBATCH_SIM_DIR": str(tmp_path / "sim"),
-        "SMARTBATCH_BATCH_POLL_INTERVAL": "0.05",
-    }
     submit = run_script(
         """
         from smartbatch import BatchingClient
@@ -165,7 +170,7 @@ def test_another_process_holds_the_futures_of_a_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_forked_child_starts_empty_and_sees_the_same_jobs(tmp_path: Path) -> None:
+def test_a_forked_child_starts_empty_and_sees_the_same_jobs(environ: dict[str, str]) -> None:
     """The parent's futures say whose they are; the parent's lease and locks are untouched by the child."""
     ended = run_script(
         """
@@ -193,24 +198,15 @@ def test_a_forked_child_starts_empty_and_sees_the_same_jobs(tmp_path: Path) -> N
         print(job.wait(20).completed, all(future.result(5).ok for future in futures))
         client.stop()
         """,
-        environ={
-            "SMARTBATCH_STORE": str(tmp_path / "jobs.db"),
-            "SMARTBATCH_SIM_DIR": str(tmp_path / "sim"),
-            "SMARTBATCH_BATCH_POLL_INTERVAL": "0.05",
-        },
+        environ=environ,
     )
     assert ended.err == ""
     assert ended.lines == ["0", "30 True"]
 
 
 @pytest.mark.full
-def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_the_job_alive_and_says_how_to_go_on(environ: dict[str, str]) -> None:
     """The traceback names the line that takes it up again."""
-    environ = {
-        "SMARTBATCH_STORE": str(tmp_path / "jobs.db"),
-        "SMARTBATCH_SIM_DIR": str(tmp_path / "sim"),
-        "SMARTBATCH_BATCH_POLL_INTERVAL": "0.05",
-    }
     ended = run_script(
         """
         import signal, threading
