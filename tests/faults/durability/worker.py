@@ -153,7 +153,7 @@ def scale_times(task: WorkerTask) -> None:
     """Shorten what no setting reaches: the provider of this world answers within seconds, not hours."""
     service: Any = importlib.import_module("smartbatch.jobs.service")
     supervisor: Any = importlib.import_module("smartbatch.jobs.supervisor")
-    send_within = fields(StepLimits).send_within.default
+    send_within: Any = fields(StepLimits).send_within.default
     if task.lease is not None:
         share = task.lease / supervisor.LEASE
         send_within *= share
