@@ -65,9 +65,7 @@ def test_c1_no_form_of_retry_after_is_obeyed_blindly(provider: str, tmp_path: Pa
             )
 
         w.service.meet = refuse
-        prompts = texts(3)
-        job = w.process(batch_settle=MINUTE).submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        w.answered_job(texts(3), batch_settle=MINUTE)
         stages = {"list", "create", "get", "download"} | ({"upload"} if provider != "anthropic" else set())
         assert all(met[stage] > len(RETRY_AFTER) for stage in stages)
         at = [seen.at for seen in w.service.seen]
@@ -337,9 +335,7 @@ def test_c28_usage_that_is_far_too_much_for_its_prompt_is_told_and_not_believed(
                     _deep(name, 1_000_000)(answer)
 
         w.edit_answers(boast)
-        prompts = texts(100)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(100))
         assert w.incidents(job) == {"token_mismatch": 1}
         assert len(w.requests("ask")) == 1
         assert job.status().cost > 0.05  # what they say they bill is booked all the same

@@ -39,9 +39,7 @@ def test_c19_nor_is_one_whose_create_was_not_answered(provider: str, tmp_path: P
     lag = {"batch_get_lag": MINUTE, "batch_list_lag": MINUTE, "batch_turnaround": 10 * MINUTE}
     faults = {"get_lag": 1.0, "list_lag": 1.0, "lost_create": 1.0}
     with world(provider, tmp_path, batch_faults=faults, **lag) as w:
-        prompts = texts(5)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(5))
         assert len(w.creates) == 1
         assert not w.incidents(job)
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
@@ -115,9 +113,7 @@ def test_c23_new_fields_everywhere_are_passed_over(provider: str, tmp_path: Path
 
     with world(provider, tmp_path, batch_turnaround=5 * MINUTE) as w:
         w.edit_json({"upload", "create", "get", "list", "file"}, grow)
-        prompts = texts(5)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(5))
         assert len(w.creates) == 1
         assert not w.incidents(job)
 
@@ -141,9 +137,7 @@ def test_c23_a_field_that_has_another_name_today_stops_nothing(
 
     with world(provider, tmp_path, batch_turnaround=5 * MINUTE) as w:
         w.edit_json({"create", "get", "list"}, rename)
-        prompts = texts(5)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        w.answered_job(texts(5))
         assert len(w.creates) == 1
 
 

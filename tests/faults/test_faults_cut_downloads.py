@@ -77,9 +77,7 @@ def test_c9_downloads_that_end_in_the_middle_of_a_line_are_fetched_until_they_ar
     """Two in a row, or many: what is behind the cut was answered and paid for."""
     with world(provider, tmp_path) as w:
         cut_downloads(w, cut, lambda number: number > times)
-        prompts = texts(12)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(12))
         check_nothing_was_asked_again(w)
         assert "missing_items" not in w.incidents(job)
 
@@ -94,9 +92,7 @@ def test_c9_a_download_that_looks_broken_twice_confirms_nothing(
     """The provider counts more answers than came, so it has them; a gateway cut them, and ended the line."""
     with world(provider, tmp_path) as w:
         cut_downloads(w, cut, whole=lambda number: number > 3)
-        prompts = texts(9)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        w.answered_job(texts(9))
         check_nothing_was_asked_again(w)
 
 
@@ -111,9 +107,7 @@ def test_c9_a_download_without_its_last_newline_may_be_cut_before_it(provider: s
             return body[: body.index(b"\n", int(next(lengths) * len(body)))]
 
         cut_downloads(w, shorter, lambda number: number > 4)
-        prompts = texts(12)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        w.answered_job(texts(12))
         check_nothing_was_asked_again(w)
 
 
@@ -122,9 +116,7 @@ def test_c9_a_batch_whose_results_are_cut_is_not_taken_for_a_foreign_one(tmp_pat
     """Where batches have no labels, the ids in the results say whose a batch is, and a cut line says none."""
     with world("anthropic", tmp_path, batch_turnaround=MINUTE, batch_faults={"lost_create": 1.0}) as w:
         cut_downloads(w, in_the_first_line, lambda number: number > 12)
-        prompts = texts(8)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(8))
         check_nothing_was_asked_again(w)
         assert not w.incidents(job)
 
@@ -150,9 +142,7 @@ def test_c9_no_more_is_written_than_the_results_of_the_batch_can_be(
         cut_downloads(
             w, lambda body: body + (b"x" if line else b"{}\n") * 2_000_000, lambda number: number > 3
         )
-        prompts = texts(12)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(12))
         check_nothing_was_asked_again(w)
         assert w.incidents(job) == {"results_at_risk": 1}
         assert "larger than 12 requests can have" in job.incidents()[0].detail
@@ -167,9 +157,7 @@ def test_c9_a_file_that_has_no_last_newline_each_time_is_whole(provider: str, tm
     """Some servers end their files like that; what is missing in such a file goes again."""
     with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "missing_lines", {3})) as w:
         cut_downloads(w, lambda body: body[:-1], lambda number: False)
-        prompts = texts(9)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(9))
         assert [record.total for record in w.creates] == [9, 1]
         assert w.incidents(job) == {"missing_items": 1}
 

@@ -87,9 +87,7 @@ def test_c15_after_one_expiry_with_nothing_done_all_goes_in_a_new_batch(
     provider: str, tmp_path: Path
 ) -> None:
     with world(provider, tmp_path, batch_turnaround=HOUR, batch_fault_for=first("expire_all")) as w:
-        prompts = texts(4)
-        job = w.process(**SLOW).submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        w.answered_job(texts(4), **SLOW)
         assert [record.total for record in w.creates] == [4, 4]
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
@@ -308,8 +306,7 @@ def test_c18_a_full_quota_of_enqueued_tokens_is_waited_for(
     prompts = [f"{number} " + "word " * 20 for number in range(80)]
     settings = {"batch_validating": MINUTE, "batch_turnaround": 20 * MINUTE, "batch_enqueued_tokens": 1000}
     with world(provider, tmp_path, rare=60, batch_enqueued_refusal=refusal, **settings) as w:
-        job = w.process(batch_max_requests=10, batch_poll_interval=MINUTE).submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        w.answered_job(prompts, batch_max_requests=10, batch_poll_interval=MINUTE)
         refused = [record for record in w.creates if record.outcome == "refused" or record.state == "failed"]
         assert 1 <= len(refused) <= 2 * 8  # they wait together, and longer each time
         assert not w.emu.ledger.paid_twice(excluding_lost=False)

@@ -103,9 +103,7 @@ def test_b12_an_input_too_large_for_the_server_goes_in_halves(provider: str, tmp
             return None
 
         w.service.meet = too_large
-        prompts = texts(16)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(16))
         sizes = sorted({shard.size for shard in job.status().shards}, reverse=True)
         assert sizes[0] == 16
         refused = [shard for shard in job.status().shards if shard.state == "dead"]
@@ -130,9 +128,7 @@ def test_b13_a_page_to_sign_in_is_never_taken_for_the_provider(
             return evolve(reply, body=HTML, content_type="text/html", delivered=None)
 
         w.service.alter = portal
-        prompts = texts(5)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(5))
         assert shown or what == "cancel"
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
         assert len(w.creates) == 1
@@ -154,9 +150,7 @@ def test_b15_no_call_follows_a_redirect_to_another_host(provider: str, tmp_path:
                 return ServerReply(307, b"", headers=[("location", f"{address}{seen.path}")])
 
             w.service.meet = redirect
-            prompts = texts(5)
-            job = w.process().submit_batch(prompts)
-            assert [result.text for result in w.results(job)] == w.right(prompts)
+            w.answered_job(texts(5))
             assert {"list", "create", "get", "download"} <= sent_away
             assert not elsewhere.requests  # no key, no prompt, nothing
             assert not w.emu.ledger.paid_twice(excluding_lost=False)

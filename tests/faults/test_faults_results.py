@@ -52,8 +52,7 @@ def test_c5_a_few_requests_in_another_script_are_not_asked_for_again(provider: s
     prompts = [f"{number}: " + "lorem ipsum " * (5 + number) for number in range(40)]
     prompts += ["这个产品非常好，我会再买一次。" * 5, "😀🎉" * 20]
     with world(provider, tmp_path) as w:
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(prompts)
         assert not w.incidents(job)
         assert not w.requests("ask")
 
@@ -65,9 +64,7 @@ def _differ(one: int, other: int, *, by: float) -> bool:
 @pytest.mark.full
 def test_c8_results_in_any_order_find_their_requests(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, batch_faults={"shuffled": 1.0}) as w:
-        prompts = texts(300)
-        job = w.process(batch_max_requests=100).submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(300), batch_max_requests=100)
         assert len(w.creates) >= 3
         assert not w.incidents(job)
 
@@ -82,9 +79,7 @@ def test_c9_ids_that_are_only_late_are_waited_for_and_not_sent_again(provider: s
             return lines[: len(lines) // 2] if len(fetched) == 1 else lines
 
         w.rewrite_results(half_at_first)
-        prompts = texts(9)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        w.answered_job(texts(9))
         assert len(fetched) == 2
         assert 0 < fetched[1] - fetched[0] <= 5
         assert len(w.creates) == 1
@@ -122,9 +117,7 @@ def test_c9_ids_that_stay_away_are_sent_again_and_no_others(
     count = 100
     lost = frozenset(random.Random(percent).sample(range(count), percent))
     with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "missing_lines", lost)) as w:
-        prompts = texts(count)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(count))
         assert [record.total for record in w.creates] == [count, percent]
         assert len(_downloads(w)) <= 8 * len(w.creates)
         assert w.incidents(job) == {"missing_items": 1}  # says that they may be paid for twice
@@ -143,9 +136,7 @@ def test_c9_a_second_download_confirms_at_once_which_lines_are_missing(provider:
             return lines
 
         w.rewrite_results(note)
-        prompts = texts(9)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(9))
         first, again = w.creates
         assert (first.total, again.total) == (9, 1)
         assert answered[:2] == [0, 8]
@@ -164,9 +155,7 @@ def test_c9_results_that_still_grow_are_fetched_until_they_are_whole(provider: s
             return lines[: 3 * len(fetched)]
 
         w.rewrite_results(growing)
-        prompts = texts(12)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(12))
         assert len(fetched) == 4
         assert len(w.creates) == 1
         assert not w.incidents(job)
@@ -234,9 +223,7 @@ def test_c12_a_broken_line_hurts_no_other(provider: str, tmp_path: Path) -> None
     """Cut, or garbage, at the begin, in the middle and at the end."""
     torn = {0, 7, 8, 39}
     with world(provider, tmp_path, batch_line_fault_for=in_batch(0, "malformed_lines", torn)) as w:
-        prompts = texts(40)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(40))
         assert [record.total for record in w.creates] == [40, len(torn)]  # those are asked again, no others
         assert w.incidents(job)["malformed_line"] == 1
         assert not w.emu.ledger.paid_twice()
@@ -262,9 +249,7 @@ def test_c13_a_batch_with_errors_only_or_with_both_is_read_in_full(
 ) -> None:
     """What may pass is asked again in real time; what came is not paid for a second time."""
     with world(provider, tmp_path, batch_faults={fault: share}) as w:
-        prompts = texts(20)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        w.answered_job(texts(20))
         ran = [line for line in w.creates[0].lines.values() if line.billed]
         assert (len(ran) == 0) == (share == 1.0)
         assert sum(bool(call.billed) for call in w.emu.ledger.calls) == 20 - len(ran)
@@ -289,9 +274,7 @@ def test_c13_what_is_refused_for_good_fails_with_its_reason(provider: str, tmp_p
 
 def test_c13_lines_are_believed_and_counts_are_not(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path, batch_turnaround=3 * MINUTE, batch_faults={"wrong_counts": 1.0}) as w:
-        prompts = texts(20)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(20))
         status = job.status()
         assert (status.total, status.completed, status.running) == (20, 20, 0)
         assert len(w.creates) == 1
@@ -340,9 +323,7 @@ def test_c9_and_c10_a_line_under_a_number_the_batch_never_had_is_nobodys(
             return [*wrong, *lines]
 
         w.rewrite_results(add)
-        prompts = texts(3)
-        job = w.process().submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        job = w.answered_job(texts(3))
         assert w.incidents(job) == {"foreign_line": 1}
         assert "5 lines" in job.incidents()[0].detail
         assert len(w.creates) == 1

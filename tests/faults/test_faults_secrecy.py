@@ -280,9 +280,7 @@ def test_c27_nor_one_that_names_where_the_results_are(provider: str, tmp_path: P
                         holder[name] = hostile
 
         w.edit_json({"get"}, spoil)
-        prompts = texts(3)
-        job = w.process(batch_poll_interval=10.0).submit_batch(prompts)
-        assert [result.text for result in w.results(job)] == w.right(prompts)
+        w.answered_job(texts(3), batch_poll_interval=10.0)
         for seen in w.service.seen:
             assert _PLAIN.fullmatch(seen.path), seen.path
             assert ".." not in unquote(seen.path)

@@ -180,6 +180,12 @@ class World:
         self.wait(job)
         return list(job.results())
 
+    def answered_job(self, prompts: Sequence[str], **settings: Any) -> Job:
+        """Submit a job to a process of its own, wait for its end, and check that every answer is right."""
+        job = self.process(**settings).submit_batch(prompts)
+        assert [result.text for result in self.results(job)] == self.right(prompts)
+        return job
+
     # -- the judge -------------------------------------------------------------------------------------------
 
     def right(self, prompts: Sequence[str]) -> list[str]:
