@@ -1,0 +1,66 @@
+"""Where the processes of one user share limits without being told: a file of the user's state folder."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smartbatch import BatchingClient
+from smartbatch.events import Event, SharedLimitsLost
+from smartbatch.testing import Emulator, emulator
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Emulator]:
+    with emulator(latency=0.001) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests are told to share nothing."""
+    monkeypatch.delenv("SMARTBATCH_SHARED")
+
+
+@pytest.fixture
+def umask_of_none() -> Iterator[None]:
+    """Whatever is made may be read by all, unless it says otherwise."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def asked(server: Emulator, seen: list[Event]) -> str:
+    """Have a client with default settings answer requests; return the summary of how it stands."""
+    options = {"base_url": server.base_url, "api_key": "any"}
+    with BatchingClient("openai:gpt-5-mini", provider_options=options, observers=[seen.append]) as client:
+        assert client.generate(map(str, range(20))).failed == 0
+        return client.status_summary()
+
+
+def test_nobody_else_can_read_it(
+    server: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask_of_none: None
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    seen: list[Event] = []
+    assert "not shared" not in asked(server, seen)
+    assert [event for event in seen if isinstance(event, SharedLimitsLost)] == []
+    [made] = (tmp_path / "state").rglob("limits-*.db")
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
+
+
+def test_where_it_cannot_be_made_nothing_is_shared_and_an_event_says_so(
+    server: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    seen: list[Event] = []
+    assert "1 not shared now" in asked(server, seen)
+    [lost] = [event for event in seen if isinstance(event, SharedLimitsLost)]
+    assert lost.place.startswith(str(tmp_path / "state"))
+    assert lost.processes == 0
