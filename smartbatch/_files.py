@@ -82,6 +82,17 @@ def check_own(path: str) -> None:
         raise _foreign(f"the file {path} belongs to another user")
 
 
+def check_logs(path: str) -> None:
+    """Raise StoreError where another user has put a log next to an SQLite file: SQLite would take what is in
+    it for changes of the file's.
+    """
+    for ending in ("-wal", "-shm", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            owner = os.lstat(path + ending).st_uid
+            if owner not in (os.geteuid(), os.stat(path).st_uid):
+                raise _foreign(f"the file {path}{ending} belongs to another user")
+
+
 def resolved_file(path: str) -> str:
     """Return where a file is that is opened, or made where it is not there yet.
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from smartbatch._clock import RealClock
+from smartbatch._files import check_logs
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
-from smartbatch.errors import ConfigError
+from smartbatch.errors import ConfigError, StoreError
 from smartbatch.events import CacheUnavailable, Event
 from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Answer
@@ -142,6 +143,10 @@ class ResponseCache:
         # one that is there is opened by SQLite only, see its locks
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            check_logs(str(self._path))
+        except StoreError as error:
+            raise OSError(error.message) from None
         connection = connect_sqlite(str(self._path), timeout=PATIENCE)
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

@@ -15,6 +15,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import StoreError
 from smartbatch.jobs.steps import context
 from smartbatch.jobs.store import open_store
+from tests.levels import sampled
 
 ClientOf = Callable[..., BatchingClient]
 ADVICE = "others could read prompts and answers, and change them; remove it, or name another store"
@@ -73,6 +74,25 @@ def test_an_empty_file_of_another_user_becomes_no_store(
     with pytest.raises(StoreError, match=f"jobs.db belongs to another user: {ADVICE}"):
         open_store(str(path))
     assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("ending", sampled(["-wal", "-shm", "-journal"]))
+def test_a_log_of_another_user_is_not_taken_for_the_stores(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would take what is in it for changes of the store."""
+    store = tmp_path / "jobs.db"
+    open_store(str(store)).close()
+    made = os.lstat
+
+    def lstat(name: str) -> os.stat_result:
+        planted = name == f"{store}{ending}"
+        found = made(store if planted else name)
+        return os.stat_result((*found[:4], found.st_uid + planted, *found[5:]))
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    with pytest.raises(StoreError, match=f"jobs.db{ending} belongs to another user: {ADVICE}"):
+        open_store(str(store))
 
 
 def test_a_folder_that_others_could_write_to_is_closed_to_them(

@@ -174,6 +174,23 @@ def test_an_answer_kept_by_an_earlier_process_counts_when_the_clock_was_set_back
     assert opened(path, wall=lambda: 950.0).get(b"key") == Answer("kept")
 
 
+def test_a_log_of_another_user_is_not_taken_for_the_caches(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would take what is in it for answers that were kept."""
+    opened(path)
+    made = os.lstat
+
+    def lstat(name: str) -> os.stat_result:
+        planted = name == f"{path}-wal"
+        found = made(path if planted else name)
+        return os.stat_result((*found[:4], found.st_uid + planted, *found[5:]))
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    with pytest.raises(ConfigError, match=r"answers.db-wal belongs to another user"):
+        opened(path)
+
+
 def test_the_oldest_answers_go_when_the_size_is_reached(path: str) -> None:
     """After many writes the file holds the newest ones, within the size."""
     now = [1000.0]

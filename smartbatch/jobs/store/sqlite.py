@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from smartbatch._clock import RealClock
-from smartbatch._files import check_own, lock_file, new_file
+from smartbatch._files import check_logs, check_own, lock_file, new_file
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import StoredCounts
@@ -171,6 +171,7 @@ class SqliteDatabase(Database):
     def _connect(self) -> sqlite3.Connection:
         if self._closed:
             raise StoreError(f"the store {self.place} was closed; open it again")
+        check_logs(self.place)
         connection = connect_sqlite(self.place, timeout=min(LOOK, self._busy_timeout))
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")  # bytes a log that grew once may keep

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from smartbatch._clock import RealClock
-from smartbatch._files import check_own, new_file, private_folder
+from smartbatch._files import check_logs, check_own, new_file, private_folder
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.core.limits.shared_record import (
     CLOCK_STEP,
@@ -73,6 +73,7 @@ class SqliteBackEnd(BackEnd):
             if not os.path.exists(self.place):  # else nobody but SQLite may open it: its locks would go
                 os.close(new_file(self.place))
             check_own(self.place)
+            check_logs(self.place)
             with self._connections.writing():
                 return self._prepared(self._connections.writer())
         except (sqlite3.Error, OSError, StoreError) as error:
