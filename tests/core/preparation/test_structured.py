@@ -116,6 +116,22 @@ class TestRecovering:
         with pytest.raises(JsonNotFound):
             recover_json(text)
 
+    @pytest.mark.parametrize(
+        ("most", "beyond"),
+        [
+            ("[1] " * 19 + OBJECT, "[1] " * 20 + OBJECT),
+            ("{'a': 1" + " " * 4992 + "}", "{'a': 1" + " " * 4993 + "}"),
+            ("x" * (2_000_000 - len(OBJECT)) + OBJECT, "x" * (2_000_001 - len(OBJECT)) + OBJECT),
+            ("[" * 200 + "]" * 200, "[" * 201 + "]" * 201),
+        ],
+        ids=["brackets before it", "broken", "long", "nested"],
+    )
+    def test_json_is_looked_for_up_to_a_size(self, most: str, beyond: str) -> None:
+        """Twenty brackets, 5,000 characters that are broken, two million, and 200 levels."""
+        assert recover_json(most)
+        with pytest.raises(JsonNotFound):
+            recover_json(beyond)
+
     def test_the_reason_repeats_nothing_of_the_answer(self) -> None:
         """Answers stay out of errors."""
         with pytest.raises(JsonNotFound) as caught:
@@ -287,6 +303,47 @@ class TestVerdicts:
         with pytest.raises(ValueError, match=r"schema|refers"):
             check_schema(schema)
 
+    def test_the_model_is_told_three_flaws_at_most_each_in_short(self) -> None:
+        """A flaw quotes what is wrong, which may be long."""
+        found = verdict({"additionalProperties": {"type": "integer"}}, dict.fromkeys("abcd", "x" * 600))
+        assert isinstance(found, Problem)
+        shown = repr("x" * 600)[:500]
+        assert found.advice == "; ".join(f"at $.{name}: {shown}" for name in "abc") + "."
+
+    @pytest.mark.parametrize(
+        ("schema", "value", "told"),
+        [
+            ({"pattern": "b"}, "a" * 198, f"'{'a' * 198}' does not match 'b'"),
+            ({"pattern": "b"}, "a" * 199, f"'{'a' * 198}… does not match 'b'"),
+            ({"uniqueItems": True}, [1, 1.0], "[1, 1.0] has non-unique elements"),
+            (
+                {"properties": {"a": {}}, "additionalProperties": False},
+                dict.fromkeys("abcdefg"),
+                "Additional properties are not allowed ('b', 'c', 'd', 'e', 'f' unexpected)",
+            ),
+            (
+                {"unevaluatedItems": False},
+                [0] * 1001,
+                "has more than 1000 parts, which unevaluatedItems is not applied to",
+            ),
+        ],
+    )
+    def test_a_flaw_is_told_in_the_words_of_its_keyword(
+        self, schema: dict[str, Any], value: Any, told: str
+    ) -> None:
+        """What is quoted has 200 characters at most, and the names five."""
+        found = verdict(schema, json.dumps(value))
+        assert isinstance(found, Problem)
+        assert found.advice == f"at $: {told}."
+
+    def test_an_error_of_the_class_is_told_in_short(self) -> None:
+        def refuse(value: Any) -> NoReturn:
+            raise ValueError("x" * 2_000)
+
+        found = check_answer({}, refuse, "1", "stop")
+        assert isinstance(found, Problem)
+        assert found.advice == "ValueError: " + "x" * 988
+
     def test_foreign_references_are_not_fetched(self) -> None:
         """Even where one slipped through, validation does not open the network."""
         found = verdict({"$ref": "http://127.0.0.1:9/schema.json"}, {})
@@ -311,7 +368,12 @@ class TestAskingAgain:
         asked = repair_request(Request(chat), "bad", Problem("m", "a"), 0)
         assert asked.prompt[:2] == chat
 
-    @pytest.mark.parametrize("answer", ["", "   ", "x" * 30_000])
+    @pytest.mark.parametrize("answer", ["x", "x" * 20_000])
+    def test_an_answer_of_up_to_20000_characters_is_repeated(self, answer: str) -> None:
+        asked = repair_request(Request("q"), answer, Problem("m", "a"), 0)
+        assert asked.prompt[1] == Message("assistant", answer)
+
+    @pytest.mark.parametrize("answer", ["", "   ", "x" * 20_001])
     def test_an_empty_or_endless_answer_is_not_repeated(self, answer: str) -> None:
         """An API refuses an empty turn, and an endless one would be paid again."""
         asked = repair_request(Request("q"), answer, Problem("m", "a"), 0)
