@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from smartbatch.core.preparation.patterns import LinearPattern
+from smartbatch.core.preparation.patterns import LinearPattern, PatternError
 
-CLASSES = [r"\d", r"\D", r"\s", r"\S", r"\w", r"\W", r"[\s_]", r"[^\S]", r"[\da]", r"[^\w]", "[a-c]", "[^Ab]"]
+CLASSES = [
+    r"\d",
+    r"\D",
+    r"\s",
+    r"\S",
+    r"\w",
+    r"\W",
+    r"[\s_]",
+    r"[^\S]",
+    r"[\da]",
+    r"[^\w]",
+    "[a-c]",
+    "[^Ab]",
+    "[^a]",
+]
 PLACES = ["^", "$", r"\A", r"\Z", r"\b", r"\B", "(?=a)", "(?!a)", "(?<=b)", "(?<!b)"]
 TIMES = ["", "?", "*", "+", "{2}", "{1,2}", "{2,}", "??", "*?", "+?"]
 FLAGS = ["", "(?i)", "(?s)", "(?m)", "(?a)", "(?im)"]
@@ -45,3 +60,10 @@ def test_a_long_text_takes_no_more_steps_than_its_kinds_of_places_need() -> None
     text = "ab1 " * 50_000
     assert LinearPattern(r"(?:\w+\s?)*!").found_in(text + "!")
     assert not LinearPattern(r"\d{2}").found_in(text)
+
+
+@pytest.mark.parametrize("largest", ["a{10000}", "(?:ab?){3333}a", "(?:ab|cd){2000}"])
+def test_a_pattern_is_written_out_up_to_ten_thousand_states(largest: str) -> None:
+    LinearPattern(largest)
+    with pytest.raises(PatternError, match="repeats too much"):
+        LinearPattern(largest + "a")

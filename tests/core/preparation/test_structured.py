@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import json
+import pickle
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
 import pytest
@@ -28,6 +31,7 @@ from smartbatch.types import Generation, Message, Request
 
 OBJECT = '{"a": 1, "b": [true, null]}'
 VALUE = {"a": 1, "b": [True, None]}
+BUILT = BuiltSchema({"type": "object"}, list)
 
 
 class Mood(enum.Enum):
@@ -233,6 +237,45 @@ class TestClasses:
         with pytest.raises(InvalidRequest, match=r"Odd\.strange"):
             schema_of(kind)
 
+    @pytest.mark.parametrize(
+        ("annotation", "schema"),
+        [
+            (Literal["a"], {"type": "string", "enum": ["a"]}),
+            (Literal["a", 1], {"enum": ["a", 1]}),
+            (Literal[True, False], {"type": "boolean", "enum": [True, False]}),
+            (Mood, {"type": "string", "enum": ["good", "bad"]}),
+            (tuple[int, ...], {"type": "array", "items": {"type": "integer"}}),
+            (Sequence[Author], {"type": "array", "items": {"$ref": "#/$defs/Author"}}),
+            (Mapping[str, bool], {"type": "object", "additionalProperties": {"type": "boolean"}}),
+        ],
+    )
+    def test_an_annotation_has_its_schema(self, annotation: Any, schema: dict[str, Any]) -> None:
+        kind = dataclasses.make_dataclass("Kind", [("value", annotation)])
+        assert schema_of(kind)[0]["properties"] == {"value": schema}
+
+    @pytest.mark.parametrize(
+        "annotation", [Literal[b"x"], enum.Enum("Empty", []), enum.Enum("Odd", {"a": 1.5})]
+    )
+    def test_values_that_json_has_not_are_refused_by_name(self, annotation: Any) -> None:
+        kind = dataclasses.make_dataclass("Odd", [("strange", annotation)])
+        with pytest.raises(InvalidRequest, match=r"Odd\.strange: its values must be"):
+            schema_of(kind)
+
+    def test_a_name_that_the_module_does_not_know_is_refused(self) -> None:
+        with pytest.raises(InvalidRequest, match="'Nowhere' is not defined; annotate with names"):
+            schema_of(dataclasses.make_dataclass("Odd", [("strange", "Nowhere")]))
+
+    def test_a_field_that_is_not_given_to_the_class_is_not_asked_for(self) -> None:
+        kind = dataclasses.make_dataclass(
+            "Kind", [("given", int), ("own", int, dataclasses.field(default=1, init=False))]
+        )
+        assert schema_of(kind)[0]["required"] == ["given"]
+
+    def test_a_schema_with_its_builder_is_copied_whole(self) -> None:
+        for copied in (copy.deepcopy(BUILT), pickle.loads(pickle.dumps(BUILT))):
+            assert copied == BUILT
+            assert copied.build is list
+
     def test_a_field_without_an_annotation_is_refused_by_name(self) -> None:
         """Of a class that was made without any."""
         with pytest.raises(InvalidRequest, match=r"Odd\.strange: it has no annotation"):
@@ -247,8 +290,7 @@ class TestClasses:
     def test_a_plain_schema_builds_what_came(self) -> None:
         """A dictionary stays a dictionary."""
         assert verdict({"type": "object"}, VALUE) == Parsed(VALUE)
-        built = BuiltSchema({"type": "object"}, list)
-        assert verdict(built, VALUE) == Parsed(["a", "b"])
+        assert verdict(BUILT, VALUE) == Parsed(["a", "b"])
 
     def test_no_heavy_import_before_it_is_needed(self) -> None:
         """Who wants no structured answers does not pay for them."""

@@ -82,6 +82,11 @@ class TestPrompts:
     def test_what_is_no_prompt_at_all_is_refused(self, prompt: Any) -> None:
         assert refused(prompt).field == "prompt"
 
+    def test_the_row_of_a_table_is_no_prompt_and_the_error_says_what_to_give(self) -> None:
+        assert "row['text']" in str(refused({"text": "a", "label": 1}))
+        for message in ({"role": "user"}, {"content": "a"}):
+            assert "put it into a list" in str(refused(message))
+
     @pytest.mark.parametrize(
         ("message", "field"),
         [
