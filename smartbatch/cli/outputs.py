@@ -41,8 +41,6 @@ _SUFFIXES: Final = (".jsonl", ".ndjson", *FORMATS)
 """Endings of the formats that results are written in."""
 _KEY: Final = re.compile(f"[0-9a-f]{{{4 * HALF}}}")
 """A row's key, in hexadecimal digits."""
-_BLOCK: Final = 1 << 20
-"""Bytes read at a time to compare the file with what was written."""
 
 
 def check_output_name(path: str) -> None:
@@ -105,8 +103,8 @@ class OutputFile:
         self._end = 0
         self._digest = hashlib.sha256()
         self._changed: OutputChanged | None = None
-        self._offsets = array("q")
-        self._answered = bytearray()
+        self._offsets: array[int]
+        self._answered: bytearray
         self._in_order = True
         self._highest = -1
 
@@ -131,7 +129,7 @@ class OutputFile:
     def remove(self) -> None:
         """Delete the file while it is still locked, and release the lock."""
         with self._writing, suppress(OSError):
-            if self._fd >= 0 and os.path.samestat(os.fstat(self._fd), os.lstat(self._real)):
+            if os.path.samestat(os.fstat(self._fd), os.lstat(self._real)):
                 os.unlink(self._real)
         self.close()
 
@@ -254,7 +252,7 @@ class OutputFile:
         """
         try:
             os.fsync(self._fd)
-            sync_folder(os.path.dirname(self._real) or os.curdir)
+            sync_folder(os.path.dirname(self._real))
         except OSError as error:
             raise OutputLost(f"{self.shown}: cannot be written: {error.strerror or error}") from error
 
@@ -266,11 +264,9 @@ class OutputFile:
             OutputLost: it cannot be read.
         """
         self._check_name_and_size()
-        found, offset = hashlib.sha256(), 0
         try:
-            while block := os.pread(self._fd, _BLOCK, offset):
-                found.update(block)
-                offset += len(block)
+            with self._reader() as file:
+                found = hashlib.file_digest(file, "sha256")
         except OSError as error:
             raise OutputLost(f"{self.shown}: cannot be read: {error.strerror or error}") from error
         if found.digest() != self._digest.digest():
@@ -357,22 +353,20 @@ class OutputFile:
     def _scan(self, file: IO[bytes], keys: RowKeys, found: Recovered) -> None:
         for number, line in enumerate(file, 1):
             row = _row_of(line, keys)
-            if row is not None:
-                index, answered = row
-            else:
+            if row is None:
                 content = self._content(number, line, file)
                 if content is None:
                     found.cut = len(line)
                     return
                 self._check(number, content, keys)
-                index, answered = content["index"], False
             if not line.endswith(b"\n"):
                 if not self._look_only:
                     self._write(b"\n")
                 line += b"\n"
-            if row is None or self.is_answered(index):
+            if row is None or self.is_answered(row[0]):
                 self._in_order = False
             else:
+                index, answered = row
                 found.answered += answered
                 found.failed += (not answered) - (self._offsets[index] >= 0)
                 self._record(index, answered)
@@ -389,7 +383,7 @@ class OutputFile:
         except (ValueError, RecursionError):
             # A file of one torn line is an output only when that line begins like one.
             if number > 1 or line.startswith(HEAD) or HEAD.startswith(line):
-                if not (line.endswith(b"\n") and rest.peek(1)):  # type: ignore[attr-defined]
+                if not (line.endswith(b"\n") and rest.peek()):  # type: ignore[attr-defined]
                     return None
                 reason = "is not valid JSON"
         raise InputError(

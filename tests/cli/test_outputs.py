@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from smartbatch import _files
 from smartbatch.cli import outputs, prompts
-from smartbatch.cli.outputs import OutputFile, OutputLost, Recovered, encode
+from smartbatch.cli.outputs import OutputChanged, OutputFile, OutputLost, Recovered, encode, replaced
 from smartbatch.cli.prompts import KeyedRow, Keys, RowKeys
-from smartbatch.cli.standard_output import discard_standard_output
+from smartbatch.cli.standard_output import StandardOutput, discard_standard_output
 from smartbatch.errors import (
     BudgetExceeded,
     ErrorKind,
@@ -31,6 +31,7 @@ from smartbatch.errors import (
     StoreError,
 )
 from smartbatch.types import Generation, Result, Usage
+from tests.lossy_disk import LossyDisk
 
 MODEL = "sim:test"
 KEYS = Keys.of(MODEL, Generation())
@@ -54,6 +55,14 @@ def asked(index: int) -> KeyedRow:
 def line(index: int, text: str | None = "answer", error: SmartbatchError | None = None) -> bytes:
     result = Result(str(index), text=text if error is None else None, error=error, attempts=1)
     return encode(asked(index), result, MODEL)
+
+
+def no_room(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 FAILURE = ProviderError("it broke", kind=ErrorKind.SERVER_ERROR)
@@ -152,6 +161,9 @@ def test_damage_in_the_middle_is_refused_by_line(tmp_path: Path) -> None:
         b'{"index": 0}\n',
         b"[1]\n",
         b'{"index": true, "key": "0", "error": 0}\n',
+        b'{"index": -1, "key": "%s", "error": 0}\n' % (b"0" * 64),
+        b'{"index": 0, "key": 64, "error": 0}\n',
+        b'{"index": 0, "key": "%s"}\n' % (b"0" * 64),
     ],
 )
 def test_a_file_of_somebody_else_is_refused_and_not_touched(tmp_path: Path, content: bytes) -> None:
@@ -193,8 +205,10 @@ def test_another_model_is_told_from_another_input(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"another input: its line 1 answers another prompt than row 1"):
             out.recover(keys_of("something else"))
     path.write_bytes(line(0) + line(4))
-    with pytest.raises(InputError, match=r"another input: its line 2 answers row 5, but .* has 3 rows"):
-        recovered(path, 3)
+    for count in (3, 4):
+        expected = rf"another input: its line 2 answers row 5, but .* has {count} rows"
+        with pytest.raises(InputError, match=expected):
+            recovered(path, count)
 
 
 @pytest.mark.parametrize("same", [slice(0, 8), slice(8, 16)])
@@ -252,6 +266,40 @@ def test_failures_under_other_settings_do_not_bind_the_file(tmp_path: Path) -> N
     assert path.read_bytes() == b""
 
 
+def test_the_last_line_of_a_row_alone_stays(tmp_path: Path) -> None:
+    """Also where no other row stands between the two."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(failed(0))
+    with OutputFile(str(path)) as out:
+        out.recover(keys(1))
+        out.append([(asked(0), line(0), True)])
+        out.put_in_order()
+    assert path.read_bytes() == line(0)
+
+
+def test_a_file_in_order_is_not_written_again(tmp_path: Path) -> None:
+    """Nothing is copied for it, and it stays the file it was; so it is once it was put in order."""
+    path = tmp_path / "out.jsonl"
+    with OutputFile(str(path)) as out:
+        assert out.is_empty
+        out.check()
+        found = out.recover(keys(3))
+        assert (found.answered, found.failed, found.cut) == (0, 0, 0)
+        for index in range(2):
+            out.append([(asked(index), line(index), True)])
+        assert not out.is_empty
+        first = path.stat().st_ino
+        out.put_in_order()
+        assert path.stat().st_ino == first
+        out.append([(asked(0), line(0), True)])
+        out.put_in_order()
+        ordered = path.stat().st_ino
+        assert ordered != first
+        out.put_in_order()
+        assert path.stat().st_ino == ordered
+    assert path.read_bytes() == line(0) + line(1)
+
+
 def test_an_absurd_index_takes_no_memory(tmp_path: Path) -> None:
     """The file's numbers are checked against the input before anything is sized by them."""
     path = tmp_path / "out.jsonl"
@@ -298,6 +346,109 @@ def test_an_ordered_output_stays_locked_until_its_run_is_over(tmp_path: Path) ->
         with pytest.raises(InputError, match="another run is writing to it"):
             OutputFile(path)
     assert recovered(tmp_path / "out.jsonl", 2) == (Recovered(answered=2), [0, 1])
+
+
+def test_an_output_that_is_only_looked_at_stays_as_it_is(tmp_path: Path) -> None:
+    """With its torn last line, while a run holds it."""
+    path = tmp_path / "out.jsonl"
+    for torn in (line(1)[:-1], line(1)[:-5]):
+        path.write_bytes(line(0) + torn)
+        with OutputFile(str(path), look_only=True) as out:
+            answered = out.recover(keys(2)).answered
+        assert answered == 1 + (torn == line(1)[:-1])
+        assert path.read_bytes() == line(0) + torn
+    with OutputFile(str(path)), OutputFile(str(path), look_only=True) as out:
+        assert out.recover(keys(2)) == Recovered(answered=1, cut=len(torn))
+
+
+def test_no_descriptor_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However an output ends: closed, removed, refused, or put in order in vain."""
+    path = tmp_path / "out.jsonl"
+    path.mkdir()
+    with pytest.raises(InputError):
+        OutputFile(str(path), look_only=True)
+    path.rmdir()
+    with OutputFile(str(path)) as out:
+        with pytest.raises(InputError, match="another run is writing"):
+            OutputFile(str(path))
+        out.recover(keys(2))
+        out.append([(asked(1), line(1), True), (asked(0), line(0), True)])
+        monkeypatch.setattr(os, "replace", no_room)
+        with pytest.raises(OutputLost):
+            out.put_in_order()
+        monkeypatch.undo()
+        assert os.listdir(tmp_path) == ["out.jsonl"]
+        out.put_in_order()
+    removed = OutputFile(str(path))
+    removed.remove()
+    with pytest.raises(OutputLost, match="cannot be written: Bad file descriptor"):
+        removed.append([(asked(0), line(0), True)])
+    if sys.platform == "linux":
+        opened = {os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")}
+        assert not [name for name in opened if name.startswith(str(tmp_path.resolve()))]
+
+
+def test_an_ordered_copy_is_its_user_s_alone_until_it_has_the_output_s_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who had opened it before could read all answers afterwards."""
+    path = tmp_path / "out.jsonl"
+    path.touch()
+    path.chmod(0o644)
+    change, before = os.fchmod, []
+
+    def noted(fd: int, mode: int) -> None:
+        before.append(stat.S_IMODE(os.fstat(fd).st_mode))
+        change(fd, mode)
+
+    with OutputFile(str(path)) as out:
+        out.recover(keys(2))
+        out.append([(asked(1), line(1), True), (asked(0), line(0), True)])
+        monkeypatch.setattr(os, "fchmod", noted)
+        out.put_in_order()
+    assert before == [0o600]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("names_kept", [True, False])
+def test_a_finished_output_survives_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[int, int], names_kept: bool
+) -> None:
+    """Its name and all its lines."""
+    disk = LossyDisk(tmp_path, monkeypatch)
+    with OutputFile(str(tmp_path / "out.jsonl")) as out:
+        out.recover(keys(2))
+        out.append([(asked(index), line(index), True) for index in order])
+        out.finish(asked=True)
+        assert disk.survivors(names_kept=names_kept) == {"out.jsonl": line(0) + line(1)}
+    disk.close()
+
+
+@pytest.mark.parametrize("names_kept", [True, False])
+def test_a_file_takes_its_name_when_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names_kept: bool
+) -> None:
+    """A loss of power at any moment leaves the old one or the new one; its mode is what the umask leaves."""
+    path = tmp_path / "report"
+    path.write_bytes(b"old")
+    disk, before, found = LossyDisk(tmp_path, monkeypatch), os.umask(0o026), []
+    replace = os.replace
+
+    def noted(*names: str) -> None:
+        found.append(disk.survivors(names_kept=True)[".report.writing"])
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", noted)
+    try:
+        with replaced(str(path), "writing") as file:
+            file.write(b"new")
+    finally:
+        os.umask(before)
+    assert found == [b"new"]
+    assert disk.survivors(names_kept=names_kept) == {"report": b"new"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    disk.close()
 
 
 def test_only_the_output_itself_is_removed(tmp_path: Path) -> None:
@@ -376,6 +527,10 @@ def test_a_pipe_is_no_output(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="not a regular file; leave -o away"):
         OutputFile(str(tmp_path / "pipe"))
+    with pytest.raises(InputError, match=r"not a regular file$"):
+        OutputFile(str(tmp_path / "pipe"), look_only=True)
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        OutputFile(str(tmp_path / "none"), look_only=True)
 
 
 def test_a_new_output_has_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
@@ -437,6 +592,78 @@ def test_a_full_disk_leaves_whole_rows(tmp_path: Path, monkeypatch: pytest.Monke
             out.append([(asked(1), line(1, "x" * 2000), True)])
         monkeypatch.undo()
     assert path.read_bytes() == line(0)
+
+
+def test_a_full_disk_takes_no_answer_that_lacks_its_line_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is written as the run is resumed; where it cannot be, the file stays as it was."""
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(line(0) + line(1)[:-1])
+    with OutputFile(str(path)) as out:
+        monkeypatch.setattr(os, "write", no_room)
+        with pytest.raises(OutputLost, match="No space left on device"):
+            out.recover(keys(2))
+        monkeypatch.undo()
+    assert path.read_bytes() == line(0) + line(1)[:-1]
+
+
+@pytest.mark.parametrize(
+    ("failing", "act", "said"),
+    [
+        ("ftruncate", lambda out: out.recover(keys(2)), "cannot be read: Input/output error$"),
+        ("write", lambda out: out.append([(asked(0), line(0), True)]), "what was written is kept$"),
+        ("fsync", OutputFile.sync, "cannot be written: Input/output error$"),
+        ("dup", OutputFile.check, "cannot be read: Input/output error$"),
+    ],
+)
+def test_a_disk_that_fails_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, act: Any, said: str
+) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(line(0))
+    with OutputFile(str(path)) as out:
+        out.recover(keys(2))
+        if failing == "ftruncate":
+            with path.open("ab") as file:
+                file.write(line(1)[:9])
+        monkeypatch.setattr(os, failing, broken)
+        with pytest.raises(InputError, match=said):
+            act(out)
+        monkeypatch.undo()
+
+
+def test_rows_of_a_changed_output_count_as_answered(tmp_path: Path) -> None:
+    """The store has their answers; the first change that was seen is the one that is told."""
+    path = tmp_path / "out.jsonl"
+    with OutputFile(str(path)) as out:
+        out.recover(keys(3))
+        path.write_bytes(b"a note\n")
+        for index in range(2):
+            with pytest.raises(OutputChanged, match="has 7 bytes, but 0 were written"):
+                out.append([(asked(index), line(index), index == 1)])
+            path.unlink(missing_ok=True)
+        assert [out.is_answered(index) for index in range(3)] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"), [("x" * 40, "x" * 40), ("x" * 41, "x" * 40 + "…"), ("\x07", r"\x07")]
+)
+def test_a_row_is_on_the_terminal_at_once(monkeypatch: pytest.MonkeyPatch, prompt: str, shown: str) -> None:
+    """Its prompt in at most forty characters. Elsewhere it is the line itself."""
+    reading, writing = os.pipe()
+    row = KeyedRow(6, 6, {"n": 1, "prompt": prompt}, KEYS.key(prompt))
+    with os.fdopen(reading, "rb") as read, os.fdopen(writing, "w", encoding="utf-8") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        output = StandardOutput()
+        output.append([(row, line(0), True)])
+        assert os.read(reading, 1 << 16) == line(0)
+        output.readable = True
+        output.append([(row, line(0), True), (row, failed(0), False)])
+        told = os.read(reading, 1 << 16).decode().splitlines()
+        monkeypatch.undo()
+        assert told == [f"7  {shown} → answer", f"7  {shown} → [server_error] it broke"]
+        assert read.readable()
 
 
 def test_a_line_holds_what_was_asked_and_what_it_cost() -> None:
@@ -515,10 +742,6 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_paid(
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
     with pytest.raises(InputError, match="its folder cannot be written"):
         OutputFile(str(tmp_path / "out.jsonl"))
-
-
-def no_room(*_: Any, **__: Any) -> Any:
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_an_output_that_cannot_be_put_in_order_says_so_and_keeps_its_rows(
