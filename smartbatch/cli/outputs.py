@@ -22,6 +22,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from typing import IO, Any, Final, TypeAlias
 
 from attrs import define
@@ -329,7 +330,7 @@ class OutputFile:
             verb = "read" if self._look_only else "written"
             raise InputError(f"{self.shown}: cannot be {verb}: {error.strerror or error}") from error
 
-    def _reader(self) -> IO[bytes]:
+    def _reader(self) -> BufferedReader:
         """Read the locked file itself, whatever has become of its name."""
         file = open(os.dup(self._fd), "rb")  # noqa: SIM115 - the caller closes it
         file.seek(0)
@@ -350,7 +351,7 @@ class OutputFile:
                 f"{self.shown}: another run is writing to it; wait for its end or choose another -o"
             ) from None
 
-    def _scan(self, file: IO[bytes], keys: RowKeys, found: Recovered) -> None:
+    def _scan(self, file: BufferedReader, keys: RowKeys, found: Recovered) -> None:
         for number, line in enumerate(file, 1):
             row = _row_of(line, keys)
             if row is None:
@@ -373,7 +374,7 @@ class OutputFile:
             self._digest.update(line)
             self._end += len(line)
 
-    def _content(self, number: int, line: bytes, rest: IO[bytes]) -> dict[str, Any] | None:
+    def _content(self, number: int, line: bytes, rest: BufferedReader) -> dict[str, Any] | None:
         """Return the line decoded, or None for a torn last line, which is cut off."""
         reason = "was not written by smartbatch run"
         try:
@@ -383,7 +384,7 @@ class OutputFile:
         except (ValueError, RecursionError):
             # A file of one torn line is an output only when that line begins like one.
             if number > 1 or line.startswith(HEAD) or HEAD.startswith(line):
-                if not (line.endswith(b"\n") and rest.peek()):  # type: ignore[attr-defined]
+                if not (line.endswith(b"\n") and rest.peek()):
                     return None
                 reason = "is not valid JSON"
         raise InputError(
