@@ -51,7 +51,7 @@ def test_a_job_is_cancelled_by_the_form_of_its_page(visitor: Visitor, opened: Sq
     assert opened.jobs.get(job.id).cancel_requested  # type: ignore[union-attr]
     again = visitor.post("/act/cancel", fields)
     assert said(again).startswith("No job was concerned")
-    [act] = opened.controls.latest()
+    [act] = opened.controls.latest(limit=100)
     assert (act.name, act.by, act.job_id) == ("cancel", "token", job.id)
 
 
@@ -126,7 +126,7 @@ def test_an_act_that_is_refused_does_nothing(
     visitor: Visitor, opened: SqlStore, headers: dict[str, str]
 ) -> None:
     assert visitor.post("/act/pause", {"model": "openai"}, **headers).status == 403
-    assert opened.controls.latest() == []
+    assert opened.controls.latest(limit=100) == []
 
 
 def test_who_may_only_look_is_shown_no_form_and_does_nothing(
@@ -137,19 +137,19 @@ def test_who_may_only_look_is_shown_no_form_and_does_nothing(
     for path in (f"/jobs/{job.id}", "/jobs?state=active", "/acts"):
         assert "/act/" not in reader.get(path).text
     assert reader.post("/act/cancel", {"id": job.id}).status == 403
-    assert opened.controls.latest() == []
+    assert opened.controls.latest(limit=100) == []
 
 
 def test_the_user_of_the_host_application_is_noted(opened: SqlStore, shelf: Bench) -> None:
     board = app(store=shelf.place, shared="off", access=lambda environ: "all")
     Visitor(board, environ={"REMOTE_USER": "ada"}).post("/act/pause", {"model": "openai"})
-    assert opened.controls.latest()[0].by == "ada"
+    assert opened.controls.latest(limit=100)[0].by == "ada"
 
 
 def test_forms_lead_to_where_the_dashboard_is_mounted(visitor: Visitor, opened: SqlStore) -> None:
     mounted = Visitor(visitor.app, environ={"SCRIPT_NAME": "/board"})
     assert 'action="/board/act/pause"' in mounted.get("/acts").text
-    assert opened.controls.latest() == []
+    assert opened.controls.latest(limit=100) == []
 
 
 def test_an_act_on_a_job_makes_no_store(tmp_path: object) -> None:

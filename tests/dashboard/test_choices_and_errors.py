@@ -177,7 +177,7 @@ def test_calibration_counts_how_often_what_came_was_within_the_forecast(
 def test_each_decision_has_a_page_with_its_table_of_routes(visitor: Visitor, store: SqlStore) -> None:
     made = decision(strategy="auto", deadline=90_000.0)
     job, _ = store.jobs.accept(new_job("job-0"), new_items(1), decision=made)
-    [found] = store.summaries.decisions()
+    [found] = store.summaries.decisions(limit=50)
     assert f'href="/choices/{found.no}"' in visitor.get("/choices").text
     text = read(visitor, f"/choices/{found.no}")
     for row in option_rows(made):
@@ -190,7 +190,7 @@ def test_each_decision_has_a_page_with_its_table_of_routes(visitor: Visitor, sto
 def test_a_decision_that_cannot_be_read_is_shown_without_its_table(visitor: Visitor, store: SqlStore) -> None:
     write(store, ListDecision(AT, "openai:m", decision()))
     store.summaries.db.change("UPDATE decision SET body = ?", '{"version": 99}')
-    [found] = store.summaries.decisions()
+    [found] = store.summaries.decisions(limit=50)
     assert "A newer smartbatch made this decision" in read(visitor, f"/choices/{found.no}")
 
 
@@ -248,7 +248,7 @@ def test_hostile_texts_are_texts(visitor: Visitor, store: SqlStore, clock: Virtu
         ListDecision(AT, HOSTILE, decision(), measured(3.0)),
         failures=(Failures(HOSTILE, HOSTILE, HOSTILE, 1, request_id=HOSTILE),),
     )
-    [found] = store.summaries.decisions()
+    [found] = store.summaries.decisions(limit=50)
     for path in ("/choices", f"/choices/{found.no}", "/errors", "/errors?kind=" + "%3Cscript%3E"):
         assert "<script>alert" not in visitor.get(path).text
     assert HOSTILE in read(visitor, "/errors")

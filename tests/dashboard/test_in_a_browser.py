@@ -264,9 +264,9 @@ def test_an_act_is_done_with_the_token(page: Any, served: Served, place: str) ->
     page.wait_for_url("**/jobs/job-0000000000009998")
     assert "in 3.0 h" in page.locator("#job").inner_text()
     store = open_store(place)
-    assert [(act.name, act.by) for act in store.controls.latest(job_id="job-0000000000009998")] == [
-        ("set_deadline", "token")
-    ]
+    assert [
+        (act.name, act.by) for act in store.controls.latest(job_id="job-0000000000009998", limit=100)
+    ] == [("set_deadline", "token")]
     store.close()
 
 

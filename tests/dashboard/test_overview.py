@@ -38,7 +38,7 @@ def test_a_filter_names_state_model_id_or_key(store: SqlStore, bench: Bench) -> 
     empty = store.jobs.accept(bench.job(), [])[0].id
 
     def found(**which: Any) -> list[str]:
-        return [line.id for line in store.overview.page(JobFilter(**which))]
+        return [line.id for line in store.overview.page(JobFilter(**which), limit=50)]
 
     assert found(unfinished=True) == [other, plain]
     assert found(state=JobState.DONE) == [empty]
@@ -79,7 +79,7 @@ def test_a_model_is_looked_for_among_the_newest_jobs(
     accepted(store, bench, 2, model="gemini:g")
     newest = accepted(store, bench, 1, model="gemini:g") + accepted(store, bench, 1)
     monkeypatch.setattr(job_overview, "COUNTED", 2)
-    assert [line.id for line in store.overview.page(JobFilter(model="gemini:g"))] == newest[:1]
+    assert [line.id for line in store.overview.page(JobFilter(model="gemini:g"), limit=50)] == newest[:1]
 
 
 def test_creations_that_nobody_knows_of_are_found_in_all_accounts(
@@ -89,7 +89,7 @@ def test_creations_that_nobody_knows_of_are_found_in_all_accounts(
     for scope, state in (("a", ShardState.UNCERTAIN), ("b", ShardState.SUBMITTED), ("c", ShardState.FENCED)):
         _, lease = started(store, bench, 2, scope=scope)
         led(store, lease, store.shards.plan(lease, bench.shard(0, 1)), state)
-    found = store.overview.unknown_creations()
+    found = store.overview.unknown_creations(limit=20)
     assert sorted((shard.scope, shard.state) for shard in found) == [
         ("a", ShardState.UNCERTAIN),
         ("c", ShardState.FENCED),
@@ -105,12 +105,26 @@ def test_jobs_that_nobody_carries_on_or_that_say_why_are_found(
     carried, _ = started(store, bench)
     noted, other = started(store, bench)
     store.jobs.note(other, "waits for money")
-    assert [line.id for line in store.overview.waiting()] == [noted.id, free]
+    assert [line.id for line in store.overview.waiting(limit=20)] == [noted.id, free]
     bench.let_leases_run_out()
-    assert [line.id for line in store.overview.waiting()] == [noted.id, carried.id, free]
+    assert [line.id for line in store.overview.waiting(limit=20)] == [noted.id, carried.id, free]
     assert [line.id for line in store.overview.waiting(limit=1)] == [noted.id]
     monkeypatch.setattr(job_overview, "LOOKED_AT", 2)
-    assert [line.id for line in store.overview.waiting()] == [noted.id, carried.id]
+    assert [line.id for line in store.overview.waiting(limit=20)] == [noted.id, carried.id]
+
+
+def test_counts_and_searches_end_at_a_bound(store: SqlStore, bench: Bench) -> None:
+    """However many jobs there are: 10,000 are counted and looked through for a model, 1,000 for a note."""
+    accepted(store, bench, 1)
+    bench.behind("""INSERT INTO job (no, id, scope, model, kind, metadata, policy, digest, created_at, state,
+        total, owner, lease_until)
+        WITH RECURSIVE other (no) AS (SELECT 2 UNION ALL SELECT no + 1 FROM other WHERE no < 10002)
+        SELECT other.no, 'other ' || other.no, scope, CASE WHEN other.no < 4 THEN 'rare' ELSE model END, kind,
+        metadata, policy, digest, created_at, state, total, 'somebody', 1e12 FROM job, other""")
+    assert store.overview.count(JobState.ACTIVE) == 10_001
+    assert [line.no for line in store.overview.page(JobFilter(model="rare"), limit=9)] == [3]
+    bench.behind("UPDATE job SET owner = NULL WHERE no IN (9002, 9003)")
+    assert [line.no for line in store.overview.waiting(limit=9)] == [9003]
 
 
 def test_failed_requests_and_incidents_of_a_job(store: SqlStore, bench: Bench) -> None:
@@ -122,25 +136,25 @@ def test_failed_requests_and_incidents_of_a_job(store: SqlStore, bench: Bench) -
         store.facts.add_incident(lease, IncidentRow("doubled_line", job.id, shard.id, f"row {at}", None, at))
     line = store.overview.get(job.id)
     assert line is not None
-    assert [(row.ix, row.user_id, row.outcome, bytes(row.body)) for row in store.overview.failed(line)] == [
-        (1, "row-1", "failed", b"no")
-    ]
-    assert [one.detail for one in store.overview.incidents(job.id)] == ["row 2.0", "row 1.0"]
+    assert [
+        (row.ix, row.user_id, row.outcome, bytes(row.body)) for row in store.overview.failed(line, limit=50)
+    ] == [(1, "row-1", "failed", b"no")]
+    assert [one.detail for one in store.overview.incidents(job.id, limit=50)] == ["row 2.0", "row 1.0"]
 
 
 PAGES: dict[str, Callable[[SqlStore], object]] = {
-    "newest": lambda kept: kept.overview.page(JobFilter()),
-    "older": lambda kept: kept.overview.page(JobFilter(), before=500),
-    "in a state": lambda kept: kept.overview.page(JobFilter(state=JobState.HELD)),
-    "going on": lambda kept: kept.overview.page(JobFilter(unfinished=True)),
-    "by name": lambda kept: kept.overview.page(JobFilter(name="job-0000000000000001")),
+    "newest": lambda kept: kept.overview.page(JobFilter(), limit=50),
+    "older": lambda kept: kept.overview.page(JobFilter(), before=500, limit=50),
+    "in a state": lambda kept: kept.overview.page(JobFilter(state=JobState.HELD), limit=50),
+    "going on": lambda kept: kept.overview.page(JobFilter(unfinished=True), limit=50),
+    "by name": lambda kept: kept.overview.page(JobFilter(name="job-0000000000000001"), limit=50),
     "count": lambda kept: kept.overview.count(JobState.ACTIVE),
-    "unknown creations": lambda kept: kept.overview.unknown_creations(),
-    "waiting": lambda kept: kept.overview.waiting(),
-    "batches": lambda kept: kept.overview.shards(kept.overview.page(JobFilter())),
-    "failed": lambda kept: kept.overview.failed(kept.overview.page(JobFilter())[0]),
-    "incidents": lambda kept: kept.overview.incidents("job-0000000000000001"),
-    "forecasts": lambda kept: kept.overview.forecasts(kept.overview.page(JobFilter())),
+    "unknown creations": lambda kept: kept.overview.unknown_creations(limit=20),
+    "waiting": lambda kept: kept.overview.waiting(limit=20),
+    "batches": lambda kept: kept.overview.shards(kept.overview.page(JobFilter(), limit=50)),
+    "failed": lambda kept: kept.overview.failed(kept.overview.page(JobFilter(), limit=1)[0], limit=50),
+    "incidents": lambda kept: kept.overview.incidents("job-0000000000000001", limit=50),
+    "forecasts": lambda kept: kept.overview.forecasts(kept.overview.page(JobFilter(), limit=50)),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from attrs import evolve
 from jobs.stores import Bench, bench, led, new_items, result, started, store
@@ -65,7 +67,7 @@ def test_a_pause_is_kept_with_its_reason_until_it_is_ended(bench: Bench) -> None
     assert other.controls.resume("openai:m", "bob")
     assert not store.controls.resume("openai:m", BY)
     assert store.controls.controls().pauses == {}
-    assert [(one.name, one.by, one.target) for one in store.controls.latest()] == [
+    assert [(one.name, one.by, one.target) for one in store.controls.latest(limit=100)] == [
         ("resume_model", "bob", "openai:m"),
         ("pause_model", BY, "openai:m"),
     ]
@@ -93,7 +95,10 @@ def test_a_limit_holds_until_it_is_taken_back(store: SqlStore) -> None:
     assert (limit.requests_per_minute, limit.tokens_per_minute, limit.by) == (60.0, None, BY)
     assert store.controls.set_limit("openai:m", None, None, BY)
     assert store.controls.controls().limits == {}
-    assert [one.detail for one in store.controls.latest()] == ["as configured", "60 requests a minute"]
+    assert [one.detail for one in store.controls.latest(limit=100)] == [
+        "as configured",
+        "60 requests a minute",
+    ]
 
 
 def test_acts_are_numbered_in_order_and_old_ones_go(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +122,7 @@ def test_a_filter_chooses_jobs_of_a_state_and_a_model_and_is_noted_once(
     assert store.acts.cancel(chosen, BY) == Acted(1, 0)
     assert store.acts.cancel(chosen, BY) == Acted(0, 0)  # the same act twice is one
     assert [row_of(store, job).cancel_requested for job in (mine, other, ended)] == [True, False, False]
-    [act] = store.controls.latest()
+    [act] = store.controls.latest(limit=100)
     assert (act.name, act.target, act.job_id, act.count) == ("cancel", mine.id, mine.id, 1)
 
 
@@ -132,7 +137,7 @@ def test_an_act_by_a_filter_is_bounded_and_says_what_it_left(
     assert store.acts.resume(JobSelection(state="held"), BY) == Acted(2, 2)
     assert store.acts.resume(JobSelection(state="held"), BY) == Acted(2, 1)
     assert [row_of(store, job).state for job, _ in jobs].count(JobState.HELD) == 1
-    assert [(one.target, one.count, one.left_out) for one in store.controls.latest()] == [
+    assert [(one.target, one.count, one.left_out) for one in store.controls.latest(limit=100)] == [
         ("state held", 2, 1),
         ("state held", 2, 2),
     ]
@@ -153,7 +158,7 @@ def test_a_policy_is_changed_past_its_owner_and_the_lease_stays(bench: Bench) ->
     assert changed.policy.budget == row_of(store, job).policy.budget == 5.0
     store.jobs.reserve(lease, 4.0)  # the owner goes on, within the new budget
     other.acts.change_policy(job.id, lambda policy: policy, "set_budget", "5 USD", BY)
-    [act] = store.controls.latest(job_id=job.id)
+    [act] = store.controls.latest(job_id=job.id, limit=100)
     assert (act.name, act.detail, act.job_id) == ("set_budget", "5 USD", job.id)
     with pytest.raises(JobNotFound):
         other.acts.change_policy("job-none", lambda policy: policy, "set_budget", "", BY)
@@ -166,7 +171,7 @@ def test_a_forgotten_job_is_noted(store: SqlStore, bench: Bench) -> None:
     lease = JobLease(job.id, row_of(store, job).epoch)
     store.items.drop_unsent(lease, b"", at=10.0)
     store.jobs.forget(job.id, BY)
-    assert [one.name for one in store.controls.latest()] == ["forget", "cancel", "retry_failed"]
+    assert [one.name for one in store.controls.latest(limit=100)] == ["forget", "cancel", "retry_failed"]
     assert bench.behind("SELECT count(*) FROM earlier_result") == [(0,)]
 
 
@@ -191,8 +196,8 @@ def test_failed_rows_run_again_and_their_results_stay(store: SqlStore, bench: Be
         (1, "succeeded"),
         (2, "failed"),
     ]
-    assert [one.ix for one in store.acts.earlier_results(job.id)] == [1, 2]
-    [act] = store.controls.latest()
+    assert [one.ix for one in store.acts.earlier_results(job.id, after=(-1, 0), limit=1000)] == [1, 2]
+    [act] = store.controls.latest(limit=100)
     assert (act.name, act.count, act.left_out, act.job_id) == ("retry_failed", 2, 0, job.id)
 
 
@@ -228,6 +233,17 @@ def test_a_row_that_was_paid_for_is_asked_again_only_where_it_is_named(store: Sq
     assert third.outcome == "succeeded"
 
 
+def test_an_incident_names_five_hundred_rows_at_most(store: SqlStore, bench: Bench) -> None:
+    job, lease = started(store, bench, 501)
+    shard = store.shards.plan(lease, bench.shard(*range(501)))
+    store.shards.fail(lease, shard, failure(0).body, note="", at=9.0)
+    assert store.acts.reopen(job.id, dict.fromkeys(range(501)), range(501), BY) == (501, 0)
+    told = [incident.detail.partition(" rows ")[2] for incident in store.facts.incidents(job.id)]
+    named = [re.findall(r"\d+", each.partition(": rows ")[2].partition(" (")[0]) for each in told]
+    assert [len(rows) for rows in named] == [500, 1]
+    assert [int(row) for rows in named for row in rows] == list(range(501))
+
+
 def test_rows_that_share_a_result_go_again_with_the_one_that_is_asked(store: SqlStore, bench: Bench) -> None:
     items = [NewItem(None, b"ask", 1, 1, realtime=True), NewItem(None, b"ask", 1, 1, leader=0)]
     job, _ = store.jobs.accept(bench.job(), items)
@@ -240,10 +256,12 @@ def test_rows_that_share_a_result_go_again_with_the_one_that_is_asked(store: Sql
     store.items.claim_realtime(lease, 2)
     store.items.answer(lease, [result(0)], at=9.5)
     assert row_of(store, job).succeeded == 2
-    kept = store.acts.earlier_results(job.id)
+    kept = store.acts.earlier_results(job.id, after=(-1, 0), limit=1000)
     assert [one.ix for one in kept] == [0, 1]
     assert kept[0].body == kept[1].body != b""
-    assert store.acts.earlier_results(job.id, after=(kept[0].ix, kept[0].seq)) == kept[1:]
+    assert store.acts.earlier_results(job.id, after=(kept[0].ix, kept[0].seq), limit=1000) == kept[1:]
+    later, _ = store.jobs.accept(bench.job(), new_items(1))
+    assert store.acts.earlier_results(later.id, after=(-1, 0), limit=1000) == []
 
 
 def test_rows_of_a_batch_go_into_another_one_but_not_while_it_is_read(store: SqlStore, bench: Bench) -> None:

@@ -60,7 +60,7 @@ def test_a_store_of_any_release_opens_with_all_it_has(form: Path, tmp_path: Path
     assert [i.ix for i in store.items.in_state(job.id, state=ItemState.SHARDED)] == [3, 4]
     assert [incident.kind for incident in store.facts.incidents(job.id)] == ["doubled_line"]
     assert store.facts.recall("limit") == 5
-    assert store.facts.turnarounds("openai:m") == [(3, 60.0, 1.0)]
+    assert store.facts.turnarounds("openai:m", limit=100) == [(3, 60.0, 1.0)]
     lease = store.leases.claim(job.id, 60)
     assert lease is not None
     shard = store.shards.discard(

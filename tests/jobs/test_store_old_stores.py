@@ -141,7 +141,7 @@ def provider_of(bench: Bench, clock: VirtualClock) -> Remote:
         for shard in store.shards.of_job(job.id):
             if name not in known | {"ingesting"}:
                 continue
-            payloads = store.shards.payloads(shard.id)
+            payloads = store.shards.payloads(shard.id, limit=1000)
             lines = [
                 {
                     "id": wire_id(shard.nonce, position),
@@ -197,7 +197,7 @@ def test_what_has_another_name_keeps_its_value(old: Bench) -> None:
         "maybe_billed",
     ]
     assert store.facts.recall("shared:limit") == 5
-    assert store.facts.turnarounds("late remote:m") == [(3, 4000.0, NOW - 100.0)]
+    assert store.facts.turnarounds("late remote:m", limit=100) == [(3, 4000.0, NOW - 100.0)]
 
 
 @pytest.mark.full

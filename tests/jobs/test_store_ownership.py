@@ -241,3 +241,19 @@ def test_a_second_death_in_the_same_call_is_a_second_incident(bench: Bench) -> N
         assert len(first.facts.incidents(job.id)) == taking
         assert [item.tries for item in first.items.claim_realtime(lease, 1)] == [taking]
         first.abandon()
+
+
+@pytest.mark.parametrize("count", [64, 65])
+def test_an_incident_names_64_rows_in_flight_at_most(store: SqlStore, bench: Bench, count: int) -> None:
+    """Of more than that it says how many there are."""
+    job, _ = store.jobs.accept(bench.job(), new_items(count, realtime=True))
+    lease = store.leases.claim(job.id, 60.0)
+    assert lease is not None
+    store.items.claim_realtime(lease, count)
+    store.leases.release(lease)
+    assert store.leases.claim(job.id, 60.0) is not None
+    [told] = store.facts.incidents(job.id)
+    more = ", …" if count > 64 else ""
+    assert told.detail.startswith(f"{count} requests were in flight")
+    assert f": rows {', '.join(map(str, range(64)))}{more} (owner 2)" in told.detail
+    assert [item.tries for item in store.items.in_state(job.id, state=ItemState.REALTIME)] == [1] * count

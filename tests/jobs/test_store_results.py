@@ -44,7 +44,9 @@ def test_a_large_job_is_cancelled_and_forgotten_in_pages_and_nothing_of_it_stays
     done = store.jobs.get(job.id)
     assert done is not None
     assert (done.cancelled, done.state, done.finished_at) == (21, JobState.DONE, 5.0)
-    assert [(row.ix, row.seq) for row in store.items.fresh(job.id)] == [(ix, ix + 1) for ix in range(21)]
+    assert [(row.ix, row.seq) for row in store.items.fresh(job.id, limit=1000)] == [
+        (ix, ix + 1) for ix in range(21)
+    ]
     store.jobs.forget(job.id)
     assert bench.behind("SELECT count(*) FROM item") == bench.behind("SELECT count(*) FROM payload") == [(6,)]
     assert (
@@ -81,7 +83,7 @@ def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: SqlSto
         (2, "row-2", "succeeded", b"answer 2", b"ask 2", 0.25),
     ]
     assert [r.ix for r in store.items.results(job.id, after=0, limit=1)] == [1]
-    assert [(r.ix, r.seq) for r in store.items.fresh(job.id)] == [(2, 1), (0, 2), (1, 3)]
+    assert [(r.ix, r.seq) for r in store.items.fresh(job.id, limit=1000)] == [(2, 1), (0, 2), (1, 3)]
     assert [r.ix for r in store.items.fresh(job.id, after=1, limit=1)] == [0]
     store.shards.ingest(lease, shard, [result(3)], at=12.5)
     done = store.jobs.get(job.id)
@@ -97,7 +99,7 @@ def test_results_of_one_job_are_not_those_of_its_neighbours(store: SqlStore, ben
         jobs.append(job.id)
     for job_id in jobs:
         assert [r.ix for r in store.items.results(job_id)] == [0, 1]
-        assert [r.seq for r in store.items.fresh(job_id)] == [1, 2]
+        assert [r.seq for r in store.items.fresh(job_id, limit=1000)] == [1, 2]
         assert [i.ix for i in store.items.in_state(job_id, state=ItemState.FINAL)] == [0, 1]
 
 
@@ -315,7 +317,7 @@ def test_a_cancelled_job_drops_what_was_not_sent(store: SqlStore, bench: Bench) 
     assert [(r.ix, r.outcome, r.body, r.cost) for r in store.items.results(job.id)] == [
         (ix, "cancelled", b"cancelled", 0.0) for ix in (2, 3, 4, 5)
     ]
-    assert [r.ix for r in store.items.fresh(job.id)] == [2, 3, 4, 5]
+    assert [r.ix for r in store.items.fresh(job.id, limit=1000)] == [2, 3, 4, 5]
     found = store.jobs.get(job.id)
     assert found is not None
     assert (found.cancelled, found.finished, found.unpriced) == (4, 4, 0)
@@ -404,7 +406,7 @@ def test_followers_end_with_their_leader_however_it_ends(
     assert [each.follower for each in found] == [False] + [True] * 5
     assert len({(each.outcome, each.body) for each in found}) == 1
     assert [each.payload for each in found] == [b"ask %d" % ix for ix in range(6)]
-    assert [each.ix for each in store.items.fresh(job.id)] == list(range(6))
+    assert [each.ix for each in store.items.fresh(job.id, limit=1000)] == list(range(6))
     assert sum(each.succeeded + each.failed + each.cancelled for each in told) == 6
     assert sum(each.deduplicated for each in told) == 5
     store.jobs.forget(job.id)

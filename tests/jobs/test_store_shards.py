@@ -60,9 +60,9 @@ def test_a_planned_shard_holds_its_items_in_its_own_order(store: SqlStore, bench
     third = StoredItem(3, "row-3", b"ask 3", tokens=13, tries=0)
     first = StoredItem(0, "row-0", b"ask 0", tokens=10, tries=0)
     fourth = StoredItem(4, "row-4", b"ask 4", tokens=14, tries=0)
-    assert store.shards.payloads(shard.id) == {0: third, 1: first, 2: fourth}
+    assert store.shards.payloads(shard.id, limit=1000) == {0: third, 1: first, 2: fourth}
     assert store.shards.payloads(shard.id, after=0, limit=1) == {1: first}
-    assert store.shards.payloads(shard.id, after=2) == {}
+    assert store.shards.payloads(shard.id, after=2, limit=1000) == {}
     assert store.shards.measures(shard.id) == {0: ItemSize(5, 13), 1: ItemSize(5, 10), 2: ItemSize(5, 14)}
     at = store.shards.items_at(shard.id, [2, 0, 7, -1])
     assert {position: (i.ix, i.user_id, i.payload, i.tokens) for position, i in at.items()} == {
@@ -310,7 +310,7 @@ def test_pages_of_large_requests_and_answers_end_early_and_no_row_is_skipped(
     store.shards.ingest(lease, shard, [result(ix, text=b"12345678") for ix in (5, 0, 1, 2, 3, 4)], at=1.0)
 
     pages, after = [], -1
-    while page := store.shards.payloads(shard.id, after=after):
+    while page := store.shards.payloads(shard.id, after=after, limit=1000):
         pages.append([len(request.payload) for request in page.values()])
         after = max(page)
     assert pages == [[10, 20], [500], [60, 40], [30]]
@@ -322,7 +322,7 @@ def test_pages_of_large_requests_and_answers_end_early_and_no_row_is_skipped(
     assert found == [[0, 1], [2], [3], [4, 5]]
 
     found, after = [], 0
-    while rows := store.items.fresh(job.id, after=after):
+    while rows := store.items.fresh(job.id, after=after, limit=1000):
         found.append([row.ix for row in rows])
         after = rows[-1].seq
     assert found == [[5, 0, 1], [2], [3], [4]]

@@ -20,18 +20,12 @@ from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewItem, ShardState
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.store import SqlStore, summary_tables
-from smartbatch.jobs.store.summary_tables import (
-    DECISIONS_KEPT,
-    GROUPS_AT_ONCE,
-    GROUPS_KEPT,
-    HOUR,
-    HOURS_KEPT,
-)
 from smartbatch.jobs.summary_records import Failures, ListDecision, Measured, Spending
 from smartbatch.types import Route, Usage
 
 __all__ = ["bench", "store"]  # fixtures
 
+HOUR = 3600.0
 AT = 1_000_000 * HOUR + 60.0
 MEASURED = Measured(seconds=9.5, cost=0.25, individual_cost=0.5, batch_cost=0.2)
 
@@ -64,14 +58,14 @@ def test_the_decision_on_a_job_is_stored_with_it_and_goes_with_it(store: SqlStor
     assert lease is not None
     store.items.drop_unsent(lease, b"", at=2000.0)
     store.jobs.forget(job.id)
-    assert store.summaries.decisions() == []
+    assert store.summaries.decisions(limit=50) == []
 
 
 def test_a_job_that_was_there_already_keeps_its_decision(store: SqlStore, bench: Bench) -> None:
     job = bench.job(key="k")
     store.jobs.accept(job, new_items(1), decision=decision(40))
     store.jobs.accept(bench.job(key="k"), new_items(1), decision=decision(50))
-    assert [found.requests for found in store.summaries.decisions()] == [40]
+    assert [found.requests for found in store.summaries.decisions(limit=50)] == [40]
 
 
 def test_what_a_decision_on_a_job_took_is_what_its_job_took(store: SqlStore, bench: Bench) -> None:
@@ -85,7 +79,7 @@ def test_what_a_decision_on_a_job_took_is_what_its_job_took(store: SqlStore, ben
     store.shards.ingest(lease, shard, [result(1)], at=AT + 30)
     expected = Measured(seconds=30.0, cost=1.0, individual_cost=2.0, batch_cost=1.0)
     assert store.summaries.decision(job.id).measured == expected  # type: ignore[union-attr]
-    [listed] = store.summaries.decisions()
+    [listed] = store.summaries.decisions(limit=50)
     assert (listed.measured, listed.decision) == (expected, None)
 
 
@@ -127,9 +121,9 @@ def test_the_decision_on_a_list_is_written_once_and_measured_later(store: SqlSto
     other = ListDecision(AT + 1, "openai:m", decision(8), MEASURED)
     write(store, one, other)
     one.measured = MEASURED
-    assert [found.measured for found in store.summaries.decisions()] == [MEASURED, None]
+    assert [found.measured for found in store.summaries.decisions(limit=50)] == [MEASURED, None]
     write(store, one)
-    found = store.summaries.decisions()
+    found = store.summaries.decisions(limit=50)
     assert [(each.requests, each.job_id, each.measured) for each in found] == [
         (8, None, MEASURED),
         (7, None, MEASURED),
@@ -153,14 +147,20 @@ def test_of_decisions_on_lists_the_latest_are_kept_and_of_jobs_all(
     store.jobs.accept(bench.job(), new_items(1), decision=decision(99))
     for count in range(10, 16):
         write(store, ListDecision(AT, "openai:m", decision(count)))
-    assert [each.requests for each in store.summaries.decisions()] == [15, 14, 13, 99]
-    assert DECISIONS_KEPT >= 1000
+    assert [each.requests for each in store.summaries.decisions(limit=50)] == [15, 14, 13, 99]
+    monkeypatch.undo()
+    bench.behind("""INSERT INTO decision (at, model, route, requests, p50, p95, individual_p50, body)
+        WITH RECURSIVE copy (no) AS (SELECT 1 UNION ALL SELECT no + 1 FROM copy WHERE no < 2000)
+        SELECT at, model, route, requests, p50, p95, individual_p50, ''
+        FROM decision, copy WHERE requests = 15""")
+    write(store, ListDecision(AT, "openai:m", decision(16)))
+    assert bench.behind("SELECT count(*) FROM decision WHERE job IS NULL") == [(2_000,)]
 
 
 def test_a_decision_of_a_newer_release_is_shown_without_its_table(store: SqlStore, bench: Bench) -> None:
     write(store, ListDecision(AT, "openai:m", decision(7)))
     bench.behind("UPDATE decision SET body = ?", '{"version": 2}')
-    [listed] = store.summaries.decisions()
+    [listed] = store.summaries.decisions(limit=50)
     found = store.summaries.numbered(listed.no)
     assert found is not None
     assert (found.decision, found.requests) == (None, 7)
@@ -182,7 +182,7 @@ def test_what_is_only_shown_makes_no_write_fail(store: SqlStore, bench: Bench) -
     found = store.summaries.decision(job.id)
     assert found is not None
     assert found.p50 == found.p95 == math.inf
-    [listed, _] = store.summaries.decisions()
+    [listed, _] = store.summaries.decisions(limit=50)
     assert listed.model == "nul ?, half ?"
     [group] = store.summaries.error_groups()
     assert (group.kind, group.message, group.model) == ("k?", "nul \0, half \ud800", "m??")
@@ -247,8 +247,8 @@ def test_groups_are_few_whatever_providers_say(store: SqlStore, monkeypatch: pyt
     said = [Failures("server_error", f"{one}{two}", "m", 1) for one in letters for two in letters[:2]]
     write(store, failures=[*said, Failures("timeout", "late", "m", 2, request_id="r")])
     counts = {(each.kind, each.message): each.count for each in store.summaries.error_groups()}
-    assert len(counts) == GROUPS_AT_ONCE + 2
-    assert counts["server_error", OTHERS] == len(said) - GROUPS_AT_ONCE
+    assert len(counts) == 20 + 2
+    assert counts["server_error", OTHERS] == len(said) - 20
     assert counts["timeout", OTHERS] == 2
     monkeypatch.setattr(summary_tables, "GROUPS_KEPT", 3)
     write(store, failures=[Failures("timeout", "latest", "m", 1, request_id="r")], at=AT + 1)
@@ -256,7 +256,14 @@ def test_groups_are_few_whatever_providers_say(store: SqlStore, monkeypatch: pyt
     left = store.summaries.error_groups()
     assert len(left) == 3
     assert (left[0].message, left[0].request_id) == ("latest", "r")
-    assert GROUPS_KEPT >= 100
+    monkeypatch.undo()
+    for start in range(0, 520, 20):
+        write(
+            store,
+            failures=[Failures("timeout", f"{n:c}" * 9, "m", 1) for n in range(300 + start, 320 + start)],
+        )
+    write(store)
+    assert len(store.summaries.error_groups(limit=1_000)) == 500
 
 
 # -- spending ------------------------------------------------------------------------------------------------
@@ -280,15 +287,22 @@ def test_spending_is_counted_by_hour_model_and_route(store: SqlStore, bench: Ben
     assert [each.hour for each in store.summaries.spending(AT + HOUR)] == [hour + HOUR]
 
 
-def test_spending_is_kept_for_two_weeks(
-    store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(summary_tables, "TRIM_EVERY", 1)
+def test_spending_is_kept_for_two_weeks(store: SqlStore, bench: Bench) -> None:
+    """What is older goes with every twentieth job."""
     write(store, spent=[Spending("m", "individual", 1)], at=AT)
-    write(store, spent=[Spending("m", "individual", 1)], at=AT + (HOURS_KEPT - 1) * HOUR)
+    write(store, spent=[Spending("m", "individual", 1)], at=AT + 14 * 24 * HOUR)
     assert len(store.summaries.spending(0.0)) == 2
-    store.jobs.accept(bench.job(created_at=AT + (HOURS_KEPT + 1) * HOUR), new_items(1))
+    for number in range(1, 21):
+        assert len(store.summaries.spending(0.0)) == 2, number
+        store.jobs.accept(bench.job(created_at=AT + (14 * 24 + 1) * HOUR), new_items(1))
     assert len(store.summaries.spending(0.0)) == 1
+
+
+def test_the_spending_of_an_hour_is_spread_over_eight_rows(store: SqlStore, bench: Bench) -> None:
+    """Not all who add to it wait for one row, and few are read."""
+    for part in range(20):
+        write(store, spent=[Spending("m", "individual", 1)], part=part)
+    assert bench.behind("SELECT count(*), sum(requests) FROM spending") == [(8, 20)]
 
 
 @pytest.mark.full
@@ -332,8 +346,8 @@ def plans(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[st
     with monkeypatch.context() as patched:
         patched.setattr(database, "rows", noted)
         store.summaries.decision("job-x")
-        store.summaries.decisions()
-        store.summaries.decisions(before=9)
+        store.summaries.decisions(limit=50)
+        store.summaries.decisions(before=9, limit=50)
         store.summaries.numbered(3)
         store.summaries.error_groups()
         store.summaries.spending(AT)

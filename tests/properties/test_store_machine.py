@@ -589,7 +589,7 @@ class StoreMachine(RuleBasedStateMachine):
         for state in ItemState:
             items = read.items.in_state(job.id, state=state)
             assert [(i.ix, i.tries) for i in items] == [(ix, job.items[ix].tries) for ix in job.those(state)]
-        fresh = read.items.fresh(job.id)
+        fresh = read.items.fresh(job.id, limit=1000)
         assert [(r.ix, r.seq) for r in fresh] == [(ix, n) for n, ix in enumerate(job.order, 1)]
         kept = [(r.ix, r.user_id, r.outcome, r.body, r.payload, r.cost) for r in read.items.results(job.id)]
         assert kept == [
@@ -604,7 +604,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert (kinds.count("maybe_billed"), kinds.count("doubled_line")) == (job.maybe_billed, len(job.told))
 
     def check_shard(self, read: SqlStore, job: Job, shard: Shard) -> None:
-        payloads = read.shards.payloads(shard.row.id)
+        payloads = read.shards.payloads(shard.row.id, limit=1000)
         assert [(position, item.ix) for position, item in payloads.items()] == list(enumerate(shard.items))
         held = [
             ix for ix in shard.items if job.items[ix].state is SHARDED and job.items[ix].shard == shard.row.id

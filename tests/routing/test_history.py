@@ -343,10 +343,10 @@ class TestTheStore:
         assert median(history) == pytest.approx(3.0, rel=0.1)
         broken[0] = False
         history.refresh()  # within the minute
-        assert store.facts.turnarounds(f"latency individual {MODEL}") == []
+        assert store.facts.turnarounds(f"latency individual {MODEL}", limit=100) == []
         clock.sleep(EVERY)
         history.refresh()
-        assert len(store.facts.turnarounds(f"latency individual {MODEL}")) == 20
+        assert len(store.facts.turnarounds(f"latency individual {MODEL}", limit=100)) == 20
 
     def test_a_store_that_hangs_is_waited_for_once_and_read_again_at_the_next_look(
         self, process: Process, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch

@@ -90,7 +90,7 @@ class ControlTable:
         """Return acts after the one of a number, oldest first."""
         return [_act(row) for row in self.db.rows(f"{_ACTS}WHERE no > ? ORDER BY no LIMIT ?", number, limit)]
 
-    def latest(self, *, before: int | None = None, job_id: str | None = None, limit: int = 100) -> list[Act]:
+    def latest(self, *, before: int | None = None, job_id: str | None = None, limit: int) -> list[Act]:
         """Return acts, newest first: those before the one of a number, and those on a job alone."""
         asked = {"no < ?": before, "job_id = ?": job_id}
         those = [condition for condition, value in asked.items() if value is not None]

@@ -53,7 +53,7 @@ class FactTable:
 
         self.db.write(work)
 
-    def turnarounds(self, model: str, *, limit: int = 100) -> list[tuple[int, float, float]]:
+    def turnarounds(self, model: str, *, limit: int) -> list[tuple[int, float, float]]:
         """Return size, seconds and time of the latest batches of ``model``, newest first."""
         latest = "SELECT size, seconds, at FROM turnaround WHERE model = ? ORDER BY no DESC LIMIT ?"
         return [(size, seconds, at) for size, seconds, at in self.db.rows(latest, model, limit)]

@@ -148,7 +148,7 @@ class ItemTable:
         job = job_number(self.db, job_id)
         return self._from("no", self._whole, number(job, after + 1), first_of(job + 1), limit)
 
-    def fresh(self, job_id: str, *, after: int = 0, limit: int = 1000) -> list[ResultRow]:
+    def fresh(self, job_id: str, *, after: int = 0, limit: int) -> list[ResultRow]:
         """Return up to ``limit`` results by ``seq``, from the one after ``after``; none is ever skipped."""
         job = job_number(self.db, job_id)
         return self._from("seq", self._whole, number(job, after + 1), first_of(job + 1), limit)

@@ -134,9 +134,7 @@ class JobActs:
 
         return self.db.write(work)
 
-    def failed(
-        self, job_id: str, *, rows: Collection[int] | None = None, after: int = -1, limit: int = 1000
-    ) -> list[FailedRow]:
+    def failed(self, job_id: str, *, rows: Collection[int] | None, after: int, limit: int) -> list[FailedRow]:
         """Return failed rows in order, from the one after ``after``.
 
         Args:
@@ -202,14 +200,12 @@ class JobActs:
 
         return self.db.write(work)
 
-    def earlier_results(
-        self, job_id: str, *, after: tuple[int, int] = (-1, 0), limit: int = 1000
-    ) -> list[KeptResult]:
+    def earlier_results(self, job_id: str, *, after: tuple[int, int], limit: int) -> list[KeptResult]:
         """Return results of rows that were asked again later, by position and then by number, from the one
         after that of a position and a number."""
         job = job_number(self.db, job_id)
         ix, seq = after
-        first = number(job, max(ix, 0))
+        first = first_of(job) + ix
         rows = self.db.rows(
             """SELECT e.no, e.seq, e.outcome, coalesce(l.body, e.body) FROM earlier_result e
             LEFT JOIN follower f ON f.no = e.no
@@ -217,8 +213,8 @@ class JobActs:
             WHERE e.no >= ? AND e.no < ? AND (e.no > ? OR e.seq > ?) ORDER BY e.no, e.seq LIMIT ?""",
             first,
             first_of(job + 1),
-            first if ix >= 0 else first - 1,
-            number(job, seq) if ix >= 0 else 0,
+            first,
+            number(job, seq),
             limit,
         )
         return [KeptResult(position(no), position(seq), *others) for no, seq, *others in rows]

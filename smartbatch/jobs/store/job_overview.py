@@ -6,6 +6,7 @@ store has, a page costs the same.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -136,7 +137,7 @@ class JobOverview:
 
     db: Database
 
-    def page(self, which: JobFilter, *, before: int | None = None, limit: int = 50) -> list[JobLine]:
+    def page(self, which: JobFilter, *, before: int | None = None, limit: int) -> list[JobLine]:
         """Return jobs, newest first.
 
         Args:
@@ -160,7 +161,7 @@ class JobOverview:
 
     def _source(self, which: JobFilter, before: int | None) -> tuple[str, list[Any]]:
         conditions = ["no < ?"]
-        values: list[Any] = [2**62 if before is None else before]
+        values: list[Any] = [sys.maxsize if before is None else before]
         if which.state is not None:
             conditions.append("state = ?")
             values.append(which.state.value)
@@ -180,7 +181,7 @@ class JobOverview:
         """Return a job by its id or its key."""
         return next(iter(self._named(job_id)), None)
 
-    def waiting(self, *, limit: int = 20) -> list[JobLine]:
+    def waiting(self, *, limit: int) -> list[JobLine]:
         """Return jobs that are not carried on, or say what they wait for, among the newest that go on."""
         found = self.db.rows(
             f"""SELECT {_COLUMNS} FROM
@@ -212,7 +213,7 @@ class JobOverview:
             found[shard.job_id].append(shard)
         return found
 
-    def unknown_creations(self, *, limit: int = 20) -> list[ShardRow]:
+    def unknown_creations(self, *, limit: int) -> list[ShardRow]:
         """Return batches of which nobody knows whether the provider has them."""
         rows = self.db.rows(
             f"""{_ACCOUNTS} SELECT {SHARD_COLUMNS} FROM shard
@@ -223,7 +224,7 @@ class JobOverview:
         return [shard_row(row) for row in rows]
 
     def failed(
-        self, job: JobLine, *, first: int = 0, limit: int = 50, cancelled: bool = True
+        self, job: JobLine, *, first: int = 0, limit: int, cancelled: bool = True
     ) -> list[FailedRequest]:
         """Return requests of a job that ended without an answer, in order.
 
@@ -240,7 +241,7 @@ class JobOverview:
             for no, user_id, outcome, body in rows
         ]
 
-    def incidents(self, job_id: str, *, limit: int = 50) -> list[IncidentRow]:
+    def incidents(self, job_id: str, *, limit: int) -> list[IncidentRow]:
         """Return the latest incidents of a job, newest first."""
         columns = ", ".join(fields_dict(IncidentRow))
         found = f"SELECT {columns} FROM incident WHERE job_id = ? ORDER BY no DESC LIMIT ?"

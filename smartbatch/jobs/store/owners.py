@@ -161,7 +161,7 @@ class FileLocks(OwnerLocks):
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._own = ""
+        self._own: str
         self._descriptor: int | None = None
 
     def _not_written(self, error: OSError) -> StoreError:

@@ -89,7 +89,7 @@ class ShardTable:
         rows = self.db.rows(_BATCHES_OWN, scope, asked, asked) if asked else []
         return {batch_id for row in rows for batch_id in row}.intersection(asked)
 
-    def payloads(self, shard_id: str, *, after: int = -1, limit: int = 1000) -> dict[int, StoredItem]:
+    def payloads(self, shard_id: str, *, after: int = -1, limit: int) -> dict[int, StoredItem]:
         """Return up to ``limit`` items of a shard by position, from the one after ``after``."""
         sizes = self.measures(shard_id, range(after + 1, after + 1 + limit))
         fit = fitting(size.bytes for size in sizes.values())

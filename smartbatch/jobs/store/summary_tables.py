@@ -124,7 +124,7 @@ class SummaryTable:
         named = ((decoded(name) or "", self.numbered(no)) for no, name in rows)
         return [(name, one) for name, one in named if one is not None]
 
-    def decisions(self, *, before: int | None = None, limit: int = 50) -> list[StoredDecision]:
+    def decisions(self, *, before: int | None = None, limit: int) -> list[StoredDecision]:
         """Return decisions, newest first, from the one before number ``before``; without what they rest on,
         so that there may be many."""
         page = _DECISIONS.replace("{body}", "NULL")

@@ -258,7 +258,9 @@ class _Walk:
 
     def reopen(self) -> Any:
         job_id, acts = self._job(), self._store.acts
-        failed = acts.failed(job_id, rows=self._rng.choice((None, {0, 2})), limit=self._rng.choice((2, 1000)))
+        failed = acts.failed(
+            job_id, rows=self._rng.choice((None, {0, 2})), after=-1, limit=self._rng.choice((2, 1000))
+        )
         self._note("failed", failed)
         billed = [row.ix for row in failed if self._rng.random() < 0.3]
         return acts.reopen(job_id, dict.fromkeys((row.ix for row in failed), None), billed, "eve")
@@ -326,8 +328,10 @@ class _Walk:
             note("incidents", store.facts.incidents(job.id), overview.incidents(job.id, limit=1))
             note("shards", shards.of_job(job.id), shards.of_job(job.id, states=OPEN_SHARDS))
             note("decision", store.summaries.decision(job.id))
-            note("earlier", store.acts.earlier_results(job.id, after=rng.choice(((-1, 0), (0, 9)))))
-            note("forgotten", store.controls.latest(job_id=job.id))
+            note(
+                "earlier", store.acts.earlier_results(job.id, after=rng.choice(((-1, 0), (0, 9))), limit=1000)
+            )
+            note("forgotten", store.controls.latest(job_id=job.id, limit=100))
         every = tuple(ShardState)
         note(
             "scope",
@@ -335,17 +339,26 @@ class _Walk:
             shards.claimed_batches("one", ["batch-shard-job-1-0"]),
         )
         lines = overview.page(JobFilter(), limit=4)
-        note("page", lines, overview.page(JobFilter(unfinished=True), before=rng.choice((None, 4))))
-        note("page", overview.page(JobFilter(state=JobState.DONE)), overview.page(JobFilter(name="key")))
-        note("page", overview.page(JobFilter(model=MODELS[0], unfinished=rng.random() < 0.5)))
+        note("page", lines, overview.page(JobFilter(unfinished=True), before=rng.choice((None, 4)), limit=50))
+        note(
+            "page",
+            overview.page(JobFilter(state=JobState.DONE), limit=50),
+            overview.page(JobFilter(name="key"), limit=50),
+        )
+        note("page", overview.page(JobFilter(model=MODELS[0], unfinished=rng.random() < 0.5), limit=50))
         note("waiting", overview.waiting(limit=2), overview.forecasts(lines), overview.shards(lines))
-        note("count", [overview.count(state) for state in JobState], overview.unknown_creations())
+        note("count", [overview.count(state) for state in JobState], overview.unknown_creations(limit=20))
         note("failed", [overview.failed(line, first=rng.choice((0, 1)), limit=3) for line in lines])
-        note("failed", [overview.failed(line, cancelled=False) for line in lines])
+        note("failed", [overview.failed(line, cancelled=False, limit=50) for line in lines])
         note("controls", store.controls.controls(), store.controls.last(), store.controls.after(2, limit=3))
         note("acts", store.controls.latest(before=rng.choice((None, 5)), limit=3))
         summaries = store.summaries
-        note("decisions", summaries.decisions(limit=2), summaries.decisions(before=3), summaries.numbered(1))
+        note(
+            "decisions",
+            summaries.decisions(limit=2),
+            summaries.decisions(before=3, limit=50),
+            summaries.numbered(1),
+        )
         note("kept", summaries.kept("k"))
         note("groups", summaries.error_groups(limit=3), summaries.spending(self._now - 5000.0))
 
