@@ -108,7 +108,6 @@ class _Run:
         if not unanswered:
             self._input.forget_check()
         scores: list[tuple[str, str]] = []
-        twice = [] if job_run is None else job_run.paid_twice()
         if job_run is not None and not caught and not unanswered and self._changed is None:
             job_run.forget(all_answered=not self._summary.failed)
             if job_run.submitted_all:
@@ -116,7 +115,6 @@ class _Run:
         if job_run is not None and self._reader_left:  # what was answered is paid for, printed or not
             for result in job_run.stored_after(self._last_written):
                 self._summary.count(result)
-        scores += [("twice", f"perhaps paid: {text}") for text in twice]
         self._print_summary(caught, unanswered, [] if job_run is None else job_run.batches, scores)
         if self._changed is not None:
             say(f"smartbatch: {self._changed.message}")

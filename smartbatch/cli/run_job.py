@@ -16,7 +16,6 @@ import argparse
 import heapq
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
@@ -32,6 +31,7 @@ from smartbatch.cli.prompts import InputRequests, KeyedRow
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, StoreError
+from smartbatch.jobs.incident_titles import incident_title
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Mode, Progress
@@ -130,20 +130,11 @@ class JobRun:
                 if self._identity.index_of(result) > last:
                     yield result
 
-    def paid_twice(self) -> list[str]:
-        """Return what may have been paid twice of this run's jobs in real time, which the store forgets with
-        them: each a text."""
-        found = []
-        for one in self._jobs:
-            if one.realtime:
-                with suppress(StoreError):  # the output has every answer: no reason to fail
-                    found += [each.detail for each in one.job.incidents() if each.kind == "maybe_billed"]
-        return found
-
     def forget(self, *, all_answered: bool) -> None:
         """Delete the jobs in real time from the store once the output has all of their results.
 
-        Failed rows of a run to standard output can be tried again only while the store has the others.
+        Failed rows of a run to standard output can be tried again only while the store has the others. What
+        the jobs know of requests that may be paid twice is printed, as it goes with them.
         """
         if self._args.output is None and not all_answered:
             return
@@ -151,6 +142,9 @@ class JobRun:
             if one.realtime:
                 try:
                     if one.job.is_done():
+                        for incident in one.job.incidents():
+                            title = incident_title(incident.kind)
+                            self._say(f"job {one.job.id}: {title}: {incident.detail}")
                         one.job.forget(keep_decision=self._args.output is not None)
                 except StoreError as error:  # the output has every answer: no reason to fail
                     self._say(f"job {one.job.id} stays in the store: {error.message}")
@@ -260,8 +254,9 @@ class JobRun:
                 yield from self._to_write(_alone(found), ordered=False)
 
     def _from_cluster(self, units: ClusterUnits, one: RunJob, progress: Progress) -> Iterator[RowResult]:
-        for result in units.results(one.job):
-            progress.advance(result)
+        for number, result in enumerate(units.results(one.job)):
+            if number >= one.stored:  # so many are in the count from the start
+                progress.advance(result)
             yield RowResult(self._identity.index_of(result), result, earlier=False)
 
     def _comes_as_stored(self, one: RunJob) -> bool:
