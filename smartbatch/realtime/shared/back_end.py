@@ -24,7 +24,7 @@ class BackEndUnavailable(SmartbatchError):
 
 
 class Incompatible(SmartbatchError):
-    """The back end is used by processes of another version, or by another machine."""
+    """The back end is used by processes of another version, or by another machine, or is of another kind."""
 
 
 @frozen

@@ -19,6 +19,7 @@ from smartbatch.realtime.shared.back_end import (
     VERSION,
     BackEnd,
     BackEndUnavailable,
+    Incompatible,
     Published,
     check_version,
 )
@@ -127,7 +128,12 @@ class RedisBackEnd(BackEnd):
             {name.decode(): float(value) for name, value in sums.items()},
         )
 
-    def _unavailable(self, error: Exception) -> BackEndUnavailable:
+    def _unavailable(self, error: Exception) -> BackEndUnavailable | Incompatible:
+        if isinstance(error, redis.exceptions.MovedError):
+            return Incompatible(
+                f"{self.place} is a node of a cluster, which keeps only some of the keys: name a single Redis"
+                " server, or a PostgreSQL server"
+            )
         return BackEndUnavailable(f"the Redis server {self.place} cannot be used ({type(error).__name__})")
 
     def close(self) -> None:

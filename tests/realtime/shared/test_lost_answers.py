@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +19,7 @@ from realtime.shared.servers import RedisServer, address_of, postgres_address, r
 
 from smartbatch.core.limits.shared_record import LeaseAsk
 from smartbatch.realtime.shared import postgres_back_end
-from smartbatch.realtime.shared.back_end import BackEndUnavailable, hidden
+from smartbatch.realtime.shared.back_end import BackEndUnavailable, Incompatible, hidden
 from smartbatch.realtime.shared.postgres_back_end import PostgresBackEnd
 from smartbatch.realtime.shared.redis_back_end import RedisBackEnd
 
@@ -134,3 +136,25 @@ def test_a_postgresql_that_stands_still_is_unavailable_and_is_used_again(
         os.kill(pid, signal.SIGCONT)
     monkeypatch.undo()
     assert back_end.exchange(key, asks()).members == 1
+
+
+class OtherNode(socketserver.BaseRequestHandler):
+    """Answers each command as a node of a Redis Cluster does that has none of the keys."""
+
+    def handle(self) -> None:
+        while asked := self.request.recv(65536):
+            commands = len(re.findall(rb"(?:^|\n)\*\d+\r", asked))
+            self.request.sendall(commands * b"-MOVED 866 127.0.0.1:1\r\n")
+
+
+def test_a_node_of_a_cluster_is_refused_in_words() -> None:
+    """Waiting does not help: another node has the keys."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), OtherNode) as server:
+        threading.Thread(target=server.serve_forever).start()
+        back_end = RedisBackEnd(f"redis://127.0.0.1:{server.server_address[1]}/0")
+        try:
+            with pytest.raises(Incompatible, match="is a node of a cluster"):
+                back_end.prepare()
+        finally:
+            back_end.close()
+            server.shutdown()
