@@ -1,12 +1,14 @@
 """Keywords of JSON schemas that are checked in bounded time, in place of those of ``jsonschema``.
 
-There, patterns are run by an engine that backtracks, and elements are compared each with each.
+There, patterns are run by an engine that backtracks, elements are compared each with each, and a part of an
+answer is checked once for each way that leads to it: of a tree of unions the ways double with each level.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from smartbatch.core.preparation.patterns import compiled
@@ -14,15 +16,36 @@ from smartbatch.core.preparation.patterns import compiled
 COMPARED = 1_000
 """Parts of one value up to which it is looked for those that no other keyword has checked."""
 
+MAX_FLAWS = 3
+"""Flaws of one answer that are told."""
 
-def bounded(kind: Any) -> Any:
-    """Return the validator class ``kind`` with the keywords below."""
+
+class KnownFlaws:
+    """The flaws that the references of a schema found in the parts of one answer. It takes the place of the
+    checker of formats, which a validator hands to those it makes; formats are not checked.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, int], list[Any]] = {}
+
+    def check(self, value: Any, format: str) -> None:
+        """Take any value for one of any format."""
+
+
+def bounded(kind: Any, *, remembers: bool) -> Any:
+    """Return the validator class ``kind`` with the keywords below.
+
+    Args:
+        remembers: whether what a reference finds does not depend on the way that led to it.
+    """
     from jsonschema.validators import extend
 
     own = {name: keyword for name, keyword in _OWN.items() if name in kind.VALIDATORS}
     for name in ("unevaluatedItems", "unevaluatedProperties"):
         if name in kind.VALIDATORS:
             own[name] = _limited(name, kind.VALIDATORS[name])
+    if remembers:
+        own["$ref"] = _once(kind.VALIDATORS["$ref"])
     return extend(kind, own)  # type: ignore[no-untyped-call]
 
 
@@ -74,6 +97,21 @@ def _limited(name: str, keyword: Any) -> Any:
         yield from keyword(validator, schema_of_rest, value, schema)
 
     return limited
+
+
+def _once(keyword: Any) -> Any:
+    """Return a keyword that follows a reference once for each part of an answer, and finds the same again."""
+
+    def once(validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Any]:
+        known: KnownFlaws = validator.format_checker
+        flaws = known.found.get((id(schema), id(value)))
+        if flaws is None:
+            flaws = list(islice(keyword(validator, reference, value, schema), MAX_FLAWS))
+            known.found[id(schema), id(value)] = flaws
+        for flaw in flaws:
+            yield flaw.create_from(flaw)  # whoever gets it adds its own place to it
+
+    return once
 
 
 _OWN = {

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from attrs import evolve, frozen
 
 from smartbatch.core.preparation.json_snapshot import MAX_DEPTH
-from smartbatch.core.preparation.keywords import bounded
+from smartbatch.core.preparation.keywords import MAX_FLAWS, KnownFlaws, bounded
 from smartbatch.core.preparation.patterns import PatternError, compiled
 from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.types import Answer, Generation, Message, Request
@@ -32,8 +32,6 @@ STEP, HIGHEST = 0.25, 1.0
 takes."""
 MAX_QUOTED = 20_000
 """Characters of a bad answer up to which it is sent back to the model."""
-MAX_FLAWS = 3
-"""Errors that are sent to the model at once."""
 SEARCHED = 2_000_000
 """Characters of an answer up to which JSON is looked for inside it; a longer one has to be JSON itself."""
 REPAIRABLE = 5_000
@@ -276,8 +274,27 @@ def _validator(schema: str) -> Any:
     for reference in _references(decoded):
         if not reference.startswith("#"):
             raise ValueError(f"refers to {reference[:80]!r}; only references within the schema are followed")
+    by_the_way = '"$dynamicRef": ' in schema or '"$recursiveRef": ' in schema
     # A registry of our own: the default one fetches foreign references over the network.
-    return bounded(kind)(decoded, registry=REGISTRY)
+    return bounded(kind, remembers=not by_the_way)(_without_dialects(decoded), registry=REGISTRY)
+
+
+_VALUES = ("enum", "const", "default", "examples")
+"""Keywords that hold values, not schemas."""
+
+
+def _without_dialects(schema: Any) -> Any:
+    """Return a schema no part of which names its dialect: for one that does, ``jsonschema`` takes the
+    dialect's own validator, whose keywords are not bounded."""
+    if isinstance(schema, list):
+        return [_without_dialects(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: value if key in _VALUES else _without_dialects(value)
+        for key, value in schema.items()
+        if key != "$schema" or not isinstance(value, str)  # a property may have the name
+    }
 
 
 def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -287,7 +304,7 @@ def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
             yield from _keywords(item)
     elif isinstance(schema, Mapping):
         for key, value in schema.items():
-            if key not in ("enum", "const", "default", "examples"):
+            if key not in _VALUES:
                 yield key, value
                 yield from _keywords(value)
 
@@ -321,7 +338,8 @@ def check_answer(
     except JsonNotFound as error:
         return Problem(f"the answer is not what the schema asks for: {error}", f"{error}.")
     try:
-        flaws = list(islice(_validator(json.dumps(schema)).iter_errors(value), MAX_FLAWS))
+        validator = _validator(json.dumps(schema)).evolve(format_checker=KnownFlaws())
+        flaws = list(islice(validator.iter_errors(value), MAX_FLAWS))
     except Exception as error:  # the schema's own: a reference without target, a pattern that is none
         problem = f"the schema could not be applied ({type(error).__name__}); correct it"
         return Problem(problem, problem, final=True)

@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 
 import smartbatch
-from smartbatch.core.preparation import patterns
+from smartbatch.core.preparation import keywords, patterns
 from smartbatch.core.preparation.keywords import COMPARED
 from smartbatch.core.preparation.patterns import LinearPattern, PatternError, compiled
 from smartbatch.core.preparation.structured import (
     SEARCHED,
     JsonNotFound,
     Parsed,
+    Problem,
     check_answer,
     check_schema,
     recover_json,
@@ -191,6 +192,58 @@ def test_no_pattern_keeps_the_other_threads_waiting(pattern: str) -> None:
         return max(waits)
 
     assert any(longest_wait() < 0.05 for _ in range(3))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The patterns that values were held against, by the engine that is bounded."""
+    found: list[str] = []
+
+    def noted(pattern: str) -> LinearPattern:
+        found.append(pattern)
+        return compiled(pattern)
+
+    monkeypatch.setattr(keywords, "compiled", noted)
+    return found
+
+
+DIALECT = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+WORDS = {"type": "string", "pattern": "^(a+)+$"}
+LIST = {"properties": {"word": WORDS, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    sampled(
+        [
+            (DIALECT | LIST, {"word": "a", "next": {"word": "b", "next": None}}),
+            ({"properties": {"word": DIALECT | WORDS}}, {"word": "b"}),
+            ({"properties": {"$schema": WORDS}}, {"$schema": "b"}),
+        ],
+        keep=2,
+    ),
+)
+def test_a_schema_that_names_its_dialect_has_bounded_patterns_in_all_its_parts(
+    schema: dict[str, Any], value: Any, asked: list[str]
+) -> None:
+    """Also in those that a reference leads back to, and in a property of that name."""
+    assert isinstance(check_answer(schema, repr, json.dumps(value), "stop"), Problem)
+    assert asked == ["^(a+)+$"] * json.dumps(value).count(': "')
+
+
+@pytest.mark.parametrize("leaf", ["a", "b"])
+def test_each_part_of_a_tree_of_unions_is_checked_once_by_each_reference(leaf: str, asked: list[str]) -> None:
+    """By each of the ways that lead to it the time doubles with each level."""
+    branches = [{"type": "array", "items": {"$ref": "#/$defs/node"}, "minItems": least} for least in (1, 0)]
+    schema = {"$ref": "#/$defs/node", "$defs": {"node": {"anyOf": [*branches, WORDS]}}}
+    value: Any = leaf
+    for _ in range(10):
+        value = [value]
+    found = check_answer(schema, repr, json.dumps(value), "stop")
+    assert isinstance(found, Parsed) == (leaf == "a")
+    assert len(asked) <= 2
+    if isinstance(found, Problem):
+        assert found.message == "the answer breaks the schema at anyOf"
 
 
 def test_equal_elements_are_found_in_time_that_grows_with_their_number() -> None:
