@@ -485,6 +485,32 @@ def test_a_link_in_the_way_of_the_ordered_copy_is_not_followed(tmp_path: Path) -
     assert path.read_bytes() == line(1) + line(0)
 
 
+def test_an_ordered_copy_is_not_written_where_a_link_leads_at_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is planted after what a killed run left is removed, and before the copy is made."""
+    path, left, target = tmp_path / "out.jsonl", tmp_path / ".out.jsonl.ordering", tmp_path / "target"
+    target.write_text("precious")
+    left.write_text("a killed run's")
+    unlink = os.unlink
+
+    def planting(removed: str) -> None:
+        unlink(removed)
+        if removed == str(left):
+            left.symlink_to(target)
+
+    with OutputFile(str(path)) as out:
+        out.recover(keys(2))
+        for index in (1, 0):
+            out.append([(asked(index), line(index), True)])
+        monkeypatch.setattr(os, "unlink", planting)
+        with pytest.raises(OutputLost):
+            out.put_in_order()
+        monkeypatch.undo()
+    assert target.read_text() == "precious"
+    assert path.read_bytes() == line(1) + line(0)
+
+
 def test_an_ordered_copy_of_another_user_is_in_the_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,6 +122,30 @@ def test_files_on_their_way_are_for_their_owner_only(tmp_path: Path) -> None:
     assert target.read_text() == "precious"
 
 
+@pytest.mark.parametrize("link", [True, False])
+def test_a_file_on_its_way_is_not_written_where_somebody_plants_one_at_the_last_moment(
+    link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After what was left there is removed, and before the own file is made."""
+    path, partial, target = tmp_path / "shard.in", tmp_path / "shard.in.1.part", tmp_path / "target"
+    target.write_text("precious")
+    unlink = Path.unlink
+
+    def planting(removed: Path, missing_ok: bool = False) -> None:
+        unlink(removed, missing_ok=missing_ok)
+        if link:
+            partial.symlink_to(target)
+        else:
+            partial.touch()
+
+    monkeypatch.setattr(Path, "unlink", planting)
+    with pytest.raises(StoreError):
+        context.write_whole(path, partial, [b"prompts"])
+    assert target.read_text() == "precious"
+    assert not path.exists()
+    assert partial.read_bytes() in (b"precious", b"")
+
+
 def test_a_new_store_is_not_made_where_another_users_link_leads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,21 @@ def test_a_filter_chooses_jobs_of_a_state_and_a_model_and_is_noted_once(
     assert (act.name, act.target, act.job_id, act.count) == ("cancel", mine.id, mine.id, 1)
 
 
+def test_only_jobs_that_are_held_are_resumed_and_only_those_that_were_chosen(
+    store: SqlStore, bench: Bench
+) -> None:
+    done, _ = answered(store, bench, result(0))
+    held, other, active = (store.jobs.accept(bench.job(), new_items(1))[0] for _ in range(3))
+    for job in (held, other):
+        lease = store.leases.claim(job.id, 60.0)
+        assert lease is not None
+        store.jobs.note(lease, "no credit", hold=True)
+    chosen = JobSelection(ids=(done.id, held.id, active.id))
+    assert store.acts.resume(chosen, BY) == Acted(1, 0)
+    states = [row_of(store, job).state for job in (done, held, other, active)]
+    assert states == [JobState.DONE, JobState.ACTIVE, JobState.HELD, JobState.ACTIVE]
+
+
 def test_an_act_by_a_filter_is_bounded_and_says_what_it_left(
     store: SqlStore, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
