@@ -45,10 +45,7 @@ class Distribution:
             return logs[0] - self._low * math.log(levels[0] / q)
         if q >= levels[-1]:
             return logs[-1] + self._high * math.log((1 - levels[-1]) / (1 - q))
-        right = bisect_left(levels, q)
-        left = right - 1
-        part = (q - levels[left]) / (levels[right] - levels[left])
-        return logs[left] + part * (logs[right] - logs[left])
+        return self._inner(q)
 
     def level(self, log: float) -> float:
         """Return the share of times up to ``log``: the inverse of :meth:`log`."""
@@ -68,9 +65,7 @@ class Distribution:
             left_over = math.exp((logs[-1] - log) / self._high) if self._high else 0.0
             return 1 - (1 - levels[-1]) * left_over
         left = right - 1
-        if logs[right] <= logs[left]:
-            return levels[right]
-        part = min(1.0, max(0.0, (log - logs[left]) / (logs[right] - logs[left])))
+        part = (log - logs[left]) / (logs[right] - logs[left])
         return levels[left] + part * (levels[right] - levels[left])
 
     def mean(self) -> float:
@@ -102,10 +97,11 @@ class Distribution:
 
     def _inner(self, q: float) -> float:
         """As :meth:`log`, between the outermost points only."""
-        right = min(max(1, bisect_left(self._levels, q)), len(self._levels) - 1)
+        levels, logs = self._levels, self._logs
+        right = bisect_left(levels, q)
         left = right - 1
-        part = (q - self._levels[left]) / (self._levels[right] - self._levels[left])
-        return self._logs[left] + min(1.0, max(0.0, part)) * (self._logs[right] - self._logs[left])
+        part = (q - levels[left]) / (levels[right] - levels[left])
+        return logs[left] + part * (logs[right] - logs[left])
 
 
 def _mean_between(low: float, high: float) -> float:
