@@ -17,6 +17,7 @@ from smartbatch.core.limits.backoff import Cooldown
 from smartbatch.core.limits.bucket import Bucket
 from smartbatch.core.limits.header_limits import Reservation
 from smartbatch.core.limits.quota import Quota
+from smartbatch.core.limits.refusal_evidence import RefusalEvidence
 
 
 class Top:
@@ -472,3 +473,43 @@ def test_refusals_of_calls_that_were_sent_apart_prove_a_limit_as_a_quarter_of_th
     calls = [limit.take(0.0, 0) for _ in range(64)]
     pauses = [limit.refused(call, 0.5, None, Top()) for call in calls[::3]]
     assert [pause is not None for pause in pauses] == [False] * 15 + [True] * 7
+
+
+@pytest.mark.parametrize(("disproved", "lone"), [(False, False), (True, True)])
+def test_where_a_limit_was_disproved_fewer_answers_outweigh_a_refusal(disproved: bool, lone: bool) -> None:
+    """One of eight calls refused at random is not proof again."""
+    evidence = RefusalEvidence()
+    if disproved:
+        evidence.disprove()
+    for order in range(1, 11):
+        if order in (1, 10):
+            evidence.add(order)
+        else:
+            evidence.forget()
+    assert evidence.is_lone is lone
+
+
+@pytest.mark.parametrize(
+    ("orders", "in_flight", "proof"),
+    [
+        ([1, 3], 2, False),
+        ([1, 3, 5], 12, True),
+        ([1, 3, 5], 13, False),
+        ([1, 3, 5, 7], 16, True),
+        ([9, 11, 12, 10], 100, True),
+        ([9, 11, 12, 7], 100, False),
+        ([2, 1, 4], 100, False),
+    ],
+)
+def test_three_refusals_a_quarter_of_the_calls_in_flight_or_four_in_a_row_are_proof(
+    orders: list[int], in_flight: int, proof: bool
+) -> None:
+    evidence = RefusalEvidence()
+    for order in orders:
+        evidence.add(order)
+        evidence.seen(in_flight)
+    assert evidence.is_proof is proof
+    assert evidence.is_repeated
+    evidence.clear()
+    assert not evidence.is_proof
+    assert evidence.is_lone
