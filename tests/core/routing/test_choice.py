@@ -15,7 +15,7 @@ from smartbatch.core.routing.choice import Decision, Infeasible, Option, choose
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.explanation import explain
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
-from smartbatch.core.routing.options import PIECES
+from smartbatch.core.routing.options import PIECES, open_routes
 from smartbatch.core.routing.rescue import PendingShard, Speed, rescue
 from smartbatch.core.routing.throughput import Throughput, Times
 from smartbatch.routing.history import BATCH, CALL, CANCEL
@@ -162,6 +162,31 @@ def test_a_batch_that_may_be_late_meets_its_deadline_in_95_of_100_cases_and_othe
     assert often.rescue_at is not None
     assert seldom.rescue_at is not None
     assert 0.95 <= often.odds < 0.99 < seldom.odds
+
+
+@pytest.mark.parametrize(
+    ("deadline", "percent"),
+    [
+        (1060.0, 2),
+        (1080.0, 5),
+        (1030.0, 10),
+        (990.0, 20),
+        (940.0, 30),
+        (880.0, 40),
+        (830.0, 50),
+        (780.0, 60),
+        (720.0, 70),
+        (660.0, 80),
+        (600.0, 90),
+    ],
+)
+def test_the_less_time_there_is_the_more_goes_in_real_time_at_once(deadline: float, percent: int) -> None:
+    """Of a list that takes 500 s in real time, next to batches of half an hour, or of two."""
+    offers, there = [individually(1000)], by_batch(1000, steady(1800.0, 4.0))
+    routes = open_routes(Load(1000), offers, there, Constraints(deadline=deadline))
+    hybrid = next(option for option in routes if option.route is Route.HYBRID)
+    assert hybrid.first == 10 * percent
+    assert hybrid.p95 == deadline
 
 
 def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
