@@ -23,11 +23,13 @@ from smartbatch.core.preparation.structured import (
     Problem,
     check_answer,
     check_schema,
+    own_object,
+    read_answer,
     recover_json,
     repair_request,
 )
 from smartbatch.errors import InvalidRequest
-from smartbatch.types import Generation, Message, Request
+from smartbatch.types import Answer, Generation, Message, Request
 
 OBJECT = '{"a": 1, "b": [true, null]}'
 VALUE = {"a": 1, "b": [True, None]}
@@ -391,6 +393,53 @@ class TestVerdicts:
         found = verdict({"$ref": "http://127.0.0.1:9/schema.json"}, {})
         assert isinstance(found, Problem)
         assert found.final
+
+
+class _Single:
+    """An object that cannot be copied."""
+
+    def __init__(self, made_of: Any) -> None:
+        self.made_of = made_of
+
+    def __deepcopy__(self, _: Any) -> NoReturn:
+        raise TypeError("there is only one")
+
+
+class TestWithoutASchema:
+    @pytest.mark.parametrize(
+        ("form", "text", "value"),
+        [
+            (None, OBJECT, None),
+            ({"type": "json_object"}, f"Here: {OBJECT}", VALUE),
+            ({"type": "json_object"}, "none", None),
+            ({"type": "json_object"}, None, None),
+        ],
+    )
+    def test_the_providers_own_form_gives_what_json_there_is(
+        self, form: dict[str, Any] | None, text: str | None, value: Any
+    ) -> None:
+        """Also of an answer that was cut: nothing says what has to be in it."""
+        assert read_answer(Generation(response_format=form), text, "length") == Parsed(value)
+
+
+class TestObjectsOfTheirOwn:
+    def test_an_object_is_copied_for_each_caller(self) -> None:
+        answer = Answer(OBJECT)
+        found = own_object(Generation(response_format={}), answer, VALUE)
+        assert found == VALUE
+        assert found is not VALUE
+        assert found["b"] is not VALUE["b"]
+
+    def test_one_that_cannot_be_copied_is_made_again_of_the_text(self) -> None:
+        params, first = Generation(schema=BuiltSchema({}, _Single)), _Single(1)
+        found = own_object(params, Answer("[1]"), first)
+        assert found is not first
+        assert found.made_of == [1]
+
+    @pytest.mark.parametrize(("text", "end"), [("[1]", "length"), ("none", "stop")])
+    def test_one_that_cannot_be_made_again_is_shared(self, text: str, end: Any) -> None:
+        params, first = Generation(schema=BuiltSchema({}, _Single)), _Single(1)
+        assert own_object(params, Answer(text, finish_reason=end), first) is first
 
 
 class TestAskingAgain:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.json_snapshot import MAX_DEPTH, NotJson, snapshot
 from smartbatch.core.preparation.preparer import RequestPreparer
-from smartbatch.core.preparation.validation import admit_defaults, normalise
+from smartbatch.core.preparation.validation import admit_defaults, check_prompt, normalise
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Embedding, Generation, Message, Priority, Request
 
@@ -138,6 +138,33 @@ class TestPrompts:
     def test_a_request_has_one_kind_of_work(self) -> None:
         error = refused(Request("text", embedding=Embedding(), call=print))
         assert str(error).startswith("embedding and call contradict each other")
+
+
+class TestVectors:
+    def test_parameters_of_texts_are_refused_by_name_and_those_of_the_client_left_out(self) -> None:
+        client = Generation(max_tokens=9)
+        assert normalise("a", client, embedding=Embedding("query")).params == Generation()
+        for prompt, more in (("a", {"seed": 1}), (Request("a", Generation(seed=1)), {})):
+            assert refused(prompt, client, embedding=Embedding(), **more).field == "seed"
+
+    def test_only_a_text_has_one(self) -> None:
+        chat = [Message("user", "a")]
+        assert "must be a text where a vector is asked for" in str(refused(chat, embedding=Embedding()))
+        assert refused("a", embedding="query").field == "embedding"
+
+    def test_its_task_and_dimensions_are_checked(self) -> None:
+        assert normalise("a", embedding=Embedding("query", 65_536)).embedding == Embedding("query", 65_536)
+        for asked in (Embedding(" "), Embedding("query", 0), Embedding("query", 65_537)):
+            refused("a", embedding=asked)
+
+    @pytest.mark.parametrize("embedding", [None, Embedding()])
+    def test_a_prompt_is_refused_that_a_request_would_be_refused_for(self, embedding: Any) -> None:
+        for good in ("a", "é \n"):
+            check_prompt(good, embedding)
+        for bad in ("", " ", "\u3000", "\ud800", [], 7):
+            with pytest.raises(InvalidRequest) as caught:
+                check_prompt(bad, embedding)
+            assert str(caught.value) == str(refused(bad, embedding=embedding))
 
 
 class TestSurrogates:
@@ -382,6 +409,10 @@ class TestFingerprint:
             self.key(extra={"a": 1.0}),
             self.key(extra={"a": True}),
             self.key(extra={"a": "1"}),
+            self.key(embedding=Embedding()),
+            self.key(embedding=Embedding("query")),
+            self.key(embedding=Embedding("query", 8)),
+            self.key(embedding=Embedding(None, 8)),
         ]
         assert len(set(different)) == len(different)
 
