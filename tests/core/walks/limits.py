@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from functools import partial
 
 from core.limits.limit_server import bucket, constant, fixed_windows, lognormal, run, spaced
@@ -86,15 +87,46 @@ def _report(rng: random.Random) -> LimitReport | None:
     return LimitReport(**{f"{kind}_{name}": value for name, value in named.items()})  # type: ignore[arg-type]
 
 
-def quota(rng: random.Random, record: Record) -> None:
+def _same_limits(rng: random.Random) -> Callable[[], LimitReport]:
+    """Return what tells what is left of some limits, which stay as they are, and hides a part of it."""
+    kinds = ("requests", "tokens", "input", "output")
+    limits = {kind: rng.choice((60, 600, 50_000)) for kind in kinds if rng.random() < 0.5}
+    rounded_to = rng.choice((0.0, 1.0))
+
+    def told() -> LimitReport:
+        figures: dict[str, float | None] = {}
+        for kind, limit in limits.items():
+            left = rng.choice((0, 1, limit // 8, limit // 2, limit - 1, limit))
+            figures[f"{kind}_limit"] = rng.choice((None, limit, limit))
+            figures[f"{kind}_remaining"] = rng.choice((None, left, left))
+            figures[f"{kind}_reset"] = rng.choice((None, 1.0, 60.0 * (limit - left) / limit))
+        return LimitReport(**figures, resets_rounded_to=rounded_to)  # type: ignore[arg-type]
+
+    return told
+
+
+Moments = Callable[[float], float]
+"""Turns a time into the next one at which something may happen."""
+
+
+def any_moment(at: float) -> float:
+    return at
+
+
+def at_eighths(at: float) -> float:
+    """Of a second: much happens at one moment then, or at the very moment at which something ends."""
+    return round(8.0 * at) / 8.0
+
+
+def quota(
+    rng: random.Random, record: Record, moment: Moments = any_moment, *, same_limits: bool = False
+) -> None:
     """Calls of a quota begin, end, and are refused as by a rate, by a cap on calls at once, or by chance."""
+    told = _same_limits(rng) if same_limits else partial(_report, rng)
     one, now, going = Quota(), 0.0, list[tuple[Reservation, bool]]()
     refusing, reporting = rng.choice((0.0, 0.02, 0.3, 0.9)), rng.choice((0.0, 0.0, 0.3))
-    cap, rate, calls_a_second = (
-        rng.choice((5, 12, 1000)),
-        rng.choice((4.0, 1e9, 1e9)),
-        rng.choice((2.0, 30.0)),
-    )
+    cap, rate = rng.choice((5, 12, 1000)), rng.choice((4.0, 1e9, 1e9))
+    calls_a_second = rng.choice((2.0, 30.0))
     if rng.random() < 0.5:
         one.configure(rng.choice((None, 60, 600)), rng.choice((None, 6000, 100_000)), now)
     if rng.random() < 0.3:
@@ -102,7 +134,7 @@ def quota(rng: random.Random, record: Record) -> None:
         one.lack(rng.choice((3, 30)), 8)
     level = 10.0
     for step in range(500):
-        passed = rng.expovariate(calls_a_second) * (100.0 if rng.random() < 0.01 else 1.0)
+        passed = moment(rng.expovariate(calls_a_second) * (100.0 if rng.random() < 0.01 else 1.0))
         now, level = now + passed, min(10.0, level + passed * rate)
         tokens = rng.choice((10.0, 150.0, 900.0))
         at = one.look(now, tokens, 0.4 * tokens)
@@ -113,7 +145,7 @@ def quota(rng: random.Random, record: Record) -> None:
             going.append((one.take(now, tokens, 0.4 * tokens), bad))
         elif going:
             call, bad = going.pop(rng.randrange(len(going)))
-            report = _report(rng) if rng.random() < reporting else None
+            report = told() if rng.random() < reporting else None
             if bad:
                 asked = rng.choice((None, None, 0.0, 1.5, 30.0))
                 record.note("refused", one.refused(call, now, asked, rng, report))
@@ -131,7 +163,7 @@ def quota(rng: random.Random, record: Record) -> None:
             one.configure(rng.choice((None, 60, 600)), None, now)
 
 
-def throttle(rng: random.Random, record: Record) -> None:
+def throttle(rng: random.Random, record: Record, moment: Moments = any_moment) -> None:
     """A provider fails at random, or takes so many calls a second, or at once."""
     one, now, level = AdaptiveThrottle(), 0.0, 0.0
     failing, rate = rng.choice(((0.02, 1e9), (0.4, 1e9), (0.95, 1e9), (0.0, 60.0), (0.05, 20.0), (0.0, 0.3)))
@@ -147,7 +179,8 @@ def throttle(rng: random.Random, record: Record) -> None:
             level += 1.0
             ok: bool | None = level < rate / 4 and len(going) < at_once and rng.random() >= failing
             ok = None if rng.random() < 0.02 else ok
-            going.append((now + (latency * rng.uniform(0.5, 2.0) if ok else failure), now, ok))
+            ends = moment(now + (latency * rng.uniform(0.5, 2.0) if ok else failure))
+            going.append((ends, now, ok))
         else:
             due = min([end for end, _, _ in going] + [at] * (len(going) < workers))
             level, now = max(0.0, level - (max(due, now) - now) * rate), max(due, now)
@@ -162,7 +195,7 @@ def throttle(rng: random.Random, record: Record) -> None:
     record.note("end", now)
 
 
-def breaker(rng: random.Random, record: Record) -> None:
+def breaker(rng: random.Random, record: Record, moment: Moments = any_moment) -> None:
     """Outages come and go."""
     one = CircuitBreaker(rng.choice((1, 5)), probes=rng.choice((1, 4)))
     now, going, down = 0.0, list[tuple[object, bool]](), False
@@ -170,7 +203,7 @@ def breaker(rng: random.Random, record: Record) -> None:
     for step in range(600):
         if step % 20 == 0:
             record.state(one)
-        now += rng.expovariate(rng.choice((1.0, 30.0)))
+        now += moment(rng.expovariate(rng.choice((1.0, 30.0))))
         down = not down if rng.random() < 0.01 else down
         at = one.look(now)
         record.note("look", at - now, one.state, one.failure_share)
@@ -180,7 +213,9 @@ def breaker(rng: random.Random, record: Record) -> None:
             permit, first = going.pop(rng.randrange(len(going)))
             failed = down or rng.random() < usual
             outcome = Outcome.FAILURE if failed else rng.choice((Outcome.SUCCESS, Outcome.IGNORED))
-            record.note("change", one.end(permit, now, outcome, rng, first=first))  # type: ignore[arg-type]
+            more = rng.choice((0, 0, 1, 4))
+            change = one.end(permit, now, outcome, rng, first=first, failures=more)  # type: ignore[arg-type]
+            record.note("change", change)
         if rng.random() < 0.004:
             record.note("stop", one.stop(ValueError("no money"), now, now + 20.0))
         if rng.random() < 0.02:
@@ -264,6 +299,7 @@ def retries(rng: random.Random, record: Record) -> None:
         for _ in range(rng.choice((3, 40))):
             seen = Circumstances(
                 unavailable=rng.random() < 0.5,
+                maybe_billed=rng.random() < 0.2,
                 outage=rng.random() < 0.1,
                 passing=rng.random() < 0.5,
                 failure_share=rng.choice((0.0, 0.1, 0.5)),
@@ -287,4 +323,7 @@ WALKS = {
     "pauses": (pauses, 8),
     "budget": (budget, 24),
     "retries": (retries, 48),
+    "quota at eighths": (partial(quota, moment=at_eighths, same_limits=True), 80),
+    "throttle at eighths": (partial(throttle, moment=at_eighths), 16),
+    "breaker at eighths": (partial(breaker, moment=at_eighths), 24),
 }

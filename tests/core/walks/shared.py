@@ -23,6 +23,7 @@ from smartbatch.core.limits.quota import Quota, Reservation
 from smartbatch.core.limits.shared_record import NO_BOUND, LeaseAsk, SharedRecord, exchange
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import LimitReport
+from tests.core.walks.limits import Moments, any_moment, at_eighths
 from tests.core.walks.record import Record
 
 EPOCH = 95_000_000.0
@@ -190,7 +191,7 @@ def leases(rng: random.Random, record: Record) -> None:
         now = later
 
 
-def together(rng: random.Random, record: Record) -> None:
+def together(rng: random.Random, record: Record, moment: Moments = any_moment) -> None:
     """Quotas of processes that share leases meet a limit that is told, or is not; some at first contact."""
     shared, now, level = SharedRecord(), 0.0, 10.0
     rate, cap = rng.choice((4.0, 40.0, 1e9)), rng.choice((3, 12, 1000))
@@ -211,7 +212,7 @@ def together(rng: random.Random, record: Record) -> None:
     for step in range(500):
         if step % 20 == 0:
             record.state(shared, ones, [call for _, call, _ in going])
-        passed = rng.expovariate(calls_a_second) * (100.0 if rng.random() < 0.01 else 1.0)
+        passed = moment(rng.expovariate(calls_a_second) * (100.0 if rng.random() < 0.01 else 1.0))
         now, level = now + passed, min(10.0, level + passed * rate)
         one = rng.choice(ones)
         if one.lease is not None and one.lease.due(now) <= now:
@@ -351,4 +352,5 @@ WALKS = {
     "shared budgets": (budget_leases, 24),
     "spending": (spending, 24),
     "failures": (failures, 1),
+    "together at eighths": (partial(together, moment=at_eighths), 24),
 }
