@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.limits.header_limits import Reservation, Traffic
+from smartbatch.core.limits.lease import LimitLease
 from smartbatch.core.limits.quota import Quota
 from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround
+from smartbatch.core.limits.shared_record import SharedRecord, exchange
 from smartbatch.types import LimitReport
 
 
@@ -102,6 +104,19 @@ def test_a_limit_of_requests_that_nobody_enforces_holds_nobody_back_and_is_not_p
             answered(quota, call, float(second), report)
     assert quota.facts(41.0).caps[0] == 0.0 < quota.facts(41.0).caps[1]
     assert quota.look(41.0, 0.0) == 41.0
+    quota.lease = LimitLease("one", lambda: None)
+    assert quota.take(41.0, 100.0).leased[0] == 0.0
+
+
+def test_a_small_bucket_that_others_share_is_spaced_from_the_next_call_on() -> None:
+    """Ten at once, and ten a second: each process would keep to it, and all together would not."""
+    record, quota = SharedRecord(), Quota()
+    quota.lease = LimitLease("one", lambda: None)
+    for lease in (LimitLease("other", lambda: None), quota.lease):
+        lease.adopt(exchange(record, lease.ask(0.0, quota.facts(0.0)), 1.8e9), 0.0)
+    answered(quota, quota.take(0.0, 0.0), 0.0, requests(600, 9, 0.1))
+    assert quota.spaced_rate == pytest.approx(9.88)
+    assert quota.look(0.0, 0.0) == pytest.approx(1.0 / 9.88)
 
 
 def test_a_limit_that_changes_is_followed() -> None:

@@ -364,6 +364,16 @@ def test_calls_wait_until_the_first_exchange_is_over() -> None:
     assert quota.look(0.001, 1.0) == 0.001
 
 
+def test_only_where_calls_are_to_stop_a_back_end_that_does_not_fit_refuses_them() -> None:
+    for on_lost, refusal in (("stop", "another version"), ("share", ""), ("local", "")):
+        lease = LimitLease("one", lambda: None, on_lost)
+        assert (lease.refusal, lease.opened) == ("", 0.0)
+        assert lease.lose(1.0, "another version")
+        assert lease.refusal == refusal
+        assert not lease.lose(2.0)
+        assert lease.refusal == ""
+
+
 @pytest.mark.parametrize("rate", [9.04123456789012345, 9.04123456789017654])
 def test_a_rate_that_a_back_end_rounds_is_the_same_rate(rate: float) -> None:
     """Redis keeps 14 digits. Taken for another rate, it was held anew after each exchange, and never grew."""
