@@ -262,6 +262,18 @@ class TestRoom:
         room = PackRoom()
         assert sum(room.take(10, 1000) for _ in range(50)) == 6
 
+    def test_a_pack_has_room_to_the_last_token(self) -> None:
+        """24,000 with 260 of instructions and 24 for each; 8,192 of answers, with an eighth and 48 more."""
+        assert not PackRoom().take(23_717, 0)
+        assert not PackRoom().take(0, 7_240)
+        room = PackRoom()
+        assert room.take(23_716 - 34, 7_239 - 48)
+        assert (room.prompts, room.output) == (34, 55)
+        assert not room.take(11, 1)
+        assert not room.take(10, 8)
+        assert room.take(10, 7)
+        assert (room.prompts, room.output) == (0, 0)
+
     def test_what_does_not_fit_takes_nothing(self) -> None:
         """A smaller one may still find room."""
         room = PackRoom()
@@ -270,7 +282,46 @@ class TestRoom:
         assert room == PackRoom()
 
 
+class TestTries:
+    """A hostile reply, and a random source that repeats itself, do not cost much time."""
+
+    @pytest.mark.parametrize(("broken", "found"), [(19, True), (20, False)])
+    def test_the_list_of_answers_is_looked_for_at_twenty_places(self, broken: int, found: bool) -> None:
+        packed = pack("a", "b")
+        answers = split(packed, "[{! " * broken + written(honest(packed)))
+        assert answers == ([answer_to("a"), answer_to("b")] if found else [None, None])
+
+    @pytest.mark.parametrize(("repeated", "enough"), [(99, True), (100, False)])
+    def test_words_are_drawn_a_hundred_times_more_than_are_needed(self, repeated: int, enough: bool) -> None:
+        words = iter(["aaaaaaaa"] * (repeated + 1) + ["bbbbbbbb", "cccccccc", "dddddddd"])
+        drawing = BatchCompiler(lambda: next(words), native_schema=False)
+        if enough:
+            assert drawing.compile([Request("1"), Request("2")]).ids == ("aaaaaaaa", "cccccccc")
+        else:
+            with pytest.raises(ValueError, match="keeps returning the same"):
+                drawing.compile([Request("1"), Request("2")])
+
+
 class TestSharing:
+    def test_each_kind_of_tokens_is_split_by_itself(self) -> None:
+        whole = Usage(100, 50, 20, 10, True, 30, 12)
+        assert split_usage(whole, [3, 1], [1, 4]) == [
+            Usage(76, 10, 15, 2, True, 23, 9),
+            Usage(24, 40, 5, 8, True, 7, 3),
+        ]
+
+    @pytest.mark.parametrize(
+        ("told", "taken"),
+        [
+            (Usage(10, 5, 20, 9, False, 30, 40), Usage(10, 5, 10, 5)),
+            (Usage(10, 5, 4, 0, False, 30, 40), Usage(10, 5, 4, 0, False, 6, 6)),
+            (Usage(10, 5, 4, 5, False, 3, 2), Usage(10, 5, 4, 5, False, 3, 2)),
+        ],
+    )
+    def test_no_part_is_more_than_its_whole(self, told: Usage, taken: Usage) -> None:
+        """Whatever a provider says."""
+        assert split_usage(told, [1], [1]) == [taken]
+
     def test_shares_are_exact(self) -> None:
         """Ten tokens among three are 4, 3, 3."""
         parts = split_usage(Usage(10, 7, 5, 2), [1, 1, 1], [1, 1, 1])
