@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 
 from smartbatch import _files
 from smartbatch.cli import outputs, prompts
-from smartbatch.cli.outputs import OutputChanged, OutputFile, OutputLost, Recovered, encode, replaced
+from smartbatch.cli.outputs import (
+    OutputChanged,
+    OutputFile,
+    OutputLost,
+    Recovered,
+    check_output_name,
+    encode,
+    replaced,
+)
 from smartbatch.cli.prompts import KeyedRow, Keys, RowKeys
 from smartbatch.cli.standard_output import StandardOutput, discard_standard_output
 from smartbatch.errors import (
@@ -243,6 +251,20 @@ def test_a_line_with_a_short_key_is_no_line_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"line 1 was not written by smartbatch run.*choose another -o"):
         recovered(path, 1)
     assert path.read_bytes() == old
+
+
+def test_a_name_says_in_which_format_results_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without an ending promises nothing; a format whose library is missing is refused as well."""
+    for name in ("out", "a.b/out", "out.jsonl", "x.y.NDJSON", "out.CSV", ".out"):
+        check_output_name(name)
+    for name, suffix in (("out.txt", r"\.txt"), ("out.jsonl.gz", r"\.gz"), ("a.csv/out.Xlsx", r"\.Xlsx")):
+        with pytest.raises(
+            InputError, match=f"results are not written as {suffix}: name it .jsonl, .ndjson,"
+        ):
+            check_output_name(name)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(SmartbatchError, match="needs pyarrow"):
+        check_output_name("out.parquet")
 
 
 def test_a_name_with_a_newline_makes_no_line_of_its_own(tmp_path: Path) -> None:
