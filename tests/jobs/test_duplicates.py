@@ -26,13 +26,14 @@ def repeated(
     clock: VirtualClock,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[bool], tuple[Job, Api]]:
+) -> Callable[..., tuple[Job, Api]]:
     """Submit a job whose create arrives three times, and whose last answer does, or is lost."""
 
-    def run(answered: bool) -> tuple[Job, Api]:
+    def run(answered: bool, *, labels: bool = True) -> tuple[Job, Api]:
         remote = Remote(clock, turnaround=HOUR)
         api = remote.api
         assert api is not None
+        api.abilities = evolve(api.abilities, labels=labels, fence=api.abilities.fence and labels)
         create = api.create
 
         def repeating(creation: Creation, timeout: float) -> RemoteBatch:
@@ -55,7 +56,7 @@ def repeated(
     ("answered", "cancelled"), [(True, [True, True, False]), (False, [False, True, True])]
 )
 def test_of_a_create_that_was_repeated_one_batch_runs_to_its_end(
-    answered: bool, cancelled: list[bool], repeated: Callable[[bool], tuple[Job, Api]]
+    answered: bool, cancelled: list[bool], repeated: Callable[..., tuple[Job, Api]]
 ) -> None:
     """The one that was answered, or else the oldest, which has been paid for longest.
 
@@ -70,12 +71,25 @@ def test_of_a_create_that_was_repeated_one_batch_runs_to_its_end(
 
 
 def test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once(
-    repeated: Callable[[bool], tuple[Job, Api]], clock: VirtualClock
+    repeated: Callable[..., tuple[Job, Api]], clock: VirtualClock
 ) -> None:
     """Not when the list is searched once more, two minutes after the create."""
     _, api = repeated(False)
     clock.sleep(60.0)
     assert [batch.cancelled for batch in api.made.values()] == [False, True, True]
+
+
+def test_of_batches_without_a_label_the_oldest_counts_and_the_others_are_named(
+    repeated: Callable[..., tuple[Job, Api]], clock: VirtualClock
+) -> None:
+    """Their results say that they are the shard's, each when it has ended."""
+    job, api = repeated(False, labels=False)
+    assert job.wait(10 * HOUR).completed == 2
+    clock.sleep(10 * HOUR)
+    oldest, *others = api.made
+    named = [incident.detail for incident in job.incidents() if incident.kind == "double_submission"]
+    assert all(any(f"batch {name} " in detail for detail in named) for name in others)
+    assert not any(f"batch {oldest} " in detail for detail in named)
 
 
 @pytest.mark.full
