@@ -326,6 +326,13 @@ class TestJson:
         messages.append({"role": "user", "content": "c"})  # type: ignore[dict-item]
         assert (fingerprint(request, "m", "s"), asdict(request.params)) == before
 
+    def test_integers_are_carried_up_to_14000_bits(self) -> None:
+        largest = (1 << 14_000) - 1
+        assert snapshot([largest, -largest]) == [largest, -largest]
+        for beyond in (largest + 1, -largest - 1):
+            with pytest.raises(NotJson, match="more than 4,000 digits"):
+                snapshot(beyond)
+
     def test_any_mapping_and_tuple_will_do(self) -> None:
         assert snapshot(MappingProxyType({"a": (1, None)})) == {"a": [1, None]}
 
