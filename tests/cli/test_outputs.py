@@ -700,6 +700,7 @@ def test_rows_of_a_changed_output_count_as_answered(tmp_path: Path) -> None:
 def test_a_row_is_on_the_terminal_at_once(monkeypatch: pytest.MonkeyPatch, prompt: str, shown: str) -> None:
     """Its prompt in at most forty characters. Elsewhere it is the line itself."""
     reading, writing = os.pipe()
+    os.set_blocking(reading, False)
     row = KeyedRow(6, 6, {"n": 1, "prompt": prompt}, KEYS.key(prompt))
     with os.fdopen(reading, "rb") as read, os.fdopen(writing, "w", encoding="utf-8") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)

@@ -247,6 +247,15 @@ def test_an_opened_store_asks_the_system_what_it_stands_on(
     open_store(str(tmp_path / "deep" / "jobs.db")).close()
 
 
+def test_an_sqlite_without_returning_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    with pytest.raises(StoreError, match=r"needs SQLite 3\.35 or newer"):
+        open_store(str(tmp_path / "jobs.db"))
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 35, 0))
+    open_store(str(tmp_path / "jobs.db")).close()
+
+
 # -- growth --------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,8 @@ def job_number(db: Database, job_id: str) -> int:
     found = db.row(JOB_NUMBER, job_id)
     if found is None:
         raise JobNotFound(f"the store {db.place} has no job {job_id!r}; see: smartbatch jobs list")
-    return int(found[0])
+    [no] = found
+    return int(no)
 
 
 def items_by_number(reader: Reader, numbers: Iterable[int]) -> dict[int, StoredItem]:

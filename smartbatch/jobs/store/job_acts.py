@@ -244,8 +244,9 @@ def _locked(tx: Transaction, place: str, job_id: str) -> tuple[int, JobRow]:
     found = tx.row("SELECT no FROM job WHERE id = ?{for_update}", job_id)
     if found is None:
         raise JobNotFound(f"the store {place} has no job {job_id!r}; see: smartbatch jobs list")
-    [row] = tx.rows(f"{JOBS}WHERE j.no = ?", found[0])
-    return int(found[0]), job_row(row)
+    [no] = found
+    [row] = tx.rows(f"{JOBS}WHERE j.no = ?", no)
+    return int(no), job_row(row)
 
 
 def _reopen(tx: Transaction, found: Sequence[Row], at: float) -> int:

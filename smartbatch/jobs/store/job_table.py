@@ -224,12 +224,14 @@ def _named_place(tx: Transaction, name: str) -> NamedPlace | None:
     fact = tx.row("SELECT value FROM fact WHERE name = ?", encoded(_NAMED + name))
     if fact is None:
         return None
-    job_id, ix, digest = json.loads(fact[0])
+    [kept] = fact
+    job_id, ix, digest = json.loads(kept)
     found = tx.row("SELECT no FROM job WHERE id = ?", job_id)
     if found is None:
         return None
-    result = tx.row("SELECT outcome FROM result WHERE no = ?", number(int(found[0]), ix))
-    if result is not None and result[0] == "cancelled":
+    [no] = found
+    result = tx.row("SELECT outcome FROM result WHERE no = ?", number(no, ix))
+    if result == ("cancelled",):
         return None
     return NamedPlace(job_id, ix, digest, answered=result is not None)
 

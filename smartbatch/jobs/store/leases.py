@@ -128,7 +128,8 @@ class LeaseTable:
                     f"job {lease.job_id} was taken over or given back since lease {lease.epoch};"
                     " nothing was written"
                 )
-            return work(tx, int(found[0])), tx.counted
+            [no] = found
+            return work(tx, int(no)), tx.counted
 
         done, counted = self._db.write(checked)
         self.tell_counts(lease.job_id, counted)

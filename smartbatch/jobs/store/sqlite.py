@@ -146,7 +146,7 @@ class SqliteDatabase(Database):
     def _version(self, connection: sqlite3.Connection, alone: bool) -> int | None:
         """Return the version of the tables after checking that the file is a whole store; ``None`` when
         it is a new one, and making it needs ``alone``."""
-        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         [(application,)] = connection.execute("PRAGMA application_id")
         [(version,)] = connection.execute("PRAGMA user_version")
         if not tables and application == version == 0:
@@ -162,7 +162,8 @@ class SqliteDatabase(Database):
             )
         if os.path.getsize(self.place) <= CHECKED_AT_OPEN:
             checks.check_whole(connection, self.place)
-        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        [(mode,)] = connection.execute("PRAGMA journal_mode")
+        if mode != "wal":
             connection.execute("PRAGMA journal_mode = WAL")
         if "schema_version" not in tables:
             return 0
