@@ -152,11 +152,10 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
     odd = OddLines()
     measures = step.store.shards.measures(shard.id)
     for line in read_lines(step, shard, paths, odd):
-        if line.position not in measures:
-            odd.foreign += 1
-        elif line.line.answer is not None and line.line.answer.usage is not None:
+        answer = line.line.answer
+        if answer is not None and answer.usage is not None:
             measure = measures[line.position]
-            check.observe(measure.tokens, line.line.answer.usage.input_tokens, measure.bytes)
+            check.observe(measure.tokens, answer.usage.input_tokens, measure.bytes)
     reader = ResultReader(step, check, shard.submitted_at)
     _tell_odd_lines(step, shard, odd, reader)
     if check.unrelated:
