@@ -1,0 +1,186 @@
+"""What follows from one poll of a batch: it runs, is cancelled, or its provider does not know it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.steps import poll as polls
+from smartbatch.jobs.steps.create import repeats_a_prompt
+from smartbatch.jobs.steps.poll import poll
+from smartbatch.jobs.versioned_records import RemoteProgress
+from smartbatch.providers.batch_api import RemoteState
+from smartbatch.types import Generation, Request
+
+SENT = 1_000.0
+DAY = 86_400.0
+SEEN = RemoteProgress(state=RemoteState.RUNNING)
+
+
+def shard(**given: Any) -> Any:
+    plain = {
+        "id": "shard",
+        "batch_id": "batch",
+        "submitted_at": SENT,
+        "results_until": None,
+        "cancelled": False,
+    }
+    return SimpleNamespace(**{**plain, "remote": SEEN, "tries": 9, **given})
+
+
+class Step:
+    """A step of a job with a deadline, and what it did."""
+
+    def __init__(self, wall: float, **given: Any) -> None:
+        self.wall = wall
+        self.done: list[Any] = []
+        self.batch: Any = None
+        self.refusal: ProviderError | None = None
+        self.falls_back, self.timeout = True, DAY
+        times = {"visibility": 120.0, "poll_interval": 60.0, "longest_pause": 600.0, "call_timeout": 60.0}
+        self.limits = SimpleNamespace(**times)
+        self.policy = SimpleNamespace(deadline=1e9)
+        self.job = SimpleNamespace(cancel_requested=False, id="job")
+        self.api = SimpleNamespace(
+            get=lambda *_: self.batch, cancel=self._cancel, classify=lambda error: error
+        )
+        self.runtime = SimpleNamespace(tell_progress=lambda *_, running: self.done.append(("told", running)))
+        self.store = SimpleNamespace(shards=SimpleNamespace(of_job=lambda *_, states: []))
+        for name, value in given.items():
+            part, _, field = name.rpartition("__")
+            setattr(getattr(self, part) if part else self, field, value)
+
+    def provider_calls(self) -> Any:
+        return nullcontext()
+
+    def _cancel(self, *_: Any) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
+    def reschedule(self, _: Any, seconds: float, **changes: Any) -> Any:
+        changes.pop("remote", None)
+        self.done.append(("later", seconds, {name: what for name, what in changes.items() if name != "note"}))
+        self.note = changes.get("note")
+
+    def retry_later(self, *_: Any) -> None:
+        self.done.append("again")
+
+    def advance(self, _: Any, to: Any, *__: Any, **changes: Any) -> None:
+        self.done.append((to.value, changes))
+
+    def discard(self, *_: Any, **how: Any) -> None:
+        self.done.append(("discarded", how))
+
+    def incident(self, kind: str, *_: Any) -> None:
+        self.done.append(kind)
+
+
+GONE = ["batch_vanished", ("later", 600.0, {})]
+SOON = [("later", 30.0, {"tries": 10})]
+UNSEEN = RemoteProgress()
+
+
+@pytest.mark.parametrize(
+    ("wall", "sent", "given", "done"),
+    [
+        (SENT + 119.5, {}, {}, SOON),
+        (SENT + 120.0, {}, {}, GONE),
+        (SENT + 599.5, {}, {"limits__poll_interval": 600.0}, SOON),
+        (SENT + 600.0, {}, {"limits__poll_interval": 600.0}, GONE),
+        (SENT + 10.0, {}, {"limits__poll_interval": 20.0}, [("later", 20.0, {"tries": 10})]),
+        (SENT + 900.0, {"submitted_at": None}, {}, SOON),
+        (SENT + 900.0, {"remote": UNSEEN, "tries": 3}, {}, [("later", 30.0, {"tries": 4})]),
+        (SENT + 900.0, {"remote": UNSEEN, "tries": 4}, {}, GONE),
+        (SENT + 900.0, {"tries": 3}, {}, GONE),
+        (SENT + 900.0, {"results_until": SENT + 900.5}, {}, GONE),
+        (SENT + 900.0, {"results_until": SENT + 900.0}, {}, [("ended", {"ended_at": SENT + 900.0})]),
+        (
+            SENT + 900.0,
+            {"cancelled": True},
+            {"job__cancel_requested": True},
+            ["batch_vanished", ("discarded", {"tried": True, "maybe_billed": True})],
+        ),
+    ],
+)
+def test_a_batch_that_the_provider_does_not_know(
+    wall: float, sent: dict[str, Any], given: dict[str, Any], done: list[Any]
+) -> None:
+    """New ones may not be visible yet; of others an incident tells, and they are polled rarely."""
+    step: Any = Step(wall, **given)
+    poll(step, shard(**sent))
+    assert step.done == done
+
+
+CANCELLED = [("later", 1.0, {"tries": 0, "cancelled": True})]
+TIMED = {"policy__deadline": None, "timeout": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("age", "given", "note"),
+    [
+        (1.0, {"job__cancel_requested": True}, "the job was cancelled"),
+        (100.0, TIMED, "it takes too long; what it has not run goes on in real time"),
+        (99.5, TIMED, None),
+        (100.0, {"timeout": 100.0}, None),
+        (100.0, {**TIMED, "falls_back": False}, None),
+    ],
+)
+def test_a_batch_is_cancelled_with_its_job_or_where_it_takes_too_long(
+    age: float, given: dict[str, Any], note: str | None
+) -> None:
+    """The second only where its requests may go on in real time, and no deadline says when."""
+    step: Any = Step(SENT + age, **given)
+    poll(step, shard())
+    assert (step.done == CANCELLED, step.note if note else None) == (note is not None, note)
+
+
+@pytest.mark.parametrize(
+    ("status", "known", "done"),
+    [(404, False, SOON), (404, True, ["again"]), (403, False, ["again"]), (405, False, ["again"])],
+)
+def test_a_cancel_that_is_refused_is_tried_again_unless_the_batch_is_not_there(
+    status: int, known: bool, done: list[Any]
+) -> None:
+    refusal = ProviderError("no", kind=ErrorKind.CLIENT_ERROR, status=status)
+    step: Any = Step(SENT, job__cancel_requested=True, refusal=refusal, batch=object() if known else None)
+    poll(step, shard())
+    assert step.done == done
+
+
+@pytest.mark.parametrize(
+    ("age", "asked", "pause", "late"),
+    [
+        (10.0, None, 60.0, False),
+        (DAY, None, 60.0, False),
+        (DAY + 0.5, None, 60.0, True),
+        (10.0, 9.5, 1.0, False),
+        (10.0, 5.0, 5.0, False),
+        (90.0, 5.0, 60.0, False),
+    ],
+)
+def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(
+    monkeypatch: pytest.MonkeyPatch, age: float, asked: float | None, pause: float, late: bool
+) -> None:
+    """Most cancels take seconds. A day after it was sent a note says that it is late."""
+    monkeypatch.setattr(polls.enqueued_quota, "tell", lambda *_, ended: None)
+    monkeypatch.setattr(polls.duplicates, "search_once", lambda _, shard, __: shard.remote)
+    known = evolve(SEEN, cancel_sent_at=None if asked is None else SENT + asked)
+    facts = {"word": "running", "completed": 3, "failed": None, "outputs": ()}
+    step: Any = Step(SENT + age, batch=SimpleNamespace(state=RemoteState.RUNNING, **facts))
+    poll(step, shard(remote=known, cancelled=asked is not None))
+    assert step.done == [("later", pause, {"tries": 0}), ("told", 0)]
+    assert (step.note is not None) == late
+    step.done.clear()
+    poll(step, shard(remote=evolve(known, status="running", completed=3), cancelled=asked is not None))
+    assert len(step.done) == 1  # nothing new is told
+
+
+@pytest.mark.parametrize(("prompt", "hidden"), [("quantity", True), ("amounts", False)])
+def test_single_words_of_prompts_hide_no_error(prompt: str, hidden: bool) -> None:
+    step: Any = SimpleNamespace(requests_of=lambda _: [(0, Request(prompt, params=Generation()))])
+    assert repeats_a_prompt(step, shard(), f"bad {prompt} in a line") is hidden
