@@ -107,7 +107,8 @@ class BudgetLease:
 
         What is not reserved goes back when nothing was spent lately, and when it is too little for a call
         that asked in vain: else several clients would each hold a part of what one of them needs. Whether an
-        exchange was made whose answer was lost, the totals of the next one tell.
+        exchange was made whose answer was lost, the totals of the next one tell. A client that spends nothing
+        any more tells no limit: the tightest holds, and others may have been told a higher one since.
         """
         held, reserved = self._held(), self._reserved()
         spent = max(0.0, self._held_then - held)
@@ -130,9 +131,10 @@ class BudgetLease:
             self._lacking_since = now
         self._asked_at = now
         self._number += 1
+        is_idle = self.grant is not None and not self._lacking and kept == 0.0
         return LeaseAsk(
             member=self._member,
-            caps=first(self._limit),
+            caps=first(0.0 if is_idle else self._limit),
             kept=first(kept),
             least=first(least),
             wanted=first(wanted),

@@ -30,9 +30,9 @@ class Spender:
         return self.budget.spent + self.budget.reserved + (self.budget.left or 0.0)
 
 
-def spender(name: str) -> Spender:
+def spender(name: str, limit: float = LIMIT) -> Spender:
     budget = Budget(0.0)
-    return Spender(budget, budget.share(LIMIT, name, lambda: None))
+    return Spender(budget, budget.share(limit, name, lambda: None))
 
 
 def exchanged(record: SharedRecord, one: Spender, now: float, fate: str, *, leaving: bool = False) -> None:
@@ -174,3 +174,24 @@ def test_failures_neither_make_money_nor_eat_it(seed: int) -> None:
         account = record.accounts.get(one.lease.ask(now).member)
         spent += holds if account is None else account.drawn - account.given
     assert record.levels[0] == pytest.approx(LIMIT - spent, abs=1e-6), f"seed={seed}"
+
+
+def test_a_higher_budget_counts_though_a_client_that_was_told_less_is_still_there() -> None:
+    """It spent all there was, and spends no more, as the client of a worker whose list has ended."""
+    record = SharedRecord()
+    before, after = spender("before"), spender("after", 2 * LIMIT)
+    exchanged(record, before, 0.0, "made")
+    assert not before.budget.fits(LIMIT)
+    exchanged(record, before, 1.0, "made")
+    before.budget.settle(before.budget.reserve(LIMIT), LIMIT)
+    for now in (2.0, 3.0, 8.0):
+        exchanged(record, before, now, "made")
+    exchanged(record, after, 9.0, "made")
+    assert not after.budget.fits(LIMIT)
+    exchanged(record, after, 10.0, "made")
+    assert after.budget.fits(LIMIT)
+    exchanged(record, before, 13.0, "made")
+    assert not before.budget.fits(0.01)
+    exchanged(record, before, 14.0, "made")
+    assert not before.budget.fits(0.01)
+    assert record.levels[0] <= 0.0
