@@ -5,6 +5,7 @@ Everything goes over sockets, through the adapters and the vendors' SDKs; see :m
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -97,16 +98,19 @@ def test_c9_a_download_that_looks_broken_twice_confirms_nothing(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("times", [4, 12])
 @pytest.mark.parametrize("provider", sampled(PROVIDERS))
-def test_c9_a_download_without_its_last_newline_may_be_cut_before_it(provider: str, tmp_path: Path) -> None:
-    """Its last line can be read, and still others may be missing behind it."""
-    lengths = iter((0.2, 0.4, 0.6, 0.8))
+def test_c9_a_download_without_its_last_newline_may_be_cut_before_it(
+    provider: str, times: int, tmp_path: Path
+) -> None:
+    """Its last line can be read, and still others may be missing behind it, also after minutes."""
+    lengths = itertools.cycle((0.2, 0.4, 0.6, 0.8))
     with world(provider, tmp_path) as w:
 
         def shorter(body: bytes) -> bytes:
             return body[: body.index(b"\n", int(next(lengths) * len(body)))]
 
-        cut_downloads(w, shorter, lambda number: number > 4)
+        cut_downloads(w, shorter, lambda number: number > times)
         w.answered_job(texts(12))
         check_nothing_was_asked_again(w)
 

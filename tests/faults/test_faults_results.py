@@ -136,7 +136,9 @@ def test_c9_a_second_download_confirms_at_once_which_lines_are_missing(provider:
             return lines
 
         w.rewrite_results(note)
-        job = w.answered_job(texts(9))
+        prompts = texts(9)
+        job = w.process().submit_batch(prompts)
+        assert [result.text for result in w.results(job)] == w.right(prompts)
         first, again = w.creates
         assert (first.total, again.total) == (9, 1)
         assert answered[:2] == [0, 8]

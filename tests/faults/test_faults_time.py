@@ -80,6 +80,25 @@ def test_i1_a_lost_create_is_searched_for_as_long_when_the_clock_is_set_between_
         assert len(w.creates) == 1
 
 
+def test_i1_a_lost_create_is_searched_for_no_longer_when_the_clock_was_set_back(tmp_path: Path) -> None:
+    """It never took effect: its requests go again when it was absent for long enough, not an hour later."""
+
+    def dropped(index: int, label: str | None) -> tuple[str, ...]:
+        return ("dropped_create",) if index == 0 else ()
+
+    with world("anthropic", tmp_path, batch_turnaround=5 * MINUTE, batch_fault_for=dropped) as w:
+        prompts = texts(5)
+        first = w.process()
+        key = first.submit_batch(prompts, key="reviews").key
+        w.pass_time(2 * MINUTE)
+        w.stop(first)
+        w.clock.set_wall(-2 * HOUR)
+        job = w.process().job(key)
+        began = w.clock.now()
+        assert [result.text for result in w.results(job)] == w.right(prompts)
+        assert w.clock.now() - began < HOUR
+
+
 @pytest.mark.full
 def test_i1_a_server_that_tells_a_wrong_date_ends_no_search(tmp_path: Path) -> None:
     """Both clocks must say that it was long enough."""
