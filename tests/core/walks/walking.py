@@ -26,6 +26,7 @@ WALKS = {
 }
 """By name: a walk, and how often it is taken, each time with other random numbers."""
 FEW = {"exchanges": 6, "leases": 6, "together": 8, "shared budgets": 8, "outputs": 8, "stores": 5}
+FEW |= {"quota at eighths": 12, "together at eighths": 4}
 """How often the default tests take some."""
 
 
