@@ -179,7 +179,7 @@ def costs(rng: random.Random, record: Record) -> None:
             usage = rng.choice((Usage(), Usage(900, 80)))
             route = rng.choice(list(Route))
             one.add(Result(str(place), usage=usage, cost=rng.choice((None, 0.0, 0.5, 0.5)), route=route))
-            record.note("cost", one.paid, one.individual, one.by_batch)
+            record.note("cost", one.paid, one.individual, one.by_batch, one.answered)
 
 
 assert issubclass(InvalidRequest, ValueError)

@@ -6,6 +6,8 @@ import math
 import random
 from functools import cache
 
+from attrs import evolve
+
 from smartbatch.core.forecast.forecaster import ForecastAt, Forecaster, Observation, Prior
 from smartbatch.core.forecast.turnaround import RunningBatch, remaining
 from smartbatch.core.preparation.tokens import Calibration
@@ -91,6 +93,8 @@ def _batches(rng: random.Random, n: int) -> BatchOffer:
         _seen(rng, BATCH),
         _cost(rng, n, 0.5),
         rng.choice((None, _seen(rng, CANCEL))),
+        alone=_cost(rng, n, rng.choice((0.7, 1.0))),
+        share=rng.choice((0.5, 0.5, 0.6)),
         most=rng.choice((100, 5000)),
         at_a_time=rng.choice((math.inf, 2)),
         seen=rng.random() < 0.7,
@@ -104,6 +108,9 @@ def choices(rng: random.Random, record: Record) -> None:
         offers = [Offer(Route.INDIVIDUAL, _throughput(rng), _cost(rng, n, 1.0))]
         if rng.random() < 0.4:
             offers.append(Offer(Route.FLEX, _throughput(rng), _cost(rng, n, 0.5), share=0.5))
+        if rng.random() < 0.3:
+            packed = evolve(_throughput(rng), per_call=10)
+            offers.append(Offer(Route.PACKED, packed, _cost(rng, n, 0.8), share=0.8, open=rng.random() < 0.5))
         batch = None if rng.random() < 0.1 else _batches(rng, n)
         prefer: Prefer = rng.choice(("balanced", "speed", "cost"))
         constraints = Constraints(
@@ -112,6 +119,8 @@ def choices(rng: random.Random, record: Record) -> None:
             deadline=rng.choice((None, 5.0, 600.0, 7200.0, 86_400.0)),
             budget=rng.choice((None, None, 0.0004 * n, 0.0011 * n, 1e3)),
             time_value=rng.choice((0.0, 5.0, 50.0)),
+            threshold=rng.choice((10, 10, 40)),
+            at_once=rng.choice((0, 3, 3, 20)),
         )
         answers = rng.choice(
             (None, AnswerLengths(0, 450.0), AnswerLengths(0, 450.0, 2), AnswerLengths(7, 90.0))
@@ -140,7 +149,8 @@ def rescues(rng: random.Random, record: Record) -> None:
                 left=rng.randrange(1, 1000),
                 sent=rng.random() < 0.8,
                 stuck=rng.random() < 0.2,
-                size=1000,
+                size=rng.choice((20, 1000, 1000)),
+                held_up=rng.random() < 0.2,
                 age=rng.choice((0.0, 300.0, 8000.0)),
                 cancelled=rng.choice((None, None, 30.0)),
             )
