@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from smartbatch.core.limits.header_limits import Reservation, Traffic
 from smartbatch.core.limits.lease import LimitLease
 from smartbatch.core.limits.quota import Quota
-from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround
+from smartbatch.core.limits.reported_bucket import LimitReading, ReportedBucket, SentAround, believed_reset
 from smartbatch.core.limits.shared_record import SharedRecord, exchange
 from smartbatch.types import LimitReport
 
@@ -384,3 +385,82 @@ def test_a_reset_that_implies_nine_tenths_of_the_limit_or_more_is_rounded(left: 
     trace = SentAround(1, 1, 0.0, 0.0, 0.0, 0.0, 0, 0, blurred=False)
     limit.learn(LimitReading(60, left, 0.0), trace, 0.0)
     assert int(limit.bucket.capacity) == burst
+
+
+@pytest.mark.parametrize(
+    ("reset", "believed"),
+    [
+        (None, None),
+        (-0.5, None),
+        (math.nan, None),
+        (0.0, 0.0),
+        (90_000.0, 90_000.0),
+        (90_000.5, 3600.0),
+        (math.inf, 3600.0),
+    ],
+)
+def test_a_reset_is_believed_up_to_a_day_and_an_hour(reset: float | None, believed: float | None) -> None:
+    assert believed_reset(reset) == believed
+
+
+@pytest.mark.parametrize(
+    ("left", "reset", "limits"),
+    [
+        (100, 30.0, {"requests": 200.0}),
+        (100, 50.0, {"requests": 600.0}),
+        (100, 50.1, {}),
+        (100, 0.0, {}),
+        (0, 30.0, {}),
+    ],
+)
+def test_a_reset_implies_a_limit_up_to_fifty_seconds(
+    left: int, reset: float, limits: dict[str, float]
+) -> None:
+    quota = Quota()
+    answered(quota, quota.take(0.0, 0.0), 0.0, requests(None, left, reset))
+    assert quota.reported_limits == pytest.approx(limits)
+
+
+@pytest.mark.parametrize(
+    ("left", "reset", "capacity", "rate"),
+    [
+        (0, 60.0, 600.0, 10.0),
+        (0, 66.0, 600.0, 10.0),
+        (0, 66.1, 600.0, 600.0 / 66.1),
+        (300, 66.1, 600.0, 300.0 / 66.1),
+        (600, 66.1, 600.0, 10.0),
+        (0, 54.0, 600.0, 10.0),
+        (0, 53.9, 539.0, 10.0),
+        (50, 5.0, 100.0, 10.0),
+        (0, 0.01, 1.0, 10.0),
+    ],
+)
+def test_a_reset_tells_a_slower_refill_or_a_smaller_bucket(
+    left: int, reset: float, capacity: float, rate: float
+) -> None:
+    """Of 600 a minute. Nearly all of it is used."""
+    bucket = ReportedBucket(600.0, 0.0)
+    sent = SentAround(0.0, 1, 1.0, 0.0, 0.0, 0.0, 0, 0, blurred=False)
+    bucket.learn(LimitReading(600.0, left, reset), sent, 0.0)
+    assert bucket.bucket.capacity == pytest.approx(capacity, rel=0.011)
+    assert bucket.bucket.rate == pytest.approx(rate, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("refused_at", "share"),
+    [
+        ((0.0,), 0.95),
+        ((0.0, 10.0), 0.95 * 0.7),
+        ((0.0, 10.5), 0.95 * 0.95),
+        ((0.0, 5.0, 10.0), 0.95 * 0.7 * 0.7),
+        (tuple(map(float, range(20))), 0.05),
+    ],
+)
+def test_who_is_refused_again_within_ten_seconds_claims_much_less(
+    refused_at: tuple[float, ...], share: float
+) -> None:
+    bucket = ReportedBucket(600.0, 0.0)
+    whole = bucket.bucket.rate
+    for at in refused_at:
+        bucket.give_way(at)
+    assert bucket.bucket.rate == pytest.approx(share * whole)
