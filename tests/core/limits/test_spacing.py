@@ -91,3 +91,58 @@ def test_a_rate_to_which_a_trial_leads_back_is_held_before_it_grows() -> None:
     assert spacing.rate == held
     spacing.quicken(None, 33.0, 0.0, 1)
     assert spacing.rate > held
+
+
+@pytest.mark.parametrize(
+    ("found", "held_until"),
+    [
+        ([(10.0, 0.0)], 12.0),
+        ([(10.0, 0.0), (9.7, 12.0)], 36.0),
+        ([(10.0, 0.0), (9.7, 12.0), (9.6, 36.0)], 84.0),
+        ([(10.0, 0.0), (9.7, 12.0), (9.6, 36.0), (9.5, 84.0)], 148.0),
+        ([(10.0, 0.0), (9.7, 12.0), (9.6, 36.0), (9.5, 84.0), (9.4, 148.0)], 212.0),
+        ([(10.0, 0.0), (9.6, 12.0)], 24.0),
+        ([(10.0, 0.0), (9.6, 5.0)], 17.0),
+        ([(10.0, 0.0), (9.7, 5.0)], 12.0),
+    ],
+)
+def test_a_rate_is_held_for_the_longer_the_more_often_about_the_same_is_found(
+    found: list[tuple[float, float]], held_until: float
+) -> None:
+    """Twelve seconds, doubled up to 64; 4 % less is another rate."""
+    spacing = Spacing()
+    for rate, at in found:
+        spacing.at_told(rate, at, found=True)
+    spacing.quicken(None, held_until - 0.125, 0.0, 1)
+    assert spacing.rate == rate
+    spacing.quicken(None, held_until, 0.0, 1)
+    assert spacing.rate > rate
+
+
+@pytest.mark.parametrize(
+    ("known", "cooled_at", "now", "tried"),
+    [
+        (10.0, 0.0, 600.0, True),
+        (10.0, 0.0, 599.0, False),
+        (10.0, 1.0, 600.0, False),
+        (10.0, 1.0, 601.0, True),
+        (None, 0.0, 700.0, False),
+    ],
+)
+def test_after_ten_minutes_of_peace_the_burst_of_a_known_rate_is_tried_again(
+    known: float | None, cooled_at: float, now: float, tried: bool
+) -> None:
+    spacing = Spacing()
+    spacing.at_known(10.0, 0.0)
+    assert spacing.rate == pytest.approx(9.88)
+    assert spacing.quicken(known, now, cooled_at, 1) is tried
+    assert (spacing.bucket is None) is tried
+
+
+def test_a_burst_that_fails_again_is_tried_after_twice_the_time() -> None:
+    spacing = Spacing()
+    spacing.at_known(10.0, 0.0)
+    spacing.at_known(None, 1000.0)  # as before
+    assert spacing.rate == pytest.approx(9.88)
+    assert not spacing.quicken(10.0, 2199.0, 0.0, 1)
+    assert spacing.quicken(10.0, 2200.0, 0.0, 1)
