@@ -1,0 +1,112 @@
+"""What is counted next to the limits that a provider reports."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from smartbatch.core.limits.header_limits import (
+    EnforcementCheck,
+    HeaderLimits,
+    Reservation,
+    Traffic,
+    surplus_of,
+)
+from smartbatch.types import LimitReport
+
+
+def accepted(*times: float) -> Traffic:
+    traffic = Traffic()
+    for at in times:
+        traffic.accept(at)
+    return traffic
+
+
+@pytest.mark.parametrize(
+    ("times", "lately"),
+    [
+        ((), 0),
+        ((0.0, 0.0, 0.5), 3),
+        ((0.0, 0.5, 1.0, 60.0), 4),
+        ((0.0, 0.5, 1.0, 60.5), 2),
+        ((0.0, 0.5, 1.0, 61.0), 2),
+        ((0.0, 0.5, 1.0, 61.5), 1),
+    ],
+)
+def test_answers_count_for_a_minute_second_by_second(times: tuple[float, ...], lately: int) -> None:
+    assert accepted(*times).accepted_lately == lately
+
+
+@pytest.mark.parametrize(
+    ("moment", "known"),
+    [(0.0, (0.0, 4)), (0.5, (1.0, 2)), (1.0, (1.0, 2)), (2.0, (2.5, 0)), (2.6, (math.inf, 0))],
+)
+def test_what_was_answered_since_is_known_from_a_second_on(moment: float, known: tuple[float, int]) -> None:
+    assert accepted(0.0, 0.5, 1.0, 1.5, 2.5).accepted_since(moment) == known
+
+
+def test_a_limit_in_doubt_is_passed_by_one_call_then_two_then_four() -> None:
+    check, now, rounds = EnforcementCheck(10.0), 9.0, []
+    for _ in range(3):
+        now = check.look(now)
+        went = 0
+        while check.look(now) == now:
+            check.take(now)
+            went += 1
+        rounds.append((now, went))
+    assert rounds == [(10.0, 1), (11.25, 2), (12.5, 4)]
+
+
+@pytest.mark.parametrize(("unenforced", "at"), [(True, 5.0), (False, math.inf)])
+def test_once_it_is_known_all_pass_or_none(unenforced: bool, at: float) -> None:
+    check = EnforcementCheck(0.0, over=True, unenforced=unenforced)
+    check.take(5.0)
+    assert check.look(5.0) == at
+
+
+@pytest.mark.parametrize(
+    ("answers", "goes"), [(63, False), (64, True), (120, True), (121, True)], ids=lambda value: str(value)
+)
+def test_more_answers_than_a_limit_allows_put_it_in_doubt_and_twice_as_many_disprove_it(
+    answers: int, goes: bool
+) -> None:
+    """Sixty a minute, of which nothing is left: one call goes after a while, or all do, or none."""
+    limits, traffic = HeaderLimits(), Traffic()
+    call = Reservation(0.0, 0.0, 0.0)
+    traffic.start(call)
+    limits.learn(LimitReport(requests_limit=60, requests_remaining=0), call, traffic, 0.0)
+    for _ in range(answers):
+        traffic.accept(0.0)
+        limits.accepted(traffic, 0.0)
+    for _ in range(10):
+        limits.take(0.0, call)
+    assert (limits.look(1.25, 0.0, 0.0) == 1.25) is goes
+    assert (limits.look(1.0, 0.0, 0.0) == 1.0) is (answers > 120)
+    limits.confirm()
+    assert limits.look(1.25, 0.0, 0.0) > 1.25
+
+
+@pytest.mark.parametrize(
+    ("leased", "used", "output", "surplus"),
+    [
+        ((1.0, 100.0, 60.0, 40.0), 80.0, 10.0, (0.0, 20.0, -10.0, 30.0)),
+        ((1.0, 100.0, 60.0, 40.0), 50.0, None, (0.0, 50.0, 30.0, 20.0)),
+        ((1.0, 101.0, 60.0, 40.0), 80.0, 10.0, (0.0, 0.0, -10.0, 30.0)),
+        ((1.0, 100.0, 61.0, 40.0), 80.0, 10.0, (0.0, 20.0, 0.0, 30.0)),
+        ((1.0, 100.0, 60.0, 41.0), 80.0, 10.0, (0.0, 20.0, -10.0, 0.0)),
+    ],
+)
+def test_what_a_call_leased_too_much_goes_back_where_no_more_was_charged_than_expected(
+    leased: tuple[float, float, float, float],
+    used: float,
+    output: float | None,
+    surplus: tuple[float, float, float, float],
+) -> None:
+    call = Reservation(0.0, 100.0, 40.0)
+    call.leased = leased
+    assert surplus_of(call, used, output) == surplus
+
+
+def test_a_call_that_was_to_need_nothing_had_no_output() -> None:
+    assert surplus_of(Reservation(0.0, 0.0, 0.0), 30.0, None) == (0.0, -30.0, -30.0, 0.0)
