@@ -59,7 +59,7 @@ class _Front:
 
     takers: list[_State]
     final: bool
-    moves: dict[tuple[str, int], _Front] = field(factory=dict)
+    moves: dict[tuple[str, str], _Front] = field(factory=dict)
 
 
 @lru_cache(maxsize=256)
@@ -192,10 +192,10 @@ class _Search:
         self._steps = 0
         self._places: dict[int, frozenset[int]] = {}
 
-    def kind(self, at: int) -> int:
-        """Return what sets a position apart: the beginning, the end, a line feed before the end."""
-        left = len(self.text) - at
-        return (at == 0) + 2 * (left == 0) + 4 * (left == 1 and self.text[at] == "\n")
+    def kind(self, at: int) -> str:
+        """Return what sets a position behind a character apart: the end, or a line feed before the end."""
+        rest = self.text[at : at + 2]
+        return rest if rest in ("", "\n") else "more"
 
     def places(self, start: _State, *, backward: bool) -> frozenset[int]:
         """Return where an assertion holds: where a match of it begins, or ends."""
