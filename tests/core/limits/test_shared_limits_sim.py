@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 from attrs import evolve
@@ -362,6 +363,63 @@ def test_calls_wait_until_the_first_exchange_is_over() -> None:
     sharing(0.0)
     sharing(0.001)
     assert quota.look(0.001, 1.0) == 0.001
+
+
+def told_of(accepted: Sequence[tuple[float, int]]) -> tuple[SharedRecord, LimitLease]:
+    """A lease that learned at each of these times what another process had answered until then."""
+    record, lease = SharedRecord(), LimitLease("one", lambda: None)
+    for at, count in accepted:
+        exchange(record, LeaseAsk("other", accepted=float(count)), EPOCH + at)
+        lease.adopt(exchange(record, lease.ask(at, Quota().facts(at)), EPOCH + at), at)
+    return record, lease
+
+
+@pytest.mark.parametrize(
+    ("accepted", "since", "rate"),
+    [
+        ([(0.0, 5)], 0.0, 0.0),
+        ([(0.0, 0), (1.0, 10), (2.0, 30), (3.0, 60)], 0.0, 20.0),
+        ([(0.0, 0), (1.0, 10), (2.0, 30), (3.0, 60)], 0.5, 25.0),
+        ([(0.0, 0), (1.0, 10), (2.0, 30), (3.0, 60)], 1.0, 25.0),
+        ([(0.0, 0), (1.0, 10), (2.0, 30), (3.0, 60)], 3.0, 30.0),
+        ([(0.0, 0), (1.0, 10), (2.0, 30), (3.0, 60)], 9.0, 30.0),
+        ([(0.0, 0), (0.25, 10)], 0.0, 20.0),
+        ([(0.0, 0), (0.75, 30)], 0.0, 40.0),
+        ([(0.0, 50), (1.0, 10), (2.0, 30)], 0.0, 20.0),
+    ],
+)
+def test_what_others_had_answered_is_measured_over_half_a_second_at_least(
+    accepted: list[tuple[float, int]], since: float, rate: float
+) -> None:
+    """Since the moment asked for, or else between the last two exchanges; anew where one began anew."""
+    _, lease = told_of(accepted)
+    assert lease.others_rate(since) == rate
+
+
+def test_it_is_measured_anew_once_somebody_comes_and_not_while_the_back_end_is_lost() -> None:
+    record, lease = told_of([(0.0, 0), (1.0, 10)])
+    assert lease.others_rate(0.0) == 10.0
+    exchange(record, LeaseAsk("third", accepted=500.0), EPOCH + 2.0)
+    lease.adopt(exchange(record, lease.ask(2.0, Quota().facts(2.0)), EPOCH + 2.0), 2.0)
+    assert lease.others_rate(0.0) == 0.0
+    exchange(record, LeaseAsk("third", accepted=507.0), EPOCH + 3.0)
+    lease.adopt(exchange(record, lease.ask(3.0, Quota().facts(3.0)), EPOCH + 3.0), 3.0)
+    assert lease.others_rate(0.0) == 7.0
+    lease.lose(4.0)
+    assert lease.others_rate(0.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("left", "own", "until"),
+    [(2.0, 0.0, 12.0), (2.0, 11.9, None), (2.0, 11.5, 12.0), (0.1, 0.0, None), (0.25, 0.0, 10.25)],
+)
+def test_a_cooldown_of_others_counts_where_it_lasts_a_tenth_of_a_second_longer(
+    left: float, own: float, until: float | None
+) -> None:
+    record, lease = SharedRecord(), LimitLease("one", lambda: None)
+    exchange(record, LeaseAsk("other", cooled=left), EPOCH)
+    lease.adopt(exchange(record, lease.ask(10.0, Quota().facts(10.0)), EPOCH), 10.0)
+    assert lease.cooldown(10.0, own) == until
 
 
 def test_only_where_calls_are_to_stop_a_back_end_that_does_not_fit_refuses_them() -> None:
