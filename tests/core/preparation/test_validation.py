@@ -115,6 +115,13 @@ class TestPrompts:
         assert "'robot'" in text
         assert "system, developer, user, assistant, tool" in text
 
+    @pytest.mark.parametrize(
+        ("role", "shown"),
+        [("a" * 12, True), ("a" * 13, False), ("a b", False), (["user"], False), ("", False)],
+    )
+    def test_a_wrong_role_is_shown_where_it_looks_like_one(self, role: Any, shown: bool) -> None:
+        assert (f", not {role!r}" in str(refused([{"role": role, "content": "a"}]))) is shown
+
     def test_texts_in_a_list_are_prompts_not_messages_and_the_error_says_so(self) -> None:
         assert "map()" in str(refused(["a", "b"]))
 
@@ -251,6 +258,21 @@ class TestParameters:
         assert str(caught.value) == (
             "row 4 (counted from 0): temperature must be a number from 0 to 2, not 3"
         )
+
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [
+            (2**64 - 1, "18446744073709551615"),
+            (1 - 2**64, "-18446744073709551615"),
+            (2**64, "one so large"),
+            (-(2**64), "one so large"),
+            (True, "True"),
+            (1.5, "1.5"),
+            ([1], "of type list"),
+        ],
+    )
+    def test_a_wrong_number_is_shown_up_to_64_bits(self, value: Any, shown: str) -> None:
+        assert str(refused("a", max_tokens=value)).endswith(f", not {shown}")
 
     def test_a_text_in_the_place_of_a_number_is_not_repeated(self) -> None:
         assert "of type str" in str(refused("a", temperature=SECRET))
