@@ -110,3 +110,40 @@ def test_what_a_call_leased_too_much_goes_back_where_no_more_was_charged_than_ex
 
 def test_a_call_that_was_to_need_nothing_had_no_output() -> None:
     assert surplus_of(Reservation(0.0, 0.0, 0.0), 30.0, None) == (0.0, -30.0, -30.0, 0.0)
+
+
+def refused(limits: HeaderLimits, traffic: Traffic, at: float, report: LimitReport) -> bool:
+    """Whether the limits explain the refusal of a call that is sent and refused at this time."""
+    call = Reservation(at, 0.0, 0.0)
+    traffic.start(call)
+    traffic.end(call)
+    return limits.explain(report, call, traffic, at)
+
+
+@pytest.mark.parametrize(
+    ("times", "repeats"),
+    [((0.0,), 0), ((0.0, 9.5), 1), ((0.0, 10.0), 0), ((0.0, 9.5, 19.0), 2), ((0.0, 9.5, 9.5, 9.5), 1)],
+)
+def test_explained_refusals_within_ten_seconds_are_repeated_ones(
+    times: tuple[float, ...], repeats: int
+) -> None:
+    """Those of calls that were sent before an explained one came are of the same event."""
+    limits, traffic = HeaderLimits(), Traffic()
+    for at in times:
+        assert refused(limits, traffic, at, LimitReport(requests_limit=60, requests_remaining=0))
+    assert limits.repeats == repeats
+
+
+@pytest.mark.parametrize(("later", "explained"), [(0.5, True), (1.0, True), (1.125, False)])
+def test_a_limit_without_a_remainder_explains_refusals_of_calls_sent_within_a_second(
+    later: float, explained: bool
+) -> None:
+    """Calls from before used it up; one that is refused later says that bursts are not honoured."""
+    limits, traffic = HeaderLimits(), Traffic()
+    report = LimitReport(requests_limit=600)
+    first = Reservation(0.0, 0.0, 0.0)
+    traffic.start(first)
+    limits.learn(report, first, traffic, 0.0)
+    assert refused(limits, traffic, later, report) is explained
+    assert limits.is_even is not explained
+    assert limits.look(later, 0.0, 0.0) > later
