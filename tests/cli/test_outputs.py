@@ -681,6 +681,18 @@ def test_a_disk_that_fails_is_told(
         monkeypatch.undo()
 
 
+def test_other_content_of_the_same_size_is_seen_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with OutputFile(str(path)) as out:
+        out.recover(keys(1))
+        out.append([(asked(0), line(0), True)])
+        out.check()
+        path.write_bytes(line(0).replace(b"answer", b"ANSWER"))
+        for act in (out.check, out.check, lambda: out.append([(asked(0), line(0), True)])):
+            with pytest.raises(OutputChanged, match="no longer holds what was written"):
+                act()
+
+
 def test_rows_of_a_changed_output_count_as_answered(tmp_path: Path) -> None:
     """The store has their answers; the first change that was seen is the one that is told."""
     path = tmp_path / "out.jsonl"

@@ -1,0 +1,181 @@
+"""How long the batch of a create without an answer is searched for, and what follows then."""
+
+from __future__ import annotations
+
+import random
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from smartbatch.jobs.records import JobState, ShardState
+from smartbatch.jobs.steps import recover
+from smartbatch.jobs.steps.listing import NewerBatches
+from smartbatch.jobs.versioned_records import RemoteProgress
+
+DAY = 86_400.0
+SINCE = 1_000_000.0
+"""When the create was sent, by our clock."""
+
+
+def shard(**given: Any) -> Any:
+    """A shard of whose create nobody knows."""
+    plain = {"id": "shard", "nonce": "n", "file_id": "file", "batch_id": None, "tries": 9, "candidate": None}
+    since = {"uncertain_since": SINCE, "fenced_at": None, "state": ShardState.UNCERTAIN}
+    told = {name: given.pop(name) for name in ("searched_since", "fenced_since", "held_job") if name in given}
+    return SimpleNamespace(**{**plain, **since, "remote": RemoteProgress(**told), **given})
+
+
+class Step:
+    """A step of a job, and what it did."""
+
+    settle_time = 1_800.0
+
+    def __init__(self, after: float, *, fence: bool = False, hold: bool = False, state: Any = None) -> None:
+        self.wall = SINCE + after
+        self.done: list[Any] = []
+        self.lease = None
+        self.limits = SimpleNamespace(
+            visibility=120.0, orphan_watch=26 * 3600.0, poll_interval=60.0, call_timeout=60.0
+        )
+        self.policy = SimpleNamespace(on_unknown="hold" if hold else "settle")
+        self.job = SimpleNamespace(id="job", state=state or JobState.ACTIVE)
+        abilities = SimpleNamespace(labels=True, fence=fence)
+        self.api = SimpleNamespace(abilities=abilities, delete_file=lambda *_: self.done.append("deleted"))
+        self.runtime = SimpleNamespace(rng=random.Random(5))
+        jobs = SimpleNamespace(note=lambda *_, hold: self.done.append(f"hold {hold}"))
+        self.store = SimpleNamespace(jobs=jobs)
+
+    def provider_calls(self) -> Any:
+        return nullcontext()
+
+    def reschedule(self, _: Any, seconds: float, **changes: Any) -> None:
+        self.pause, self.remote = seconds, changes["remote"]
+        self.done.append(f"searched again, try {changes['tries']}")
+
+    def advance(self, _: Any, to: Any, *__: Any, **changes: Any) -> None:
+        remote = changes.pop("remote")
+        self.done.append((to.value, {**changes, "told": remote.fenced_since}))
+
+    def discard(self, *_: Any, maybe_billed: bool) -> None:
+        self.done.append(f"sent again, billed {maybe_billed}")
+
+
+AGAIN = ["searched again, try 10"]
+SENT = ["sent again, billed True"]
+SAFE = ["sent again, billed False"]
+
+
+def fenced(since: float, **given: Any) -> Any:
+    return shard(state=ShardState.FENCED, fenced_at=SINCE + since, **given)
+
+
+@pytest.mark.parametrize(
+    ("after", "listed", "sought", "done"),
+    [
+        # by our clock, where the provider's tells nothing
+        (1_799.5, None, shard(), AGAIN),
+        (1_800.0, None, shard(), SENT),
+        (9_000.0, None, shard(uncertain_since=None), AGAIN),
+        # what both clocks agree on
+        (9_000.0, 5_000.0, shard(), AGAIN),
+        (9_000.0, 6_800.5, shard(searched_since=5_000.0), AGAIN),
+        (9_000.0, 6_801.0, shard(searched_since=5_000.0), SENT),
+        (1_799.5, 9_000.0, shard(searched_since=5_000.0), AGAIN),
+        (9_000.0, 4_000.0, shard(searched_since=5_000.0), AGAIN),
+        # ours was set back
+        (-5.0, 6_801.0, shard(searched_since=5_000.0), SENT),
+        (-5.0, 6_800.5, shard(searched_since=5_000.0), AGAIN),
+        (0.0, 9_000.0, shard(searched_since=5_000.0), AGAIN),
+        # after a fence: until a late create would be seen, and as long in all
+        (1_800.0, None, fenced(1_680.5), AGAIN),
+        (1_800.0, None, fenced(1_680.0), SAFE),
+        (1_799.5, None, fenced(100.0), AGAIN),
+        (9_000.0, 9_120.5, fenced(100.0, searched_since=1.0, fenced_since=9_000.0), AGAIN),
+        (9_000.0, 9_121.0, fenced(100.0, searched_since=1.0, fenced_since=9_000.0), SAFE),
+    ],
+)
+def test_a_batch_must_be_absent_for_the_settle_time(
+    monkeypatch: pytest.MonkeyPatch, after: float, listed: float | None, sought: Any, done: list[str]
+) -> None:
+    step: Any = Step(after)
+    monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=listed))
+    recover.search(step, sought)
+    assert step.done == done
+
+
+FENCE = ["deleted", ("fenced", {"fenced_at": SINCE + 120.0, "due_at": SINCE + 240.0, "told": None})]
+
+
+@pytest.mark.parametrize(
+    ("after", "settle", "sought", "done"),
+    [
+        (119.5, 1_800.0, shard(), AGAIN),
+        (120.0, 1_800.0, shard(), FENCE),
+        (120.0, 100.0, shard(), FENCE),
+        (99.5, 100.0, shard(), AGAIN),
+        (120.0, 1_800.0, shard(file_id=None), AGAIN),
+        (1_800.0, 1_800.0, shard(file_id=None), SENT),
+        (1_800.0, 1_800.0, fenced(100.0), SAFE),
+    ],
+)
+def test_a_file_is_deleted_once_a_batch_of_it_would_be_seen(
+    monkeypatch: pytest.MonkeyPatch, after: float, settle: float, sought: Any, done: list[Any]
+) -> None:
+    """A create that comes late fails then."""
+    step: Any = Step(after, fence=True)
+    step.settle_time = settle
+    monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
+    recover.search(step, sought)
+    assert step.done == done
+
+
+def test_a_fence_notes_the_time_of_both_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The provider's is that of the list, and what deleting took."""
+    step: Any = Step(500.0, fence=True)
+    monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=9_200.0))
+    step.api.delete_file = lambda *_: setattr(step, "wall", SINCE + 503.0)
+    recover.search(step, shard(searched_since=9_000.0))
+    assert step.done == [("fenced", {"fenced_at": SINCE + 503.0, "due_at": SINCE + 623.0, "told": 9_203.0})]
+
+
+@pytest.mark.parametrize(
+    ("after", "state", "sought", "done", "held"),
+    [
+        (120.0, JobState.ACTIVE, shard(), AGAIN, False),
+        (120.5, JobState.ACTIVE, shard(), ["hold True", *AGAIN], True),
+        (DAY, JobState.HELD, shard(held_job=True), AGAIN, True),
+        (DAY, JobState.ACTIVE, shard(held_job=True), SENT, None),
+        (26 * 3600.0 - 0.5, JobState.HELD, shard(held_job=True), AGAIN, True),
+        (26 * 3600.0, JobState.HELD, shard(held_job=True), SENT, None),
+        (1_800.0, JobState.HELD, fenced(100.0), SAFE, None),
+    ],
+)
+def test_a_job_that_is_to_be_held_waits_for_a_person_or_26_hours(
+    monkeypatch: pytest.MonkeyPatch,
+    after: float,
+    state: JobState,
+    sought: Any,
+    done: list[str],
+    held: bool | None,
+) -> None:
+    """It says so once a batch would have been seen, and goes on as others do when it is resumed."""
+    step: Any = Step(after, hold=True, state=state)
+    monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
+    recover.search(step, sought)
+    assert step.done == done
+    assert held is None or step.remote.held_job is held
+
+
+@pytest.mark.parametrize(
+    ("rest", "tries", "least", "most"),
+    [(0.25, 9, 1.0, 1.0), (5.0, 9, 5.0, 5.0), (900.0, 0, 0.0, 1.0), (900.0, 9, 9.0, 60.0)],
+)
+def test_it_is_searched_for_soon_at_first_and_when_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, rest: float, tries: int, least: float, most: float
+) -> None:
+    step: Any = Step(1_800.0 - rest)
+    monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
+    recover.search(step, shard(tries=tries))
+    assert least <= step.pause <= most
