@@ -34,7 +34,7 @@ def shard(**given: Any) -> Any:
 
 
 class Step:
-    """A step of a job with a deadline, and what it did."""
+    """A step of a job with a deadline, and what it did; it stands for the shard that each verb returns."""
 
     def __init__(self, wall: float, **given: Any) -> None:
         self.wall = wall
@@ -66,15 +66,19 @@ class Step:
         changes.pop("remote", None)
         self.done.append(("later", seconds, {name: what for name, what in changes.items() if name != "note"}))
         self.note = changes.get("note")
+        return self
 
-    def retry_later(self, *_: Any) -> None:
+    def retry_later(self, *_: Any) -> Any:
         self.done.append("again")
+        return self
 
-    def advance(self, _: Any, to: Any, *__: Any, **changes: Any) -> None:
+    def advance(self, _: Any, to: Any, *__: Any, **changes: Any) -> Any:
         self.done.append((to.value, changes))
+        return self
 
-    def discard(self, *_: Any, **how: Any) -> None:
+    def discard(self, *_: Any, **how: Any) -> Any:
         self.done.append(("discarded", how))
+        return self
 
     def incident(self, kind: str, *_: Any) -> None:
         self.done.append(kind)
@@ -112,7 +116,7 @@ def test_a_batch_that_the_provider_does_not_know(
 ) -> None:
     """New ones may not be visible yet; of others an incident tells, and they are polled rarely."""
     step: Any = Step(wall, **given)
-    poll(step, shard(**sent))
+    assert poll(step, shard(**sent)) is step
     assert step.done == done
 
 
@@ -135,7 +139,7 @@ def test_a_batch_is_cancelled_with_its_job_or_where_it_takes_too_long(
 ) -> None:
     """The second only where its requests may go on in real time, and no deadline says when."""
     step: Any = Step(SENT + age, **given)
-    poll(step, shard())
+    assert poll(step, shard()) is step
     assert (step.done == CANCELLED, step.note if note else None) == (note is not None, note)
 
 
@@ -148,7 +152,7 @@ def test_a_cancel_that_is_refused_is_tried_again_unless_the_batch_is_not_there(
 ) -> None:
     refusal = ProviderError("no", kind=ErrorKind.CLIENT_ERROR, status=status)
     step: Any = Step(SENT, job__cancel_requested=True, refusal=refusal, batch=object() if known else None)
-    poll(step, shard())
+    assert poll(step, shard()) is step
     assert step.done == done
 
 
@@ -172,11 +176,14 @@ def test_a_batch_that_runs_is_polled_sooner_after_a_cancel(
     known = evolve(SEEN, cancel_sent_at=None if asked is None else SENT + asked)
     facts = {"word": "running", "completed": 3, "failed": None, "outputs": ()}
     step: Any = Step(SENT + age, batch=SimpleNamespace(state=RemoteState.RUNNING, **facts))
-    poll(step, shard(remote=known, cancelled=asked is not None))
+    assert poll(step, shard(remote=known, cancelled=asked is not None)) is step
     assert step.done == [("later", pause, {"tries": 0}), ("told", 0)]
     assert (step.note is not None) == late
     step.done.clear()
-    poll(step, shard(remote=evolve(known, status="running", completed=3), cancelled=asked is not None))
+    assert (
+        poll(step, shard(remote=evolve(known, status="running", completed=3), cancelled=asked is not None))
+        is step
+    )
     assert len(step.done) == 1  # nothing new is told
 
 

@@ -13,6 +13,7 @@ from smartbatch.jobs.records import JobState, ShardState
 from smartbatch.jobs.steps import recover
 from smartbatch.jobs.steps.listing import NewerBatches
 from smartbatch.jobs.versioned_records import RemoteProgress
+from smartbatch.providers.batch_api import RemoteState
 
 DAY = 86_400.0
 SINCE = 1_000_000.0
@@ -179,3 +180,81 @@ def test_it_is_searched_for_soon_at_first_and_when_the_time_is_over(
     monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
     recover.search(step, shard(tries=tries))
     assert least <= step.pause <= most
+
+
+def listed(name: str, **given: Any) -> Any:
+    plain = {"created_at": None, "mark": "n", "file_id": None, "total": 3, "state": RemoteState.COMPLETED}
+    return SimpleNamespace(**{"id": name, **plain, **given})
+
+
+def adopted(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recover, "adopt", lambda _, __, batch, *___: step.done.append(f"adopted {batch.id}"))
+
+
+def test_the_oldest_batch_with_the_label_is_adopted_and_others_are_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A proxy may repeat a create. The list begins with the newest."""
+    step: Any = Step(1.0)
+    adopted(step, monkeypatch)
+    cancel = lambda _, __, others: step.done.append([one.id for one in others])  # noqa: E731
+    monkeypatch.setattr(recover.duplicates, "cancel_all", cancel)
+    found = [listed("5"), listed("4", mark="m"), listed("3", created_at=7.0), listed("2", created_at=7.0)]
+    monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(None, found))
+    recover.search(step, shard())
+    assert step.done == [["5", "3"], "adopted 2"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "nonces", "tries", "done"),
+    [
+        (None, set(), 9, [("uncertain", {"candidate": None})]),
+        (RemoteState.RUNNING, set(), 9, ["searched again, try 0"]),
+        (RemoteState.COMPLETED, {"m", "n"}, 0, ["adopted batch"]),
+        (RemoteState.COMPLETED, {"m"}, 2, ["searched again, try 3"]),
+        (RemoteState.COMPLETED, set(), 3, ["maybe_billed", ("uncertain", {"candidate": None})]),
+        (RemoteState.COMPLETED, {"m"}, 3, [("uncertain", {"candidate": None})]),
+        (RemoteState.COMPLETED, {None, "dead"}, 3, ["orphan dead", ("uncertain", {"candidate": None})]),
+        (RemoteState.COMPLETED, {"open"}, 3, [("uncertain", {"candidate": None})]),
+        (RemoteState.COMPLETED, {"other's"}, 3, [("uncertain", {"candidate": None})]),
+    ],
+)
+def test_the_results_of_a_batch_without_a_label_tell_whose_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+    seen: RemoteState | None,
+    nonces: set[str | None],
+    tries: int,
+    done: list[Any],
+) -> None:
+    """They are read a few times; a batch of a dead shard of the job is noted on that one."""
+    step: Any = Step(1.0)
+    adopted(step, monkeypatch)
+    known = {
+        "dead": SimpleNamespace(id="dead", state=ShardState.DEAD, job_id="job"),
+        "open": SimpleNamespace(id="open", state=ShardState.UNCERTAIN, job_id="job"),
+        "other's": SimpleNamespace(id="other's", state=ShardState.DEAD, job_id="other"),
+    }
+    foreign: list[Any] = []
+
+    def later(of: Any, seconds: float, **changes: Any) -> None:
+        if "candidate" in changes:
+            step.done.append(f"orphan {of.id}")
+            assert (seconds, changes) == (0.0, {"candidate": "batch"})
+        else:
+            step.done.append(f"searched again, try {changes['tries']}")
+
+    def advance(_: Any, to: ShardState, *__: Any, **changes: Any) -> None:
+        foreign.extend(changes.pop("foreign_batches", ()))
+        assert changes.pop("due_at", step.wall) >= step.wall
+        step.done.append((to.value, changes))
+
+    step.api.get = lambda *_: None if seen is None else listed("batch", state=seen)
+    step.store.shards = SimpleNamespace(with_nonce=known.get)
+    step.reread_pause = lambda times: 2.0 if times < 3 else None
+    step.incident = lambda kind, *_: step.done.append(kind)
+    step.reschedule, step.advance = later, advance
+    monkeypatch.setattr(recover, "nonces_in", lambda *_: nonces)
+    recover.verify(step, shard(candidate="batch", size=3, tries=tries, foreign_batches=("alien",)))
+    assert step.done == done
+    assert foreign in ([], ["alien", "batch"])
+    assert bool(foreign) == (seen is RemoteState.COMPLETED and tries == 3)
