@@ -45,10 +45,8 @@ def discard_standard_output() -> None:
 
     For commands whose reader ended early, as ``| head`` does.
     """
-    with suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), sys.stdout.fileno())
 
 
 def _readable(row: KeyedRow, line: dict[str, Any], answered: bool) -> str:

@@ -91,6 +91,13 @@ def recovered(path: Path, count: int) -> tuple[Recovered, list[int]]:
         return found, [i for i in range(count) if out.is_answered(i)]
 
 
+def still_open(folder: Path) -> list[str]:
+    """Return what this process has open in a folder, where the system tells it."""
+    numbers = os.listdir("/proc/self/fd") if sys.platform == "linux" else []
+    opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in numbers]
+    return [path for path in opened if path.startswith(str(folder.resolve()))]
+
+
 def test_rows_come_in_any_order_and_end_in_the_input_s(tmp_path: Path) -> None:
     """While it runs the file is in the order of completion; at the end in the order of the input."""
     path = tmp_path / "out.jsonl"
@@ -99,6 +106,7 @@ def test_rows_come_in_any_order_and_end_in_the_input_s(tmp_path: Path) -> None:
         for index in (3, 0, 4, 1):
             out.append([(asked(index), line(index), True)])
         assert [row["index"] for row in rows(path)] == [3, 0, 4, 1]
+        assert list(out.lines()) == rows(path)
         out.put_in_order()
     assert [row["index"] for row in rows(path)] == [0, 1, 3, 4]
     assert os.listdir(tmp_path) == ["out.jsonl"]
@@ -354,6 +362,7 @@ def test_a_file_that_is_swapped_while_it_is_opened_is_not_the_one_that_is_locked
 
     monkeypatch.setattr(fcntl, "flock", swapping)
     assert recovered(path, 3) == (Recovered(answered=3), [0, 1, 2])
+    assert still_open(tmp_path) == []
 
 
 def test_an_ordered_output_stays_locked_until_its_run_is_over(tmp_path: Path) -> None:
@@ -405,9 +414,7 @@ def test_no_descriptor_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     removed.remove()
     with pytest.raises(OutputLost, match="cannot be written: Bad file descriptor"):
         removed.append([(asked(0), line(0), True)])
-    if sys.platform == "linux":
-        opened = {os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")}
-        assert not [name for name in opened if name.startswith(str(tmp_path.resolve()))]
+    assert still_open(tmp_path) == []
 
 
 def test_an_ordered_copy_is_its_user_s_alone_until_it_has_the_output_s_mode(
@@ -688,7 +695,11 @@ def test_other_content_of_the_same_size_is_seen_at_the_end(tmp_path: Path) -> No
         out.append([(asked(0), line(0), True)])
         out.check()
         path.write_bytes(line(0).replace(b"answer", b"ANSWER"))
-        for act in (out.check, out.check, lambda: out.append([(asked(0), line(0), True)])):
+        for act in (
+            lambda: out.finish(asked=True),
+            out.check,
+            lambda: out.append([(asked(0), line(0), True)]),
+        ):
             with pytest.raises(OutputChanged, match="no longer holds what was written"):
                 act()
 

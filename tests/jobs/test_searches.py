@@ -258,3 +258,68 @@ def test_the_results_of_a_batch_without_a_label_tell_whose_it_is(
     assert step.done == done
     assert foreign in ([], ["alien", "batch"])
     assert bool(foreign) == (seen is RemoteState.COMPLETED and tries == 3)
+
+
+@pytest.mark.parametrize(
+    ("after", "found", "exclusive", "done"),
+    [
+        (1.0, ["new", "old"], True, [("provisional", {"candidate": "old", "told": None})]),
+        (1.0, ["one"], False, [("provisional", {"candidate": "one", "told": None})]),
+        (1.0, ["one"], True, ["adopted one"]),
+        (1_799.5, [], True, AGAIN),
+        (1_800.0, [], True, SENT),
+    ],
+)
+def test_without_labels_a_batch_of_the_size_is_a_candidate(
+    monkeypatch: pytest.MonkeyPatch, after: float, found: list[str], exclusive: bool, done: list[Any]
+) -> None:
+    """The oldest one; the only one is the shard's where nobody else uses the workspace."""
+    step: Any = Step(after)
+    step.api.abilities.labels = False
+    step.policy.exclusive_workspace = exclusive
+    adopted(step, monkeypatch)
+    monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=None))
+    monkeypatch.setattr(recover, "unclaimed", lambda *_: [listed(name) for name in found])
+    recover.search(step, shard())
+    assert step.done == done
+
+
+@pytest.mark.parametrize(
+    ("known", "at", "kept"), [(None, 70.0, 70.0), (60.0, 70.0, 60.0), (None, None, None)]
+)
+def test_the_provider_s_time_of_the_first_search_stays(
+    monkeypatch: pytest.MonkeyPatch, known: float | None, at: float | None, kept: float | None
+) -> None:
+    step: Any = Step(1.0)
+    monkeypatch.setattr(recover, "newer_than_intent", lambda *_: NewerBatches(at=at))
+    recover.search(step, shard(searched_since=known))
+    assert step.remote.searched_since == kept
+
+
+MARKED = {"held_job": True}
+
+
+@pytest.mark.parametrize(
+    ("hold", "state", "shards", "done"),
+    [
+        (True, JobState.HELD, [{**MARKED, "state": ShardState.SUBMITTED}, {}], ["resumed", "unmarked"]),
+        (True, JobState.ACTIVE, [{**MARKED, "state": ShardState.DEAD}] * 2, ["unmarked", "unmarked"]),
+        (True, JobState.HELD, [{**MARKED, "state": ShardState.SUBMITTED}, MARKED], []),
+        (True, JobState.HELD, [{"state": ShardState.SUBMITTED}], []),
+        (True, JobState.HELD, [], []),
+        (False, JobState.HELD, [{**MARKED, "state": ShardState.SUBMITTED}], []),
+    ],
+)
+def test_a_held_job_goes_on_once_the_outcome_of_each_create_is_known(
+    hold: bool, state: JobState, shards: list[dict[str, Any]], done: list[str]
+) -> None:
+    step: Any = Step(1.0, hold=hold, state=state)
+
+    def advance(_: Any, of: Any, to: ShardState, *, remote: RemoteProgress) -> None:
+        assert (to, remote.held_job) == (of.state, False)
+        step.done.append("unmarked")
+
+    step.store.shards = SimpleNamespace(of_job=lambda _: [shard(**one) for one in shards], advance=advance)
+    step.store.jobs.unhold = lambda _: step.done.append("resumed")
+    assert recover.resume_if_known(step) is bool(done)
+    assert step.done == done
