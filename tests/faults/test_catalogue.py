@@ -321,6 +321,8 @@ CATALOGUE: dict[str, tuple[str, tuple[str, ...]]] = {
             "test_i1_a_lost_create_is_searched_for_as_long_as_before_when_the_clock_is_set_ahead",
             "faults/test_faults_time.py::test_i1_a_lost_create_is_searched_for_as_long_when_the_clock_is_"
             "set_between_two_processes",
+            "faults/test_faults_time.py::"
+            "test_i1_a_lost_create_is_searched_for_no_longer_when_the_clock_was_set_back",
             "faults/test_faults_time.py::test_i1_a_server_that_tells_a_wrong_date_ends_no_search",
         ),
     ),

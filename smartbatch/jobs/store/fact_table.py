@@ -73,5 +73,5 @@ class FactTable:
 
     def recall(self, key: str) -> Any:
         """Return a fact, or ``None``."""
-        found = self.db.rows("SELECT value FROM fact WHERE name = ?", encoded(key))
-        return next((json.loads(value) for (value,) in found), None)
+        found = self.db.row("SELECT value FROM fact WHERE name = ?", encoded(key))
+        return None if found is None else json.loads(found[0])

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from realtime.shared.servers import RedisServer, address_of, postgres_address, redis_server
+from realtime.shared.servers import RedisServer, address_of, redis_server
 
 from smartbatch.core.limits.shared_record import LeaseAsk
 from smartbatch.realtime.shared import postgres_back_end
@@ -23,7 +23,7 @@ from smartbatch.realtime.shared.back_end import BackEndUnavailable, Incompatible
 from smartbatch.realtime.shared.postgres_back_end import PostgresBackEnd
 from smartbatch.realtime.shared.redis_back_end import RedisBackEnd
 
-__all__ = ["postgres_address", "redis_server"]  # fixtures
+__all__ = ["redis_server"]  # fixtures
 
 
 class Proxy:
