@@ -35,6 +35,7 @@ def code_of_child(work: Callable[[], bool]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("noticed", sampled(["by the hooks", "by the number of the process"], keep=1))
 def test_a_child_neither_closes_nor_drops_the_connections_of_its_parent(
     noticed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

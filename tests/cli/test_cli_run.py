@@ -35,6 +35,7 @@ def run(*args: str, input: str = "in.txt", model: str = OWN, output: str | None 
     return main(["run", input, "--model", model, "--parallelism", "3", *out, *args])
 
 
+@pytest.mark.full
 def test_a_text_file_is_answered_in_order(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """Every line gets its answer, its index and its place; the summary says so."""
     expected = prompts(50)
@@ -104,6 +105,7 @@ def test_the_same_line_again_asks_nothing(calls: Any, capfd: pytest.CaptureFixtu
     assert "5 already answered, not asked again" in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_a_run_goes_on_where_it_was_cut(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """Answered rows are not asked again; a torn last line is cut off and its row is asked."""
     expected = prompts(10)
@@ -117,6 +119,7 @@ def test_a_run_goes_on_where_it_was_cut(calls: Any, capfd: pytest.CaptureFixture
     assert "4 rows answered already, a torn last line of 26 bytes cut off" in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_failed_rows_end_in_one_and_are_tried_again(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """A failed row has its error in its place; the next run asks it alone, and its answer takes the place."""
     prompts(6)
@@ -211,6 +214,7 @@ def test_of_many_bad_rows_ten_are_named(calls: Any, capfd: pytest.CaptureFixture
     assert "and 20 more" in message
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "printed"),
     [
@@ -296,6 +300,7 @@ def test_quiet_says_nothing_and_verbose_says_more(calls: Any, capfd: pytest.Capt
     assert capfd.readouterr().err.count("row 2: unknown: ") == 1
 
 
+@pytest.mark.full
 def test_settings_come_from_a_file_and_options_win(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """``--config`` is read; what the command line says itself comes first."""
     prompts(2)

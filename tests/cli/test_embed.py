@@ -104,6 +104,7 @@ def test_a_terminal_is_told_the_length_of_each_vector(
     assert capfd.readouterr().out == "1  prompt 0 → a vector of 1,536\n"
 
 
+@pytest.mark.full
 def test_the_same_line_again_pays_only_new_texts(emu: Emulator, texts: Texts) -> None:
     prompts(5)
     assert run("--dimensions", "8", "--limit", "3") == 0
@@ -116,6 +117,7 @@ def test_the_same_line_again_pays_only_new_texts(emu: Emulator, texts: Texts) ->
     assert [row["embedding"] for row in written()] == [vector(f"prompt {i}") for i in range(5)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("other", [["--dimensions", "4"], ["--task-type", "CLUSTERING"]])
 def test_an_output_of_other_vectors_is_refused(
     other: list[str], emu: Emulator, texts: Texts, capfd: pytest.CaptureFixture[str]
@@ -185,6 +187,7 @@ def test_vectors_by_batch_are_not_asked_again(emu: Emulator, texts: Texts) -> No
     assert [job.total for job in stored_jobs()] == [12]
 
 
+@pytest.mark.full
 def test_the_first_texts_of_a_hybrid_are_asked_at_once(emu: Emulator, texts: Texts) -> None:
     expected = prompts(12)
     assert run("--dimensions", "8", "--strategy", "hybrid") == 0
@@ -213,6 +216,7 @@ def test_a_table_of_parquet_has_vectors_of_32_bits_also_when_it_is_resumed(
     assert sorted(asked) == [f"prompt {i}" for i in range(3)]
 
 
+@pytest.mark.full
 def test_a_table_of_csv_has_vectors_as_json(emu: Emulator, texts: Texts) -> None:
     import csv
 
@@ -291,6 +295,7 @@ def test_a_plan_of_vectors_says_what_they_take(emu: Emulator, capfd: pytest.Capt
     assert emu.ledger.received == 0
 
 
+@pytest.mark.full
 def test_gemini_is_told_the_task_type(
     emu: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,6 +311,7 @@ def test_gemini_is_told_the_task_type(
     assert [array("f", row["embedding"]) for row in written()] == expected
 
 
+@pytest.mark.full
 def test_a_run_that_asks_a_model_for_vectors_for_texts_is_told_of_embed(
     emu: Emulator, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_the_doctor_knows_the_variables_that_providers_read(
     assert read.address in found(capfd, prefix, 1)
 
 
+@pytest.mark.full
 def test_the_doctor_makes_no_store_and_counts_the_jobs_of_one(
     capfd: pytest.CaptureFixture[str], folder: Path
 ) -> None:

@@ -105,6 +105,7 @@ def folder(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMARTBATCH_SIM_DIR", str(Path("sim").resolve()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "after", "output"),
     sampled(
@@ -134,6 +135,7 @@ def test_a_run_whose_output_changes_says_so_and_pays_nothing_twice(
     assert Counter(calls.asked) == Counter(expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("change", "after"), sampled([(c, n) for c in CHANGES for n in (10, ROWS)], keep=3))
 def test_a_run_by_batch_whose_output_changes_says_so(
     changed: Callable[[Callable[[Path], object], int], None],
@@ -151,6 +153,7 @@ def test_a_run_by_batch_whose_output_changes_says_so(
     assert [(job.total, job.succeeded) for job in stored_jobs()] == [(ROWS, ROWS)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("change", sampled(CHANGES, keep=2, first=1))
 def test_the_output_of_a_resumed_run_changes(
     calls: Any,
@@ -172,6 +175,7 @@ def test_the_output_of_a_resumed_run_changes(
     assert Counter(calls.asked) == Counter(expected)
 
 
+@pytest.mark.full
 def test_an_output_that_cannot_be_read_any_more_is_moved_away_to_pay_nothing_twice(
     calls: Any, changed: Callable[[Callable[[Path], object], int], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,6 +195,7 @@ def test_an_output_that_cannot_be_read_any_more_is_moved_away_to_pay_nothing_twi
     assert Counter(calls.asked) == Counter(expected)
 
 
+@pytest.mark.full
 def test_the_change_is_told_when_it_is_seen_and_nothing_is_written_into_a_foreign_file(
     calls: Any, changed: Callable[[Callable[[Path], object], int], None], capfd: pytest.CaptureFixture[str]
 ) -> None:

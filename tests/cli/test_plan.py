@@ -155,6 +155,7 @@ def test_what_a_run_would_refuse_has_no_plan(
     assert "Traceback" not in message.err
 
 
+@pytest.mark.full
 def test_a_plan_for_an_output_leaves_it_alone(capfd: pytest.CaptureFixture[str]) -> None:
     """Answered rows are not planned; a torn line stays, and a run that holds the file is not in the way."""
     prompts(20)

@@ -137,6 +137,7 @@ def test_a_run_in_real_time_leaves_the_decision_for_its_report(folder: Path, nam
     assert "3 of 3 requests were answered in" in html
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
 def test_outputs_of_one_name_in_two_folders_have_reports_of_their_own(folder: Path, strategy: str) -> None:
     """Also where the store has nothing of the one and everything of the other."""

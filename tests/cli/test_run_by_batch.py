@@ -87,6 +87,7 @@ def test_the_same_line_again_asks_nothing(capfd: pytest.CaptureFixture[str]) -> 
     assert "20 already answered, not asked again" in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_standard_output_has_the_same_lines_each_time(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     """Without an output file the store is the record: the line may be repeated, and costs nothing."""
     lines_of(30)
@@ -100,6 +101,7 @@ def test_standard_output_has_the_same_lines_each_time(capfdbinary: pytest.Captur
     assert len(jobs()) == 1
 
 
+@pytest.mark.full
 def test_a_line_that_was_lost_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A death between the store and the output costs a line of the file, which the next run writes."""
     lines_of(30)

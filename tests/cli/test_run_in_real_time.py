@@ -158,6 +158,7 @@ def test_nobody_else_pays_for_a_run_that_was_killed(calls: Any, capfd: pytest.Ca
     assert stored_jobs() == []
 
 
+@pytest.mark.full
 def test_what_may_be_paid_twice_is_told_before_the_store_forgets_it(calls: Any) -> None:
     """The row that was being asked when the run was killed is asked again."""
     expected = prompts(6)
@@ -387,6 +388,7 @@ def test_rows_beyond_the_budget_fail_and_a_larger_budget_asks_them(
         assert len(emu.ledger.calls) == 40
 
 
+@pytest.mark.full
 def test_an_empty_account_fails_the_rows_and_holds_nothing(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -431,6 +433,7 @@ def test_the_time_limit_of_requests_holds(calls: Any) -> None:
     assert "timeout" in {row["error"] and row["error"]["kind"] for row in written()}
 
 
+@pytest.mark.full
 def test_a_store_that_cannot_be_used_is_told_before_anything_is_sent(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,7 @@ def test_json_lines_are_streamed_in_blocks(visitor: Visitor, job_id: str) -> Non
     assert len(list(body)) > 2
 
 
+@pytest.mark.full
 def test_tables_have_all_rows(visitor: Visitor, job_id: str) -> None:
     rows = list(csv.DictReader(io.StringIO(visitor.get(f"/download/{job_id}?format=csv").body.decode())))
     table = pyarrow.parquet.read_table(io.BytesIO(visitor.get(f"/download/{job_id}?format=parquet").body))

@@ -69,6 +69,7 @@ def test_without_a_store_nothing_is_known(visitor: Visitor, place: str) -> None:
     assert not Path(place).exists()
 
 
+@pytest.mark.full
 def test_what_a_client_learned_is_shown_by_model_and_route(
     client_of: ClientOf, clock: VirtualClock, visitor: Visitor, place: str
 ) -> None:

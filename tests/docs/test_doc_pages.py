@@ -117,6 +117,7 @@ def names_of(path: str) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
 
 
+@pytest.mark.full
 def test_every_path_that_contributors_are_told_of_exists():
     """A path in CONTRIBUTING.md is one of a file or folder, and a name after ``::`` is in that file."""
     told = TOLD.findall(PAGES["CONTRIBUTING.md"].prose())

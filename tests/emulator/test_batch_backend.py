@@ -109,6 +109,7 @@ def test_turnaround_varies_around_its_median():
     assert statistics.stdev(logs) == pytest.approx(0.5, rel=0.1)
 
 
+@pytest.mark.full
 @given(
     st.integers(1, 40),
     st.floats(0, 50),

@@ -42,6 +42,7 @@ def parsed(*options: str) -> argparse.Namespace:
     return parser.parse_args(["emulator", *options])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", sampled([signal.SIGINT, signal.SIGTERM], keep=1))
 def test_it_serves_until_a_signal(number):
     """One line names the address; Ctrl-C and SIGTERM end it with exit code 0 and silence."""
@@ -52,6 +53,7 @@ def test_it_serves_until_a_signal(number):
     assert (running.returncode, out, err) == (0, "", "")
 
 
+@pytest.mark.full
 def test_the_ledger_file_survives_a_kill(tmp_path):
     """Each answer that was sent has its line, even when the emulator is killed with -9."""
     path, answers = tmp_path / "ledger.jsonl", tmp_path / "answers.jsonl"
@@ -66,6 +68,7 @@ def test_the_ledger_file_survives_a_kill(tmp_path):
     assert call.billed > 0
 
 
+@pytest.mark.full
 def test_batches_run_in_a_process_of_their_own(tmp_path):
     """With the faults asked for; the ledger's file tells another process what became of them."""
     path = tmp_path / "ledger.jsonl"

@@ -65,6 +65,7 @@ def test_a_client_that_leaves_is_billed_but_not_served(emu):
     assert lost.status is None
 
 
+@pytest.mark.full
 def test_an_answer_the_kernel_could_not_take_whole_is_delivered_when_it_left(emu):
     """A huge answer to a slow reader is recorded as delivered only once its last byte is out."""
     emu.configure(answers={"hello": "x" * 30_000_000})

@@ -91,6 +91,7 @@ def test_a_stream_for_http_1_0_ends_with_the_connection(raw):
     assert body.endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.full
 def test_responses_answer_and_stream(sdk):
     """The responses API gives the same text, whole and in pieces."""
     made = sdk.responses.create(model="m", input=PROMPT, instructions="Be brief.", store=False)

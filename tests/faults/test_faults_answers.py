@@ -81,6 +81,7 @@ NO_MONEY: dict[str, tuple[int, str, str | None]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", sampled(["upload", "list", "create"], keep=1))
 @each_provider
 def test_c2_without_money_nothing_more_is_sent_and_the_queue_is_kept(

@@ -34,6 +34,7 @@ def test_c19_a_batch_that_is_not_seen_at_first_is_not_taken_for_gone(
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
+@pytest.mark.full
 def test_c19_nor_is_one_whose_create_was_not_answered(provider: str, tmp_path: Path) -> None:
     """Sixty seconds of absence from list and lookup prove nothing; no create is sent again within them."""
     lag = {"batch_get_lag": MINUTE, "batch_list_lag": MINUTE, "batch_turnaround": 10 * MINUTE}

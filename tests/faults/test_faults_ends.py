@@ -92,6 +92,7 @@ def test_c15_after_one_expiry_with_nothing_done_all_goes_in_a_new_batch(
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
+@pytest.mark.full
 @each_provider
 def test_c15_expiries_are_not_missing_results(provider: str, tmp_path: Path) -> None:
     """Some APIs count what expired as failed, and name no results."""

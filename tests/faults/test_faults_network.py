@@ -93,6 +93,7 @@ def test_b11_a_bomb_among_the_results_fills_no_memory(provider: str, tmp_path: P
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
+@pytest.mark.full
 def test_b12_an_input_too_large_for_the_server_goes_in_halves(provider: str, tmp_path: Path) -> None:
     with world(provider, tmp_path) as w:
         limit = 1500

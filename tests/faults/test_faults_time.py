@@ -80,6 +80,7 @@ def test_i1_a_lost_create_is_searched_for_as_long_when_the_clock_is_set_between_
         assert len(w.creates) == 1
 
 
+@pytest.mark.full
 def test_i1_a_lost_create_is_searched_for_no_longer_when_the_clock_was_set_back(tmp_path: Path) -> None:
     """It never took effect: its requests go again when it was absent for long enough, not an hour later."""
 

@@ -104,6 +104,7 @@ def test_a_job_in_the_slower_tier_says_what_it_saved(emu: Emulator) -> None:
     assert status.saved == pytest.approx(status.cost)
 
 
+@pytest.mark.full
 def test_its_times_are_learned_apart_from_those_of_other_calls(emu: Emulator) -> None:
     """Quick answers there teach what the tier takes, and nothing about calls at the standard price."""
     calls: list[Route | None] = []

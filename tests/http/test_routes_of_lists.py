@@ -274,6 +274,7 @@ def test_what_no_route_can_meet_is_refused_before_anything_is_sent(tmp_path: Pat
         assert not w.service.seen
 
 
+@pytest.mark.full
 def test_a_plan_sends_nothing_and_its_run_keeps_to_it(tmp_path: Path) -> None:
     prompts = texts(30)
     with world("openai", tmp_path, rare=60, batch_turnaround=10 * MINUTE) as w:

@@ -49,6 +49,7 @@ def test_a_date_to_wait_for_is_read_by_the_servers_clock() -> None:
     assert server.calls <= 2 * CALLS
 
 
+@pytest.mark.full
 def test_a_moment_at_which_a_limit_is_full_again_is_no_duration() -> None:
     """Unix time, read as seconds from now, would put the second call off by years."""
 

@@ -207,6 +207,7 @@ def test_a_web_request_whose_time_is_over_asks_nothing(app_of: AppOf) -> None:
 # -- commands ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_commands_have_the_settings_of_the_application(app_of: AppOf, tmp_path: Path) -> None:
     """The model, the store, and the options that are given."""
     (tmp_path / "rows.txt").write_text("one\ntwo\n")

@@ -79,6 +79,7 @@ def test_what_the_search_for_a_lost_create_finds_is_cancelled_at_once(
     assert [batch.cancelled for batch in api.made.values()] == [False, True, True]
 
 
+@pytest.mark.full
 def test_of_batches_without_a_label_the_oldest_counts_and_the_others_are_named(
     repeated: Callable[..., tuple[Job, Api]], clock: VirtualClock
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_job_that_is_lost_and_offered_again_has_one_turn(process: Process) -> 
     assert set(found.values()) == {0}
 
 
+@pytest.mark.full
 def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path: Path) -> None:
     """However they are read, and whoever finished them."""
     store = str(tmp_path / "jobs.db")

@@ -27,6 +27,7 @@ def prompts(count: int) -> list[str]:
 # -- looking -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_status_counts_shards_that_end_after_the_job_was_read(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
@@ -152,6 +153,7 @@ def test_results_come_while_others_are_still_out(
     assert [result.text for result in results] == ["p2", "p3"]
 
 
+@pytest.mark.full
 def test_a_job_of_a_stopped_client_can_be_looked_at_and_is_not_waited_for_in_vain(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:

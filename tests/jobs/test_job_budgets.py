@@ -267,6 +267,7 @@ def test_each_list_by_batch_leaves_room_for_the_next_one(tmp_path: Path) -> None
         assert inside(client).realtime.budget.reserved == 0.0
 
 
+@pytest.mark.full
 def test_the_same_job_again_holds_back_what_it_can_still_spend(tmp_path: Path) -> None:
     with market("openai", tmp_path) as w:
         first = buyer(w, budget=0.4)

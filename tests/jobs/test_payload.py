@@ -140,6 +140,7 @@ class TestRequests:
             data = _bytes_or_refusal(request)
         assert _bytes_or_refusal(request) == data
 
+    @pytest.mark.full
     @given(generations, st.none() | embeddings)
     def test_what_requests_share_comes_back_as_it_was(
         self, params: Generation, embedding: Embedding | None
@@ -306,10 +307,12 @@ results = st.builds(
 
 
 class TestResults:
+    @pytest.mark.full
     @given(results)
     def test_every_answer_comes_back_as_it_was_even_one_that_utf_8_cannot_carry(self, result: Result) -> None:
         assert fields(same(result)) == fields(result)
 
+    @pytest.mark.full
     @given(results, st.none() | st.floats())
     def test_a_plain_answer_says_the_same_without_orjson(self, result: Result, cost: float | None) -> None:
         result = evolve(result, parsed=None, context=[1, "a"], cost=cost)
@@ -451,6 +454,7 @@ class TestWhatCannotBeRead:
             with pytest.raises(StoreError, match=r"damaged|update"):
                 read()
 
+    @pytest.mark.full
     @given(results, st.data())
     def test_a_row_that_lost_or_changed_a_byte_gives_a_result_or_a_store_error(
         self, result: Result, draw: st.DataObject

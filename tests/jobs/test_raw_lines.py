@@ -113,6 +113,7 @@ def test_a_line_without_end_is_not_gathered_in_memory() -> None:
     assert peak < 2_500_000
 
 
+@pytest.mark.full
 def test_many_lines_in_large_pieces_stay_whole() -> None:
     """Fifty thousand lines, cut anywhere into pieces as downloads have them."""
     rng = random.Random(5)

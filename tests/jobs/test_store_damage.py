@@ -131,6 +131,7 @@ def test_a_large_file_shows_its_damage_at_the_first_error_and_is_not_written_aft
     assert digest(path) == before
 
 
+@pytest.mark.full
 def test_a_log_cut_anywhere_leaves_a_whole_store_of_an_earlier_moment(bench: Bench, tmp_path: Path) -> None:
     """Power lost in the middle of a write: what opens is whole, and a moment that was (A13)."""
     store = bench.open()

@@ -110,6 +110,7 @@ print("fine", len(told))
 """
 
 
+@pytest.mark.full
 def test_a_limit_of_file_sizes_is_told_and_what_was_accepted_stays(bench: Bench) -> None:
     run = subprocess.run(
         [sys.executable, "-c", LIMITED, bench.place], capture_output=True, text=True, timeout=60, check=False

@@ -140,6 +140,7 @@ def test_a_commit_that_never_reached_the_server_is_told_and_may_be_tried_again(
     assert store.jobs.accept(bench.job(key="k"), new_items(3))[1]
 
 
+@pytest.mark.full
 def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay: Relay, bench: Bench) -> None:
     store = through(relay, bench)
     _, lease = started(store, bench, 6)
@@ -178,6 +179,7 @@ def test_a_wire_cut_in_the_middle_of_a_write_leaves_nothing_of_it(
     assert store.shards.plan(lease, bench.shard(0, 1)).no == 1
 
 
+@pytest.mark.full
 def test_sessions_lost_while_idle_are_replaced_without_a_word(relay: Relay, bench: Bench) -> None:
     """A server that restarted between two steps: reads go again, and writes, for nothing was begun."""
     store, other = through(relay, bench), bench.open()
@@ -283,6 +285,7 @@ def test_of_two_that_store_one_name_at_once_the_second_finds_the_firsts(bench: B
     assert [job.total for job in one.jobs.latest()] == [2]
 
 
+@pytest.mark.full
 def test_a_row_that_another_session_locks_is_an_error_after_a_bounded_wait(bench: Bench) -> None:
     store = bench.open(busy_timeout=0.1)
     job, lease = started(store, bench)
@@ -294,6 +297,7 @@ def test_a_row_that_another_session_locks_is_an_error_after_a_bounded_wait(bench
     assert store.shards.plan(lease, bench.shard(0)).no == 1
 
 
+@pytest.mark.full
 def test_who_waits_for_the_server_hears_at_once_that_the_store_is_given_up(bench: Bench) -> None:
     """A thread that goes on waiting would keep the interpreter from ending."""
     store = bench.open(busy_timeout=60.0)
@@ -323,6 +327,7 @@ def test_a_session_that_is_opened_while_the_store_is_given_up_serves_nobody(
             database.rows("SELECT 1")
 
 
+@pytest.mark.full
 def test_a_process_frozen_in_the_middle_of_a_write_does_not_hold_its_locks(bench: Bench) -> None:
     frozen, store = bench.open(busy_timeout=0.2), bench.open()
 
@@ -364,6 +369,7 @@ def test_leases_run_by_the_servers_clock_whatever_the_machines_say(bench: Bench)
     assert 50 < left[0] <= 60
 
 
+@pytest.mark.full
 def test_stores_in_two_schemas_of_a_server_know_nothing_of_each_other(
     bench: Bench, postgres_address: str, tmp_path: Path
 ) -> None:
@@ -465,6 +471,7 @@ def test_an_address_that_cannot_be_read_is_refused_without_showing_it(dsn: str) 
     assert "hunter2" not in str(told.value)
 
 
+@pytest.mark.full
 def test_without_its_package_the_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['psycopg'] = None\n"
@@ -477,6 +484,7 @@ def test_without_its_package_the_extra_is_named() -> None:
     assert "pip install 'smartbatch-llm[postgres]'" in run.stdout
 
 
+@pytest.mark.full
 def test_an_sqlite_store_needs_no_package_of_the_server(tmp_path: Path) -> None:
     code = (
         "import sys; from smartbatch.jobs.store import open_store\n"

@@ -98,6 +98,7 @@ hear()
 """
 
 
+@pytest.mark.full
 def test_a_killed_owner_is_replaced_at_once_whatever_its_lease(bench: Bench, start: Start) -> None:
     store = bench.open()
     job, _ = store.jobs.accept(bench.job(), new_items(1))
@@ -113,6 +114,7 @@ def test_a_killed_owner_is_replaced_at_once_whatever_its_lease(bench: Bench, sta
     assert store.leases.claim(job.id, 60) == JobLease(job.id, 2)
 
 
+@pytest.mark.full
 def test_a_frozen_owner_is_replaced_after_its_lease_and_writes_nothing_when_it_wakes(
     bench: Bench, start: Start
 ) -> None:
@@ -198,6 +200,7 @@ hear()
 """
 
 
+@pytest.mark.full
 def test_a_forked_child_has_a_store_of_its_own_and_its_parent_keeps_what_it_has(
     bench: Bench, start: Start
 ) -> None:
@@ -303,6 +306,7 @@ hear()
 """
 
 
+@pytest.mark.full
 def test_a_fork_in_the_middle_of_a_job_s_rows_does_not_hold_it_up(bench: Bench, start: Start) -> None:
     began = time.monotonic()
     assert start(ROWS).hear() == "4 True"

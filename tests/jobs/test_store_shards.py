@@ -143,6 +143,7 @@ def test_what_a_shard_is_does_not_change(store: SqlStore, bench: Bench, name: st
         check_change(shard, ShardState.READY, changes)
 
 
+@pytest.mark.full
 def test_only_transitions_of_the_table_happen(bench: Bench) -> None:
     """From every state to every other: those of the table go, all else is refused and changes nothing."""
     store = bench.open()
@@ -284,6 +285,7 @@ def test_shards_are_found_by_state_and_account(store: SqlStore, bench: Bench) ->
     assert store.shards.in_scope("scope-3", states=list(ShardState)) == []
 
 
+@pytest.mark.full
 def test_a_large_shard_keeps_its_positions(store: SqlStore, bench: Bench) -> None:
     _job, lease = started(store, bench, 12_000)
     order = list(range(12_000))

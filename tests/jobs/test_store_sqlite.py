@@ -259,6 +259,7 @@ def test_an_sqlite_without_returning_is_refused(monkeypatch: pytest.MonkeyPatch,
 # -- growth --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_forgetting_gives_the_room_back(bench: Bench) -> None:
     store: SqlStore = bench.open()
     job, _ = store.jobs.accept(bench.job(), [NewItem(f"r{ix}", bytes(400), 1, 1) for ix in range(8_000)])

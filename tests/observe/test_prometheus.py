@@ -176,6 +176,7 @@ def test_a_missing_library_names_the_extra(metrics: BatchMetrics, monkeypatch: p
         PrometheusReporter(metrics)
 
 
+@pytest.mark.full
 def test_listeners_are_imported_without_what_they_show_with() -> None:
     """Structlog, tqdm and the Prometheus client come in when first used."""
     code = (

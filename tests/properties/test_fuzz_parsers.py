@@ -356,6 +356,7 @@ TARGETS: Targets = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sampled(TARGETS, keep=2))
 def test_what_servers_may_send_is_an_answer_or_an_error(name: str) -> None:
     """Some thousand of each kind, and of them enough that still make sense, and enough that do not."""

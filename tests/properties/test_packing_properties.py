@@ -47,6 +47,7 @@ def replies(packed: Packed, answers: list[str]) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.full
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=12), st.integers(), st.randoms())
 def test_any_prompts_and_answers_in_any_order(
     pairs: list[tuple[str, str]], seed: int, rng: random.Random
@@ -110,6 +111,7 @@ def test_a_cut_object_is_never_completed(value: Any, data: st.DataObject) -> Non
     raise AssertionError(f"{cut!r} was taken for {found!r}")
 
 
+@pytest.mark.full
 @given(values, texts)
 def test_a_verdict_is_a_verdict(schema_like: Any, text: str) -> None:
     """No answer and no schema makes the check raise."""

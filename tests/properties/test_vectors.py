@@ -25,6 +25,7 @@ def wire(numbers: array[float], as_base64: bool) -> str | list[float]:
     return base64.b64encode(numbers.tobytes()).decode() if as_base64 else list(numbers)
 
 
+@pytest.mark.full
 @given(st.data())
 def test_each_vector_finds_its_text_in_any_order(data: st.DataObject) -> None:
     """The answer is shuffled, and written as base64 or as numbers, vector by vector."""
@@ -40,6 +41,7 @@ def test_each_vector_finds_its_text_in_any_order(data: st.DataObject) -> None:
     assert [answer.embedding for answer in answers] == wanted
 
 
+@pytest.mark.full
 @given(
     st.lists(
         st.fixed_dictionaries(

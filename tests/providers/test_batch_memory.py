@@ -96,6 +96,7 @@ def at_most(megabytes: float) -> Iterator[None]:
         tracemalloc.stop()
 
 
+@pytest.mark.full
 def test_an_inline_create_of_a_hundred_megabytes_is_read_from_disk_as_it_goes(large):
     """Anthropic's, whose requests are all in one body."""
     with (

@@ -227,6 +227,7 @@ def test_closing_ends_calls_under_way(serve, reach, service):
 # -- what is made, and when --------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("service", sampled(SERVICES), ids=lambda service: service.name)
 def test_making_a_provider_makes_nothing_else(service):
     """No lock, thread, socket or SDK before it is opened. Opening makes no connection, and at most a thread

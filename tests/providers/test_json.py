@@ -30,6 +30,7 @@ def outcome(read: Callable[[bytes], Any], text: bytes) -> str:
         return "ValueError"
 
 
+@pytest.mark.full
 @given(VALUES, st.booleans())
 def test_what_was_written_is_read(value: Any, ascii_only: bool) -> None:
     """NaN, infinity and lone surrogates included."""

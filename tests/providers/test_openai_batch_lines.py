@@ -150,6 +150,7 @@ def test_what_is_no_line_of_results_is_refused_by_name(line):
     assert len(str(caught.value)) < 80
 
 
+@pytest.mark.full
 def test_garbled_lines_never_do_worse_than_being_refused():
     """Seeded: bytes are flipped, cut and swapped in good lines of every kind."""
     rng = random.Random(11)

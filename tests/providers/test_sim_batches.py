@@ -88,6 +88,7 @@ def test_a_cancel_after_the_end_changes_nothing(tmp_path):
     assert batches.get(batch.id, 1).state is RemoteState.COMPLETED
 
 
+@pytest.mark.full
 def test_another_process_finds_the_batch_and_its_results(tmp_path):
     """The scope is the same, so is the remote side."""
     provider = SimProvider(sleep=lambda _: None, now=lambda: 0.0, batch_seconds=0.0)

@@ -195,6 +195,7 @@ def test_bodies_are_capped_after_decoding(serve, connect, body, encoding, code):
     assert found.maybe_billed
 
 
+@pytest.mark.full
 def test_a_gzip_bomb_takes_no_more_memory_than_the_cap():
     """Decoding stops at the cap instead of being measured afterwards."""
     bomb = gzip.compress(bytes(30_000_000))

@@ -381,6 +381,7 @@ def test_two_streams_of_one_client_do_not_mix(clock: VirtualClock, client_of: Cl
     assert [(a.text, b.text) for a, b in pairs] == [(f"re: a{i}", f"re: b{i}") for i in range(50)]
 
 
+@pytest.mark.full
 def test_a_list_longer_than_the_queue_waits_for_itself(clock: VirtualClock, client_of: ClientOf) -> None:
     """Also where a full queue raises: the stream takes no more than there is room for."""
     client = client_of(mock(clock), parallelism=4, queue_capacity=100, queue_full="raise")

@@ -27,6 +27,7 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("without_collector")
 def test_an_answer_nobody_holds_is_gone_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
     """With its request and its context."""
@@ -114,6 +115,7 @@ def test_a_request_that_waits_long_keeps_nobody_elses_memory(
     assert streaming.result() < 600
 
 
+@pytest.mark.full
 def test_quotas_that_no_client_uses_are_let_go_and_the_latest_are_kept(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_ten_minutes_of_outage_cost_a_few_probes(clock: VirtualClock, client_of:
     assert max(future.result().attempts for future in futures) <= 4  # no request is the probe all the time
 
 
+@pytest.mark.full
 def test_after_the_outage_the_full_speed_is_back_soon(clock: VirtualClock, client_of: ClientOf) -> None:
     """A success closes the breaker for all: the rest takes about the time it takes without an outage."""
     down = Down(clock, 5.0, 65.0)

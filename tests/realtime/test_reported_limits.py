@@ -56,6 +56,7 @@ PLENTY = LimitReport(
 )
 
 
+@pytest.mark.full
 def test_reports_that_plenty_is_left_are_learned_from_now_and_then(
     clock: VirtualClock, client_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

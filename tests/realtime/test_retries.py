@@ -205,6 +205,7 @@ def test_a_request_that_always_fails_delays_no_other(clock: VirtualClock, client
     assert clock.now() <= 51 + 10  # 204 calls by four workers, and the last backoff of the failing one
 
 
+@pytest.mark.full
 def test_many_requests_that_always_fail_delay_no_other(clock: VirtualClock, client_of: ClientOf) -> None:
     """From its second failure on a request lets the others that wait go first."""
     ended: dict[str, float] = {}

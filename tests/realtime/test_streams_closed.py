@@ -134,6 +134,7 @@ def test_a_stream_that_was_left_stays_closed(clock: VirtualClock, client_of: Cli
         next(stream)
 
 
+@pytest.mark.full
 def test_a_forgotten_stream_is_closed(clock: VirtualClock, client_of: ClientOf) -> None:
     """By the garbage collector, also where it is part of a cycle."""
     speaker = Speaker(clock)

@@ -46,6 +46,7 @@ def moved(events: list[Event]) -> tuple[ForecastMoved, ThresholdMoved]:
     return forecast, threshold
 
 
+@pytest.mark.full
 def test_the_first_batch_that_ends_moves_the_forecast_and_the_threshold_at_once(
     client: BatchingClient, events: list[Event]
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_client_that_had_only_jobs_says_how_the_threshold_moves(
     assert client.plan(PROMPTS[: threshold.after // 2]).route is Route.INDIVIDUAL
 
 
+@pytest.mark.full
 def test_a_client_that_carries_on_a_job_learns_from_its_batch_as_well(
     client: BatchingClient, clock: VirtualClock, events: list[Event]
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_client_that_carries_on_a_job_learns_from_its_batch_as_well(
     assert forecast.at == threshold.at
 
 
+@pytest.mark.full
 def test_lists_of_the_threshold_go_by_batch_and_shorter_ones_do_not(
     client: BatchingClient, events: list[Event]
 ) -> None:
@@ -119,6 +122,7 @@ def test_a_batch_is_learned_from_once(
     assert not [each for each in events if isinstance(each, ForecastMoved) and each.route is Route.BATCH]
 
 
+@pytest.mark.full
 def test_a_cancel_is_told_with_what_it_took(
     client: BatchingClient, clock: VirtualClock, events: list[Event]
 ) -> None:

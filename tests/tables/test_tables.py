@@ -133,6 +133,7 @@ def test_a_table_in_parts_is_asked_part_by_part(client: BatchingClient) -> None:
         client.generate([of_arrow()], template="{txt}")
 
 
+@pytest.mark.full
 def test_a_column_of_arrow_is_a_list_of_prompts(client: BatchingClient) -> None:
     for column in (of_arrow()["text"], of_record_batch()["text"]):
         results = client.generate(column)

@@ -67,7 +67,8 @@ def by_pyright(folder: Path) -> set[tuple[str, int]]:
     return {(Path(one["file"]).name, one["range"]["start"]["line"] + 1) for one in found}
 
 
-@pytest.mark.parametrize("check", [by_mypy, pytest.param(by_pyright, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("check", [by_mypy, by_pyright])
 def test_checkers_refuse_every_wrong_line_and_no_other(check: Any, tmp_path: Path) -> None:
     lines = WRONG.read_text("utf-8").splitlines()
     marked = {("wrong.py", number) for number, line in enumerate(lines, 1) if line.endswith("# wrong")}

@@ -138,6 +138,7 @@ def test_a_shard_of_no_requests_is_refused() -> None:
 
 
 class TestSizesThatTellShardsApart:
+    @pytest.mark.full
     def test_they_go_down_from_the_largest_one_by_one(self) -> None:
         found = sizes(by_count(100_000, 10_000, distinct=True))
         assert found[:8] == list(range(10_000, 9_992, -1))
@@ -169,6 +170,7 @@ class TestSizesThatTellShardsApart:
         if count <= 2 * most:
             assert different == divisible(count, most, frozenset(taken))
 
+    @pytest.mark.full
     def test_an_end_with_hardly_a_way_out_is_given_up_in_time(self) -> None:
         taken = tuple(size for size in range(1, 20_000) if size % 97)
         started = time.perf_counter()

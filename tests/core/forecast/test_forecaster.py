@@ -145,6 +145,7 @@ class TestSizes:
 
 
 class TestHowWellItHolds:
+    @pytest.mark.full
     @pytest.mark.parametrize("name", sampled([*WORLDS, *DRIFTING], keep=3))
     def test_the_95_percent_quantile_covers_93_to_97_percent_after_200(self, name: str) -> None:
         """Whatever the distribution, with sizes mixed, and while everything slows down or speeds up."""
@@ -220,6 +221,7 @@ class TestAChange:
         assert self.run.forecaster.at(now).quantile(0.5, 1) > 6.0
         assert self.run.forecaster.at(now).chance(4.0, 1) < 0.2
 
+    @pytest.mark.full
     def test_a_slow_drift_is_told_as_what_it_is(self) -> None:
         forecaster, rng, changes = Forecaster(PRIOR), random.Random(3), []
         for n in range(1500):
@@ -308,6 +310,7 @@ class TestWhatWasGivenUp:
         assert after < 0.3
         assert any(moved is not None and moved.sudden for moved in changes)
 
+    @pytest.mark.full
     def test_batches_taken_back_at_any_moment_make_forecasts_neither_shorter_nor_longer(self) -> None:
         """Two of three are taken back before they end, each for a deadline that has nothing to do with it."""
         off: dict[float, list[float]] = {0.25: [], 0.5: [], 0.75: [], 0.9: []}

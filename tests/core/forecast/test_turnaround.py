@@ -192,6 +192,7 @@ batches = st.builds(
 )
 
 
+@pytest.mark.full
 @given(st.lists(batches, min_size=1, max_size=4), observations, st.lists(st.integers(1, 10**5), max_size=3))
 def test_whatever_is_told_the_answer_is_a_sound_time(
     running: list[RunningBatch], observed: list[Observation], unsent: list[int]

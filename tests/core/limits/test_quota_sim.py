@@ -117,6 +117,7 @@ def test_a_told_limit_ten_times_too_high_is_corrected() -> None:
         assert outcome.refused <= 110, f"seed={seed}"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("asked", "max_rpm"), sampled([(None, None), (None, 60_000), (2.0, 60_000), (2.0, None)], keep=2)
 )
@@ -167,6 +168,7 @@ def one_rate_and_a_share(share: float, rng: random.Random) -> Admit:
     return lambda at: random_ones(at) and windows(at)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("told", [None, 6000])
 @pytest.mark.parametrize("share", sampled([0.02, 0.04], first=1))
 def test_refusals_at_random_leave_a_limit_in_use(told: int | None, share: float) -> None:

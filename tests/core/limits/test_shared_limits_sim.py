@@ -94,6 +94,7 @@ def test_processes_fill_a_limit_they_learn_together(limits: str, latency: str) -
     assert run.refused <= 0.005
 
 
+@pytest.mark.full
 def test_a_limit_below_five_a_second_is_leased_one_request_at_a_time() -> None:
     """Sixty a minute by four processes: used to 98 %, and nobody waits for another's unused call."""
     run = Run(Server("gemini", {"requests": 60}), 4, told=60).fill(300.0)
@@ -122,6 +123,7 @@ def test_a_process_with_little_to_do_holds_nothing_that_others_need() -> None:
     assert run.clients[0].counts.answered >= 90
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("event", ["killed", "frozen"])
 def test_what_a_process_leased_that_is_gone_comes_back(event: str) -> None:
     """One of four is killed, or frozen for 20 seconds, at full speed: the others use the whole limit."""
@@ -167,6 +169,7 @@ class Silent(Server):
         """Nothing."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", sampled(range(6)))
 def test_a_rate_that_was_measured_far_too_low_grows_for_all(seed: int) -> None:
     """As in one process: what one of them finds out does not make the others begin to grow anew.
@@ -181,6 +184,7 @@ def test_a_rate_that_was_measured_far_too_low_grows_for_all(seed: int) -> None:
     assert run.refused <= 0.06
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", sampled(range(6), keep=2))
 @pytest.mark.parametrize("calls", sampled(["at once", "each second"], keep=2))
 def test_refusals_that_led_another_process_to_a_rate_prove_no_lower_one(calls: str, seed: int) -> None:

@@ -55,6 +55,7 @@ def test_a_class_has_the_signs_it_has_in_the_standard_library(kind: str, flags: 
     assert LinearPattern(pattern).found_in(sign) is (re.search(pattern, sign) is not None)
 
 
+@pytest.mark.full
 def test_a_long_text_takes_no_more_steps_than_its_kinds_of_places_need() -> None:
     """What follows from a place of the pattern is worked out once, and known from then on."""
     text = "ab1 " * 50_000

@@ -294,6 +294,7 @@ class TestClasses:
         assert verdict({"type": "object"}, VALUE) == Parsed(VALUE)
         assert verdict(BUILT, VALUE) == Parsed(["a", "b"])
 
+    @pytest.mark.full
     def test_no_heavy_import_before_it_is_needed(self) -> None:
         """Who wants no structured answers does not pay for them."""
         code = (

@@ -156,6 +156,7 @@ class _Interrupted(int):
         return int(self) < other
 
 
+@pytest.mark.full
 def test_answers_that_teach_while_another_does_leave_the_figures_of_those_remembered() -> None:
     rng, learned = random.Random(7), Calibration()
 

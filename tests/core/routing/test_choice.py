@@ -139,6 +139,7 @@ def test_with_time_to_spare_a_list_goes_by_batch() -> None:
     assert option.cost.expected == pytest.approx(200 * EACH / 2, rel=0.01)
 
 
+@pytest.mark.full
 def test_where_a_batch_would_be_too_late_a_list_goes_in_real_time() -> None:
     assert chosen(200, Constraints(deadline=600.0)).chosen.route is Route.INDIVIDUAL
 

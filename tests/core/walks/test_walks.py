@@ -14,6 +14,7 @@ def recorded(name: str) -> list[str]:
     return [line for line in RECORDED.read_text().splitlines() if re.match(rf"{name} \d", line)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sampled(WALKS, keep=9))
 def test_walks_end_where_they_did(name: str) -> None:
     """A change that is meant is recorded with ``PYTHONPATH=tests:. python -m tests.core.walks.walking``."""

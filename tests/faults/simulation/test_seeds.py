@@ -29,6 +29,7 @@ def test_of_8_jobs_nothing_is_lost_paid_twice_unnamed_or_never_done(flavour: str
     assert set(lines_of(outcomes)) <= set(recorded())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("case", sampled(CASES, keep=4))
 def test_jobs_in_each_case_go_as_they_went(case: str) -> None:
     """One thing goes wrong, and nothing crashes."""

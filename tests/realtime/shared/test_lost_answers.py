@@ -147,6 +147,7 @@ class OtherNode(socketserver.BaseRequestHandler):
             self.request.sendall(commands * b"-MOVED 866 127.0.0.1:1\r\n")
 
 
+@pytest.mark.full
 def test_a_node_of_a_cluster_is_refused_in_words() -> None:
     """Waiting does not help: another node has the keys."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), OtherNode) as server:

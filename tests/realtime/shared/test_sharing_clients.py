@@ -62,6 +62,7 @@ def test_what_others_leased_is_not_there(
     assert 3.0 <= clock.now() <= 4.5
 
 
+@pytest.mark.full
 def test_a_client_alone_is_not_slower(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
