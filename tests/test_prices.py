@@ -195,6 +195,7 @@ def test_cached_tokens_beyond_the_prompt_do_not_make_a_request_cheaper_than_a_ca
     assert rates.cost(Usage(100, 0, 500)) == rates.cost(Usage(100, 0, 100))
 
 
+@pytest.mark.full
 @given(st.integers(0, 10**7), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_more_tokens_never_cost_less(tokens: int, more: int, output: int) -> None:
     rates = card("anthropic", "claude-haiku-5-5")

@@ -49,6 +49,7 @@ def test_a_text_file_is_answered_in_order(calls: Any, capfd: pytest.CaptureFixtu
     assert printed.out == ""
 
 
+@pytest.mark.full
 def test_the_template_puts_columns_into_the_prompt(calls: Any) -> None:
     """A CSV with byte order mark, quoted commas and newlines; own ids; input fields come along."""
     table = io.StringIO(newline="")
@@ -71,6 +72,7 @@ def test_a_gzipped_file_is_read_and_a_field_can_be_the_prompt(calls: Any) -> Non
     assert [(row["id"], row["text"]) for row in written()] == [(9, "answer to why")]
 
 
+@pytest.mark.full
 def test_standard_input_gives_prompts_and_standard_output_takes_results(
     calls: Any, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -93,6 +95,7 @@ def test_chats_are_prompts_too(calls: Any) -> None:
     assert written()[0]["input"] == {"messages": chat}
 
 
+@pytest.mark.full
 def test_the_same_line_again_asks_nothing(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """All answered: no call, no change, exit code 0."""
     prompts(5)
@@ -290,6 +293,7 @@ def test_a_full_disk_ends_the_run_and_keeps_what_is_written(
     assert [row["input"]["prompt"] for row in written()] == expected
 
 
+@pytest.mark.full
 def test_quiet_says_nothing_and_verbose_says_more(calls: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """``--quiet`` leaves the exit code; ``-v`` has a line for each retry and each failed row."""
     prompts(3)

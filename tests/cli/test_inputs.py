@@ -154,6 +154,7 @@ def test_reading_csv_leaves_the_process_wide_field_limit_alone(tmp_path: Path) -
     assert csv.field_size_limit() == before
 
 
+@pytest.mark.full
 @given(st.lists(st.lists(st.text(st.characters(codec="utf-8")), min_size=2, max_size=2), min_size=1))
 def test_any_csv_that_python_writes_reads_back(cells: list[list[str]]) -> None:
     """Whatever text is quoted by the book comes back as it was."""

@@ -96,6 +96,7 @@ def test_a_file_that_is_no_output_is_refused(
     assert not (folder / "report.html").exists()
 
 
+@pytest.mark.full
 def test_a_table_and_the_results_of_a_job_are_outputs_too(client: BatchingClient, folder: Path) -> None:
     client.submit_batch(["a", "b"], key="letters").wait(20)
     assert main(["jobs", "results", "letters", "-o", "results.jsonl"]) == 0

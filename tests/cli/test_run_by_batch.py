@@ -55,6 +55,7 @@ def jobs() -> list[JobRow]:
         store.close()
 
 
+@pytest.mark.full
 def test_rows_go_as_one_job_and_come_back_in_order(capfd: pytest.CaptureFixture[str]) -> None:
     """Every row has its line, by the Batch API; the summary names the job."""
     prompts = lines_of(50)

@@ -103,6 +103,7 @@ def test_responses_answer_and_stream(sdk):
     assert [e.sequence_number for e in events] == list(range(len(events)))
 
 
+@pytest.mark.full
 def test_output_is_cut_at_the_cap(emu, sdk):
     """max tokens are honoured, and the finish reason says so, in both APIs."""
     emu.configure(answers={PROMPT: "äöü" * 100})

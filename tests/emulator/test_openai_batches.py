@@ -224,6 +224,7 @@ def test_the_ledger_is_served_with_its_batches(emu, customer):
     assert customer.sdk.batches.list().data == []
 
 
+@pytest.mark.full
 def test_the_ledger_knows_what_became_due_without_anybody_asking(emu, customer):
     """Lines run, and are billed, also when the client is away; after the end of the emulator nothing is."""
     emu.configure(batch_turnaround=0.05)

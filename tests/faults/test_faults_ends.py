@@ -175,6 +175,7 @@ def test_c16_what_replaces_a_batch_that_takes_too_long_begins_after_its_end(
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
+@pytest.mark.full
 @each_provider
 def test_c17_whoever_wins_the_race_of_end_and_cancel_nothing_is_paid_twice(
     provider: str, tmp_path: Path

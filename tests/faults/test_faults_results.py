@@ -110,6 +110,7 @@ def test_c9_results_that_vanish_from_our_disk_while_they_are_read_are_fetched_ag
         assert not w.incidents(job)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("percent", [30, 100])
 def test_c9_ids_that_stay_away_are_sent_again_and_no_others(
     provider: str, percent: int, tmp_path: Path
@@ -179,6 +180,7 @@ def test_c9_ids_that_never_come_end_as_failures(provider: str, tmp_path: Path) -
         assert job.status().failed == 4  # and every item is accounted for
 
 
+@pytest.mark.full
 def test_c10_lines_nobody_asked_for_and_lines_of_another_job_are_delivered_to_nobody(
     provider: str, tmp_path: Path
 ) -> None:
@@ -221,6 +223,7 @@ def test_c11_of_two_answers_under_one_id_the_first_counts(provider: str, tmp_pat
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
+@pytest.mark.full
 def test_c12_a_broken_line_hurts_no_other(provider: str, tmp_path: Path) -> None:
     """Cut, or garbage, at the begin, in the middle and at the end."""
     torn = {0, 7, 8, 39}
@@ -283,6 +286,7 @@ def test_c13_lines_are_believed_and_counts_are_not(provider: str, tmp_path: Path
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
+@pytest.mark.full
 def test_c13_no_count_is_too_absurd_to_go_on(provider: str, tmp_path: Path) -> None:
     names, said = {"request_counts", "batchStats"}, itertools.cycle([0, -5, 10**12, "many", None])
 

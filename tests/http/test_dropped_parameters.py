@@ -76,6 +76,7 @@ def test_a_job_that_another_process_collected_says_it_as_well(
     assert caplog.messages == ["parameter seed is left out: Anthropic's API knows no seed"] * 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", ["individual", "batch"])
 def test_a_run_says_it_once_and_in_each_row(
     strategy: str, claude: SmallClaude, capfd: pytest.CaptureFixture[str]

@@ -153,6 +153,7 @@ def test_vectors_are_a_list_where_one_is_missing(client: BatchingClient) -> None
     assert [vector is None for vector in vectors] == [False, True, False]
 
 
+@pytest.mark.full
 def test_requests_for_vectors_are_stored_as_a_run_by_the_batch_api(emu: Emulator, tmp_path: Path) -> None:
     """By a plan that was made for them; a job of vectors, not of texts."""
     texts = [f"text {number}" for number in range(12)]

@@ -57,6 +57,7 @@ def all_until_one_fails(w: World, results: Iterator[Result]) -> tuple[list[Resul
     return seen, raised.value
 
 
+@pytest.mark.full
 @each_way
 @each_provider
 def test_a_list_by_batch_makes_objects_of_each_requests_own_class(

@@ -47,6 +47,7 @@ def check(result: Result) -> None:
     assert result.finish_reason == "stop"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("strategy", ["individual", "batch", "hybrid"])
 def test_a_list_keeps_the_text(strategy: str, claude: SmallClaude) -> None:
     with BatchingClient(MODEL, schema=SCHEMA) as client:

@@ -16,6 +16,7 @@ from smartbatch.providers.batch_api import Line, LineOutcome, RemoteBatch, Remot
 from smartbatch.types import Kind
 
 
+@pytest.mark.full
 def test_a_request_without_a_line_next_to_one_that_was_not_run_is_waited_for(
     client_of: Callable[..., BatchingClient],
     clock: VirtualClock,

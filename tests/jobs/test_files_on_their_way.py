@@ -65,6 +65,7 @@ def test_each_owner_of_a_job_writes_into_files_of_its_own(
     assert [name.partition(".")[2] for name in written] == ["in.1.part", "out0.2.part"]
 
 
+@pytest.mark.full
 @pytest.mark.catches("StoreError")
 @pytest.mark.parametrize("what", ["in", "out0"])
 def test_a_full_disk_is_told_and_waited_out(

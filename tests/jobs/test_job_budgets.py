@@ -175,6 +175,7 @@ def test_a_create_that_may_have_arrived_is_not_paid_for_from_the_same_money(tmp_
         assert w.incidents(job) == {"double_submission": 1}
 
 
+@pytest.mark.full
 def test_a_request_whose_asking_nobody_saw_the_end_of_stays_paid_for(tmp_path: Path) -> None:
     """A process is killed with ten requests under way; what they may cost is kept from the next one."""
     alone = 2 * MOST

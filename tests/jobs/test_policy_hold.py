@@ -149,6 +149,7 @@ def test_each_way_to_wait_for_a_held_job_tells_it(
     assert [event.job_id for event in events if isinstance(event, JobHeld)] == [job.id]
 
 
+@pytest.mark.full
 def test_a_job_that_is_held_once_more_is_told_once_more(
     client_of: ClientOf, clock: VirtualClock, tmp_path: Path, events: list[Event]
 ) -> None:

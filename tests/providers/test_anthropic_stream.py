@@ -60,6 +60,7 @@ def test_an_orderly_end_without_message_stop_is_an_error(serve, cut):
     assert found.provider_request_id == "req_s"
 
 
+@pytest.mark.full
 def test_pings_do_not_prolong_a_stall(serve):
     """Keep-alive messages do not extend a time limit."""
 

@@ -199,6 +199,7 @@ def test_cancelling_what_has_ended_is_a_success_and_what_runs_is_not(api, side):
 # time, size, truth
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("script", [hangs, trickles], ids=["silent", "trickle"])
 @pytest.mark.parametrize("what", sampled(["get", "page", "cancel", "download"]))
 def test_every_call_ends_at_its_deadline(api, side, script, what):

@@ -96,6 +96,7 @@ def test_a_success_that_cannot_be_read_leaves_it_open(api, side, tmp_path, body)
     assert len(server.requests) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "kind"),
     [

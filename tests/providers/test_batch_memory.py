@@ -110,6 +110,7 @@ def test_an_inline_create_of_a_hundred_megabytes_is_read_from_disk_as_it_goes(la
     assert sink.sizes == [SIZE + api.overhead(1) - 1]
 
 
+@pytest.mark.full
 def test_an_upload_of_a_hundred_megabytes_is_read_as_it_is_sent(large):
     """Gemini's, in one step after its announcement."""
 

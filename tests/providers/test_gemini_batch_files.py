@@ -115,6 +115,7 @@ def test_an_upload_that_breaks_off_fails_and_is_not_repeated(api, tmp_path, stat
     assert len(server.requests) == 2
 
 
+@pytest.mark.full
 def test_an_upload_ends_at_its_total_deadline(api, tmp_path):
     """Both calls together."""
     path = tmp_path / "in"

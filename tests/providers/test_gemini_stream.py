@@ -128,6 +128,7 @@ def test_a_refusal_comes_before_the_stream(serve, connect_gemini, script, kind, 
     assert not caught.value.maybe_billed
 
 
+@pytest.mark.full
 def test_a_server_that_hangs_before_the_head_is_a_time_out(serve, connect_gemini):
     """The same deadline holds for the beginning."""
     with pytest.raises(ProviderError) as caught:

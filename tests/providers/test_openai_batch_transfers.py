@@ -76,6 +76,7 @@ def test_every_call_ends_at_its_deadline(api, script, tls, monkeypatch):
         assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.TIMEOUT, "deadline", True)
 
 
+@pytest.mark.full
 def test_a_server_that_does_not_read_ends_an_upload_at_its_deadline(tmp_path):
     """The request is stuck half-way, in the system's buffers."""
     source = tmp_path / "lines"
@@ -89,6 +90,7 @@ def test_a_server_that_does_not_read_ends_an_upload_at_its_deadline(tmp_path):
     assert (found.kind, found.maybe_billed) == (ErrorKind.TIMEOUT, True)
 
 
+@pytest.mark.full
 def test_a_list_of_many_pages_has_one_deadline(api):
     """Each page is quick, all of them are not."""
     numbers = iter(range(10**6))

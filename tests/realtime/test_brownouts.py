@@ -91,6 +91,7 @@ def test_a_row_that_alone_keeps_failing_ends_after_its_tries(
     assert clock.now() <= 200 / 4 * LATENCY + 5.0
 
 
+@pytest.mark.full
 def test_what_may_have_been_billed_is_not_sent_dozens_of_times(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_stop_waits_until_the_last_observer_has_heard(client_of: ClientOf) -> 
     assert engine.queue.wait_idle(0.0) is True
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("heard", [RequestFinished, ClientStopped])
 def test_an_observer_that_never_returns_does_not_hold_a_stop(client_of: ClientOf, heard: type) -> None:
     """It is told of the request that the stop fails, or of the stop itself."""

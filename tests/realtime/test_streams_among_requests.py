@@ -74,6 +74,7 @@ def test_events_of_a_stream_are_those_of_any_call(clock: VirtualClock, client_of
     assert client.metrics.snapshot().succeeded == 1
 
 
+@pytest.mark.full
 def test_a_hundred_streams_from_twenty_threads(clock: VirtualClock, client_of: ClientOf) -> None:
     """Each reader gets its own answer, and all of it."""
     speaker = Speaker(

@@ -111,6 +111,7 @@ def test_time_also_ends_between_two_tries(clock: VirtualClock, client_of: Client
     assert ended == [3.0]
 
 
+@pytest.mark.full
 def test_a_thousand_time_outs_are_kept_at_once(clock: VirtualClock, client_of: ClientOf) -> None:
     """Each waiting request fails at its own moment, whatever the order they came in."""
     provider = Scripted(clock, latency=10_000.0)

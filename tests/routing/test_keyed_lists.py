@@ -196,6 +196,7 @@ def test_failed_requests_fail_as_without_a_key(
         assert [result.ok for result in results] == [True, False, True]
 
 
+@pytest.mark.full
 def test_many_threads_of_one_process_read_one_list(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_long_text_takes_no_more_steps_than_its_kinds_of_places_need() -> None
     assert not LinearPattern(r"\d{2}").found_in(text)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("largest", ["a{10000}", "(?:ab?){3333}a", "(?:ab|cd){2000}"])
 def test_a_pattern_is_written_out_up_to_ten_thousand_states(largest: str) -> None:
     LinearPattern(largest)

@@ -50,6 +50,7 @@ def risen(back_end: BackEnd, before: dict[str, float]) -> dict[str, float]:
     return {name: value - before.get(name, 0.0) for name, value in sums.items() if value != before.get(name)}
 
 
+@pytest.mark.full
 def test_the_sums_of_all_are_what_each_tells(back_end: BackEnd) -> None:
     """Each tells what it counted since its beginning; a record that comes twice counts once."""
     before = back_end.published().sums
