@@ -199,6 +199,7 @@ class RunningState:
         )
         self._callbacks = callbacks = CallbackThread(clock, callback_raised, hooks.run_callback)
         self.summaries = SummaryLog(clock, store, part=secrets.randbelow(2**32))
+        warnings = UserWarnings(bus)
         self.service = JobService(
             config,
             clock,
@@ -219,7 +220,7 @@ class RunningState:
                 calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
                 outer_budget=budget.next_to,
                 save=self.summaries.save,
-                tell_dropped=UserWarnings(bus).dropped,
+                tell_dropped=warnings.dropped,
                 exchange_enqueued=_enqueued(settings),
             ),
         )

@@ -168,16 +168,25 @@ def test_a_run_over_the_cluster_that_is_interrupted_goes_on(scheduler: Any, tmp_
     )
 
 
+def told_run(server: Emulator, scheduler: Any, folder: Path) -> tuple[list[str], list[str]]:
+    """400 rows, and the command line of a run of them that says how it goes."""
+    rows = [f"question {n}" for n in range(400)]
+    (folder / "questions.txt").write_text("\n".join(rows))
+    line = [word for word in run_line(server, scheduler, folder) if word != "--quiet"]
+    return rows, [*line, "--parallelism", "4"]
+
+
+def written_answers(folder: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in (folder / "answers.jsonl").read_text().splitlines()]
+
+
 @pytest.mark.full
 def test_a_run_over_the_cluster_that_is_killed_goes_on_and_counts_each_row_once(
     scheduler: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its workers go on with what they have; the same line again reads it, and asks nothing twice."""
-    rows = [f"question {n}" for n in range(400)]
-    (tmp_path / "questions.txt").write_text("\n".join(rows))
     with emulator(latency=0.1) as server:
-        line = [word for word in run_line(server, scheduler, tmp_path) if word != "--quiet"]
-        line += ["--parallelism", "4"]
+        rows, line = told_run(server, scheduler, tmp_path)
         with subprocess.Popen([sys.executable, "-m", "smartbatch", *line], stderr=subprocess.PIPE) as process:
             until(lambda: server.ledger.received >= 120)
             process.kill()
@@ -185,8 +194,7 @@ def test_a_run_over_the_cluster_that_is_killed_goes_on_and_counts_each_row_once(
         assert server.ledger.received == 400
     counts = re.findall(r"([\d,]+)/400", capsys.readouterr().err)
     assert max(int(count) for count in counts) == 400
-    answers = [json.loads(line)["text"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    assert answers == expected(rows)
+    assert written_answers(tmp_path) == expected(rows)
 
 
 @pytest.mark.full
@@ -194,10 +202,8 @@ def test_a_run_says_what_may_be_paid_twice_as_a_worker_was_killed(
     scheduler: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The store keeps nothing of the run, so it is printed."""
-    rows = [f"question {n}" for n in range(400)]
-    (tmp_path / "questions.txt").write_text("\n".join(rows))
     with emulator(latency=0.1) as server:
-        line = [word for word in run_line(server, scheduler, tmp_path) if word != "--quiet"]
+        rows, line = told_run(server, scheduler, tmp_path)
 
         def kill() -> None:
             until(lambda: server.ledger.received >= 120)
@@ -205,13 +211,12 @@ def test_a_run_says_what_may_be_paid_twice_as_a_worker_was_killed(
 
         killing = threading.Thread(target=kill)
         killing.start()
-        assert main([*line, "--parallelism", "4"]) == 0
+        assert main(line) == 0
         killing.join()
         twice = server.ledger.received - 400
     said = re.findall(r"Requests may be paid twice: ([\d,]+) requests", capsys.readouterr().err)
     assert 0 < twice <= sum(int(count) for count in said)
-    answers = [json.loads(line)["text"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    assert answers == expected(rows)
+    assert written_answers(tmp_path) == expected(rows)
 
 
 @pytest.mark.full

@@ -108,7 +108,8 @@ class BudgetLease:
         What is not reserved goes back when nothing was spent lately, and when it is too little for a call
         that asked in vain: else several clients would each hold a part of what one of them needs. Whether an
         exchange was made whose answer was lost, the totals of the next one tell. A client that spends nothing
-        any more tells no limit: the tightest holds, and others may have been told a higher one since.
+        any more tells no limit, as the tightest holds and others may have been told a higher one since, and
+        wants nothing, so that it is given nothing beyond its own.
         """
         held, reserved = self._held(), self._reserved()
         spent = max(0.0, self._held_then - held)
@@ -126,12 +127,12 @@ class BudgetLease:
         free = kept - reserved
         least = max(0.0, self._lacking - free)
         ahead = _AHEAD * self._demand - free
-        wanted = least if returned or ahead * _NANO < 1.0 else max(least, ahead)
+        is_idle = self.grant is not None and not self._lacking and kept == 0.0
+        wanted = least if returned or is_idle or ahead * _NANO < 1.0 else max(least, ahead)
         if self._lacking and self._lacking_since == -math.inf:
             self._lacking_since = now
         self._asked_at = now
         self._number += 1
-        is_idle = self.grant is not None and not self._lacking and kept == 0.0
         return LeaseAsk(
             member=self._member,
             caps=first(0.0 if is_idle else self._limit),

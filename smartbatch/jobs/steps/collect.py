@@ -153,8 +153,8 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
     measures = step.store.shards.measures(shard.id)
     for line in read_lines(step, shard, paths, odd):
         answer = line.line.answer
-        if answer is not None and answer.usage is not None:
-            measure = measures[line.position]
+        measure = measures.get(line.position)
+        if measure is not None and answer is not None and answer.usage is not None:
             check.observe(measure.tokens, answer.usage.input_tokens, measure.bytes)
     reader = ResultReader(step, check, shard.submitted_at)
     _tell_odd_lines(step, shard, odd, reader)
