@@ -110,6 +110,7 @@ def test_errors_and_spending_are_shown_without_a_store(
     assert "No request has failed" in text_of(visitor.get("/errors"), "kinds")
     for prompt in ("a", "b", "b"):
         client.submit(prompt, deduplicate=False).exception(10)
+    client.stop()  # a future is done before the observers are told
     told = text_of(visitor.get("/errors"), "errors")
     assert re.search(r"client_error no <b>such</b> model # 2 \d{4}-", told), told
     assert "Spending by hour" in text_of(visitor.get("/"), "money")

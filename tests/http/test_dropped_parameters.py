@@ -36,7 +36,7 @@ def test_each_result_says_it_and_the_log_says_it_once(
             assert {tuple(name for name, _ in result.dropped) for result in results} == {
                 ("temperature", "seed")
             }
-        assert client.metrics.snapshot().parameters_dropped == 2 * 2 * len(PROMPTS)
+    assert client.metrics.snapshot().parameters_dropped == 2 * 2 * len(PROMPTS)
     assert all("temperature" not in body and "seed" not in body for body in claude.asked)
     warnings = [record for record in caplog.records if record.name == "smartbatch"]
     assert [record.levelno for record in warnings] == [logging.WARNING] * 2

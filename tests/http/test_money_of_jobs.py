@@ -115,6 +115,7 @@ def balanced(client: BatchingClient) -> bool:
 def test_a_client_counts_what_its_jobs_did_and_cost_by_route(client: BatchingClient) -> None:
     client.generate(["alone", "refuse alone"], strategy="individual")
     client.submit_batch(["one", "refuse this", "two"]).wait()
+    client.stop()  # a future is done before the observers are told
     figures = client.metrics.snapshot()
     assert balanced(client)
     assert (figures.submitted, figures.succeeded, figures.failed) == (5, 3, 2)
@@ -138,6 +139,7 @@ def test_a_client_counts_what_its_jobs_did_and_cost_by_route(client: BatchingCli
 
 def test_requests_of_a_job_in_real_time_count_once(client: BatchingClient) -> None:
     results = client.submit_and_wait(["one", "two"])
+    client.stop()  # a future is done before the observers are told
     figures = client.metrics.snapshot()
     assert balanced(client)
     assert (figures.submitted, figures.succeeded) == (2, 2)
@@ -266,6 +268,7 @@ def test_equal_rows_of_a_job_are_paid_once(claude: SmallClaude, client: Batching
     assert sum(result.cost or 0.0 for result in results) == pytest.approx(client.spent)
     assert client.spent == pytest.approx(2 * ALONE if few else ALONE)
     assert (results[5].error is not results[3].error, str(results[5].error)) == (True, str(results[3].error))
+    client.stop()  # a future is done before the observers are told
     figures = client.metrics.snapshot()
     assert balanced(client)
     assert (figures.submitted, figures.succeeded, figures.failed, figures.deduplicated) == (6, 4, 2, 3)

@@ -37,6 +37,7 @@ def test_closing_before_the_start_sends_nothing(clock: VirtualClock, client_of: 
     assert isinstance(error, RequestCancelled)
     assert isinstance(waiting.result.error, RequestCancelled)
     assert speaker.prompts == ["first"]
+    client.stop()  # a stream ends before the observers are told
     ended = [event for event in events if isinstance(event, RequestFinished)]
     assert [event.cancelled for event in ended] == [True, False]
     assert balanced(client)
