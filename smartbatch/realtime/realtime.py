@@ -115,6 +115,7 @@ class Realtime:
         self._starting = threading.Lock()
         self.engine: RealtimeEngine | None = None
         self._stopping: RealtimeEngine | None = None
+        self._counts = RequestCounts()  # of the engine that stopped last
         self._controls = ModelControls()
         self._told_at: SharedLeases | None = None  # where others can see how it stands
         self._is_stopped = False
@@ -387,6 +388,7 @@ class Realtime:
         try:
             failed = engine.stop(timeout, reason=reason, release=self.close_providers)
         finally:
+            self._counts = engine.counts()
             if self._stopping is engine:
                 self._stopping = None
             engine.detach()
@@ -469,9 +471,9 @@ class Realtime:
 
     @property
     def counts(self) -> RequestCounts:
-        """Requests by where they are, since the last start; always balanced."""
-        engine = self.engine
-        return RequestCounts() if engine is None else engine.counts()
+        """Requests by where they are, since the last start, also after the stop; always balanced."""
+        engine = self.engine or self._stopping
+        return evolve(self._counts) if engine is None else engine.counts()
 
     @property
     def state(self) -> str:

@@ -154,6 +154,16 @@ def test_a_stopped_client_may_be_started_again(clock: VirtualClock, client_of: C
     assert (provider.opened, provider.closed) == (3, 3)
 
 
+def test_the_counts_outlive_the_stop_until_the_next_start(clock: VirtualClock, client_of: ClientOf) -> None:
+    client = client_of(Scripted(clock))
+    for prompts in (3, 2):
+        client.start()
+        futures = [client.submit(f"p{number}") for number in range(prompts)]
+        client.stop()
+        assert all(future.result().ok for future in futures)
+        assert (client.counts.submitted, client.counts.succeeded) == (prompts, prompts)
+
+
 def test_starting_and_stopping_twice_is_fine(clock: VirtualClock, client_of: ClientOf) -> None:
     """The second time does nothing."""
     provider = Scripted(clock)
