@@ -115,9 +115,16 @@ def test_what_runs_callbacks_is_around_all_of_them(tmp_path: Path) -> None:
         return evolve(result, text=result.text.upper())
 
     store = str(tmp_path / "jobs.db")
-    with BatchingClient(lambda *_: "fine", post_process=shout, run_callback=run, store=store) as client:
+    added = threading.Event()  # what is added to a future that is done is called by who adds it
+
+    def answer(*_: object) -> str:
+        assert added.wait(PATIENCE)
+        return "fine"
+
+    with BatchingClient(answer, post_process=shout, run_callback=run, store=store) as client:
         future = client.submit("a")
         future.add_done_callback(lambda _: note("callback"))
+        added.set()
         assert future.result().text == "FINE"
         job = client.submit_batch(["b"], batch_fallback="individual")
         job.on_progress(lambda _: note("on_progress"))

@@ -262,15 +262,16 @@ def test_halves_of_a_spoilt_call_are_no_further_tries_after_a_cancelled_stop(
     class Spoilt(Scripted):
         def generate_many(self, requests: Sequence[Request], **details: Any) -> Sequence[Answer]:
             super().generate_many(requests, **details)
+            client.cancel_pending()
             raise failure(ErrorKind.CLIENT_ERROR)
 
     provider = Spoilt(clock, max_shared=10)
     client = client_of(provider, parallelism=1)
     with clock.held():
-        futures = submit_all(client, "ab")
-        client.submit_urgent("c")
+        first = client.submit("first")
         provider.wait_for(1)
-        client.cancel_pending()
-    assert all(isinstance(f.exception(PATIENCE), SmartbatchError) for f in futures if not f.cancelled())
+        futures = submit_all(client, "ab")
+    assert first.result(PATIENCE).ok
+    assert all(isinstance(future.exception(PATIENCE), SmartbatchError) for future in futures)
     client.stop()
-    assert len(provider.starts) == 1
+    assert provider.sizes == [1, 2]
