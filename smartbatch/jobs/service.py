@@ -43,7 +43,7 @@ from smartbatch.jobs.status import JobStatus, status_of, time_left
 from smartbatch.jobs.steps.context import JobRuntime, StepLimits
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.stored_result import result_of_row
-from smartbatch.jobs.threads import TimedReads, run_within
+from smartbatch.jobs.threads import TimedReads, run_within, wait_while
 from smartbatch.jobs.told_states import ToldStates
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
@@ -124,6 +124,8 @@ class JobService:
         self._fresh = FreshResults()
         self._attended: set[str] = set()
         self._closed = False
+        self._end = clock.monitor()
+        self._is_ending = False  # under `_end`
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -509,13 +511,26 @@ class JobService:
 
         Each part waits in memory for what threads have under way; the calls of the store that come last are
         made on a thread of their own. In order: answers that came are stored; remote calls under way end; who
-        waits for jobs hears of it; then jobs are given back, and the store is closed.
+        waits for jobs hears of it; then jobs are given back, and the store is closed. A thread that comes
+        while another does this waits for its end: the other still uses the store.
 
         Args:
             until: monotonic seconds.
             save: called before the store is closed, with the calls that may hang.
         """
+        with self._end:
+            wait_while(lambda: self._is_ending, self._end, self.clock, until - self.clock.now())
+            if self._is_ending:
+                return
+            self._is_ending = True
+        try:
+            self._finish(until, save)
+        finally:
+            with self._end:
+                self._is_ending = False
+                self._end.notify_all()
 
+    def _finish(self, until: float, save: Callable[[], object]) -> None:
         def left(reserved: float) -> float:
             return max(0.0, until - reserved - self.clock.now())
 

@@ -461,13 +461,15 @@ class JobSupervisor:
     # -- the end of a job ------------------------------------------------------------------------------------
 
     def _drop(self, lease: JobLease) -> None:
-        """Forget a job that is finished, or owned by another process."""
+        """Forget a job that is finished, or owned by another process; a stop that was faster releases it."""
         with self._monitor:
             owned = self._owned.get(lease.job_id)
-            if owned is not None and owned.lease == lease:
+            is_ours = owned is not None and owned.lease == lease
+            if is_ours:
                 del self._owned[lease.job_id]
         self.realtime.forget(lease.job_id)
-        self._release(lease)
+        if is_ours:
+            self._release(lease)
         self._changed(lease.job_id)
 
     def _release(self, lease: JobLease) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from inside import inside
 from jobs.remote import LONG, Remote
+from realtime.scenes import InTime, eventually
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
@@ -37,6 +38,21 @@ def test_the_steps_of_a_job_leave_the_garbage_collector_alone(
     monkeypatch.setattr(gc, "disable", lambda: pauses.append(None))
     list(client.submit_batch(["c", "d"]).results(timeout=LONG))
     assert pauses == []
+
+
+def test_of_two_stops_neither_closes_the_store_while_the_other_needs_it(
+    client: BatchingClient, remote: Remote, clock: VirtualClock
+) -> None:
+    """Both wait for a step under way; then the job is given back."""
+    assert remote.api is not None
+    remote.api.slow = 20.0
+    with clock.held():
+        job = client.submit_batch(["a", "b"])
+        eventually(lambda: "upload" in remote.api.calls)
+        stops = [InTime(clock, client.stop) for _ in range(2)]
+    for stop in stops:
+        stop.result()
+    assert client.job(job.id).is_unowned()
 
 
 # -- what is accepted ----------------------------------------------------------------------------------------
