@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from attrs import asdict
 
 from smartbatch.jobs.records import ItemSize, NewResult
-from smartbatch.jobs.steps.collect import ResultTotals
+from smartbatch.jobs.steps.collect import PEEK, ResultTotals, nonces_in
 from smartbatch.jobs.steps.context import StepContext, StepLimits
 from smartbatch.jobs.steps.result_lines import OddLines, ends_in_a_line, nonces_of, pages_of, read_lines
 from smartbatch.jobs.store.rows import fitting
@@ -77,6 +78,27 @@ def test_whose_lines_are_is_told_by_their_ids() -> None:
     assert nonces_of(STEP, [IDS[0] + b"\n", wire_id(OTHER, 1).encode() + b"\n x\n"]) == {NONCE, OTHER}
     assert nonces_of(STEP, [b"mine\n"]) == {None}
     assert nonces_of(STEP, [b" x\n"]) == set()
+
+
+@pytest.mark.parametrize("size", [PEEK, PEEK // 2 + 1])
+def test_whose_a_batch_is_needs_a_megabyte_of_each_output(size: int) -> None:
+    """The rest is not asked for, and what is cut off there proves nothing."""
+    asked: list[bytes] = []
+
+    def download(_: object, output: str, __: float) -> Iterator[bytes]:
+        for nonce in {"one": (NONCE, OTHER, "x" * 22), "two": (OTHER, OTHER, NONCE)}[output]:
+            asked.append(f"{output} {nonce[0]}".encode())
+            yield (wire_id(nonce, 1).encode() + b"\n").ljust(size - 1) + b"\n"
+
+    step: Any = SimpleNamespace(
+        job=STEP.job,
+        api=SimpleNamespace(read_line=read, download=download),
+        limits=SimpleNamespace(transfer_timeout=60.0),
+    )
+    batch: Any = SimpleNamespace(outputs=("one", "two"))
+    assert nonces_in(step, SHARD, batch) == {NONCE, OTHER}
+    pieces = -(-PEEK // size)
+    assert asked == [b"one n", b"one o"][:pieces] + [b"two o", b"two o"][:pieces]
 
 
 @pytest.mark.parametrize(

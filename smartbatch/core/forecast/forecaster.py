@@ -392,9 +392,9 @@ class Forecaster:
             return usual, largest
         pairs = list(zip(self._kept, weights, strict=True))
         center = sum([weight * one.size for one, weight in pairs]) / whole
-        mean = sum([weight * one.seconds for one, weight in pairs]) / whole
         apart = sum([weight * (one.size - center) ** 2 for one, weight in pairs])
-        along = sum([weight * (one.size - center) * (one.seconds - mean) for one, weight in pairs])
+        # the distances from the center add up to 0, so those of the seconds from their mean give the same sum
+        along = sum([weight * (one.size - center) * one.seconds for one, weight in pairs])
         ridge = (spread / STEEP) ** 2
         return min(1.0, max(0.0, (ridge * usual + along) / (ridge + apart))), center
 
