@@ -52,6 +52,10 @@ CREATE TABLE IF NOT EXISTS sums (name TEXT PRIMARY KEY, value REAL NOT NULL) WIT
 """
 
 
+_FACTS = 4
+"""Rows of ``facts``: version, salt, host, and when that was seen."""
+
+
 class SqliteBackEnd(BackEnd):
     """The file.
 
@@ -80,6 +84,23 @@ class SqliteBackEnd(BackEnd):
             raise self._unavailable(error) from None
 
     def _prepared(self, connection: sqlite3.Connection) -> bytes:
+        """Return the salt. A file that is complete is only read, which nobody who writes holds up."""
+        found = _facts_in(connection)
+        if len(found) < _FACTS:
+            found = self._filled(connection)
+        check_version(found["version"], self.place, "file")
+        self._noted_at = float(found["host_seen"])
+        if found["host"] != self._host and self._noted_at > RealClock.wall() - LEFT:
+            raise Incompatible(
+                f"the file {self.place} is used by the machine {found['host']} and this is {self._host}:"
+                " machines cannot share an SQLite file; name a Redis or PostgreSQL server"
+            )
+        if found["host"] != self._host or self._noted_at < RealClock.wall() - LEFT / 4:
+            self._note_host(connection)
+        return bytes.fromhex(found["salt"])
+
+    def _filled(self, connection: sqlite3.Connection) -> dict[str, str]:
+        """Make what is missing of the file; return its facts."""
         [(application,)] = connection.execute("PRAGMA application_id")
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if application != APPLICATION and (application or tables):
@@ -94,15 +115,7 @@ class SqliteBackEnd(BackEnd):
             "host_seen": repr(RealClock.wall()),
         }
         connection.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", facts.items())
-        found = dict(connection.execute("SELECT name, value FROM facts"))
-        check_version(found["version"], self.place, "file")
-        if found["host"] != self._host and float(found["host_seen"]) > RealClock.wall() - LEFT:
-            raise Incompatible(
-                f"the file {self.place} is used by the machine {found['host']} and this is {self._host}:"
-                " machines cannot share an SQLite file; name a Redis or PostgreSQL server"
-            )
-        self._note_host(connection)
-        return bytes.fromhex(found["salt"])
+        return _facts_in(connection)
 
     def _note_host(self, connection: sqlite3.Connection) -> None:
         self._noted_at = RealClock.wall()
@@ -186,3 +199,16 @@ class SqliteBackEnd(BackEnd):
 
     def _connect(self) -> sqlite3.Connection:
         return connect_sqlite(self.place, timeout=TIMEOUT)
+
+
+def _facts_in(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return the facts of a file by name; none of one that is another database, or not made yet."""
+    [(application,)] = connection.execute("PRAGMA application_id")
+    if application != APPLICATION:
+        return {}
+    try:
+        return dict(connection.execute("SELECT name, value FROM facts"))
+    except sqlite3.OperationalError:
+        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
+            raise
+        return {}

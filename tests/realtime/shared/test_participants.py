@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +238,15 @@ def test_a_record_of_a_later_version_is_counted_and_not_read(address: str) -> No
     made.close()
     found = smartbatch.participants(address)
     assert (found.processes, found.unreadable, found.sums) == ((), 1, {"calls": 2.0})
+
+
+def test_a_file_that_somebody_writes_to_is_read_at_once(
+    asked: Participants, address: str, tmp_path: Path
+) -> None:
+    """Who joins a file that is complete writes nothing either, so many may join in the same second."""
+    with closing(sqlite3.connect(tmp_path / "limits.db", isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        assert smartbatch.participants(address).sums == asked.sums
 
 
 def test_no_prompt_is_told(asked: Participants, tmp_path: Path) -> None:
