@@ -150,7 +150,7 @@ def break_even(
 
     def pays(requests: int) -> bool:
         share = requests / load.requests
-        scaled = Load(requests, load.tokens_in * share, load.tokens_out * share)
+        scaled = Load(requests)  # its tokens are in the costs
         priced = [
             evolve(offer, cost=None if offer.cost is None else offer.cost.of(share)) for offer in offers
         ]
