@@ -29,6 +29,7 @@ ROOMS = {
 FULL = (
     "tests/core/",
     "tests/jobs/",
+    "tests/tables/",
     "tests/faults/simulation/test_seeds.py::test_jobs",
     "tests/faults/test_",
     "tests/properties/test_store_machine.py",

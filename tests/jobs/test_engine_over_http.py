@@ -16,6 +16,7 @@ from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.payload import Shared, decode_result, encode_params
 from smartbatch.jobs.records import JobLease, JobRow, JobState, ShardState
+from smartbatch.jobs.steps.context import StepResult
 from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.versioned_records import JobPolicy
@@ -98,6 +99,13 @@ class Bench:
 
     def results(self) -> list[Result]:
         return [decode_result(row.body, request_id=str(row.ix)) for row in self.store.items.results("job-1")]
+
+
+def test_a_job_that_somebody_forgot_has_no_further_step(store: SqlStore, service: Emulator) -> None:
+    bench = Bench(store, service, "openai:gpt-4o-mini", Generation(max_tokens=20))
+    bench.finish()
+    store.jobs.forget("job-1")
+    assert run_step(bench.runtime, bench.lease) == StepResult(None, finished=True)
 
 
 @pytest.mark.parametrize("model", ["openai:gpt-4o-mini", "gemini:gemini-2.5-flash"])

@@ -121,9 +121,9 @@ def test_a_closed_store_has_given_everything_back(bench: Bench) -> None:
     assert found.owner is None
     assert other.leases.claim(job.id, 60)
     assert len(bench.behind("SELECT id FROM owner")) == 1
-    with pytest.raises(StoreError, match="closed"):
+    with pytest.raises(StoreError, match="was closed; open it again"):
         mine.jobs.latest()
-    with pytest.raises(StoreError, match="closed"):
+    with pytest.raises(StoreError, match="was closed; open it again"):
         mine.jobs.accept(bench.job(), [])
 
 

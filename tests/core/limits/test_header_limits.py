@@ -13,6 +13,7 @@ from smartbatch.core.limits.header_limits import (
     Traffic,
     surplus_of,
 )
+from smartbatch.core.limits.shared_record import NO_BOUND
 from smartbatch.types import LimitReport
 
 
@@ -147,3 +148,5 @@ def test_a_limit_without_a_remainder_explains_refusals_of_calls_sent_within_a_se
     assert refused(limits, traffic, later, report) is explained
     assert limits.is_even is not explained
     assert limits.look(later, 0.0, 0.0) > later
+    left = limits.known(later, 1).at_most[0]  # for other processes: the rate alone bounds spaced calls
+    assert (left == NO_BOUND) is not explained
