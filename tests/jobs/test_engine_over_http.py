@@ -16,7 +16,7 @@ from smartbatch.events import Event, ShardChanged
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.payload import Shared, decode_result, encode_params
 from smartbatch.jobs.records import JobLease, JobRow, JobState, ShardState
-from smartbatch.jobs.steps.context import StepResult
+from smartbatch.jobs.steps.context import StepContext, StepResult
 from smartbatch.jobs.steps.runner import run_step
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.versioned_records import JobPolicy
@@ -106,6 +106,20 @@ def test_a_job_that_somebody_forgot_has_no_further_step(store: SqlStore, service
     bench.finish()
     store.jobs.forget("job-1")
     assert run_step(bench.runtime, bench.lease) == StepResult(None, finished=True)
+
+
+@pytest.mark.parametrize(("counted", "tries"), [({}, 0), ({"tried": True}, 1)], ids=["not sent", "sent"])
+def test_a_discarded_batch_is_a_try_of_its_requests_where_they_were_sent(
+    store: SqlStore, service: Emulator, counted: dict[str, bool], tries: int
+) -> None:
+    bench = Bench(store, service, "openai:gpt-4o-mini", Generation(max_tokens=20))
+    bench.until(ShardState.READY)
+    job, api = store.jobs.get("job-1"), bench.provider.batches()
+    assert job is not None
+    assert api is not None
+    step = StepContext(runtime=bench.runtime, api=api, job=job, lease=bench.lease)
+    step.discard(store.shards.of_job("job-1")[0], "a test", **counted)  # type: ignore[arg-type]
+    assert {item.tries for item in store.items.in_state("job-1")} == {tries}
 
 
 @pytest.mark.parametrize("model", ["openai:gpt-4o-mini", "gemini:gemini-2.5-flash"])
