@@ -23,6 +23,10 @@ class BackEndUnavailable(SmartbatchError):
     """The back end of shared limits cannot be reached, or is slow."""
 
 
+class BackEndBusy(BackEndUnavailable):
+    """Others have used it for :data:`TIMEOUT` seconds without a pause: it is there, and nothing was done."""
+
+
 class Incompatible(SmartbatchError):
     """The back end is used by processes of another version, or by another machine, or is of another kind."""
 

@@ -22,13 +22,23 @@ from smartbatch.observe.families import OPERATION_SECONDS, OPERATIONS, key_of
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import EVERY, text_of
 from smartbatch.realtime.shared.addresses import full_address, open_back_end
-from smartbatch.realtime.shared.back_end import BackEnd, BackEndUnavailable, Incompatible, hidden
+from smartbatch.realtime.shared.back_end import (
+    BackEnd,
+    BackEndBusy,
+    BackEndUnavailable,
+    Incompatible,
+    hidden,
+)
 from smartbatch.realtime.shared.publication import Look, Publication
 
 _T = TypeVar("_T")
 
 LEAVE = 0.5
 """Seconds that a client which ends waits until what it leased is given back."""
+
+FIRST = 10.0
+"""Seconds for which a process that has met no other waits for a place that others use without a pause, as
+happens where many begin in one second: how much is safe next to them, it does not know."""
 
 _RETRY, _RETRY_MOST, _RETRY_INCOMPATIBLE = 0.5, 5.0, 60.0
 """Seconds until a back end that was unavailable is tried again, at first and at most, and one that others use
@@ -98,6 +108,7 @@ class _Joined:
     again_at: float = -math.inf
     retry: float = _RETRY
     is_leaving: bool = False
+    has_met: bool = False
 
 
 class SharedLeases:
@@ -234,8 +245,7 @@ class SharedLeases:
             return due
         asked = share.ask(now, leaving=leaves)
         try:
-            joined.key = joined.key or self._hidden(f"{share.scope}\n{share.model}")
-            grant = self._timed("exchange", lambda: self._back_end.exchange(joined.key, asked))
+            grant = self._exchange(joined, asked)
         except SmartbatchError as error:
             self._lose(joined, error)
         except Exception as error:  # nothing may end this thread: requests wait for it
@@ -252,6 +262,20 @@ class SharedLeases:
             return math.inf
         share.wake()
         return max(share.due(self._clock.now()), joined.again_at)
+
+    def _exchange(self, joined: _Joined, asked: LeaseAsk) -> LeaseGrant:
+        """Make an exchange. One that others leave no room for was not made: the first is made again then."""
+        until = self._clock.now() + (0.0 if joined.has_met else FIRST)
+        while True:
+            try:
+                joined.key = joined.key or self._hidden(f"{joined.share.scope}\n{joined.share.model}")
+                grant = self._timed("exchange", lambda: self._back_end.exchange(joined.key, asked))
+            except BackEndBusy:
+                if joined.is_leaving or self._clock.now() >= until:
+                    raise
+            else:
+                joined.has_met = True
+                return grant
 
     @property
     def _is_needed(self) -> bool:

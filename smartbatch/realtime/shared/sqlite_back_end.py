@@ -27,6 +27,7 @@ from smartbatch.realtime.shared.back_end import (
     TIMEOUT,
     VERSION,
     BackEnd,
+    BackEndBusy,
     BackEndUnavailable,
     Incompatible,
     Published,
@@ -192,7 +193,9 @@ class SqliteBackEnd(BackEnd):
 
     def _unavailable(self, error: Exception) -> BackEndUnavailable:
         self._connections.close()  # the file may have been replaced
-        return BackEndUnavailable(f"the file {self.place} cannot be used: {error}")
+        busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+        kind = BackEndBusy if busy else BackEndUnavailable
+        return kind(f"the file {self.place} cannot be used: {error}")
 
     def close(self) -> None:
         self._connections.close()

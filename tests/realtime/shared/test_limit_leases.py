@@ -13,7 +13,7 @@ from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant, SharedRecord, exchange
 from smartbatch.errors import SmartbatchError, StoreError
 from smartbatch.events import Event
-from smartbatch.realtime.shared.back_end import BackEnd, Incompatible, Published
+from smartbatch.realtime.shared.back_end import BackEnd, BackEndBusy, Incompatible, Published
 from smartbatch.realtime.shared.limit_leases import SharedLeases
 
 
@@ -182,6 +182,36 @@ def test_a_back_end_that_refuses_is_tried_again(error: SmartbatchError, after: f
     back_end.leases.leave(share)
     assert not share.adopted.empty()
     assert back_end.prepared_at == [0.0, after]
+
+
+class Crowded(Slow):
+    """A back end that others use without a pause until a time."""
+
+    def __init__(self, share: Once, until: float, clock: VirtualClock) -> None:
+        super().__init__(share)
+        self.leases, self.clock, self.until = SharedLeases(self, clock), clock, until
+        self.rejoined = True
+
+    def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
+        if self.clock.now() < self.until:
+            self.clock.sleep(2.0)
+            raise BackEndBusy("database is locked")
+        return super().exchange(key, ask)
+
+
+@pytest.mark.parametrize(("until", "lost"), [(6.0, False), (8.0, False), (12.0, True)])
+def test_a_place_that_many_join_at_once_is_waited_for_at_first(until: float, lost: bool) -> None:
+    """For ten seconds: a process that has met no other does not know what is safe next to them."""
+    clock, share = VirtualClock(), Waiting()
+    back_end = Crowded(share, until, clock)
+    back_end.leases.join(share)
+    clock.sleep(30.0)
+    assert share.adopted.get(timeout=10.0)
+    assert share.lost.empty() is not lost
+    back_end.until = math.inf  # it has met others: now it is lost at once
+    back_end.leases.leave(share)
+    clock.sleep(30.0)
+    assert not share.lost.empty()
 
 
 def test_a_share_says_that_no_thread_can_be_had_and_may_join_later(monkeypatch: pytest.MonkeyPatch) -> None:
