@@ -211,7 +211,7 @@ class TextStream(Iterator[str], Generic[T]):
             SmartbatchError: it is still being read.
         """
         self._check_process()
-        if not self._box.over:
+        if not (self._box.over or self._left):  # who left its loop has it closed on another thread
             raise SmartbatchError(
                 "the answer is still being made: read the stream to its end, or close it",
                 request_id=self.request_id,

@@ -6,11 +6,12 @@ import gc
 import signal
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from inside import is_read
-from scenes import Aside, eventually, limited
+from scenes import PATIENCE, Aside, eventually, limited
 from scripted_streams import ClientOf, Speaker, balanced, begun, read, read_error
 
 from smartbatch import Interrupted, TextStream
@@ -18,7 +19,9 @@ from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import RequestCancelled
 from smartbatch.events import Event, RequestFinished
-from smartbatch.types import Request, Usage
+from smartbatch.realtime import text_stream
+from smartbatch.realtime.text_stream import ChunkBox
+from smartbatch.types import Request, Result, Usage
 
 
 def test_closing_before_the_start_sends_nothing(clock: VirtualClock, client_of: ClientOf) -> None:
@@ -133,6 +136,34 @@ def test_a_stream_that_was_left_stays_closed(clock: VirtualClock, client_of: Cli
     assert stream.result.ok
     with pytest.raises(RequestCancelled):
         next(stream)
+
+
+def test_who_leaves_a_loop_may_ask_for_the_result_at_once(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is waited for: the stream is closed on another thread, which may be late."""
+    asked, wait = threading.Event(), ChunkBox.wait
+
+    class Late(threading.Thread):
+        def run(self) -> None:
+            assert asked.wait(PATIENCE)
+            super().run()
+
+    def awaited(box: ChunkBox) -> Result:
+        asked.set()
+        return wait(box)
+
+    monkeypatch.setattr(ChunkBox, "wait", awaited)
+    monkeypatch.setattr(text_stream, "threading", SimpleNamespace(Thread=Late))
+    client = client_of(Speaker(clock, lambda *_: ["be", 1000.0, "late"]))
+
+    def left() -> Result:
+        stream = client.stream("long")
+        leaves_by_break(stream)
+        return stream.result
+
+    with clock.held():
+        assert isinstance(Aside(left).result().error, RequestCancelled)
 
 
 @pytest.mark.full
