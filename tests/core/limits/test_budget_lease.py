@@ -35,6 +35,15 @@ def spender(name: str, limit: float = LIMIT) -> Spender:
     return Spender(budget, budget.share(limit, name, lambda: None))
 
 
+def test_a_budget_that_becomes_shared_has_what_it_holds_reserved() -> None:
+    budget = Budget()
+    reserved = budget.reserve(0.25)
+    budget.share(LIMIT, "one", lambda: None)
+    assert budget.left == 0.0
+    budget.release(reserved)
+    assert budget.left == 0.25
+
+
 def exchanged(record: SharedRecord, one: Spender, now: float, fate: str, *, leaving: bool = False) -> None:
     """Make an exchange, of which the answer is lost, or which is given up before it is made."""
     asked = one.lease.ask(now, leaving=leaving)
