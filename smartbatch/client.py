@@ -553,8 +553,8 @@ class BatchingClient:
 
     @property
     def counts(self) -> RequestCounts:
-        """Requests in real time by where they are, since the client's last start in this process, after its
-        stop; always balanced. Those of batches have a :meth:`Job.status`."""
+        """Requests in real time by where they are, since the client's last start in this process; they stay
+        after its stop, and are always balanced. Those of batches have a :meth:`Job.status`."""
         return self._running.realtime.counts
 
     @property

@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 LEAVE = 0.5
 """Seconds that a client which ends waits until what it leased is given back."""
 
-FIRST = 10.0
+FIRST_WAIT = 10.0
 """Seconds for which a process that has met no other waits for a place that others use without a pause, as
 happens where many begin in one second: how much is safe next to them, it does not know."""
 
@@ -265,7 +265,7 @@ class SharedLeases:
 
     def _exchange(self, joined: _Joined, asked: LeaseAsk) -> LeaseGrant:
         """Make an exchange. One that others leave no room for was not made: the first is made again then."""
-        until = self._clock.now() + (0.0 if joined.has_met else FIRST)
+        until = self._clock.now() + (0.0 if joined.has_met else FIRST_WAIT)
         while True:
             try:
                 joined.key = joined.key or self._hidden(f"{joined.share.scope}\n{joined.share.model}")
