@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack, final
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, final
 
 from attrs import evolve
 
@@ -18,10 +18,8 @@ from smartbatch.core.preparation.preparer import GENERATION, Preprocess
 from smartbatch.errors import StoreError
 from smartbatch.events import Observer
 from smartbatch.interrupted import as_interrupted
-from smartbatch.jobs.job import STATUS_TIMEOUT, Job
-from smartbatch.jobs.job_submission import Fallback, JobOptions, WaitOptions
-from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.status import JobStatus
+from smartbatch.jobs.job_options import STATUS_TIMEOUT, JobOptions, WaitOptions
+from smartbatch.jobs.preconditions import batches_of
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import RealtimeStatus
@@ -59,6 +57,12 @@ from smartbatch.types import (
     Texts,
     call_now,
 )
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.job import Job
+    from smartbatch.jobs.records import JobRow
+    from smartbatch.jobs.status import JobStatus
+    from smartbatch.jobs.versioned_records import Fallback
 
 
 @final
@@ -464,7 +468,7 @@ class BatchingClient:
         options = JobOptions(key, metadata, batch_fallback)
         try:
             row = running.routing.submit_by_count(requests, params, options)
-            return running.jobs.results_of(self._handle(row), wait, began, requests)
+            return running.jobs.submission.results_of(self._handle(row), wait, began, requests)
         except KeyboardInterrupt as error:
             raise as_interrupted(error) from None
 
@@ -474,7 +478,7 @@ class BatchingClient:
         Raises:
             StoreError: the store cannot be used, or has not answered for 30 seconds.
         """
-        service = self._running.service
+        service = self._running.jobs.service
         rows = service.look(lambda: service.store.jobs.latest(limit=limit), STATUS_TIMEOUT, StoreError)
         return [self._handle(row) for row in rows]
 
@@ -487,8 +491,8 @@ class BatchingClient:
         Raises:
             JobNotFound, StoreError: the store has none, or cannot be used.
         """
-        running = self._running
-        return self._handle((running.jobs.adopt if reserve else running.service.find)(id_or_key))
+        jobs = self._running.jobs
+        return self._handle(jobs.submission.adopt(id_or_key) if reserve else jobs.service.find(id_or_key))
 
     def has_batches(self, kind: Literal["generate", "embed"] = "generate") -> bool:
         """Whether requests for texts, or for vectors, may go through the provider's Batch API.
@@ -496,7 +500,7 @@ class BatchingClient:
         Raises:
             ValueError: for another kind.
         """
-        return self._running.jobs.batch_api(Kind(kind)) is not None
+        return batches_of(self.config, self._settings.model, Kind(kind))[0] is not None
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -521,7 +525,7 @@ class BatchingClient:
 
     def stop_jobs(self) -> None:
         """Begin no further call of any job; what is under way goes on. The first half of :meth:`stop`."""
-        self._running.service.halt()
+        self._running.jobs.halt()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -603,4 +607,6 @@ class BatchingClient:
 
     def _handle(self, row: JobRow) -> Job:
         """Return a job's handle, which keeps this client alive: whoever waits needs its threads."""
-        return Job(lambda: self._running.service, row)
+        from smartbatch.jobs.job import Job
+
+        return Job(lambda: self._running.jobs.service, row)

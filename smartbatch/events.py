@@ -13,7 +13,7 @@ from contextvars import Context
 from enum import Enum
 from typing import Any, TypeAlias
 
-from attrs import asdict, field, frozen
+from attrs import asdict, field, fields, frozen
 
 from smartbatch._display import brief, fields_repr
 from smartbatch.errors import snake_case
@@ -23,17 +23,23 @@ Observer: TypeAlias = "Callable[[Event], None]"
 """Anything that takes an event. An exception it raises is logged and has no other effect."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class Event:
-    """Root of all events.
+    """Root of all events, which share its repr, equality and hash: each is made with ``repr=False, eq=False``.
 
     Attributes:
         at: monotonic seconds of the client's clock.
     """
 
-    __repr__ = fields_repr  # of all events, which are therefore made with ``repr=False``
+    __repr__ = fields_repr
 
     at: float
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and _compared(self) == _compared(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), _compared(self)))
 
     @property
     def name(self) -> str:
@@ -46,6 +52,10 @@ class Event:
         return asdict(self, value_serializer=_plain, filter=lambda each, _: each.name not in _LEFT_OUT)
 
 
+def _compared(event: Any) -> tuple[object, ...]:
+    return tuple(getattr(event, each.name) for each in fields(type(event)) if each.eq)
+
+
 def _plain(_event: Any, _field: Any, value: Any) -> Any:
     if isinstance(value, Priority):
         return value.name.lower()
@@ -55,7 +65,7 @@ def _plain(_event: Any, _field: Any, value: Any) -> Any:
 _LEFT_OUT = frozenset({"context", "requests", "message"})
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class RequestEvent(Event):
     """Root of the events that concern one request.
 
@@ -85,7 +95,7 @@ class CalledRequest:
     variables: Context = field(repr=False)
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class RequestSubmitted(RequestEvent):
     priority: Priority
     model: str
@@ -93,7 +103,7 @@ class RequestSubmitted(RequestEvent):
     """True when it joined an identical request in flight and no call of its own follows."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class CallStarted(Event):
     batch_id: str
     model: str
@@ -109,7 +119,7 @@ class CallStarted(Event):
     """Those it is made for and that somebody waits for."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class CallFinished(Event):
     batch_id: str
     model: str
@@ -127,7 +137,7 @@ class CallFinished(Event):
     """As in :class:`CallStarted`."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class RetryScheduled(RequestEvent):
     model: str
     kind: str
@@ -139,7 +149,7 @@ class RetryScheduled(RequestEvent):
     """True when the failed call may have been carried out, so that the retry may be paid a second time."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class RequestFinished(RequestEvent):
     priority: Priority
     model: str
@@ -161,7 +171,7 @@ class RequestFinished(RequestEvent):
     """The error's own text, which may be a provider's: without keys, cut, and no part of :meth:`fields`."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class CooldownStarted(Event):
     scope: str
     model: str
@@ -169,7 +179,7 @@ class CooldownStarted(Event):
     consecutive: int
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class SharedLimitsLost(Event):
     """The place where processes share a limit cannot be used; told once, until it can be again."""
 
@@ -181,7 +191,7 @@ class SharedLimitsLost(Event):
     """Those that shared the limit when it was seen last, this one included; 0 where none was ever seen."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class SharedLimitsRestored(Event):
     """The limit is shared again."""
 
@@ -192,7 +202,7 @@ class SharedLimitsRestored(Event):
     """Since :class:`SharedLimitsLost`."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class LongWait(Event):
     """What is known of the limits lets no call go for more than a minute; once, until that is over."""
 
@@ -201,7 +211,7 @@ class LongWait(Event):
     seconds: float
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class BreakerChanged(Event):
     model: str
     before: str
@@ -211,7 +221,7 @@ class BreakerChanged(Event):
     """Seconds until the next probe may go, where the breaker opened."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class PackingChanged(Event):
     """Packing was suspended for a model, as too many requests had to be sent again; or it was resumed."""
 
@@ -220,7 +230,7 @@ class PackingChanged(Event):
     reason: str
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class FlexChanged(Event):
     """A model's slower tier was suspended, as it refused requests; or it is tried again."""
 
@@ -229,7 +239,7 @@ class FlexChanged(Event):
     reason: str
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class PauseChanged(Event):
     """Somebody paused a model, or ended its pause: this process sends nothing new to it, or does again."""
 
@@ -241,7 +251,7 @@ class PauseChanged(Event):
     """Who paused it; ``None`` where the pause ended."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class LimitChanged(Event):
     """Somebody set limits of a model, or took them back; those of the settings hold where there are none."""
 
@@ -252,7 +262,7 @@ class LimitChanged(Event):
     """Who set them; ``None`` where they were taken back."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class ParameterDropped(RequestEvent):
     """A parameter the provider does not take was left out."""
 
@@ -260,18 +270,18 @@ class ParameterDropped(RequestEvent):
     reason: str
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class ClientStarted(Event):
     workers: int
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class ClientStopped(Event):
     failed: int
     """Requests that had to be failed because the time-out of ``stop`` ended."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class JobAccepted(Event):
     """A job is in the store; from now on it cannot be lost."""
 
@@ -280,7 +290,7 @@ class JobAccepted(Event):
     items: int
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class ShardChanged(Event):
     """A shard of a job, which is one batch at the provider, moved to another state."""
 
@@ -294,7 +304,7 @@ class ShardChanged(Event):
     reason: str = ""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class BatchEnded(Event):
     """A batch of a job has ended at the provider. What it took is learned from at once."""
 
@@ -318,7 +328,7 @@ class BatchEnded(Event):
     """The span of whoever submitted the job, as W3C Trace Context writes it; ``None`` for none."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class JobProgress(Event):
     """The state of a job after a poll or after results were stored."""
 
@@ -334,7 +344,7 @@ class JobProgress(Event):
     realtime_cost: float
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class JobResultsStored(Event):
     """Results of a job were stored by this process: those of one transaction that came by one route."""
 
@@ -356,7 +366,7 @@ class JobResultsStored(Event):
     unpriced: int
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class JobRescued(Event):
     """A batch was taken back so that its requests are answered before the job's deadline."""
 
@@ -370,7 +380,7 @@ class JobRescued(Event):
     """Seconds that all that is not answered needs in real time, with the cancelling."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class JobHeld(Event):
     """A job is held, and a caller of this process waits for it; sent once."""
 
@@ -381,7 +391,7 @@ class JobHeld(Event):
     """What lets it continue."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class JobIncident(Event):
     """Something that should not have happened; it is kept in the store as well."""
 
@@ -392,7 +402,7 @@ class JobIncident(Event):
     money: float | None
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class ClockStepped(Event):
     """The wall clock was set while jobs were carried on; their waits and deadlines go on as they were."""
 
@@ -400,7 +410,7 @@ class ClockStepped(Event):
     """For how many it was set ahead; negative where it was set back."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class CacheUnavailable(Event):
     """The response cache could not be written: answers are not kept for a while. Told once, until one is."""
 
@@ -408,7 +418,7 @@ class CacheUnavailable(Event):
     reason: str
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class StoreUnavailable(Event):
     """Answers of jobs cannot be stored: they are kept in memory, and no job asks anything in real time."""
 
@@ -417,7 +427,7 @@ class StoreUnavailable(Event):
     """Answers that are kept in memory, by now."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class StoreAvailable(Event):
     """The answers that were kept in memory are stored, and jobs go on."""
 
@@ -425,7 +435,7 @@ class StoreAvailable(Event):
     """Since :class:`StoreUnavailable`."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class AnswersLost(Event):
     """The client ended while answers could not be stored: they may be paid for, and are not there."""
 
@@ -437,7 +447,7 @@ class AnswersLost(Event):
     reason: str
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class JobFinished(Event):
     job_id: str
     model: str
@@ -453,7 +463,7 @@ class JobFinished(Event):
     """As in :class:`BatchEnded`."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class RouteChosen(Event):
     """A list, or a job, was given its route."""
 
@@ -473,7 +483,7 @@ class RouteChosen(Event):
     """Every open route: name, p50, p95, expected cost in USD, whether it met the constraints."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class ThresholdMoved(Event):
     """The number of requests from which lists like the latest one go by batch has changed."""
 
@@ -484,7 +494,7 @@ class ThresholdMoved(Event):
     reason: str
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class RouteScored(Event):
     """What a decision really took, with its forecast, and with what the two plain routes would have: their
     seconds by the forecast, their cost by their prices for the tokens that were really used."""
@@ -509,7 +519,7 @@ class RouteScored(Event):
     """Whether the deadline was met; ``None`` without one."""
 
 
-@frozen(kw_only=True, repr=False)
+@frozen(kw_only=True, repr=False, eq=False)
 class ForecastMoved(Event):
     """The forecast of calls or batches changed by more than a quarter.
 

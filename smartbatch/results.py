@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from attrs import evolve
+
 from smartbatch._display import paragraph, short, table
 from smartbatch.errors import AllRequestsFailed
 from smartbatch.tables.answer_columns import answer_columns, as_rows, with_answers
@@ -248,3 +250,9 @@ def _row(result: Result[T]) -> tuple[str, ...]:
         "unknown" if result.cost is None else f"{result.cost:.6f}",
         "" if result.error is None else f"{type(result.error).__name__}: {result.error}",
     )
+
+
+def as_kept(result: Result) -> Result:
+    """Return a result that was stored before it was asked for: free of charge, and without a call."""
+    kept = evolve(result, usage=Usage(), cost=0.0, latency=0.0, queued=0.0, attempts=0)
+    return evolve(kept, route=Route.CACHED) if result.ok else kept

@@ -8,11 +8,13 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from attrs import asdict, evolve, field, frozen
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork, reentered, run_after_collection
+from smartbatch._importing import collector_paused
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.preparer import Preprocess, RequestPreparer
@@ -36,14 +38,8 @@ from smartbatch.events import (
     RetryScheduled,
     ShardChanged,
 )
-from smartbatch.jobs.deferred_jobs import DeferredJobs
-from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
-from smartbatch.jobs.job_budget import ClientBudget
-from smartbatch.jobs.job_submission import JobSubmission, batches_of, check_priced
-from smartbatch.jobs.opened_store import OpenedStore
-from smartbatch.jobs.records import StoredCounts
-from smartbatch.jobs.service import JobService
-from smartbatch.jobs.summary_log import SummaryLog
+from smartbatch.jobs.client_jobs import ClientJobs, JobParts
+from smartbatch.jobs.preconditions import batches_of, check_priced
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus
@@ -69,6 +65,12 @@ from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import Reading
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Generation, Kind
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
+    from smartbatch.jobs.job_budget import ClientBudget
+    from smartbatch.jobs.records import StoredCounts
+    from smartbatch.jobs.summary_log import SummaryLog
 
 STEP_GRACE = 30.0
 """Seconds that a stop without a time of its own waits for remote calls of jobs: cutting a create off means
@@ -139,12 +141,14 @@ class RunningState:
     """The parts of a client in one process: real time, jobs, routing, and what they tell each other.
 
     Making it starts nothing and opens nothing. Parts are built in the order in which they need each other;
-    what a part hears of later ones it hears as events.
+    what a part hears of later ones it hears as events. Those of jobs are built with the first job.
 
     Attributes:
-        jobs: stores jobs.
-        service: carries jobs on.
+        metrics: counts what happens.
+        history: forecasts from what was seen.
+        realtime: answers single requests.
         advisor: chooses routes, and scores the choices.
+        jobs: stores jobs, and carries them on.
         routing: finds lists their routes.
         deferral: has requests wait for the Batch API, where the user allows it.
         durable: has requests stand in the store.
@@ -153,126 +157,137 @@ class RunningState:
 
     def __init__(self, settings: ClientSettings) -> None:
         config, clock, model, hooks = settings.config, settings.clock, settings.model, settings.hooks
+        self._settings = settings
         self._clock = clock
         self._grace = config.exit_grace
         self._carries_store = config.store is not None
-        self._bus = bus = EventBus(settings.observers)
+        self._bus = EventBus(settings.observers)
+        self._warnings = UserWarnings(self._bus)
+        self.jobs = jobs = ClientJobs(self._make_jobs)
         self.metrics = BatchMetrics(
             max_batch_size=config.max_batch_size,
             queue_capacity=config.queue_capacity,
             now=clock.now,
             prepare=partial(_learn, weakref.ref(self)),
         )
-        rng = settings.rng or random.SystemRandom()
-        store = OpenedStore(config.store, wall=clock.wall, rng=rng, counted=self._counted)
-        self.history = history = ForecastHistory(clock, self._forecast_moved, store=store.get)
-        self.realtime = realtime = Realtime(
-            RealtimeSetup(
-                config,
-                clock,
-                settings.rng or random.Random(),
-                tell=bus.tell,
-                report=callback_raised,
-                hooks=hooks,
-                calibration=history.calibration,
-                fallback=settings.fallback,
-                metrics=self.metrics,
-                read_controls=self._read_controls,
-            ),
-            model,
-            settings.preparer,
-        )
-        self._budget = budget = ClientBudget(
-            JobReservations(realtime.budget, realtime.guard_budget, _account(config), realtime.await_budget),
-            store.get,
-        )
+        self.history = ForecastHistory(clock, self._forecast_moved, store=lambda: jobs.service.store)
+        self.realtime = realtime = self._new_realtime()
         self.advisor = advisor = Advisor(
             model,
             config,
             clock=clock,
             prices=PriceBook(config.prices),
-            history=history,
+            history=self.history,
             batches=lambda kind: batches_of(config, model, kind)[0],
             waiting=lambda: realtime.waiting,
             room=lambda: realtime.budget.room,
-            tell=bus.tell,
+            tell=self._bus.tell,
         )
         self._callbacks = callbacks = CallbackThread(clock, callback_raised, hooks.run_callback)
-        self.summaries = SummaryLog(clock, store, part=secrets.randbelow(2**32))
-        warnings = UserWarnings(bus)
-        self.service = JobService(
+        reading = Reading(realtime.admission, realtime.process)
+        self.routing = ListRouter(
             config,
             clock,
-            rng=rng,
-            store=store,
-            dependencies=JobDependencies(
-                providers=(model.provider,),
-                serve=realtime.serve,
-                ask=partial(ask_item, realtime),
-                drop=realtime.drop,
-                control=realtime.control,
-                process=hooks.process,
-                new_future=lambda: stored_future(callbacks),
-                run_callback=hooks.run_callback,
-                tell=bus.tell,
-                report=logs.job_error,
-                speed=advisor.speed,
-                calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
-                outer_budget=budget.next_to,
-                save=self.summaries.save,
-                tell_dropped=warnings.dropped,
-                exchange_enqueued=_enqueued(settings),
-            ),
+            model=model,
+            fallback=settings.fallback,
+            preparer=settings.preparer,
+            realtime=realtime,
+            jobs=jobs,
+            advisor=advisor,
+            keyed=KeyedLists(settings.preparer, jobs, reading),
         )
-        self.jobs = JobSubmission(
+        parts = SingleRequestParts(settings.preparer, realtime, jobs, callbacks, reading)
+        self.deferral = Deferral(config, clock, parts, model, self.routing)
+        self.durable = DurableRequests(clock, parts)
+        self.submit = self.deferral.submit if config.deferrable == "batch" else realtime.submit
+        self._subscribe()
+        on_fork(self)
+        on_exit(self)
+
+    def _new_realtime(self) -> Realtime:
+        settings, rng = self._settings, self._settings.rng or random.Random()
+        setup = RealtimeSetup(
+            settings.config,
+            settings.clock,
+            rng,
+            tell=self._bus.tell,
+            report=callback_raised,
+            hooks=settings.hooks,
+            calibration=self.history.calibration,
+            fallback=settings.fallback,
+            metrics=self.metrics,
+            read_controls=self._read_controls,
+        )
+        return Realtime(setup, settings.model, settings.preparer)
+
+    def _make_jobs(self) -> JobParts:
+        """Make what carries jobs on, and have it hear of what concerns it."""
+        with collector_paused("smartbatch.jobs.job_submission"):
+            from smartbatch.jobs.deferred_jobs import DeferredJobs
+            from smartbatch.jobs.job_budget import ClientBudget
+            from smartbatch.jobs.job_submission import JobSubmission
+            from smartbatch.jobs.opened_store import OpenedStore
+            from smartbatch.jobs.service import JobService
+            from smartbatch.jobs.summary_log import SummaryLog
+        settings, realtime = self._settings, self.realtime
+        config, clock, model = settings.config, settings.clock, settings.model
+        rng = settings.rng or random.SystemRandom()
+        store = OpenedStore(config.store, wall=clock.wall, rng=rng, counted=self._counted)
+        summaries = SummaryLog(clock, store, part=secrets.randbelow(2**32))
+        budget = ClientBudget(
+            JobReservations(realtime.budget, realtime.guard_budget, _account(config), realtime.await_budget),
+            store.get,
+        )
+        service = JobService(
+            config, clock, rng=rng, store=store, dependencies=self._dependencies(budget, summaries)
+        )
+        submission = JobSubmission(
             config,
             clock,
             model=model,
             fallback_model=settings.fallback,
             preparer=settings.preparer,
-            service=self.service,
+            service=service,
             budget=budget,
-            calibration=history.calibration,
-            deduplicate=config.deduplicate and hooks.shareable,
+            calibration=self.history.calibration,
+            deduplicate=config.deduplicate and settings.hooks.shareable,
         )
-        parts = SingleRequestParts(
-            settings.preparer,
-            realtime,
-            self.jobs,
-            self.service,
-            callbacks,
-            Reading(realtime.admission, realtime.process),
+        self._bus.subscribe(summaries, RequestFinished)
+        self._bus.subscribe(budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
+        return JobParts(service, submission, DeferredJobs(config, model, service), budget, summaries)
+
+    def _dependencies(self, budget: ClientBudget, summaries: SummaryLog) -> JobDependencies:
+        """Return what jobs need of this client."""
+        from smartbatch.jobs.dependencies import JobDependencies
+
+        settings, realtime, history, callbacks = self._settings, self.realtime, self.history, self._callbacks
+        return JobDependencies(
+            providers=(settings.model.provider,),
+            serve=realtime.serve,
+            ask=partial(ask_item, realtime),
+            drop=realtime.drop,
+            control=realtime.control,
+            process=settings.hooks.process,
+            new_future=lambda: stored_future(callbacks),
+            run_callback=settings.hooks.run_callback,
+            tell=self._bus.tell,
+            report=logs.job_error,
+            speed=self.advisor.speed,
+            calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
+            outer_budget=budget.next_to,
+            save=summaries.save,
+            tell_dropped=self._warnings.dropped,
+            exchange_enqueued=_enqueued(settings),
         )
-        self.routing = ListRouter(
-            config,
-            clock,
-            model=model,
-            preparer=settings.preparer,
-            realtime=realtime,
-            jobs=self.jobs,
-            service=self.service,
-            advisor=advisor,
-            keyed=KeyedLists(settings.preparer, self.jobs, self.service, parts.reading),
-            noted=self.summaries.decided,
-        )
-        deferred_jobs = DeferredJobs(config, model, self.service)
-        self.deferral = Deferral(config, clock, parts, self.routing, deferred_jobs)
-        self.durable = DurableRequests(clock, parts, model)
-        self.submit = self.deferral.submit if config.deferrable == "batch" else realtime.submit
-        self._subscribe()
-        on_fork(self)
-        on_exit(self)
 
     def _subscribe(self) -> None:
         """Have the parts hear of what concerns them, in this order."""
         bus = self._bus
         bus.subscribe_to_all(self.metrics)
         bus.subscribe(self.history, CallFinished)
-        bus.subscribe(self.summaries, RequestFinished)
         bus.subscribe(self.advisor.batch_ended, BatchEnded)  # before it is learned from
         bus.subscribe(self.history.batch_ended, BatchEnded)
         bus.subscribe(self.routing.job_finished, JobFinished)
-        bus.subscribe(self._budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
         shown = (CooldownStarted, LongWait, RetryScheduled, BreakerChanged, PauseChanged)
         bus.subscribe(self.routing.displays, *shown)
         bus.subscribe(self._started, ClientStarted)
@@ -281,7 +296,7 @@ class RunningState:
     @property
     def uses_store(self) -> bool:
         """Whether what happens is written into a store now."""
-        return self.summaries.is_stored
+        return self.jobs.uses_store
 
     @property
     def status(self) -> RealtimeStatus:
@@ -291,14 +306,14 @@ class RunningState:
     @property
     def spent(self) -> float:
         """USD of calls in real time and of what jobs cost otherwise, as far as prices are known."""
-        return self.realtime.budget.spent + self._budget.unreserved
+        return self.realtime.budget.spent + self.jobs.unreserved
 
     def start(self) -> None:
         """Start the threads, also after a stop."""
         self.realtime.allow_start()
         self.deferral.open()
         self.durable.open()
-        self.service.open()
+        self.jobs.open()
         self.realtime.start()
 
     def stop_from_anywhere(self, timeout: float | None, *, cancel_waiting: bool) -> None:
@@ -306,7 +321,7 @@ class RunningState:
         client, and in a signal handler that interrupted this library.
         """
         stop = partial(self.stop, timeout, "the client was stopped", cancel_waiting=cancel_waiting)
-        parts = (self.realtime, self.service, self.deferral, self.durable)
+        parts = (self.realtime, self.jobs, self.deferral, self.durable)
         own = any(part.on_own_thread() for part in parts)
         if not own and not reentered():
             stop()
@@ -335,14 +350,14 @@ class RunningState:
 
     def _stop_parts(self, end: float | None, reason: str) -> None:
         """Stop all parts; ``end`` is the monotonic time at which the time for what is pending is over."""
-        self.service.halt()
+        self.jobs.halt()
         try:
             self.realtime.stop(None if end is None else max(0.0, end - self._clock.now()), reason)
         finally:
             until = last = self._clock.now() + STEP_GRACE
             if end is not None:
                 until, last = max(end + LAST_STEP, self._clock.now() + LEAST), end + LAST_WORDS
-            self.service.finish(until, self.history.save)  # with the answers that came meanwhile
+            self.jobs.finish(until, self.history.save)  # with the answers that came meanwhile
             self._callbacks.drain(max(0.0, last - self._clock.now()))
             self._callbacks.close()
             self.realtime.tell_end()
@@ -357,7 +372,7 @@ class RunningState:
         self.realtime.abandon(error)
         self.deferral.abandon(error)
         self.durable.abandon(error)
-        self.service.abandon(error)
+        self.jobs.abandon(error)
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:
         """At the interpreter's end: give what is pending its grace period, fail the rest."""
@@ -366,7 +381,7 @@ class RunningState:
 
     def forgotten(self) -> None:
         """Nobody holds the client any more: finish what is pending and end, on a thread of its own."""
-        if self.realtime.engine is None and not self.service.is_working:
+        if self.realtime.engine is None and not self.jobs.is_working:
             return
         self._clock.spawned()  # as a thread of the client's own would be, whose time this one takes
         self._clock.began()
@@ -385,10 +400,10 @@ class RunningState:
 
     def _read_controls(self) -> None:
         """Hear of pauses and limits before the first request goes, where there is a store to hear from."""
-        if not self._carries_store and not self.service.is_working:
+        if not self._carries_store and not self.jobs.is_working:
             return
         try:
-            self.service.controls.read()
+            self.jobs.service.controls.read()
         except SmartbatchError as error:  # requests in real time do not need it
             logs.job_error(None, error)
 
@@ -399,7 +414,7 @@ class RunningState:
         if not self._carries_store:
             return
         try:
-            self.service.carry_on()
+            self.jobs.service.carry_on()
             self.history.refresh()
         except SmartbatchError as error:  # requests in real time do not need it
             logs.job_error(None, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from smartbatch._clock import Clock
 from smartbatch.client import BatchingClient
@@ -13,15 +13,12 @@ from smartbatch.config import BatchingConfig, Settings, check_names
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.preparation.validation import refuse_for_vectors
 from smartbatch.interrupted import as_interrupted
-from smartbatch.jobs.job import Job
-from smartbatch.jobs.store import resolved_place
 from smartbatch.observe.progress import watched
 from smartbatch.providers.base import Provider
 from smartbatch.realtime.setup import HookParams
 from smartbatch.results import ResultList
 from smartbatch.routing.list_progress import OnProgress
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
-from smartbatch.stored_jobs import StoredJobs
 from smartbatch.types import (
     Deadline,
     Embedding,
@@ -32,6 +29,10 @@ from smartbatch.types import (
     Texts,
     evolve,
 )
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.job import Job
+    from smartbatch.stored_jobs import StoredJobs
 
 __all__ = [
     "EmbeddingScriptParams",
@@ -199,6 +200,9 @@ def paused(*, store: str | None = None) -> list[Pause]:
 
 
 def _stored(store: str | None) -> StoredJobs:
+    from smartbatch.jobs.store import resolved_place  # late: most programs have no job
+    from smartbatch.stored_jobs import StoredJobs
+
     config = BatchingConfig.load(store=store)
     # one that is not named in full is another one after ``os.chdir``
     meant: dict[str, Any] = {"store": resolved_place(config.store)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 
@@ -36,3 +38,14 @@ def test_an_event_as_plain_values_names_enums_in_words() -> None:
 
 def test_the_name_of_an_event_is_its_class_in_snake_case() -> None:
     assert ClientStarted(at=0.0, workers=1).name == "client_started"
+
+
+def test_events_are_equal_when_all_but_the_callers_own_object_is() -> None:
+    def submitted(**changed: Any) -> RequestSubmitted:
+        given: dict[str, Any] = {"at": 1.0, "request_id": "r1", "priority": Priority.HIGH, "model": "sim:m"}
+        return RequestSubmitted(**given | {"joined": False} | changed)
+
+    assert submitted(context="one") == submitted(context="another")
+    assert len({submitted(), submitted(context=1), submitted(at=2.0)}) == 2
+    assert submitted() != submitted(at=2.0)
+    assert ClientStarted(at=0.0, workers=1) != submitted()

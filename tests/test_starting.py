@@ -44,11 +44,9 @@ UNUSED = {
 }
 """Modules of the library that serve other purposes."""
 UNUSED_IN_A_SCRIPT = {
-    "cli",
-    "jobs.supervisor",
-    "jobs.realtime_runner",
-    "jobs.claim_turns",
-    "jobs.steps.runner",
+    *("cli", "stored_jobs"),
+    *("jobs.job", "jobs.records", "jobs.payload", "jobs.job_submission", "jobs.service", "jobs.store"),
+    *("jobs.supervisor", "jobs.realtime_runner", "jobs.claim_turns", "jobs.steps"),
 }
 
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from attrs import define, field, frozen
 
 from smartbatch._html import Child, Html, el, fragment
+from smartbatch.core.routing.measured import Measured
 from smartbatch.dashboard.job_rows import moment_of
 from smartbatch.dashboard.jobs_page import number_of
 from smartbatch.dashboard.page import Page, Query, Section, no_store_yet
 from smartbatch.dashboard.source import Source
 from smartbatch.jobs.store import SqlStore
-from smartbatch.jobs.summary_records import Measured, StoredDecision
+from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.reports import charts, components
 from smartbatch.reports.axes import Axis, seconds, share, usd
 from smartbatch.reports.decision_view import decision_view

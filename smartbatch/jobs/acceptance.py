@@ -26,8 +26,6 @@ _NO_ORDER = (
     "a batch has no order, so it counts only for requests of a job that go in real time; ask what is urgent "
     "with submit()"
 )
-KEY = 512
-"""Letters of a job's key."""
 LABELS = 64
 LABEL = 512
 """Labels of a job, and letters of each: enough for people, too few for content."""
@@ -193,18 +191,3 @@ def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
                 "a label of metadata has a lone surrogate, which UTF-8 cannot carry", field="metadata"
             ) from None
     return labels
-
-
-def checked_key(key: str | None) -> str | None:
-    """Return a job's key.
-
-    Raises:
-        InvalidRequest: it is empty, too long, not printable, or looks like an id.
-    """
-    if key is None:
-        return None
-    if not isinstance(key, str) or not key.strip() or len(key) > KEY or not key.isprintable():
-        raise InvalidRequest(f"key must be a printable text of 1 to {KEY} letters", field="key")
-    if key.startswith("job-"):
-        raise InvalidRequest("key must not begin with job-, as the ids of jobs do", field="key")
-    return key

@@ -16,8 +16,8 @@ from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of
 from smartbatch.errors import InvalidRequest
-from smartbatch.jobs.job_submission import batches_of
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_request
+from smartbatch.jobs.preconditions import batches_of
 from smartbatch.jobs.records import JobRow
 from smartbatch.jobs.service import JobService
 from smartbatch.jobs.store import SqlStore
@@ -147,11 +147,16 @@ class DeferredJobs:
                     awaited.add(place.ix)
         return found
 
-    def add(self, row: JobRow, keys: Sequence[bytes | None]) -> None:
-        """Remember a job that was stored here; ``keys`` are those of its requests, in order."""
+    def add(self, row: JobRow, keys: Sequence[bytes | None]) -> list[Place]:
+        """Remember a job that was stored here, and return where its requests are.
+
+        Args:
+            keys: of its requests, in order.
+        """
         with self._lock:
             self._looked_at.add(row.id)
         self._add(row.id, _Known(dict(enumerate(keys)), set(range(row.total))))
+        return [Place(row.id, ix) for ix in range(len(keys))]
 
     def given(self, place: Place) -> None:
         """The answer of a request was given to who asked. Once all of a job are, the store remembers it.

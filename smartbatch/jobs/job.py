@@ -15,23 +15,22 @@ from smartbatch._settings import seconds_of
 from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.interrupted import Interrupted
 from smartbatch.jobs.act_records import JobSelection, RetriedRows, actor
+from smartbatch.jobs.job_options import STATUS_TIMEOUT
 from smartbatch.jobs.payload import context_of, decode_result, encode_error, item_id
 from smartbatch.jobs.policy_changes import change_budget, change_deadline
 from smartbatch.jobs.records import LEASE, IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.status import JobStatus
-from smartbatch.jobs.stored_result import StoredResult, as_kept
+from smartbatch.jobs.stored_result import StoredResult
 from smartbatch.jobs.watcher import PAGE, SeenChanges, stored_job
 from smartbatch.observe.progress import Progress, new_display
-from smartbatch.results import ResultList
+from smartbatch.results import ResultList, as_kept
 from smartbatch.types import Deadline, Duration, Result, T
 
 if TYPE_CHECKING:
     from smartbatch.jobs.service import JobService
     from smartbatch.reports.report import Report
 
-STATUS_TIMEOUT = 30.0
-"""Seconds that the store has to say how a job stands: it is locked by others for ten at most."""
 LAST_CALLBACKS = 1.0
 """Seconds in which callbacks hear of a job's end before waiting for it returns."""
 SHOWN_WITHIN = 2.0

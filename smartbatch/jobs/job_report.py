@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from smartbatch._version import __version__
+from smartbatch.core.routing.measured import ListDecision
 from smartbatch.errors import StoreError, kind_name
 from smartbatch.jobs.batch_timeline import timeline_rows
 from smartbatch.jobs.error_patterns import pattern_of
@@ -22,7 +23,7 @@ from smartbatch.jobs.records import IncidentRow, JobRow, JobState, ResultRow
 from smartbatch.jobs.status import span
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import FailedRequest
-from smartbatch.jobs.summary_records import ListDecision, StoredDecision
+from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.reports.report_data import ReportData, ReportedJob, ReportIncident
 from smartbatch.reports.sampling import MOST_SAMPLED, EvenSample, FailureGroups, RequestFigures

@@ -14,62 +14,25 @@ from smartbatch._clock import Clock
 from smartbatch._display import fields_repr
 from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.limits.budget_reservations import NewReservation
+from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import ConfigError
-from smartbatch.jobs.acceptance import Items, checked_key, checked_metadata
+from smartbatch.jobs.acceptance import Items, checked_metadata
 from smartbatch.jobs.job import LAST_CALLBACKS, Job, interrupted
 from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
-from smartbatch.jobs.payload import Shared, encode_params
+from smartbatch.jobs.job_options import JobOptions, WaitOptions, checked_key
+from smartbatch.jobs.payload import Shared, as_stored, encode_params
+from smartbatch.jobs.preconditions import batches_of, check_priced
 from smartbatch.jobs.records import JobRow, NamedPlace, NewItem
 from smartbatch.jobs.service import JobService
-from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.versioned_records import Fallback, JobPolicy
 from smartbatch.observe.trace_context import traceparent
-from smartbatch.prices import PriceBook, Processing
-from smartbatch.providers.batch_api import BatchApi
+from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.results import ResultList, ended
 from smartbatch.types import Kind, Prompt, Prompts, Request
-
-__all__ = ["Fallback", "JobOptions", "JobSubmission", "WaitOptions", "batches_of", "check_priced"]
-
-
-@frozen
-class JobOptions:
-    """What a caller gives a job besides its requests.
-
-    Attributes:
-        key: the caller's own name for it; the same requests under the same key are the same job.
-        metadata: labels, as texts by name.
-        fallback: where requests go that a batch has not run; the client's setting when ``None``.
-        carry_on: whether this process carries the job on from the beginning.
-    """
-
-    __repr__ = fields_repr
-
-    key: str | None = None
-    metadata: Mapping[str, str] | None = None
-    fallback: Fallback | None = None
-    carry_on: bool = True
-
-
-@frozen
-class WaitOptions:
-    """How a caller waits for a job.
-
-    Attributes:
-        timeout: seconds; when ``None``, ``batch_timeout``, or until the deadline where that is later.
-        on_progress: called with the status after each change.
-        progress: whether a bar is shown, or lines where there is no terminal; in a notebook when ``None``.
-    """
-
-    __repr__ = fields_repr
-
-    timeout: float | None
-    on_progress: Callable[[JobStatus], object] | None
-    progress: bool | None
 
 
 @frozen
@@ -213,6 +176,11 @@ class JobSubmission:
         places = self._service.accept_named(job, items, list(zip(requests, digests, strict=True)))
         return dict(zip(requests, places, strict=True))
 
+    def digest_of(self, request: Request) -> str:
+        """Return a digest of what is sent for a request, and of who is asked; the same in every process."""
+        plain = request if request.params.schema is None else as_stored(request)
+        return fingerprint(plain, self._model.label, self._model.provider.scope).hex()
+
     def adopt(self, id_or_key: str) -> JobRow:
         """Return a job of an earlier process, and reserve in the client's budget what it can still spend.
 
@@ -248,10 +216,6 @@ class JobSubmission:
         return ended(results, self._clock.now() - began, prompts)
 
     # -- what is possible ------------------------------------------------------------------------------------
-
-    def batch_api(self, kind: Kind) -> BatchApi | None:
-        """Return the Batch API for a kind of request; ``None`` where there is none."""
-        return batches_of(self._config, self._model, kind)[0]
 
     def check_batches(self, kind: Kind, fallback: str | None) -> None:
         """Check that there is a Batch API, or that a job may do without.
@@ -427,43 +391,3 @@ class JobSubmission:
         deadline = None if row is None else row.policy.deadline
         left = 0.0 if deadline is None else deadline - self._service.wall()
         return max(self._config.batch_timeout, left)
-
-
-def batches_of(config: BatchingConfig, model: OpenedModel, kind: Kind) -> tuple[BatchApi | None, str | None]:
-    """Return the Batch API for a kind of request, or ``None`` and why there is none, with what to do."""
-    name = model.provider.name
-    if not config.batch_enabled:
-        return None, "batches are switched off: set batch_enabled"
-    api = model.provider.batches()
-    if api is None:
-        return None, f"{name} has no Batch API: choose another provider"
-    if kind not in api.abilities.kinds:
-        what = "vectors" if kind is Kind.EMBED else "texts"
-        return None, f"{name} has no Batch API for {what}: choose another provider"
-    return api, None
-
-
-def check_priced(
-    config: BatchingConfig,
-    clock: Clock,
-    model: OpenedModel,
-    fallback: OpenedModel | None,
-    *,
-    by_batch: bool = False,
-) -> None:
-    """Check that a budget can be kept, also by the model that takes over.
-
-    Raises:
-        ConfigError: a price is unknown.
-    """
-    if config.allow_unknown_price:
-        return
-    asked: list[tuple[OpenedModel | None, Processing]] = [(model, "standard")]
-    asked += [(model, "batch")] if by_batch else []
-    asked += [(fallback, "standard")]
-    priced = [
-        (one.label, processing)
-        for one, processing in asked
-        if one is not None and one.provider.capabilities.priced
-    ]
-    PriceBook(config.prices).check_known(priced, clock.wall())

@@ -125,7 +125,7 @@ class JobService:
         self._attended: set[str] = set()
         self._closed = False
         self._end = clock.monitor()
-        self._is_ending = False  # under `_end`
+        self._ending = 0  # stops that give jobs back now; under `_end`
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -210,6 +210,11 @@ class JobService:
                 "`smartbatch jobs list` shows those it has, SMARTBATCH_STORE names another store"
             )
         return row
+
+    def is_done(self, job_id: str) -> bool:
+        """Whether the store has all results of a job, or nothing of it any more."""
+        row = self.store.jobs.get(job_id)
+        return row is None or row.state is JobState.DONE
 
     # -- carrying on -----------------------------------------------------------------------------------------
 
@@ -519,15 +524,15 @@ class JobService:
             save: called before the store is closed, with the calls that may hang.
         """
         with self._end:
-            wait_while(lambda: self._is_ending, self._end, self.clock, until - self.clock.now())
-            if self._is_ending:
+            wait_while(lambda: self._ending, self._end, self.clock, until - self.clock.now())
+            if self._ending and self._supervisor is None:
                 return
-            self._is_ending = True
+            self._ending += 1  # what began after the other's stop has a store of its own
         try:
             self._finish(until, save)
         finally:
             with self._end:
-                self._is_ending = False
+                self._ending -= 1
                 self._end.notify_all()
 
     def _finish(self, until: float, save: Callable[[], object]) -> None:

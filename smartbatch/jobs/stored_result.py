@@ -6,7 +6,7 @@ from attrs import evolve, frozen
 
 from smartbatch.jobs.payload import context_of, decode_result, item_id, with_earlier_tries
 from smartbatch.jobs.records import ResultRow
-from smartbatch.types import Result, Route, Usage
+from smartbatch.types import Result, Usage
 
 
 @frozen
@@ -34,9 +34,3 @@ def result_of_row(row: ResultRow, job_id: str) -> Result:
     if row.follower:
         return evolve(result, context=context_of(row.payload), usage=Usage(), cost=0.0, deduplicated=True)
     return result
-
-
-def as_kept(result: Result) -> Result:
-    """Return a result that was stored before it was asked for: free of charge, and without a call."""
-    kept = evolve(result, usage=Usage(), cost=0.0, latency=0.0, queued=0.0, attempts=0)
-    return evolve(kept, route=Route.CACHED) if result.ok else kept

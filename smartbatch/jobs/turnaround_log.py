@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from attrs import evolve, frozen
 
 from smartbatch.events import BatchEnded
-from smartbatch.jobs.records import ShardRow
-from smartbatch.jobs.steps.context import StepContext
-from smartbatch.providers.batch_api import RemoteBatch, RemoteState
-from smartbatch.types import Kind, Route
+from smartbatch.providers.batch_api import RemoteState
+from smartbatch.types import Route
 
 _ROUTES = frozenset(route.value for route in Route)
 
@@ -55,33 +53,6 @@ def topic_of(name: str) -> Topic | None:
         route, _, model = name.removeprefix("latency ").partition(" ")
         return Topic(model, Route(route)) if model and route in _ROUTES else None
     return Topic(name, Route.BATCH) if ":" in name else None
-
-
-def learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
-    """Tell how long a batch took when it has ended, and store it: who hears of it may read the store before
-    it learns from it.
-    """
-    if shard.submitted_at is None:
-        return
-    now, cancelled_at = step.wall, shard.remote.cancel_sent_at
-    ended = BatchEnded(
-        at=step.now,
-        job_id=step.job.id,
-        shard_id=shard.id,
-        batch_id=shard.batch_id,
-        model=step.job.model,
-        traceparent=step.job.policy.traceparent,
-        kind=Kind(step.job.kind),
-        size=shard.size,
-        tokens=shard.tokens,
-        state=batch.state.value,
-        ended_at=now,
-        seconds=max(0.0, now - shard.submitted_at),
-        cancelling=None if cancelled_at is None else max(0.0, now - cancelled_at),
-    )
-    step.runtime.tell(ended)
-    for name, row in rows_of(ended):
-        step.store.facts.observe_turnarounds(name, [row])
 
 
 def rows_of(ended: BatchEnded) -> Iterator[tuple[str, tuple[int, float, float]]]:

@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field, frozen
 
@@ -26,15 +27,17 @@ from smartbatch.core.routing.throughput import Throughput
 from smartbatch.core.routing.workload import Workload
 from smartbatch.errors import ConfigError
 from smartbatch.events import BatchEnded, Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
-from smartbatch.jobs.records import JobRow
 from smartbatch.observe.text import duration
 from smartbatch.prices import PriceBook, Processing, RateCard
-from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.routing.budget_rounds import Rounds, rounds_of
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.types import Kind, Request, Route, Strategy
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.records import JobRow
+    from smartbatch.providers.batch_api import BatchApi
 
 
 @frozen

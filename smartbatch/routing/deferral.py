@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import define, evolve, field
 
@@ -19,14 +20,18 @@ from smartbatch.errors import (
     StoreError,
     WrongProcess,
 )
-from smartbatch.jobs.deferred_jobs import DeferredJobs, Place, Storable
-from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.preconditions import batches_of
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.routing.gathered import GatheredWaiters, SingleRequestParts, fail
 from smartbatch.routing.lists import ListRouter
 from smartbatch.types import Answer, Priority, Request, Result
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.deferred_jobs import Place, Storable
+    from smartbatch.jobs.records import JobRow
 
 LAST_SEND = 5.0
 """Seconds for what is being stored, or handed to real time, at a stop without a time of its own."""
@@ -64,7 +69,7 @@ class _Group:
     flushed: bool = False
 
 
-_Waiters = GatheredWaiters[_Deferred, Place]
+_Waiters: TypeAlias = "GatheredWaiters[_Deferred, Place]"
 
 
 class Deferral:
@@ -79,14 +84,14 @@ class Deferral:
         config: BatchingConfig,
         clock: Clock,
         parts: SingleRequestParts,
+        model: OpenedModel,
         routing: ListRouter,
-        deferred_jobs: DeferredJobs,
     ) -> None:
         self._config = config
         self._clock = clock
         self._parts = parts
+        self._model = model
         self._routing = routing
-        self._deferred_jobs = deferred_jobs
         self._window = GatherWindow(config.batch_max_requests)
         self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
@@ -124,7 +129,7 @@ class Deferral:
         if admission.recalled(request, key) is not None:
             return None
         request = evolve(request, id=admission.id_of(request))
-        storable = self._deferred_jobs.storable(request)
+        storable = self._parts.jobs.deferred.storable(request)
         if storable is None:
             return None
         future = ResultFuture(self._parts.callbacks.run_later, self._cancelled, self.cancel_pending)
@@ -139,7 +144,7 @@ class Deferral:
             and request.call is None
             and not self._parts.realtime.never_waits(request)
             and (request.timeout is None or request.timeout >= self._config.batch_timeout)
-            and self._parts.jobs.batch_api(kind_of(request)) is not None
+            and batches_of(self._config, self._model, kind_of(request))[0] is not None
             and self._has_store()
         )
 
@@ -147,7 +152,7 @@ class Deferral:
         """Whether there is a store; one that cannot be opened is told once, and left alone until a start."""
         if self._no_store is None:
             try:
-                _ = self._parts.service.store
+                _ = self._parts.jobs.service.store
             except SmartbatchError as error:
                 self._no_store = error
                 logs.job_error(None, error)
@@ -247,7 +252,7 @@ class Deferral:
         """Let requests join equal ones; return the others."""
         keys = {key for each in group if (key := each.storable.key) is not None}
         try:
-            found = self._deferred_jobs.find(keys)
+            found = self._parts.jobs.deferred.find(keys)
         except StoreError as error:
             logs.job_error(None, error)
             return list(group)
@@ -260,10 +265,10 @@ class Deferral:
             elif each.future.set_running_or_notify_cancel():
                 place = known.place
                 of_job = joined.setdefault(place.job_id, {})
-                waiters = of_job.setdefault(place.ix, _Waiters(self._settle, place, first=known.first))
+                waiters = of_job.setdefault(place.ix, GatheredWaiters(self._settle, place, first=known.first))
                 waiters.waiting.append(each)
         for job_id, of_job in joined.items():
-            self._parts.service.carry_on(job_id)
+            self._parts.jobs.service.carry_on(job_id)
             self._deliver(job_id, of_job)
         return others
 
@@ -273,7 +278,7 @@ class Deferral:
         deadline = min(each.deadline for each in group) - self._clock.now()
         key = None
         try:
-            key = self._deferred_jobs.new_key()
+            key = self._parts.jobs.deferred.new_key()
             row = self._routing.submit_gathered(
                 requests, key, deadline=None if deadline == math.inf else deadline
             )
@@ -285,21 +290,21 @@ class Deferral:
             if stored is None:
                 return False
             row = stored  # all the same: sending its requests in real time would pay them twice
-        self._deferred_jobs.add(row, [each.storable.key for each in group])
-        waiters = {ix: _Waiters(self._settle, Place(row.id, ix), [each]) for ix, each in enumerate(group)}
-        self._deliver(row.id, waiters)
+        places = self._parts.jobs.deferred.add(row, [each.storable.key for each in group])
+        waiting = zip(places, group, strict=True)
+        self._deliver(row.id, {at.ix: GatheredWaiters(self._settle, at, [each]) for at, each in waiting})
         return True
 
     def _stored(self, key: str) -> JobRow | None:
         try:
-            return self._parts.service.store.jobs.get(key)
+            return self._parts.jobs.service.store.jobs.get(key)
         except StoreError:
             return None
 
     def _deliver(self, job_id: str, waiters: Mapping[int, _Waiters]) -> None:
         with self._monitor:
             self._under_way.update(each.future for group in waiters.values() for each in group.waiting)
-        self._parts.service.deliver(job_id, waiters)
+        self._parts.jobs.service.deliver(job_id, waiters)
 
     def _ask(self, group: Iterable[_Deferred]) -> None:
         """Send requests in real time, each with the time that is left to it."""
@@ -332,7 +337,7 @@ class Deferral:
             )
         if stored:
             try:
-                self._deferred_jobs.given(waiters.place)
+                self._parts.jobs.deferred.given(waiters.place)
             except SmartbatchError as error:
                 logs.job_error(waiters.place.job_id, error)
         self._ended(waiters.waiting)

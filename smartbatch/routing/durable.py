@@ -7,32 +7,30 @@ job. A request whose key the store knows is not stored again: its future waits f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import define, evolve
 
 from smartbatch._clock import Clock
-from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of
 from smartbatch.errors import ClientClosed, InvalidRequest, JobConflict, WrongProcess
-from smartbatch.jobs.acceptance import checked_key
-from smartbatch.jobs.payload import Shared, decode_request, encode_request
-from smartbatch.jobs.records import NamedPlace
-from smartbatch.jobs.stored_result import as_kept
+from smartbatch.jobs.job_options import checked_key
 from smartbatch.jobs.threads import OwnThreads
-from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.realtime import stored_future
 from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.results import as_kept
 from smartbatch.routing.gathered import GatheredWaiters, SingleRequestParts, fail
 from smartbatch.routing.keyed_lists import check_storable
 from smartbatch.types import Answer, Kind, Prompt, Request, Result
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.records import NamedPlace
 
 GATHER = 0.005
 """Seconds for which the first request of a group waits for others, times one more than groups under way: each
 group is a job, which has a lease and a thread that watches it."""
 LONGEST_GATHER = 0.25
 NOT_STORED = "the request could not be stored"
-_NOTHING = Shared()
 LAST_STORE = 5.0
 """Seconds for what is being stored at a stop without a time of its own."""
 
@@ -53,16 +51,15 @@ class _Waiting:
     future: ResultFuture
 
 
-_Waiters = GatheredWaiters[_Waiting, NamedPlace]
+_Waiters: TypeAlias = "GatheredWaiters[_Waiting, NamedPlace]"
 
 
 class DurableRequests:
     """Has requests stand in the store; one thread runs while some wait for that. Safe from any thread."""
 
-    def __init__(self, clock: Clock, parts: SingleRequestParts, model: OpenedModel) -> None:
+    def __init__(self, clock: Clock, parts: SingleRequestParts) -> None:
         self._clock = clock
         self._parts = parts
-        self._model = model
         self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
         self._waiting: dict[ResultFuture, _Waiting] = {}
@@ -83,12 +80,12 @@ class DurableRequests:
         if durable is False:
             raise InvalidRequest("key needs durable: leave durable=False out", field="key")
         check_storable(request)
-        _ = self._parts.service.store  # it is refused here where there is none
+        _ = self._parts.jobs.service.store  # it is refused here where there is none
         prepared = self._parts.preparer.hooked(request)
         if isinstance(prepared, Answer):
             return self._parts.realtime.submit_prepared(request, prepared)
         self._parts.preparer.check(prepared)
-        digest = fingerprint(_plain(prepared), self._model.label, self._model.provider.scope).hex()
+        digest = self._parts.jobs.submission.digest_of(prepared)
         future = stored_future(self._parts.callbacks)
         future.withdraw = self._withdrawn
         self._put(_Waiting(prepared, digest if key is None else f"key {key}", digest, future))
@@ -124,7 +121,7 @@ class DurableRequests:
                 waiters.waiting = [each for each in waiters.waiting if each.future is not future]
                 del self._stored[future]
                 return True
-        return self._parts.service.cancel_item(waiters.place.job_id, waiters.place.ix)
+        return self._parts.jobs.service.cancel_item(waiters.place.job_id, waiters.place.ix)
 
     # -- storing ---------------------------------------------------------------------------------------------
 
@@ -159,7 +156,8 @@ class DurableRequests:
         named = {each.name: each for each in group}
         # a context may be any object, and stays here
         requests = {name: evolve(each.request, context=None) for name, each in named.items()}
-        places = self._parts.jobs.submit_named(kind, requests, [each.digest for each in named.values()])
+        digests = [each.digest for each in named.values()]
+        places = self._parts.jobs.submission.submit_named(kind, requests, digests)
         found: dict[str, dict[int, _Waiters]] = {}
         conflicting: list[_Waiting] = []
         with self._monitor:
@@ -170,13 +168,13 @@ class DurableRequests:
                     continue
                 waiters = self._waiters.get((place.job_id, place.ix))
                 if waiters is None:
-                    waiters = self._waiters[place.job_id, place.ix] = _Waiters(self._settle, place)
+                    waiters = self._waiters[place.job_id, place.ix] = GatheredWaiters(self._settle, place)
                     found.setdefault(place.job_id, {})[place.ix] = waiters
                 waiters.waiting.append(each)
                 self._stored[each.future] = waiters
         for job_id, of_job in found.items():
-            self._parts.service.carry_on(job_id)
-            self._parts.service.deliver(job_id, of_job)
+            self._parts.jobs.service.carry_on(job_id)
+            self._parts.jobs.service.deliver(job_id, of_job)
         for each in conflicting:
             text = f"the {each.name:.80} belongs to a request with another prompt or other parameters"
             error = JobConflict(f"{text}: choose another key")
@@ -230,10 +228,3 @@ class DurableRequests:
             future.abandon(error)
         for waiters in list(self._waiters.values()):
             waiters.abandon(error)
-
-
-def _plain(request: Request) -> Request:
-    """Return a request as a store gives it back: a schema made of a class is a plain one there."""
-    if request.params.schema is None:
-        return request
-    return decode_request(encode_request(evolve(request, context=None), _NOTHING), _NOTHING, id=None)

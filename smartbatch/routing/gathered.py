@@ -9,8 +9,7 @@ from attrs import define, evolve, field, frozen
 
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.errors import SmartbatchError, WrongProcess
-from smartbatch.jobs.job_submission import JobSubmission
-from smartbatch.jobs.service import JobService
+from smartbatch.jobs.client_jobs import ClientJobs
 from smartbatch.observe import logs
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime
@@ -29,8 +28,7 @@ class SingleRequestParts:
 
     preparer: RequestPreparer
     realtime: Realtime
-    jobs: JobSubmission
-    service: JobService
+    jobs: ClientJobs
     callbacks: CallbackThread
     reading: Reading
 

@@ -14,6 +14,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from attrs import define, field
 
@@ -24,10 +25,12 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.errors import ErrorKind
 from smartbatch.events import BatchEnded, CallFinished, ForecastMoved
 from smartbatch.jobs import turnaround_log
-from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.threads import TimedReads
 from smartbatch.observe import logs
 from smartbatch.types import Kind, Route
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.store import SqlStore
 
 _LATE = ErrorKind.TIMEOUT.value
 CALL = Prior.of(2.0, 10.0, growth=0.3)

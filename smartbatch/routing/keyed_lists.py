@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from smartbatch.core.preparation.preparer import RequestPreparer, row_named
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest
-from smartbatch.jobs.job import Job
-from smartbatch.jobs.job_submission import JobOptions, JobSubmission
-from smartbatch.jobs.records import JobRow
-from smartbatch.jobs.service import JobService
+from smartbatch.jobs.client_jobs import ClientJobs
+from smartbatch.jobs.job_options import JobOptions
 from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.routing.list_job import CheckedList, JobResults, Kept, Reading, keyed_parts
 from smartbatch.types import Request
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.records import JobRow
 
 
 @frozen(eq=False)
@@ -24,14 +26,12 @@ class KeyedLists:
 
     Args:
         preparer: runs the hooks.
-        jobs: stores them.
-        service: carries them on.
+        jobs: stores them, and carries them on.
         reading: makes of what is stored what the caller asked for.
     """
 
     _preparer: RequestPreparer
-    _jobs: JobSubmission
-    _service: JobService
+    _jobs: ClientJobs
     _reading: Reading
 
     def earlier(self, key: str) -> JobRow | None:
@@ -40,7 +40,7 @@ class KeyedLists:
         Raises:
             StoreError, ConfigError: the store cannot be used.
         """
-        return self._service.store.jobs.get(key)
+        return self._jobs.service.store.jobs.get(key)
 
     def results(self, asked: CheckedList, decision: Decision | None, options: ListOptions) -> JobResults:
         """Store a list, or find it in the store, and return its results.
@@ -62,17 +62,16 @@ class KeyedLists:
         attended = not by_batch if earlier is None else earlier.policy.attended
         rows = parts.rows(attended=attended)
         job_options = JobOptions(asked.key)
+        submission = self._jobs.submission
         if attended or decision is None:
-            row = self._jobs.submit_attended_list(rows, asked.params, asked.kind, job_options, decision)
+            row = submission.submit_attended_list(rows, asked.params, asked.kind, job_options, decision)
         else:
-            row = self._jobs.submit_decided(rows, asked.params, decision, asked.kind, job_options)
+            row = submission.submit_decided(rows, asked.params, decision, asked.kind, job_options)
         if earlier is not None:
-            self._jobs.adopt(row.id)  # of its money this client holds back what it can still spend
+            submission.adopt(row.id)  # of its money this client holds back what it can still spend
         paid = 0 if earlier is None else earlier.finished
-        job = Job(lambda: self._service, row)
-        return JobResults(
-            job, parts, options=options, reading=self._reading, kept=Kept(paid, self._service.let_go)
-        )
+        kept = Kept(paid, self._jobs.service.let_go)
+        return JobResults(self._jobs.handle(row), parts, options=options, reading=self._reading, kept=kept)
 
 
 def check_storable(request: Request) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
@@ -14,10 +14,12 @@ from smartbatch.core.preparation.preparer import RequestPreparer, row_named
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.errors import SmartbatchError, named
-from smartbatch.jobs.job import Job
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.types import Answer, Kind, Request, Result, Route, Usage
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.job import Job
 
 COUNTED_WITHIN = 1.0
 """Seconds that the store has to say how many results of an interrupted list it has."""

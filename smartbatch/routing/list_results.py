@@ -10,10 +10,10 @@ from attrs import frozen
 from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
 from smartbatch.core.routing.choice import Decision
+from smartbatch.core.routing.measured import ListDecision, Measured
 from smartbatch.errors import RequestCancelled
 from smartbatch.events import RouteScored
 from smartbatch.interrupted import Interrupted
-from smartbatch.jobs.summary_records import ListDecision, Measured
 from smartbatch.realtime.bounded_map import BoundedMap
 from smartbatch.results import ResultList, of_prompts
 from smartbatch.routing.advisor import Advisor

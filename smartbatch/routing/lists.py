@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
@@ -17,14 +17,12 @@ from smartbatch.core.preparation.validation import check_params
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.constraints import Constraints, seconds_until
+from smartbatch.core.routing.measured import ListDecision
 from smartbatch.events import JobFinished
 from smartbatch.interrupted import as_interrupted
-from smartbatch.jobs.acceptance import checked_key
-from smartbatch.jobs.job import Job
-from smartbatch.jobs.job_submission import JobOptions, JobSubmission
-from smartbatch.jobs.records import JobRow, JobState
-from smartbatch.jobs.service import JobService
-from smartbatch.jobs.summary_records import ListDecision
+from smartbatch.jobs.client_jobs import ClientJobs
+from smartbatch.jobs.job_options import JobOptions, checked_key
+from smartbatch.jobs.preconditions import batches_of, check_priced
 from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
 from smartbatch.providers.registry import OpenedModel
@@ -52,6 +50,9 @@ from smartbatch.types import (
     Strategy,
     TableParams,
 )
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.records import JobRow
 
 _NEED_ALL = ("batch", "hybrid", "threshold")
 """Strategies that need to know the whole list."""
@@ -81,25 +82,23 @@ class ListRouter:
     """Finds the lists of one client their routes.
 
     Args:
+        fallback: answers while the breaker of ``model`` is open; ``None`` where there is none.
         preparer: checks every request.
         realtime: takes the routes in real time.
-        jobs: stores what goes by batch.
-        service: carries jobs on.
+        jobs: stores what goes by batch, and carries it on.
         advisor: chooses.
         keyed: keeps the lists that have a key.
-        noted: takes the decisions on lists that are no jobs.
     """
 
     _config: BatchingConfig
     _clock: Clock
     _model: OpenedModel
+    _fallback: OpenedModel | None
     _preparer: RequestPreparer
     _realtime: Realtime
-    _jobs: JobSubmission
-    _service: JobService
+    _jobs: ClientJobs
     _advisor: Advisor
     _keyed: KeyedLists
-    _noted: Callable[[ListDecision], object]
     _decided: dict[str, tuple[str, Decision]] = field(factory=dict, init=False)
     """The decisions of jobs that have not ended, with the ids they were told under."""
     displays: ListDisplays = field(factory=ListDisplays, init=False)
@@ -213,9 +212,10 @@ class ListRouter:
         request = self._preparer.request(prompt, params)
         by_batch = self._config.strategy == Strategy.BATCH.value and request.embedding is None
         waits = _may_wait(request) and not self._realtime.never_waits(request)
-        if not by_batch or not waits or self._jobs.batch_api(Kind.GENERATE) is None:
+        api, _ = batches_of(self._config, self._model, Kind.GENERATE)
+        if not by_batch or not waits or api is None:
             return self._realtime.stream(request)
-        job = Job(lambda: self._service, self._jobs.submit([prompt], params, JobOptions()))
+        job = self._jobs.handle(self._jobs.submission.submit([prompt], params, JobOptions()))
         (future,) = job.futures()
         return stored_stream(self._clock, future, job.cancel)
 
@@ -237,7 +237,7 @@ class ListRouter:
         plain, given = _split(params, ListParams.__optional_keys__ - {"key"})
         constraints = self._constraints(given)
         if constraints.budget is not None:
-            self._jobs.check_priced()
+            self._check_priced()
         kind, batchable = Kind.GENERATE, True
         if plain.get("embedding") is not None:
             kind = Kind.EMBED
@@ -279,7 +279,7 @@ class ListRouter:
         requests, params = _prompts(requests, params)
         plain, given = _split(params, JobParams.__optional_keys__)
         if not given:
-            return self._jobs.submit(requests, plain, options)
+            return self._jobs.submission.submit(requests, plain, options)
         asked = self._checked(requests, plain, {"strategy": "batch", **given}, options.fallback)
         rows = self._preparer.rows_for_job(asked.requests)
         return self._submit_decided(asked, rows, self._considered(asked), options)
@@ -306,11 +306,11 @@ class ListRouter:
     ) -> JobRow:
         """Tell a decision and store the job; the decision is scored when the job is done."""
         number = self._advisor.tell(decision, common_purpose(asked.requests))
-        row = self._jobs.submit_decided(rows, asked.params, decision, asked.kind, options)
+        row = self._jobs.submission.submit_decided(rows, asked.params, decision, asked.kind, options)
         self._decided[row.id] = number, decision
         for earliest in list(self._decided)[:-DECIDED]:
             self._decided.pop(earliest, None)
-        if (stored := self._service.store.jobs.get(row.id)) is None or stored.state is JobState.DONE:
+        if self._jobs.service.is_done(row.id):
             self._decided.pop(row.id, None)  # it is an earlier job, or ended within this moment
         return row
 
@@ -319,7 +319,7 @@ class ListRouter:
         requests, params = _prompts(requests, params)
         plain, given = _split(params, JobParams.__optional_keys__)
         if not given:
-            return self._jobs.submit_by_count(requests, plain, options)
+            return self._jobs.submission.submit_by_count(requests, plain, options)
         return self.submit_batch(requests, {**plain, "strategy": "threshold", **given}, options)
 
     def submit_planned(self, requests: Prompts, plan: Plan, options: JobOptions) -> JobRow:
@@ -330,8 +330,8 @@ class ListRouter:
         """
         requests = prompt_list(requests)
         if not plan.route.by_batch:
-            return self._jobs.submit_attended(requests, options, plan.decision)
-        return self._jobs.submit_planned(requests, plan.decision, options)
+            return self._jobs.submission.submit_attended(requests, options, plan.decision)
+        return self._jobs.submission.submit_planned(requests, plan.decision, options)
 
     # -- considering -----------------------------------------------------------------------------------------
 
@@ -367,7 +367,7 @@ class ListRouter:
 
     def _check_forced(self, given: Mapping[str, Any], kind: Kind, fallback: str | None) -> None:
         if given.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
-            self._jobs.check_batches(kind, fallback)
+            self._jobs.submission.check_batches(kind, fallback)
 
     def _constraints(self, given: Mapping[str, Any]) -> Constraints:
         config = self._config
@@ -391,7 +391,7 @@ class ListRouter:
             ConfigError: no route meets the constraints, or the budget could not be kept.
         """
         if asked.constraints.budget is not None:
-            self._jobs.check_priced()
+            self._check_priced()
         keyed = asked.key is not None  # then the cache is not asked
         requests = [request for request in asked.requests if keyed or not self._is_cached(request)]
         workload = self._advisor.workload(
@@ -428,7 +428,7 @@ class ListRouter:
         by_batch = decision.chosen.route.by_batch
         way = self._by_job if by_batch else self._in_real_time
         take = partial(way if asked.key is None else self._keyed.results, asked, decision, options)
-        note = None if asked.key is not None or by_batch else self._noted  # else its job has the decision
+        note = None if asked.key is not None or by_batch else self._jobs.note  # else its job has the decision
         return RoutedResults(self._advisor, self._clock, asked, decision, take, note)
 
     def _carry_out(
@@ -470,16 +470,19 @@ class ListRouter:
         job = None
         if parts.sent:
             rows = parts.rows(attended=False)
-            row = self._jobs.submit_decided(rows, asked.params, decision, asked.kind, JobOptions())
-            job = Job(lambda: self._service, row)
+            submit = self._jobs.submission.submit_decided
+            job = self._jobs.handle(submit(rows, asked.params, decision, asked.kind, JobOptions()))
         reading = Reading(realtime.admission, realtime.process)
         return JobResults(job, parts, options=options, reading=reading)
+
+    def _check_priced(self) -> None:
+        check_priced(self._config, self._clock, self._model, self._fallback)
 
     def _list_budget(self, usd: float | None) -> Budget | None:
         """Return what a list may spend, within the client's budget; refuse it where no price is known."""
         if usd is None:
             return None
-        self._jobs.check_priced()
+        self._check_priced()
         return Budget(usd, self._realtime.budget)
 
 

@@ -14,13 +14,14 @@ from jobs.stores import new_items, new_job, result
 
 from smartbatch._clock import VirtualClock
 from smartbatch.core.routing.explanation import option_rows
+from smartbatch.core.routing.measured import ListDecision, Measured
 from smartbatch.dashboard import app
 from smartbatch.dashboard.choices_page import PAGE
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewResult
 from smartbatch.jobs.store import SqlStore, open_store
-from smartbatch.jobs.summary_records import Failures, ListDecision, Measured
+from smartbatch.jobs.summary_records import Failures
 from smartbatch.reports.axes import seconds as told
 from smartbatch.reports.axes import usd
 from tests.dashboard.visits import LOCAL, Visitor

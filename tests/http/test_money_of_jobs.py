@@ -310,7 +310,7 @@ def test_equal_rows_are_found_on_many_pages_and_after_the_process_was_killed(
     prompts = [f"question {n % 4_000}" for n in range(12_500)]
     with BatchingClient(MODEL, store=store, batch_poll_interval=60.0) as first:
         job = first.submit_batch(prompts)
-        inside(first).service.store.abandon()  # leaves it as a killed process would
+        inside(first).jobs.service.store.abandon()  # leaves it as a killed process would
     with BatchingClient(MODEL, store=store) as second:
         again = second.job(job.id)
         status = again.wait()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,34 @@ def test_of_two_stops_neither_closes_the_store_while_the_other_needs_it(
     for stop in stops:
         stop.result()
     assert client.job(job.id).is_unowned()
+
+
+def test_a_stop_ends_what_was_started_while_another_one_still_closes_the_store(
+    client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store of the first hangs, and the second has no time of its own to wait for it."""
+    client.submit_batch(["a"])
+    store = inside(client).jobs.service.store
+    closing, answers = threading.Event(), clock.monitor()
+    close = store.close
+
+    def hang() -> None:
+        closing.set()
+        with answers:
+            answers.wait(20.0)
+        close()
+
+    monkeypatch.setattr(store, "close", hang)
+    with clock.held():
+        first = InTime(clock, client.stop)
+        assert closing.wait(PATIENCE)
+        client.start()
+        job = client.submit_batch(["b"])
+        second = InTime(clock, partial(client.stop, 0))
+    second.result()
+    assert not inside(client).jobs.is_working
+    first.result()
+    assert client.start().job(job.id).wait(LONG).state == "done"
 
 
 # -- what is accepted ----------------------------------------------------------------------------------------
@@ -318,6 +348,6 @@ def test_an_answer_whose_cost_is_told_counts_as_much_in_real_time_where_no_price
     monkeypatch.setattr(remote.api, "read_line", lambda *line: evolve(read_line(*line), answer=told))
     job = client.submit_batch(["a", "b"])
     assert job.wait(LONG).completed == 2
-    row = inside(client).service.store.jobs.get(job.id)
+    row = inside(client).jobs.service.store.jobs.get(job.id)
     assert row is not None
     assert (row.cost, row.realtime_cost) == (0.5, 0.5)

@@ -170,7 +170,7 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path:
             job.on_progress(lambda _: None)
 
         def kept() -> int:
-            service = inside(client).service
+            service = inside(client).jobs.service
             lengths = sizes(service, vars(service)["_told"])
             lengths.pop("JobService._watchers")  # the ended ones are dropped now and then
             lengths.pop("ToldStates._ends")  # the last ones only
@@ -184,7 +184,7 @@ def test_jobs_that_are_finished_and_read_leave_nothing_in_their_client(tmp_path:
     client = BatchingClient("sim:demo?latency=0", store=store)
     for job in client.jobs():
         assert all(result.ok for result in job.results())
-    assert not inside(client).service.is_working  # what has ended needs nobody
+    assert not inside(client).jobs.service.is_working  # what has ended needs nobody
     assert kept() == 0
     client.stop()
 

@@ -13,6 +13,7 @@ from attrs import evolve
 from jobs.decisions import decision
 from jobs.stores import Bench, bench, led, new_items, result, started, store
 
+from smartbatch.core.routing.measured import ListDecision, Measured
 from smartbatch.core.routing.offers import expected_usd
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.error_patterns import OTHERS
@@ -20,7 +21,7 @@ from smartbatch.jobs.payload import encode_error
 from smartbatch.jobs.records import NewItem, ShardState
 from smartbatch.jobs.retried_rows import retry_failed
 from smartbatch.jobs.store import SqlStore, summary_tables
-from smartbatch.jobs.summary_records import Failures, ListDecision, Measured, Spending
+from smartbatch.jobs.summary_records import Failures, Spending
 from smartbatch.types import Route, Usage
 
 __all__ = ["bench", "store"]  # fixtures

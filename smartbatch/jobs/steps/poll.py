@@ -5,12 +5,14 @@ from __future__ import annotations
 from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.events import BatchEnded
 from smartbatch.jobs import enqueued_quota, turnaround_log
 from smartbatch.jobs.records import ShardRow, ShardState
 from smartbatch.jobs.steps import collect, create, duplicates
 from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, HOUR, StepContext
 from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
+from smartbatch.types import Kind
 
 PROMISE = 24 * HOUR
 """Seconds in which all three providers aim to end a batch; one that takes longer gets a note."""
@@ -94,8 +96,34 @@ def _ended(step: StepContext, shard: ShardRow, batch: RemoteBatch, remote: Remot
     if batch.state is RemoteState.FAILED and not batch.outputs:
         return _failed(step, shard, batch)
     enqueued_quota.admitted(step)
-    turnaround_log.learn(step, shard, batch)
+    _learn(step, shard, batch)
     return step.advance(shard, ShardState.ENDED, batch.word, ended_at=step.wall, remote=remote)
+
+
+def _learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
+    """Tell how long a batch took, and store it: who hears of it may read the store before it learns from
+    it."""
+    if shard.submitted_at is None:
+        return
+    now, cancelled_at = step.wall, shard.remote.cancel_sent_at
+    ended = BatchEnded(
+        at=step.now,
+        job_id=step.job.id,
+        shard_id=shard.id,
+        batch_id=shard.batch_id,
+        model=step.job.model,
+        traceparent=step.job.policy.traceparent,
+        kind=Kind(step.job.kind),
+        size=shard.size,
+        tokens=shard.tokens,
+        state=batch.state.value,
+        ended_at=now,
+        seconds=max(0.0, now - shard.submitted_at),
+        cancelling=None if cancelled_at is None else max(0.0, now - cancelled_at),
+    )
+    step.runtime.tell(ended)
+    for name, row in turnaround_log.rows_of(ended):
+        step.store.facts.observe_turnarounds(name, [row])
 
 
 def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:

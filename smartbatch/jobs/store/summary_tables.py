@@ -19,6 +19,7 @@ from attrs import frozen
 
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.decision_text import decision_of, decision_text
+from smartbatch.core.routing.measured import ListDecision, Measured
 from smartbatch.core.routing.offers import expected_usd
 from smartbatch.errors import StoreError, kind_name
 from smartbatch.jobs.error_patterns import OTHERS, pattern_of
@@ -26,14 +27,7 @@ from smartbatch.jobs.payload import decode_error, item_id
 from smartbatch.jobs.records import NewResult, StoredCounts
 from smartbatch.jobs.store.database import Database, Row, Transaction
 from smartbatch.jobs.store.rows import decoded, encoded, number, position
-from smartbatch.jobs.summary_records import (
-    ErrorGroup,
-    Failures,
-    ListDecision,
-    Measured,
-    Spending,
-    StoredDecision,
-)
+from smartbatch.jobs.summary_records import ErrorGroup, Failures, Spending, StoredDecision
 from smartbatch.types import Route
 
 DECISIONS_KEPT = 2_000

@@ -13,6 +13,7 @@ from attrs import evolve, fields, has
 from jobs.decisions import decision
 from jobs.stores import new_job
 
+from smartbatch.core.routing.measured import ListDecision, Measured
 from smartbatch.errors import ErrorKind, JobNotFound, ProviderError, StoreError
 from smartbatch.jobs.act_records import JobSelection
 from smartbatch.jobs.payload import encode_error
@@ -36,7 +37,7 @@ from smartbatch.jobs.records import (
 )
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.store.job_overview import JobFilter
-from smartbatch.jobs.summary_records import Failures, ListDecision, Measured, Spending
+from smartbatch.jobs.summary_records import Failures, Spending
 from smartbatch.types import Route, Usage
 from tests.core.walks.record import Record
 

@@ -1,0 +1,74 @@
+"""What callers give a job besides its requests, and what can be said of it before there is one.
+
+Nothing of the store or of the steps is imported here: most clients have no job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from smartbatch._display import fields_repr
+from smartbatch.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from smartbatch.jobs.status import JobStatus
+    from smartbatch.jobs.versioned_records import Fallback
+
+STATUS_TIMEOUT = 30.0
+"""Seconds that the store has to say how a job stands: it is locked by others for ten at most."""
+KEY = 512
+"""Letters of a job's key."""
+
+
+@frozen
+class JobOptions:
+    """What a caller gives a job besides its requests.
+
+    Attributes:
+        key: the caller's own name for it; the same requests under the same key are the same job.
+        metadata: labels, as texts by name.
+        fallback: where requests go that a batch has not run; the client's setting when ``None``.
+        carry_on: whether this process carries the job on from the beginning.
+    """
+
+    __repr__ = fields_repr
+
+    key: str | None = None
+    metadata: Mapping[str, str] | None = None
+    fallback: Fallback | None = None
+    carry_on: bool = True
+
+
+@frozen
+class WaitOptions:
+    """How a caller waits for a job.
+
+    Attributes:
+        timeout: seconds; when ``None``, ``batch_timeout``, or until the deadline where that is later.
+        on_progress: called with the status after each change.
+        progress: whether a bar is shown, or lines where there is no terminal; in a notebook when ``None``.
+    """
+
+    __repr__ = fields_repr
+
+    timeout: float | None
+    on_progress: Callable[[JobStatus], object] | None
+    progress: bool | None
+
+
+def checked_key(key: str | None) -> str | None:
+    """Return a job's key.
+
+    Raises:
+        InvalidRequest: it is empty, too long, not printable, or looks like an id.
+    """
+    if key is None:
+        return None
+    if not isinstance(key, str) or not key.strip() or len(key) > KEY or not key.isprintable():
+        raise InvalidRequest(f"key must be a printable text of 1 to {KEY} letters", field="key")
+    if key.startswith("job-"):
+        raise InvalidRequest("key must not begin with job-, as the ids of jobs do", field="key")
+    return key

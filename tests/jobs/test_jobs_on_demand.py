@@ -1,0 +1,82 @@
+"""The parts of a client's jobs are made with the first job, once, and know of a stop that came before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from inside import inside
+from jobs.remote import LONG, Remote
+from together import run_together
+
+from smartbatch.client import BatchingClient
+from smartbatch.errors import ClientClosed
+from smartbatch.jobs.client_jobs import ClientJobs, JobParts
+
+ClientOf = Callable[..., BatchingClient]
+
+
+def test_a_client_that_was_stopped_before_its_first_job_takes_none_until_it_is_started(
+    client: BatchingClient,
+) -> None:
+    client.stop()
+    with pytest.raises(ClientClosed):
+        client.submit_batch(["a"])
+    client.start()
+    (result,) = client.submit_batch(["a"]).results(timeout=LONG)
+    assert result.ok
+
+
+def test_threads_that_submit_the_first_jobs_at_once_share_one_service(client: BatchingClient) -> None:
+    found: list[object] = []
+
+    def submit(number: int) -> None:
+        client.submit_batch([f"row {number}"])
+        found.append(inside(client).jobs.service)
+
+    run_together(submit, range(8))
+    assert len(found) == 8
+    assert len(set(map(id, found))) == 1
+
+
+def test_without_a_job_no_store_is_opened_and_there_is_nothing_to_give_back(
+    client_of: ClientOf, remote: Remote
+) -> None:
+    client = client_of(remote, store=None)
+    assert client.submit("a").result(LONG).ok
+    assert (client.uses_store, inside(client).jobs.is_working) == (False, False)
+    client.stop()
+    assert client.spent == 0.0
+
+
+def test_a_signal_handler_that_needs_them_while_they_are_made_makes_those_that_stay() -> None:
+    """It runs on the very thread that makes them."""
+    parts: list[Any] = []
+
+    def make() -> JobParts:
+        if not parts:
+            parts.append(object())
+            parts.append(jobs.get())  # as a handler would
+        made: Any = object()
+        return made
+
+    jobs = ClientJobs(make)
+    assert jobs.get() is parts[1]
+
+
+def test_what_fails_to_be_made_is_made_by_the_next_who_needs_it() -> None:
+    made: Any = object()
+    tries: list[Any] = [OSError("no space"), made]
+
+    def make() -> JobParts:
+        outcome = tries.pop(0)
+        if isinstance(outcome, OSError):
+            raise outcome
+        done: JobParts = outcome
+        return done
+
+    jobs = ClientJobs(make)
+    with pytest.raises(OSError, match="no space"):
+        jobs.get()
+    assert jobs.get() is made
