@@ -25,7 +25,7 @@ Observer: TypeAlias = "Callable[[Event], None]"
 
 @frozen(kw_only=True, eq=False)
 class Event:
-    """Root of all events, which share its repr, equality and hash: each is made with ``repr=False, eq=False``.
+    """Root of all events, which share its repr, equality and hash: all have ``repr=False, eq=False``.
 
     Attributes:
         at: monotonic seconds of the client's clock.
