@@ -83,7 +83,7 @@ LAST_WORDS = 0.85
 """Seconds after which a stop whose time is over waits for no callback any more."""
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class ClientSettings:
     """What a client is made of, checked; the same in every process.
 

@@ -35,7 +35,7 @@ _SUMMED: Final = (
 """Figures of a status that are added up over several jobs."""
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class FollowedJobs:
     """Follows jobs together, with one progress display for all of them.
 

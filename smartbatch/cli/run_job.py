@@ -61,7 +61,7 @@ Rows: TypeAlias = "Iterator[list[tuple[KeyedRow, RowResult]]]"
 Write = Callable[[Rows, Progress], None]
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class JobRun:
     """Submits the rows of a run as a job, and reads the results of all jobs of the run.
 

@@ -20,7 +20,7 @@ HOURS = 24 * 7
 HOUR = 3600.0
 
 
-@define
+@define(eq=False, repr=False)
 class _State:
     """What one process saw."""
 

@@ -44,7 +44,7 @@ class RealtimeItem:
     traceparent: str | None
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False, repr=False)
 class JobDependencies:
     """What jobs need of the client that carries them: real time, listeners, money. Made in one place.
 

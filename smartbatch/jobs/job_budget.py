@@ -373,7 +373,7 @@ class JobBudget:
 # -- the client's budget -------------------------------------------------------------------------------------
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class ClientBudget:
     """Holds money back in a client's budget for its jobs; an observer of their events. Safe from any thread.
 

@@ -59,11 +59,9 @@ class _Draft:
     decision: Decision | None = field(default=None, kw_only=True)
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class JobSubmission:
     """Stores jobs for one client, within its budget; ``deduplicate`` gives equal rows of a job one answer."""
-
-    __repr__ = fields_repr
 
     _config: BatchingConfig
     _clock: Clock

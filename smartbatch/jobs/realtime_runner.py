@@ -56,7 +56,7 @@ _CLAIMS, _RESULTS = "smartbatch-realtime", "smartbatch-results"
 """The names of the two threads."""
 
 
-@define(eq=False, slots=False)
+@define(eq=False, slots=False, repr=False)
 class RealtimeRunner:
     """Runs the items of jobs of this process that go in real time.
 

@@ -46,7 +46,7 @@ class UnstoredAnswers:
         )
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class StoreHealth:
     """What the writes of results say of the store. Not thread-safe: a lock of its user's guards it.
 

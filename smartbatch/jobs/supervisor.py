@@ -64,7 +64,7 @@ class OwnedJob:
     error: str | None = None
 
 
-@define(eq=False, slots=False)
+@define(eq=False, slots=False, repr=False)
 class JobSupervisor:
     """Owns jobs and runs their steps. Start it once; it cannot be started again after :meth:`stop`.
 

@@ -17,7 +17,7 @@ from smartbatch.realtime.ticket import Ticket, Waiter
 from smartbatch.types import NO_USAGE, Answer, Request, Result, Route, evolve
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class DeferredEffects:
     """What to do once no lock is held.
 

@@ -46,7 +46,7 @@ class ProviderHealth:
     pause: Pause | None = None
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Lane:
     """The gates, the window and the call that requests of one kind share. Guarded by the client's monitor.
 

@@ -87,7 +87,7 @@ class UserHooks:
         return evolve(result, error=failure)
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class RealtimeSetup:
     """What real time is made of; the same for all its parts and runs.
 

@@ -61,7 +61,7 @@ class _Watched:
         return break_even(self.load, offers, batch, self.constraints)
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class Advisor:
     """Chooses routes for one provider and model.
 

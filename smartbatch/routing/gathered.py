@@ -18,7 +18,7 @@ from smartbatch.routing.list_job import Reading
 from smartbatch.types import Request, Result
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class SingleRequestParts:
     """The parts of a client that its single requests of jobs need.
 

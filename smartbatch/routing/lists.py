@@ -77,7 +77,7 @@ class ReaderOptions:
     whole: bool = False
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class ListRouter:
     """Finds the lists of one client their routes.
 

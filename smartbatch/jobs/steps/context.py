@@ -99,7 +99,7 @@ class StepLimits:
     longest_pause: float = 10 * MINUTE
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False, repr=False)
 class JobRuntime:
     """What carrying jobs on takes, the same for all jobs of a process; made in one place.
 
@@ -113,8 +113,6 @@ class JobRuntime:
         tell, report, speed, calibration, outer_budget, exchange_enqueued: as in
             :class:`~smartbatch.jobs.dependencies.JobDependencies`.
     """
-
-    __repr__ = fields_repr
 
     store: SqlStore
     clock: Clock
@@ -180,7 +178,7 @@ def _ended(job: JobRow) -> tuple[float | None, int, int, int] | None:
     return job.finished_at, job.succeeded, job.failed, job.cancelled
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False, repr=False)
 class StepContext:
     """The circumstances of one step. Made anew for every step; holds nothing that lasts.
 
@@ -188,8 +186,6 @@ class StepContext:
         job: as it was at the beginning of the step.
         model: the job's model without the provider's prefix.
     """
-
-    __repr__ = fields_repr
 
     runtime: JobRuntime = field(repr=False)
     api: BatchApi = field(repr=False)

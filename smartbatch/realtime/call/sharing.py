@@ -19,7 +19,7 @@ from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
 from smartbatch.types import Answer, Request
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class AnswerSharing:
     """The layer of one provider and model.
 
