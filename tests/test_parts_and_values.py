@@ -1,0 +1,56 @@
+"""Classes made with attrs: a value is compared and shown by what it holds, a part that works is not."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.syntax import files, last_name, names_in, nodes
+
+WORKING = frozenset(
+    {"Clock", "Lock", "RLock", "Monitor", "SqlStore", "OpenedStore", "Realtime", "JobRuntime", "JobService"}
+    | {"JobSubmission", "EventBus", "Transport", "ConnectionPool"}
+)
+"""What only parts hold: its repr would go on through all that it holds in turn."""
+
+
+def fields_of(made: ast.ClassDef) -> Iterator[set[str]]:
+    """The names in the annotation of each field; what a field calls is no part of the class."""
+    for each in made.body:
+        if isinstance(each, ast.AnnAssign) and not ast.unparse(each.annotation).startswith("Callable"):
+            yield names_in(each.annotation)
+
+
+def compared_or_shown(source: list[ast.AST]) -> list[str]:
+    """The classes that hold what only parts hold, and are compared or shown by it all the same."""
+    found = []
+    for made in source:
+        if not isinstance(made, ast.ClassDef) or not any(names & WORKING for names in fields_of(made)):
+            continue
+        methods = {each.name for each in made.body if isinstance(each, ast.FunctionDef)}
+        for decorator in made.decorator_list:
+            if last_name(getattr(decorator, "func", decorator)) not in ("frozen", "define"):
+                continue
+            off = {
+                each.arg for each in getattr(decorator, "keywords", []) if ast.unparse(each.value) == "False"
+            }
+            if not {"eq", "repr"} <= off | {name.strip("_") for name in methods}:
+                found.append(made.name)
+    return found
+
+
+def test_a_part_is_compared_by_identity_and_shown_by_its_name() -> None:
+    """An error tracker that shows local variables would send settings, stores and requests otherwise."""
+    assert [name for file in files() for name in compared_or_shown(nodes(file))] == []
+
+
+def test_a_part_that_shows_what_it_holds_would_be_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "@frozen(eq=False)\nclass Shown:\n    clock: Clock\n"
+        "@define\nclass Compared:\n    lock: threading.Lock\n"
+        "@define(eq=False, repr=False)\nclass Part:\n    clock: Clock\n"
+        "@frozen\nclass Value:\n    seconds: float\n    make: Callable[[], Clock]\n"
+    )
+    source = list(ast.walk(ast.parse((tmp_path / "a.py").read_text())))
+    assert compared_or_shown(source) == ["Shown", "Compared"]
