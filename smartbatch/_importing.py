@@ -10,6 +10,9 @@ from contextlib import contextmanager
 NEW_OBJECTS = 20_000
 """New objects, less those that were freed, after which the garbage collector looks; Python's own is 700."""
 
+NEW_OBJECTS_OF_AN_SDK = 200_000
+"""The same while an SDK is imported, which makes 80,000 to 150,000 objects that all stay."""
+
 
 @contextmanager
 def collector_paused(module: str) -> Iterator[None]:
@@ -30,10 +33,31 @@ def collector_paused(module: str) -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
+            _make_all_old()
             gc.enable()
+
+
+@contextmanager
+def collector_slowed(module: str) -> Iterator[None]:
+    """Have the garbage collector look only after :data:`NEW_OBJECTS_OF_AN_SDK` new objects while ``module``
+    is imported; do nothing where it is imported already, or where the program wants the collector as seldom.
+
+    An SDK is imported on a thread of its own, for a second or two, while the program may be making garbage:
+    that is still collected, which :func:`collector_paused` would not do. What was made meanwhile moves to the
+    oldest generation as there. A threshold that the program sets in between stays.
+    """
+    before = gc.get_threshold()
+    if module in sys.modules or not 0 < before[0] < NEW_OBJECTS_OF_AN_SDK:
+        yield
+        return
+    slowed = (NEW_OBJECTS_OF_AN_SDK, *before[1:])
+    gc.set_threshold(*slowed)
+    try:
+        yield
+    finally:
+        _make_all_old()
+        if gc.get_threshold() == slowed:
+            gc.set_threshold(*before)
 
 
 @contextmanager
@@ -51,3 +75,10 @@ def collected_seldom() -> Iterator[None]:
         gc.set_threshold(*before)
         if not frozen:
             gc.unfreeze()
+
+
+def _make_all_old() -> None:
+    """Move all objects to the oldest generation, unless the program itself keeps some from the collector."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
+from smartbatch._importing import collector_slowed
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.providers.anthropic.answers import read_message
 from smartbatch.providers.anthropic.batches import AnthropicBatches
@@ -105,7 +106,8 @@ class AnthropicProvider(Provider):
         self.network: HttpNetwork = HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body)
 
         def sdk_over(transport: Transport) -> AnthropicSdk:
-            from smartbatch.providers.anthropic.sdk import AnthropicSdk
+            with collector_slowed("smartbatch.providers.anthropic.sdk"):
+                from smartbatch.providers.anthropic.sdk import AnthropicSdk
 
             authorization = "authorization" in known or ("x-api-key" not in known and bool(key or token))
             sent = {"anthropic-version": api_version, **own}
