@@ -44,9 +44,10 @@ ANSWERS: Mapping[str, bytes] = {
 SCRIPT = "import smartbatch; assert smartbatch.generate(['hello'], model={model!r})[0].text == 'fine'"
 IMPORT = (
     "import os, socket, {module}; port = int(os.environ['ANTHROPIC_BASE_URL'].rpartition(':')[2]); "
-    "socket.create_connection(('127.0.0.1', port)).sendall(b'POST /v1/messages HTTP/1.1\\r\\n\\r\\n')"
+    "connection = socket.create_connection(('127.0.0.1', port)); "
+    "connection.sendall(b'POST /v1/messages HTTP/1.1\\r\\n\\r\\n'); connection.recv(1)"
 )
-"""Imports an SDK, and says so on a connection of its own."""
+"""Imports an SDK, and says so on a connection of its own; its clock is read before it ends."""
 
 
 @frozen

@@ -94,10 +94,39 @@ _FREQUENT: dict[type[Event], Callable[[Any], tuple[Any, ...]]] = {
 
 
 @define
+class _TokenSums:
+    """Sums of the fields of :class:`Usage`, which would be made anew with each addition."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    estimated: bool = False
+    cache_write_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+
+    def add(self, usage: Usage) -> None:
+        """Add the tokens of a call."""
+        self.input_tokens += usage.input_tokens
+        self.output_tokens += usage.output_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.reasoning_tokens += usage.reasoning_tokens
+        self.estimated |= usage.estimated
+        self.cache_write_tokens += usage.cache_write_tokens
+        self.cache_write_1h_tokens += usage.cache_write_1h_tokens
+
+    def sum(self) -> Usage:
+        """Return the sums as one usage."""
+        return Usage(**asdict(self))
+
+
+@define
 class _Totals:
     """Everything counted since the last reset; not thread-safe."""
 
     counts: EventCounts = field(factory=EventCounts)
+    """But for the tokens, which are in ``used``."""
+    used: _TokenSums = field(factory=_TokenSums)
     submitted: dict[Priority, int] = field(factory=lambda: dict.fromkeys(Priority, 0))
     ended: dict[Priority, int] = field(factory=lambda: dict.fromkeys(Priority, 0))
     stored: int = 0
@@ -239,7 +268,7 @@ class BatchMetrics:
                 utilisation=min(1.0, busy / capacity) if capacity > 0 else 0.0,
                 queue_utilisation=min(1.0, full),
                 **ended,
-                **_copied(counts),
+                **(_copied(counts) | {"usage": totals.used.sum()}),
             )
 
     def recent(self, wall: float) -> tuple[dict[str, CallCounts], tuple[MinuteOfCalls, ...]]:
@@ -413,7 +442,7 @@ class BatchMetrics:
             _add(counts.call_failures, kind)
             counts.rate_limits += kind == _RATE_LIMIT
         if usage is not NO_USAGE:
-            counts.usage += usage
+            totals.used.add(usage)
             self._recent.ended(at, model, usage)
         counts.cost += cost or 0.0
 
@@ -434,7 +463,7 @@ class BatchMetrics:
             return
         totals.stored += event.succeeded + event.failed + event.cancelled
         counts.unpriced += event.unpriced
-        counts.usage += event.usage
+        totals.used.add(event.usage)
         counts.cost += event.cost
         figures = self._route_locked(event.route, event.usage, event.cost)
         figures.succeeded += event.succeeded

@@ -196,12 +196,12 @@ def test_tokens_and_cost_are_those_of_all_calls(metrics: BatchMetrics) -> None:
     """A failed call that was billed counts; a joined request adds nothing of its own."""
     s = feed(
         metrics,
-        called(usage=Usage(10, 5, 4, 2), cost=0.25),
-        called(usage=Usage(3, 1, estimated=True), cost=0.5, error="invalid_response"),
+        called(usage=Usage(10, 5, 4, 2, cache_write_tokens=6, cache_write_1h_tokens=3), cost=0.25),
+        called(usage=Usage(3, 1, estimated=True, cache_write_tokens=1), cost=0.5, error="invalid_response"),
         ended(usage=Usage(13, 6), cost=0.75),
         ended(usage=Usage(13, 6), cost=0.0, deduplicated=True),
     )
-    assert s.usage == Usage(13, 6, 4, 2, estimated=True)
+    assert s.usage == Usage(13, 6, 4, 2, True, 7, 3)
     assert (s.cost, s.unpriced) == (0.75, 0)
 
 
