@@ -89,8 +89,9 @@ def pytest_sessionstart() -> None:
 def pytest_collection_finish() -> None:
     """Let garbage collections pass over what stays for good: the SDKs and the tests, a million objects.
 
-    They are rare, and :func:`hang_guard` makes one before each test: what an earlier test left is not
-    finalised at the bottom of a recursion, as in tests of deeply nested texts, where every finaliser fails.
+    They are rare, and :func:`pytest_runtest_setup` makes one before each test: what an earlier test left is
+    not finalised at the bottom of a recursion, as in tests of deeply nested texts, where every finaliser
+    fails.
     """
     gc.collect()
     gc.freeze()
@@ -101,13 +102,13 @@ def pytest_collection_finish() -> None:
 _watched_since = -math.inf
 
 
-@pytest.fixture(autouse=True)
-def hang_guard(request: pytest.FixtureRequest) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """End the whole run, with the stacks of all threads, when one test hangs."""
     global _watched_since
     gc.collect(0)
     now = time.monotonic()
-    if request.node.get_closest_marker("soak"):
+    if item.get_closest_marker("soak"):
         faulthandler.cancel_dump_traceback_later()
         _watched_since = -math.inf
     elif now - _watched_since > WATCHED_ANEW:
@@ -130,22 +131,20 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_state(states: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one test's clients saw of calls and batches must not move the choices of the next."""
+def on_its_own(
+    request: pytest.FixtureRequest, states: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """What one test left must not move the next: state folders, shared limits, limits found out, and what is
+    logged once a second of real time, and counted.
+
+    The threads of jobs catch every error and try again, so a mistake of ours would only cost time: what they
+    catch fails the test, unless its mark ``catches`` names the class.
+
+    One fixture for all of it: each costs every test a tenth of a millisecond.
+    """
     monkeypatch.setenv("XDG_STATE_HOME", str(states / str(next(_states))))
     monkeypatch.setenv("SMARTBATCH_SHARED", "off")  # tests of shared limits say where
-
-
-@pytest.fixture(autouse=True)
-def no_mistake_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistake is logged once a second of real time, and counted: one test's are not the next one's."""
     monkeypatch.setattr(logs, "_last_logged", {})
-
-
-@pytest.fixture(autouse=True)
-def caught(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The threads of jobs catch every error and try again, so a mistake of ours would only cost time: what
-    they catch fails the test, unless its mark ``catches`` names the class."""
     found: list[BaseException] = []
     job_error = logs.job_error
 
@@ -154,20 +153,14 @@ def caught(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         job_error(job_id, error)
 
     monkeypatch.setattr(logs, "job_error", noted)
+    shared_quota.forget_all()  # each test has its own clock
     yield
+    shared_quota.forget_all()
     mark = request.node.get_closest_marker("catches")
     expected = () if mark is None else mark.args
     if unexpected := [error for error in found if type(error).__name__ not in expected]:
         raise BaseExceptionGroup("caught by threads of jobs", unexpected)
     assert mark is None or found, "nothing was caught"
-
-
-@pytest.fixture(autouse=True)
-def fresh_quotas() -> Iterator[None]:
-    """Limits found out by one test must not slow the next: each has its own clock."""
-    shared_quota.forget_all()
-    yield
-    shared_quota.forget_all()
 
 
 @pytest.hookimpl(tryfirst=True)
