@@ -17,6 +17,7 @@ from smartbatch.errors import JobTimeout, SmartbatchError
 from smartbatch.providers import MockProvider, OpenAIProvider, SimProvider
 from smartbatch.testing import Emulator, emulator
 from smartbatch.types import Request
+from tests.levels import sampled
 
 FORMS = ["5400", 5400, 5400.0, "90m", "90 min", "1h30min", "1.5h", "1h 30m", "5400s", timedelta(hours=1.5)]
 BAD = ["5 parsecs", "soon", "", "1h30", "h", True, [5]]
@@ -86,14 +87,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def each_in_each_place(forms: list[Any], name: Callable[[Any], str], keep: int) -> pytest.MarkDecorator:
+    """The default tests have each form and each place, as ``keep`` shares no factor with the numbers of
+    both."""
+    cases = [
+        pytest.param(read, form, id=f"{place}-{name(form)}")
+        for place, read in PLACES.items()
+        for form in forms
+    ]
+    return pytest.mark.parametrize(("place", "form"), sampled(cases, keep=keep))
+
+
+@each_in_each_place(FORMS, str, keep=23)
 def test_every_form_is_taken_everywhere(place: Callable[[Any], float | None], form: object) -> None:
     assert place(form) == 5400
 
 
-@pytest.mark.parametrize("form", BAD, ids=repr)
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@each_in_each_place(BAD, repr, keep=17)
 def test_what_is_no_duration_is_refused_with_its_field(
     place: Callable[[Any], float | None], form: object
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from cli.runs import Child, prompts, stored_jobs, until
 
 from smartbatch.cli.main import main
+from tests.levels import sampled
 
 OPENAI = "openai:gpt-5-mini"
 MODELS = [OPENAI, "anthropic:claude-haiku-5-5", "gemini:gemini-3-flash", "sim:demo", "call:json:dumps"]
@@ -46,7 +47,7 @@ def files() -> set[Path]:
     return {path for path in Path().rglob("*") if path.is_file() and path.name != "prices.json"}
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", sampled(MODELS, keep=2))
 def test_a_plan_needs_no_key_and_makes_no_file(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     """A plan needs no account; no store is made for it."""
     prompts(50)
@@ -83,18 +84,21 @@ def test_every_figure_of_a_plan_is_told_for_every_route(capfd: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("constraints", "route"),
-    [
-        ([], "individual"),
-        (["--time-value", "0"], "batch"),
-        (["--prefer", "cost"], "batch"),
-        (["--prefer", "speed"], "individual"),
-        (["--deadline", "6h30min"], "batch"),
-        (["--deadline", "2min"], "individual"),
-        (["--strategy", "hybrid"], "hybrid"),
-        (["--strategy", "threshold"], "batch"),
-        (["--strategy", "threshold", "--limit", "9"], "individual"),
-        (["--budget", "0.002", "--max-tokens", "100"], "batch"),
-    ],
+    sampled(
+        [
+            ([], "individual"),
+            (["--time-value", "0"], "batch"),
+            (["--prefer", "cost"], "batch"),
+            (["--prefer", "speed"], "individual"),
+            (["--deadline", "6h30min"], "batch"),
+            (["--deadline", "2min"], "individual"),
+            (["--strategy", "hybrid"], "hybrid"),
+            (["--strategy", "threshold"], "batch"),
+            (["--strategy", "threshold", "--limit", "9"], "individual"),
+            (["--budget", "0.002", "--max-tokens", "100"], "batch"),
+        ],
+        keep=5,
+    ),
 )
 def test_the_route_follows_the_constraints(
     constraints: list[str], route: str, capfd: pytest.CaptureFixture[str]

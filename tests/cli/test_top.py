@@ -25,6 +25,7 @@ from smartbatch.cli.text_table import Column, cells_of, fitted, text_table
 from smartbatch.cli.top_frame import frame
 from smartbatch.dashboard.source import Source
 from tests.hostile import HOSTILE
+from tests.levels import sampled
 
 SLOW = "sim:demo?batch_seconds=600"
 LEFT = "\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -85,7 +86,7 @@ def test_a_client_shows_its_live_queue() -> None:
     assert re.search(r"^\S+ \d+ +living +0 +0 +0\.0000", "\n".join(lines), re.MULTILINE)
 
 
-@pytest.mark.parametrize("width", [1, 20, 40, 80, 200])
+@pytest.mark.parametrize("width", sampled([1, 20, 40, 80, 200], keep=2))
 def test_no_line_is_wider_than_the_terminal(client: BatchingClient, width: int) -> None:
     client.submit_batch(["a"], key="見出し " * 20)
     client.submit_batch(["b"], key="letters", deadline="2h")

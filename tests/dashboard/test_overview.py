@@ -16,6 +16,7 @@ from smartbatch.jobs.store import SqlStore, job_overview
 from smartbatch.jobs.store.job_overview import JobFilter
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Route
+from tests.levels import sampled
 
 __all__ = ["bench", "store"]
 
@@ -158,7 +159,7 @@ PAGES: dict[str, Callable[[SqlStore], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", PAGES)
+@pytest.mark.parametrize("what", sampled(PAGES, keep=5))
 def test_every_question_goes_by_an_index(
     shelf: Bench, opened: SqlStore, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

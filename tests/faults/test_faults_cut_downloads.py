@@ -125,7 +125,7 @@ def test_c9_a_batch_whose_results_are_cut_is_not_taken_for_a_foreign_one(tmp_pat
         assert not w.incidents(job)
 
 
-@pytest.mark.parametrize("line", [False, True])
+@pytest.mark.parametrize("line", sampled([False, True]))
 @pytest.mark.parametrize("provider", sampled(PROVIDERS, first=2))
 def test_c9_no_more_is_written_than_the_results_of_the_batch_can_be(
     provider: str, line: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

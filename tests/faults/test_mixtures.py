@@ -6,11 +6,12 @@ import pytest
 
 from benchmarks.mixture_world import Limit, Mixture, Service, best_fixed, draw
 from benchmarks.mixtures import run
+from tests.levels import sampled
 
 CALM = Mixture(seed=1, rows=60, parallelism=8, latency=1.0, sigma=0.1)
 
 
-@pytest.mark.parametrize("seed", [11, 23])
+@pytest.mark.parametrize("seed", sampled([11, 23]))
 def test_a_seed_gives_the_same_run_of_the_real_client_again(seed: int):
     first, second = (run(seed, 60, keep_log=True) for _ in range(2))
     assert first.log == second.log

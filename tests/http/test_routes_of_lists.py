@@ -197,7 +197,10 @@ def test_few_prompts_and_small_lists_in_a_notebook_never_wait_for_a_batch(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("count", "route"), [(3, Route.INDIVIDUAL), (9, Route.INDIVIDUAL), (10, Route.BATCH), (25, Route.BATCH)]
+    ("count", "route"),
+    sampled(
+        [(3, Route.INDIVIDUAL), (9, Route.INDIVIDUAL), (10, Route.BATCH), (25, Route.BATCH)], keep=2, first=1
+    ),
 )
 def test_the_threshold_strategy_goes_by_the_count_alone(count: int, route: Route, tmp_path: Path) -> None:
     with world("openai", tmp_path, rare=60, batch_turnaround=MINUTE) as w:

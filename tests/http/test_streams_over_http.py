@@ -107,8 +107,7 @@ def test_a_stream_is_tried_again_before_its_first_chunk(
             ("truncated", {ErrorKind.NETWORK_ERROR}),
             ("stream_error", {ErrorKind.SERVER_ERROR}),
             ("stall", {ErrorKind.TIMEOUT}),
-        ],
-        keep=2,
+        ]
     ),
 )
 def test_a_stream_is_never_tried_again_after_its_first_chunk(

@@ -160,7 +160,7 @@ def test_a_wait_that_shows_how_the_job_stands_is_over_in_time(
         client.stop(timeout=0)
 
 
-@pytest.mark.parametrize("asked", ["jobs", "incidents"])
+@pytest.mark.parametrize("asked", sampled(["jobs", "incidents"]))
 def test_a_look_at_jobs_is_over_in_time(asked: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answered = threading.Event()
     monkeypatch.setattr(smartbatch.client, "STATUS_TIMEOUT", 0.5)

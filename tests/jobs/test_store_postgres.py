@@ -22,6 +22,7 @@ from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow, LeaseLost, NamedPlace, NewItem, ShardState
 from smartbatch.jobs.store import SqlStore, open_store, postgres
 from smartbatch.jobs.store.postgres import PostgresDatabase
+from tests.levels import sampled
 
 PASSWORD = "hunter2-%2F-secret"
 
@@ -164,7 +165,7 @@ def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(relay: Relay, bench
     assert store.leases.renew([lease], 60) == [lease]
 
 
-@pytest.mark.parametrize("word", [b"INSERT INTO shard_items", b"UPDATE item", b"FOR UPDATE"])
+@pytest.mark.parametrize("word", sampled([b"INSERT INTO shard_items", b"UPDATE item", b"FOR UPDATE"]))
 def test_a_wire_cut_in_the_middle_of_a_write_leaves_nothing_of_it(
     relay: Relay, bench: Bench, word: bytes
 ) -> None:

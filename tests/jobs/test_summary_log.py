@@ -19,6 +19,7 @@ from smartbatch.jobs import summary_log
 from smartbatch.jobs.store import SqlStore, open_store
 from smartbatch.jobs.summary_log import LATEST
 from smartbatch.types import Request
+from tests.levels import sampled
 
 ClientOf = Callable[..., BatchingClient]
 PROMPTS = ["one", "two", "three"]
@@ -93,7 +94,7 @@ WAYS: dict[str, Callable[[BatchingClient], Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", sampled(WAYS, keep=3))
 def test_the_decision_of_a_job_is_stored_with_the_job_and_once(
     client: BatchingClient, other: SqlStore, clock: VirtualClock, way: str
 ) -> None:

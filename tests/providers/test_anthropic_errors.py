@@ -13,6 +13,7 @@ from raw_server import says
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.anthropic.errors import kind_of
+from tests.levels import sampled
 
 K = ErrorKind
 PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
@@ -63,7 +64,7 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("status", "type_", "text", "code", "kind"), TABLE)
+@pytest.mark.parametrize(("status", "type_", "text", "code", "kind"), sampled(TABLE, keep=10))
 def test_each_error_of_the_reference_has_its_kind(serve, status, type_, text, code, kind):
     """Type, code and text before the status; each arrives through the real SDK, over HTTP, once."""
     found = fails(serve, says(error(type_, text, code), f"{status} X", request_id="req_h"))

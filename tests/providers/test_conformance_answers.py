@@ -12,6 +12,7 @@ from raw_server import http, says, vanishes
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import Provider
 from smartbatch.types import Message
+from tests.levels import sampled
 
 PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
 
@@ -22,7 +23,7 @@ def fails(provider: Provider, prompt=PROMPT, **params) -> ProviderError:
     return caught.value
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("status", sampled([301, 302, 303, 307, 308], keep=2))
 def test_redirects_are_not_followed(serve, reach, service, status):
     """The key never goes to where a redirect points, though an SDK would take it there."""
     other = serve(says(service.answer("x")))
@@ -40,7 +41,7 @@ def test_a_web_page_is_not_the_provider(serve, reach):
         assert "not the provider" in found.message
 
 
-@pytest.mark.parametrize("status", [403, 404, 405])
+@pytest.mark.parametrize("status", sampled([403, 404, 405]))
 def test_a_web_page_that_refuses_is_a_gateways_and_not_the_providers_refusal(serve, reach, service, status):
     """A model that is not there, or no permission, is said by the provider's own error."""
     found = fails(reach(serve(says("<p>No", f"{status} No", content_type="text/html"))))
@@ -49,14 +50,16 @@ def test_a_web_page_that_refuses_is_a_gateways_and_not_the_providers_refusal(ser
     assert fails(reach(serve(says(service.error(status, "no"), f"{status} No")))).code != "html"
 
 
-@pytest.mark.parametrize("body", ["", "{", '{"choices": [{"mess', '{"candidates": [', "\xff\xfe", "nonsense"])
+@pytest.mark.parametrize(
+    "body", sampled(["", "{", '{"choices": [{"mess', '{"candidates": [', "\xff\xfe", "nonsense"], keep=3)
+)
 def test_a_success_that_is_not_json_was_cut_on_its_way(serve, reach, body):
     """A body that is not whole JSON may go again, but may have been billed."""
     found = fails(reach(serve(says(body.encode("latin-1")))))
     assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "truncated", True)
 
 
-@pytest.mark.parametrize("body", ["[1]", "[]", "7", '"x"', "{}", "[" * 100_000])
+@pytest.mark.parametrize("body", sampled(["[1]", "[]", "7", '"x"', "{}", "[" * 100_000], keep=3))
 def test_a_success_that_is_no_answer_is_an_error(serve, reach, body):
     """Whole JSON, but nothing the API sends."""
     found = fails(reach(serve(says(body))))
@@ -83,16 +86,19 @@ def test_a_refusals_cut_body_does_not_hide_its_status(serve, reach, service):
 
 @pytest.mark.parametrize(
     "echo",
-    [
-        "Incorrect API key provided: {key}. You can find",
-        "Authorization: Bearer {key}",
-        "https://example.org/v1/models?key={key}",
-        f"Invalid prompt: {PROMPT}",
-        f"Invalid prompt near '{PROMPT[10:35]}' in input",
-        "nobody  came\nto   the party is refused",
-        "You said: be a pirate, matey, at all times",
-        "seen the header canary-of-a-header",
-    ],
+    sampled(
+        [
+            "Incorrect API key provided: {key}. You can find",
+            "Authorization: Bearer {key}",
+            "https://example.org/v1/models?key={key}",
+            f"Invalid prompt: {PROMPT}",
+            f"Invalid prompt near '{PROMPT[10:35]}' in input",
+            "nobody  came\nto   the party is refused",
+            "You said: be a pirate, matey, at all times",
+            "seen the header canary-of-a-header",
+        ],
+        keep=4,
+    ),
 )
 def test_errors_never_repeat_key_or_prompt(serve, reach, service, echo):
     """Whatever the provider echoes, neither key nor prompt is in any form of the error."""

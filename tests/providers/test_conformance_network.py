@@ -45,7 +45,7 @@ def in_child(work: Callable[[], bool]) -> None:
 # -- time --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", [hangs, trickles], ids=["hang", "trickle"])
+@pytest.mark.parametrize("script", sampled([hangs, trickles]), ids=["hang", "trickle"])
 @pytest.mark.parametrize(
     "tls", [pytest.param(False, id="plain"), pytest.param(True, id="tls", marks=pytest.mark.full)]
 )
@@ -92,7 +92,7 @@ def test_a_refused_connection_was_not_billed(service):
     assert (found.kind, found.code, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, "refused", False)
 
 
-@pytest.mark.parametrize("framing", ["length", "chunked", "close"])
+@pytest.mark.parametrize("framing", sampled(["length", "chunked", "close"], first=1))
 def test_a_cut_body_is_never_an_answer(serve, reach, service, framing):
     """Cut at any byte, with a length, in chunks or until the end: an error that may have been billed."""
     body = service.body()

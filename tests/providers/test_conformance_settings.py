@@ -9,6 +9,7 @@ import pytest
 from services import SERVICES
 
 from smartbatch.errors import ConfigError
+from tests.levels import sampled
 
 FOR_ALL: list[tuple[dict[str, Any], str]] = [
     ({"connect_timeout": 0}, "connect_timeout"),
@@ -61,11 +62,14 @@ OF_ONE: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 @pytest.mark.parametrize(
     ("service", "options", "part"),
-    [
-        pytest.param(service, options, part, id=f"{service.name}-{options}")
-        for service in SERVICES
-        for options, part in (*FOR_ALL, *OF_ONE[service.name])
-    ],
+    sampled(
+        [
+            pytest.param(service, options, part, id=f"{service.name}-{options}")
+            for service in SERVICES
+            for options, part in (*FOR_ALL, *OF_ONE[service.name])
+        ],
+        keep=27,
+    ),
 )
 def test_settings_that_are_refused(service, options, part):
     """When the provider is made. The error names the setting, or the variable to set; it repeats no key, and

@@ -10,6 +10,7 @@ from asking import ask, begin, stream_error
 from raw_server import Exchange, Script, hangs, says
 
 from smartbatch.errors import ErrorKind, ProviderError
+from tests.levels import sampled
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -75,7 +76,7 @@ def test_a_stream_left_half_way_gives_its_connection_back(serve, reach, service)
         assert next(iter(begin(provider))) == "Li"
 
 
-@pytest.mark.parametrize("size", [1, 7, 60])
+@pytest.mark.parametrize("size", sampled([1, 7, 60]))
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["lf", "crlf"])
 def test_events_do_not_depend_on_how_their_bytes_arrive(serve, reach, service, size, end):
     """In HTTP chunks of any size, with either line end; only line feeds end lines."""

@@ -11,6 +11,7 @@ from raw_server import says
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import LimitReport
+from tests.levels import sampled
 
 PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
 INVALID, EXHAUSTED = "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"
@@ -29,41 +30,44 @@ def fails(serve, connect_gemini, body, prompt=PROMPT, **params) -> ProviderError
 
 @pytest.mark.parametrize(
     ("code", "status", "message", "kind"),
-    [
-        (400, INVALID, "Request contains an invalid argument.", ErrorKind.CLIENT_ERROR),
-        (
-            400,
-            INVALID,
-            "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
-            ErrorKind.CONTEXT_TOO_LONG,
-        ),
-        (400, INVALID, "API key not valid. Please pass a valid API key.", ErrorKind.AUTH_ERROR),
-        (400, INVALID, "API key expired. Please renew the API key.", ErrorKind.AUTH_ERROR),
-        (
-            400,
-            "FAILED_PRECONDITION",
-            "User location is not supported for the API use.",
-            ErrorKind.AUTH_ERROR,
-        ),
-        (400, "FAILED_PRECONDITION", "Please enable billing on the project.", ErrorKind.NO_MONEY),
-        (400, "FAILED_PRECONDITION", "The file is not in an ACTIVE state.", ErrorKind.CLIENT_ERROR),
-        (401, "UNAUTHENTICATED", "Expected OAuth 2 access token", ErrorKind.AUTH_ERROR),
-        (402, "UNKNOWN", "pay", ErrorKind.NO_MONEY),
-        (403, "PERMISSION_DENIED", "Your API key was reported as leaked.", ErrorKind.AUTH_ERROR),
-        (404, "NOT_FOUND", "models/x is not found", ErrorKind.CLIENT_ERROR),
-        (408, "UNKNOWN", "slow", ErrorKind.SERVER_ERROR),
-        (413, "UNKNOWN", "Request payload size exceeds the limit", ErrorKind.CLIENT_ERROR),
-        (429, EXHAUSTED, "Resource has been exhausted (e.g. check quota).", ErrorKind.RATE_LIMIT),
-        (429, EXHAUSTED, "Your prepayment credits are depleted.", ErrorKind.NO_MONEY),
-        (429, EXHAUSTED, "Your project has exceeded its monthly spending cap.", ErrorKind.NO_MONEY),
-        (429, EXHAUSTED, "check your plan and billing details", ErrorKind.RATE_LIMIT),
-        (499, "CANCELLED", "The operation was cancelled.", ErrorKind.SERVER_ERROR),
-        (500, "INTERNAL", "An internal error has occurred.", ErrorKind.SERVER_ERROR),
-        (501, "UNIMPLEMENTED", "no", ErrorKind.CLIENT_ERROR),
-        (503, "UNAVAILABLE", "The model is overloaded.", ErrorKind.SERVER_ERROR),
-        (504, "DEADLINE_EXCEEDED", "Deadline expired.", ErrorKind.TIMEOUT),
-        (529, "UNKNOWN", "new", ErrorKind.SERVER_ERROR),
-    ],
+    sampled(
+        [
+            (400, INVALID, "Request contains an invalid argument.", ErrorKind.CLIENT_ERROR),
+            (
+                400,
+                INVALID,
+                "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+                ErrorKind.CONTEXT_TOO_LONG,
+            ),
+            (400, INVALID, "API key not valid. Please pass a valid API key.", ErrorKind.AUTH_ERROR),
+            (400, INVALID, "API key expired. Please renew the API key.", ErrorKind.AUTH_ERROR),
+            (
+                400,
+                "FAILED_PRECONDITION",
+                "User location is not supported for the API use.",
+                ErrorKind.AUTH_ERROR,
+            ),
+            (400, "FAILED_PRECONDITION", "Please enable billing on the project.", ErrorKind.NO_MONEY),
+            (400, "FAILED_PRECONDITION", "The file is not in an ACTIVE state.", ErrorKind.CLIENT_ERROR),
+            (401, "UNAUTHENTICATED", "Expected OAuth 2 access token", ErrorKind.AUTH_ERROR),
+            (402, "UNKNOWN", "pay", ErrorKind.NO_MONEY),
+            (403, "PERMISSION_DENIED", "Your API key was reported as leaked.", ErrorKind.AUTH_ERROR),
+            (404, "NOT_FOUND", "models/x is not found", ErrorKind.CLIENT_ERROR),
+            (408, "UNKNOWN", "slow", ErrorKind.SERVER_ERROR),
+            (413, "UNKNOWN", "Request payload size exceeds the limit", ErrorKind.CLIENT_ERROR),
+            (429, EXHAUSTED, "Resource has been exhausted (e.g. check quota).", ErrorKind.RATE_LIMIT),
+            (429, EXHAUSTED, "Your prepayment credits are depleted.", ErrorKind.NO_MONEY),
+            (429, EXHAUSTED, "Your project has exceeded its monthly spending cap.", ErrorKind.NO_MONEY),
+            (429, EXHAUSTED, "check your plan and billing details", ErrorKind.RATE_LIMIT),
+            (499, "CANCELLED", "The operation was cancelled.", ErrorKind.SERVER_ERROR),
+            (500, "INTERNAL", "An internal error has occurred.", ErrorKind.SERVER_ERROR),
+            (501, "UNIMPLEMENTED", "no", ErrorKind.CLIENT_ERROR),
+            (503, "UNAVAILABLE", "The model is overloaded.", ErrorKind.SERVER_ERROR),
+            (504, "DEADLINE_EXCEEDED", "Deadline expired.", ErrorKind.TIMEOUT),
+            (529, "UNKNOWN", "new", ErrorKind.SERVER_ERROR),
+        ],
+        keep=10,
+    ),
 )
 def test_what_errors_mean(serve, connect_gemini, code, status, message, kind):
     """Status, code and text decide; only what timed out on the service's side may have been billed."""

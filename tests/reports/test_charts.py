@@ -14,6 +14,7 @@ from smartbatch.reports import charts
 from smartbatch.reports.axes import Axis, seconds, share, usd
 from smartbatch.reports.charts import Bin, Curve, Forecast, Mark, Span, TimelineRow
 from tests.hostile import HOSTILE
+from tests.levels import sampled
 
 START = 1_790_000_000.0
 DURATION = Axis("seconds", seconds, log=True)
@@ -71,7 +72,7 @@ def test_amounts_at_an_axis_are_on_the_picture(amount: float) -> None:
     assert min(float(each.get("x") or 0) - 6.5 * len(each.text or "") for each in told) >= 0
 
 
-@pytest.mark.parametrize("kind", CHARTS)
+@pytest.mark.parametrize("kind", sampled(CHARTS, keep=2))
 def test_a_chart_has_neither_styles_nor_scripts_whatever_it_is_called(kind: str) -> None:
     for text in HOSTILE.values():
         drawn = parsed(drawings(text[:200], 3)[kind])
@@ -79,14 +80,14 @@ def test_a_chart_has_neither_styles_nor_scripts_whatever_it_is_called(kind: str)
         assert not {name for each in drawn.iter() for name in each.attrib if name.startswith(("on", "style"))}
 
 
-@pytest.mark.parametrize("kind", CHARTS)
+@pytest.mark.parametrize("kind", sampled(CHARTS, keep=2))
 def test_a_chart_of_many_values_stays_small(kind: str) -> None:
     html = drawings("x", 5_000)[kind]
     assert len(html) < 60_000
     assert not re.search(r"\b(nan|inf)\b", html)
 
 
-@pytest.mark.parametrize("kind", CHARTS)
+@pytest.mark.parametrize("kind", sampled(CHARTS, keep=3))
 def test_everything_drawn_lies_in_the_picture(kind: str) -> None:
     for count in (1, 2, 300):
         drawn = parsed(drawings("x", count)[kind])

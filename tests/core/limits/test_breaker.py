@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from smartbatch.core.limits.breaker import LEGAL, BreakerPermit, BreakerState, CircuitBreaker, Outcome
+from tests.levels import sampled
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 OK, FAIL, IGNORED = Outcome.SUCCESS, Outcome.FAILURE, Outcome.IGNORED
@@ -70,7 +71,7 @@ def test_five_failures_in_a_row_open_it_and_say_so() -> None:
     assert breaker.changes() == []
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("share", sampled([0.1, 0.3, 0.5], first=1))
 def test_failures_of_a_part_of_the_calls_never_open_it(share: float) -> None:
     """10,000 calls, 64 at once; failures come back in 2 ms and answers in 50 ms."""
     breaker, rng, now, numbers = CircuitBreaker(), random.Random(7), 0.0, itertools.count()

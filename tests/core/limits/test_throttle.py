@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from smartbatch.core.limits.throttle import AdaptiveThrottle
+from tests.levels import sampled
 
 LATENCY, WIDE = 0.05, 64
 
@@ -34,7 +35,7 @@ def run(calls: int, failing: Callable[[float, int, random.Random], bool]) -> tup
     return throttle, now
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("share", sampled([0.1, 0.3, 0.5], first=1))
 def test_failures_at_random_do_not_lower_the_rate_for_long(share: float) -> None:
     """10,000 calls, 64 wide, 50 ms: within a quarter more time than without any throttle."""
     _, seconds = run(10_000, lambda _, __, rng: rng.random() < share)

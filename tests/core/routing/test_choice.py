@@ -20,6 +20,7 @@ from smartbatch.core.routing.rescue import PendingShard, Speed, rescue
 from smartbatch.core.routing.throughput import Throughput, Times
 from smartbatch.routing.history import BATCH, CALL, CANCEL
 from smartbatch.types import Route, Strategy
+from tests.levels import sampled
 
 EACH = 0.001
 """USD of a request in real time."""
@@ -65,14 +66,17 @@ def chosen(
 
 @pytest.mark.parametrize(
     ("requests", "open_"),
-    [
-        (1, {Route.INDIVIDUAL}),
-        (3, {Route.INDIVIDUAL}),
-        (4, {Route.INDIVIDUAL, Route.HYBRID}),
-        (9, {Route.INDIVIDUAL, Route.HYBRID}),
-        (10, {Route.INDIVIDUAL, Route.HYBRID, Route.BATCH}),
-        (5000, {Route.INDIVIDUAL, Route.HYBRID, Route.BATCH}),
-    ],
+    sampled(
+        [
+            (1, {Route.INDIVIDUAL}),
+            (3, {Route.INDIVIDUAL}),
+            (4, {Route.INDIVIDUAL, Route.HYBRID}),
+            (9, {Route.INDIVIDUAL, Route.HYBRID}),
+            (10, {Route.INDIVIDUAL, Route.HYBRID, Route.BATCH}),
+            (5000, {Route.INDIVIDUAL, Route.HYBRID, Route.BATCH}),
+        ],
+        keep=3,
+    ),
 )
 def test_what_is_considered_goes_by_the_number_of_requests(requests: int, open_: set[Route]) -> None:
     decision = chosen(requests, Constraints(deadline=86_400.0))
@@ -100,7 +104,7 @@ def test_the_plain_threshold_goes_by_number_alone(requests: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", [Strategy.INDIVIDUAL, Strategy.BATCH, Strategy.HYBRID])
-@pytest.mark.parametrize("requests", [4, 9, 100, 20_000])
+@pytest.mark.parametrize("requests", sampled([4, 9, 100, 20_000], keep=2))
 def test_a_forced_strategy_leaves_one_route(strategy: Strategy, requests: int) -> None:
     decision = chosen(requests, Constraints(strategy=strategy))
     assert len(decision.options) == 1
@@ -115,7 +119,7 @@ def test_a_forced_hybrid_of_up_to_three_goes_in_real_time(requests: int) -> None
     assert "all go in real time, as the first of a hybrid do" in decision.reason
 
 
-@pytest.mark.parametrize("requests", [4, 5, 30, 1000, 50_000])
+@pytest.mark.parametrize("requests", sampled([4, 5, 30, 1000, 50_000], keep=2))
 def test_a_forced_hybrid_asks_at_most_a_tenth_at_once_beyond_the_first_three(requests: int) -> None:
     first = chosen(requests, Constraints(strategy=Strategy.HYBRID)).chosen.first
     assert 0 < first <= max(3, requests // 10)
@@ -167,19 +171,22 @@ def test_a_batch_that_may_be_late_meets_its_deadline_in_95_of_100_cases_and_othe
 
 @pytest.mark.parametrize(
     ("deadline", "percent"),
-    [
-        (1060.0, 2),
-        (1080.0, 5),
-        (1030.0, 10),
-        (990.0, 20),
-        (940.0, 30),
-        (880.0, 40),
-        (830.0, 50),
-        (780.0, 60),
-        (720.0, 70),
-        (660.0, 80),
-        (600.0, 90),
-    ],
+    sampled(
+        [
+            (1060.0, 2),
+            (1080.0, 5),
+            (1030.0, 10),
+            (990.0, 20),
+            (940.0, 30),
+            (880.0, 40),
+            (830.0, 50),
+            (780.0, 60),
+            (720.0, 70),
+            (660.0, 80),
+            (600.0, 90),
+        ],
+        keep=4,
+    ),
 )
 def test_the_less_time_there_is_the_more_goes_in_real_time_at_once(deadline: float, percent: int) -> None:
     """Of a list that takes 500 s in real time, next to batches of half an hour, or of two."""
@@ -214,7 +221,7 @@ def test_no_deadline_is_risked_for_less_than_a_miss_counts() -> None:
     assert batch.late_cost == pytest.approx((1 - batch.odds) * cheap.late_penalty * 0.002)
 
 
-@pytest.mark.parametrize("hours", [1, 6, 24])
+@pytest.mark.parametrize("hours", sampled([1, 6, 24], first=1))
 def test_a_rescue_is_said_to_begin_when_a_job_will_begin_it(hours: int) -> None:
     """The job decides anew at each moment, which is another one than the best that was forecast: also where
     it is short before the deadline, as time for a cancel and a few calls is all that is kept.
@@ -248,7 +255,7 @@ def test_a_rescue_that_no_moment_is_right_for_is_not_announced() -> None:
     assert "rescue" not in explain(decision)
 
 
-@pytest.mark.parametrize("requests", [1000, 6000, 7000])
+@pytest.mark.parametrize("requests", sampled([1000, 6000, 7000], first=1))
 def test_a_batch_that_is_nearly_certain_in_time_costs_half_however_long_real_time_takes(
     requests: int,
 ) -> None:
@@ -336,7 +343,7 @@ def test_what_is_more_likely_late_than_not_is_refused_with_the_nearest_that_is_m
     assert chosen(1000, Constraints(deadline=nearest + 1)).chosen.feasible
 
 
-@pytest.mark.parametrize("strategy", [Strategy.BATCH, Strategy.HYBRID, Strategy.THRESHOLD])
+@pytest.mark.parametrize("strategy", sampled([Strategy.BATCH, Strategy.HYBRID, Strategy.THRESHOLD]))
 def test_a_forced_batch_that_is_too_late_is_refused_with_the_time_that_real_time_needs(
     strategy: Strategy,
 ) -> None:
