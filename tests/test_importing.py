@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from smartbatch._importing import NEW_OBJECTS, NEW_OBJECTS_OF_AN_SDK, collected_seldom, collector_slowed
+
+
+@pytest.fixture(autouse=True)
+def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a program: the tests freeze what they have collected, and count it once."""
+    monkeypatch.setattr(gc, "get_freeze_count", inspect.unwrap(gc.get_freeze_count))
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def test_a_command_is_collected_seldom_and_leaves_the_collector_as_it_was() -> None:
@@ -20,16 +31,11 @@ def test_a_command_is_collected_seldom_and_leaves_the_collector_as_it_was() -> N
 
 
 def test_objects_that_the_program_itself_keeps_from_the_collector_stay_so() -> None:
-    before = gc.get_freeze_count()
     gc.freeze()
-    try:
-        kept = gc.get_freeze_count()
-        with collected_seldom():
-            assert gc.get_freeze_count() == kept
+    kept = gc.get_freeze_count()
+    with collected_seldom():
         assert gc.get_freeze_count() == kept
-    finally:
-        if not before:
-            gc.unfreeze()
+    assert gc.get_freeze_count() == kept
 
 
 def test_the_collector_looks_seldom_while_a_module_is_imported_and_as_before_afterwards(
