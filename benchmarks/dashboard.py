@@ -21,8 +21,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
-
 from benchmarks.targets import Targets
 from smartbatch._clock import RealClock
 from smartbatch.errors import ErrorKind, ProviderError
@@ -190,6 +188,8 @@ def main(jobs: int = JOBS, rows: int = ROWS) -> None:
 
 def _paint(served: Served, targets: Targets) -> None:
     """Say when Chromium paints each page first, with nothing kept from before; a line of text to compare."""
+    from playwright.sync_api import sync_playwright  # a test of the command takes this file's server only
+
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for page in (*PAGES, "/nowhere"):

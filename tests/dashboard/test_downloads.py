@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Callable
 
-import pyarrow.parquet
 import pytest
 
 from smartbatch.jobs.payload import encode_result
@@ -43,6 +42,8 @@ def test_json_lines_are_streamed_in_blocks(visitor: Visitor, job_id: str) -> Non
 @pytest.mark.full
 def test_tables_have_all_rows(visitor: Visitor, job_id: str) -> None:
     rows = list(csv.DictReader(io.StringIO(visitor.get(f"/download/{job_id}?format=csv").body.decode())))
+    import pyarrow.parquet
+
     table = pyarrow.parquet.read_table(io.BytesIO(visitor.get(f"/download/{job_id}?format=parquet").body))
     assert [row["id"] for row in rows] == table["id"].to_pylist() == [f"row-{ix}" for ix in range(ROWS)]
     assert rows[3]["text"] == table["text"][3].as_py()
