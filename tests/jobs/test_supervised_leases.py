@@ -157,6 +157,36 @@ def test_a_step_that_outlives_the_grace_cannot_write(scene: Scene) -> None:
     scene.until(lambda: fates == ["lost"])
 
 
+@pytest.mark.parametrize("outcome", [StepResult(finished=True), LeaseLost("taken over")])
+def test_a_step_that_outlives_the_grace_gives_back_nothing_that_the_stop_gave_back(
+    outcome: StepResult | LeaseLost, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store may be closed by then, or the job be another process's."""
+    job_id = scene.accept("a")
+    entered, leave = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+    given_back: list[str] = []
+    monkeypatch.setattr(LeaseTable, "release", lambda _, lease: given_back.append(lease.job_id))
+
+    def step(_: JobLease, __: int) -> StepResult:
+        threads.append(threading.current_thread())
+        entered.set()
+        leave.wait(PATIENCE)
+        if isinstance(outcome, LeaseLost):
+            raise outcome
+        return outcome
+
+    scene.script = step
+    supervisor = scene.supervisor()
+    supervisor.start()
+    assert entered.wait(PATIENCE)
+    supervisor.stop(0.0)
+    leave.set()
+    threads[0].join(PATIENCE)
+    assert not threads[0].is_alive()
+    assert given_back == [job_id]
+
+
 def test_a_step_that_outlives_the_grace_and_finds_the_store_closed_is_no_failure(scene: Scene) -> None:
     scene.accept("a")
     entered, leave = threading.Event(), threading.Event()
