@@ -219,6 +219,23 @@ def test_an_endless_chunked_body_is_capped(serve, connect):
     assert fails(connect(serve(endless), max_body=1_000_000)).code == "too_large"
 
 
+def test_a_body_larger_than_the_system_takes_at_once_arrives_whole(serve):
+    server = serve(lambda exchange: exchange.send(http(str(zlib.crc32(exchange.body)).encode())))
+    transport = Transport(parse_url(server.base_url))
+    body = os.urandom(1 << 20) * 24
+    assert int(transport.post("/large", body, 60.0).body) == zlib.crc32(body)
+    transport.close()
+
+
+def test_a_server_that_does_not_read_ends_the_call_at_its_deadline():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        transport = Transport(parse_url(f"http://127.0.0.1:{listener.getsockname()[1]}"))
+        with pytest.raises(ProviderError) as caught:
+            transport.post("/large", bytes(24 << 20), 0.2)
+        assert caught.value.kind is ErrorKind.TIMEOUT
+        transport.close()
+
+
 def test_an_early_refusal_is_read_although_sending_failed(serve, connect):
     """The answer of a server that refuses before it has read the body is read."""
 

@@ -28,8 +28,13 @@ IDLE_SECONDS = 60.0
 about then, some without a word, and only a failed call would find that out."""
 
 _NEARLY = 0.01
-"""Seconds by which a read or write may end late. Half of it is given when a time-out is set, so that the next
-call on the connection, which may take as long as this one, finds it good enough."""
+_NEARLY_OF = 1 / 500
+"""Seconds by which a read or write may end late, or this part of the time that is left where that is more:
+1.2 s of ten minutes. Half of it is given when a time-out is set, so that the next call on the connection,
+which may take as long as this one, finds it good enough."""
+
+_WRITES_SOCKETS = os.name == "posix"
+"""Whether ``os.write`` takes sockets."""
 
 _PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
@@ -76,9 +81,19 @@ class PlainSocket(_Plain):
         _arm(self)
         return super().recv_into(*args)
 
-    def sendall(self, *args: Any) -> None:
+    def sendall(self, data: Any, *args: Any) -> None:
+        """Send all of ``data``.
+
+        The system takes it at once unless it is large or the server does not read, so it is not asked
+        beforehand whether it would: for each call of the system's the interpreter's lock is given away.
+        """
         _arm(self)
-        return super().sendall(*args)
+        sent = 0
+        if _WRITES_SOCKETS:
+            with contextlib.suppress(BlockingIOError):
+                sent = os.write(self.fileno(), data)  # it never blocks, as there is a time-out
+        if sent < len(data):
+            super().sendall(memoryview(data)[sent:], *args)
 
 
 class _TlsSocket(_Tls):
@@ -100,15 +115,16 @@ class _TlsSocket(_Tls):
 
 
 def _arm(sock: Any) -> None:
-    """Let the next read or write of a socket end at its deadline, or up to 10 ms later.
+    """Let the next read or write of a socket end at its deadline, or hardly later.
 
     A time-out that holds nearly so long is left as it is: setting one is a call of the system's, for which
     the interpreter's lock is given away.
     """
     left = seconds_left(sock.deadline)
+    nearly = max(_NEARLY, left * _NEARLY_OF)
     at_hand = sock.gettimeout()
-    if at_hand is None or not 0 <= at_hand - left < _NEARLY:
-        sock.settimeout(left + _NEARLY / 2)
+    if at_hand is None or not 0 <= at_hand - left < nearly:
+        sock.settimeout(left + nearly / 2)
 
 
 @lru_cache(maxsize=8)
