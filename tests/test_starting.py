@@ -17,16 +17,17 @@ sys.argv[1:] = ["run", "rows.jsonl", "--model", "openai:gpt-5-mini", "--prompt-f
 assert main() == 0
 """
 WATCHED = """
-import socket, sys
+import os, socket, stat, sys
 seen = []
 def watched(sending):
-    def send(self, *rest):
-        if not seen:
+    def send(to, *rest):
+        if not seen and (isinstance(to, socket.socket) or stat.S_ISSOCK(os.fstat(to).st_mode)):
             seen.extend(sorted(sys.modules))
-        return sending(self, *rest)
+        return sending(to, *rest)
     return send
 socket.socket.send = watched(socket.socket.send)
 socket.socket.sendall = watched(socket.socket.sendall)
+os.write = watched(os.write)
 {program}
 print(*seen)
 """
