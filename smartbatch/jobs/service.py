@@ -125,7 +125,7 @@ class JobService:
         self._attended: set[str] = set()
         self._closed = False
         self._end = clock.monitor()
-        self._ending = 0  # stops that give jobs back now; under `_end`
+        self._ending: list[SqlStore | None] = []  # the stores of stops that give jobs back; under `_end`
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -517,7 +517,8 @@ class JobService:
         Each part waits in memory for what threads have under way; the calls of the store that come last are
         made on a thread of their own. In order: answers that came are stored; remote calls under way end; who
         waits for jobs hears of it; then jobs are given back, and the store is closed. A thread that comes
-        while another does this waits for its end: the other still uses the store.
+        while another does this waits for its end. Where its time is over before, it ends what was started
+        in between, and leaves the store to the other if it is the same.
 
         Args:
             until: monotonic seconds.
@@ -527,21 +528,31 @@ class JobService:
             wait_while(lambda: self._ending, self._end, self.clock, until - self.clock.now())
             if self._ending and self._supervisor is None:
                 return
-            self._ending += 1  # what began after the other's stop has a store of its own
+            with self._lock:
+                supervisor, self._supervisor = self._supervisor, None
+                watchers, self._watchers = list(self._watchers.values()), {}
+            store = self._opened.peek()
+            closes = store not in self._ending
+            self._ending.append(store)
         try:
-            self._finish(until, save)
+            self._finish(until, save if closes else None, supervisor, watchers)
         finally:
             with self._end:
-                self._ending -= 1
+                self._ending.remove(store)
                 self._end.notify_all()
 
-    def _finish(self, until: float, save: Callable[[], object]) -> None:
+    def _finish(
+        self,
+        until: float,
+        save: Callable[[], object] | None,
+        supervisor: JobSupervisor | None,
+        watchers: Sequence[Watcher],
+    ) -> None:
+        """Do what :meth:`finish` does; without ``save`` the store is left open."""
+
         def left(reserved: float) -> float:
             return max(0.0, until - reserved - self.clock.now())
 
-        with self._lock:
-            supervisor, self._supervisor = self._supervisor, None
-            watchers, self._watchers = list(self._watchers.values()), {}
         leases: list[JobLease] = []
         if supervisor is not None:
             unstored = supervisor.realtime.finish(left(2 * LAST_NEWS))
@@ -555,10 +566,11 @@ class JobService:
             watcher.finish(left(LAST_NEWS))
             watcher.give_up(error)
         self.serving.close()
-        store = self._opened.detach()
+        store = None if save is None else self._opened.detach()
 
         def close() -> None:
-            save()
+            if save is not None:
+                save()
             if store is not None:
                 self._dependencies.save(store)
             if supervisor is not None:

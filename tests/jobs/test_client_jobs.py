@@ -57,6 +57,28 @@ def test_of_two_stops_neither_closes_the_store_while_the_other_needs_it(
     assert client.job(job.id).is_unowned()
 
 
+def test_a_stop_without_time_leaves_the_store_to_an_earlier_one_that_waits_for_a_step(
+    client: BatchingClient, remote: Remote, clock: VirtualClock
+) -> None:
+    """What was started in between is ended, and uses the store that the earlier stop closes."""
+    assert remote.api is not None
+    remote.api.slow = 20.0
+    with clock.held():
+        job = client.submit_batch(["a", "b"])
+        eventually(lambda: "upload" in remote.api.calls)
+        first = InTime(clock, client.stop)
+        eventually(lambda: not inside(client).jobs.is_working)
+        client.start()
+        store = inside(client).jobs.service.store
+        client.submit_batch(["c", "d"])
+        second = InTime(clock, partial(client.stop, 0))
+    second.result()
+    assert not inside(client).jobs.is_working
+    assert store.jobs.get(job.id) is not None
+    first.result()
+    assert client.job(job.id).is_unowned()
+
+
 def test_a_stop_ends_what_was_started_while_another_one_still_closes_the_store(
     client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

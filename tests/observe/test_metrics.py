@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from smartbatch.events import (
     ShardChanged,
 )
 from smartbatch.jobs.records import ShardState
-from smartbatch.observe.metrics import KINDS, BatchMetrics
+from smartbatch.observe.metrics import KINDS, BatchMetrics, _TokenSums
 from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 from smartbatch.types import Priority, Route, Usage
 from tests.together import run_together
@@ -361,3 +362,8 @@ def test_each_state_of_a_batch_is_counted_under_its_own_name(metrics: BatchMetri
     states = [state.value for state in ShardState]
     snapshot = feed(metrics, *(ShardChanged(at=0.0, after=state, **told) for state in states))
     assert snapshot.shard_changes == dict.fromkeys(states, 1)
+
+
+def test_all_fields_of_usage_are_added_up() -> None:
+    """One that is new is added up as well."""
+    assert [one.name for one in attrs.fields(_TokenSums)] == [one.name for one in attrs.fields(Usage)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch._display import fields_repr
@@ -187,8 +187,8 @@ class StepContext:
         model: the job's model without the provider's prefix.
     """
 
-    runtime: JobRuntime = field(repr=False)
-    api: BatchApi = field(repr=False)
+    runtime: JobRuntime
+    api: BatchApi
     job: JobRow
     lease: JobLease
 
