@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-from attrs import fields
 
 from smartbatch._html import Html, el
 
@@ -32,21 +29,6 @@ def brief(value: object) -> str:
 def without_middle(words: str, most: int = 300) -> str:
     """Return at most ``most`` characters of a repr, its end included."""
     return words if len(words) <= most else f"{words[: most - 43]}...{words[-40:]}"
-
-
-@reprlib.recursive_repr()
-def fields_repr(value: Any) -> str:
-    """Return the repr that attrs would make for a class of its own.
-
-    A class has it as ``__repr__``: compiling one for each of some hundred classes takes a tenth of the
-    processor time until the first request.
-    """
-    shown = (
-        f"{each.name}={(each.repr if callable(each.repr) else repr)(getattr(value, each.name))}"
-        for each in fields(type(value))
-        if each.repr
-    )
-    return f"{type(value).__qualname__.rsplit('>.', 1)[-1]}({', '.join(shown)})"
 
 
 def counted(word: str, values: Sequence[object]) -> str:

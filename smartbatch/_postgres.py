@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from attrs import field, frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import ConfigError
 
 try:
@@ -39,8 +40,8 @@ _DEFAULTS: dict[str, Any] = {
 _SECRET = ("password", "sslpassword", "passfile", "sslkey")
 
 
-@frozen
-class Address:
+@frozen(eq=False, repr=False)
+class Address(Value):
     """Where something is kept on a server.
 
     Attributes:

@@ -15,6 +15,7 @@ from typing import Any, overload
 from attrs import Attribute, Converter, field, frozen
 
 from smartbatch._display import without_middle
+from smartbatch._values import Value
 from smartbatch.errors import ConfigError, did_you_mean, scrub
 from smartbatch.prices import Price
 from smartbatch.types import Duration
@@ -68,8 +69,8 @@ def seconds_of(field: str, value: Duration | None) -> float | None:
     return found
 
 
-@frozen(kw_only=True)
-class Spec:
+@frozen(kw_only=True, eq=False, repr=False)
+class Spec(Value):
     """The rules of one setting.
 
     Args:
@@ -191,8 +192,8 @@ class Spec:
         return {str(model): Price.parse(str(model), table) for model, table in value.items()}
 
 
-@frozen
-class Setting:
+@frozen(eq=False, repr=False)
+class Setting(Value):
     """One line of the reference: a key with its value and rules."""
 
     name: str

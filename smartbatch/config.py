@@ -9,8 +9,8 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from attrs import Attribute, fields_dict, frozen
 
-from smartbatch._display import fields_repr
 from smartbatch._settings import Setting, choice, seconds, setting, spec_of
+from smartbatch._values import Value
 from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.prices import Price
 from smartbatch.types import Duration, GenerationParams, OnError, Prefer, StrategyName, T
@@ -28,8 +28,8 @@ LARGE_QUEUE = 10_000
 DAY = 86_400
 
 
-@frozen(kw_only=True, init=False)
-class BatchingConfig:
+@frozen(kw_only=True, init=False, eq=False, repr=False)
+class BatchingConfig(Value):
     """Everything that can be set on a client. All durations are seconds and may be fractions,
     and are taken as text as well: ``"2s"``, ``"90m"``, ``"6h30min"``.
 
@@ -39,8 +39,6 @@ class BatchingConfig:
         ConfigError: for a value out of its range, for settings that contradict each other (both are named),
             and for an unknown one (the nearest is suggested).
     """
-
-    __repr__ = fields_repr
 
     batch_window: float = seconds(0.1, "How long a request waits for others to share its call.", 0.01, 5)
     max_batch_size: int = setting(10, "int", "Most prompts in a shared call.", 1, 50)

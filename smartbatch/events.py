@@ -13,9 +13,10 @@ from contextvars import Context
 from enum import Enum
 from typing import Any, TypeAlias
 
-from attrs import asdict, field, fields, frozen
+from attrs import asdict, field, frozen
 
-from smartbatch._display import brief, fields_repr
+from smartbatch._display import brief
+from smartbatch._values import Value, fields_repr
 from smartbatch.errors import snake_case
 from smartbatch.types import Kind, Priority, Route, Usage
 
@@ -23,23 +24,15 @@ Observer: TypeAlias = "Callable[[Event], None]"
 """Anything that takes an event. An exception it raises is logged and has no other effect."""
 
 
-@frozen(kw_only=True, eq=False)
-class Event:
-    """Root of all events, which share its repr, equality and hash: all have ``repr=False, eq=False``.
+@frozen(kw_only=True, eq=False, repr=False)
+class Event(Value):
+    """Root of all events, which are values.
 
     Attributes:
         at: monotonic seconds of the client's clock.
     """
 
-    __repr__ = fields_repr
-
     at: float
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and _compared(self) == _compared(other)
-
-    def __hash__(self) -> int:
-        return hash((type(self), _compared(self)))
 
     @property
     def name(self) -> str:
@@ -50,10 +43,6 @@ class Event:
         """The event as plain values, fit for JSON; without the objects that are the user's own, and without
         the texts of providers."""
         return asdict(self, value_serializer=_plain, filter=lambda each, _: each.name not in _LEFT_OUT)
-
-
-def _compared(event: Any) -> tuple[object, ...]:
-    return tuple(getattr(event, each.name) for each in fields(type(event)) if each.eq)
 
 
 def _plain(_event: Any, _field: Any, value: Any) -> Any:
@@ -93,6 +82,8 @@ class CalledRequest:
     context: Any = field(repr=brief)
     submitted: float
     variables: Context = field(repr=False)
+
+    __repr__ = fields_repr
 
 
 @frozen(kw_only=True, repr=False, eq=False)

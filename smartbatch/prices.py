@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from attrs import Attribute, asdict, evolve, field, fields, frozen
 
-from smartbatch._display import fields_repr
 from smartbatch._kept import keep, read_kept
+from smartbatch._values import Value
 from smartbatch._version import __version__
 from smartbatch.errors import ConfigError
 from smartbatch.types import Usage
@@ -87,8 +87,8 @@ def _share(_: Price, attribute: Attribute[Any], value: Any) -> None:
         raise ConfigError(f"price {attribute.name} = {value!r} must be a share from 0 to 1: 0.5 is half off")
 
 
-@frozen
-class Price:
+@frozen(eq=False, repr=False)
+class Price(Value):
     """A model's price in USD per million tokens.
 
     Args:
@@ -109,8 +109,6 @@ class Price:
         ConfigError: for a price that is negative or not a number, a discount that is no share, or half a
             price of the slower tier.
     """
-
-    __repr__ = fields_repr
 
     input: float = field(validator=_usd)
     output: float = field(validator=_usd)
@@ -146,11 +144,9 @@ class Price:
             raise ConfigError(f"prices[{model!r}]: {error}") from None
 
 
-@frozen
-class Band:
+@frozen(eq=False, repr=False)
+class Band(Value):
     """USD per token for requests of more than ``above`` input tokens."""
-
-    __repr__ = fields_repr
 
     above: int
     input: float
@@ -163,8 +159,8 @@ class Band:
     """Of input written for an hour."""
 
 
-@frozen
-class RateCard:
+@frozen(eq=False, repr=False)
+class RateCard(Value):
     """What one model costs now; fast enough to be used for every request.
 
     Attributes:
@@ -175,8 +171,6 @@ class RateCard:
         writes_by_itself: the model writes long prompts to its cache unasked, at a price above that of input.
         exact: returns the USD of one request where the bands cannot say it, by a slower way; else ``None``.
     """
-
-    __repr__ = fields_repr
 
     source: str
     bands: tuple[Band, ...]
@@ -403,11 +397,9 @@ def _cheaper(card: RateCard, share: float, cached_share: float) -> RateCard:
     return evolve(card, source=source, bands=tuple(bands), exact=whole)
 
 
-@frozen
-class _Listed:
+@frozen(eq=False, repr=False)
+class _Listed(Value):
     """What the bundled table says of a model: its card, the provider's id in the table, the plain rates."""
-
-    __repr__ = fields_repr
 
     card: RateCard
     provider: str

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAli
 
 from attrs import evolve, field, frozen
 
-from smartbatch._display import brief, fields_repr, short
+from smartbatch._display import brief, short
+from smartbatch._values import Value, fields_repr
 from smartbatch.errors import SmartbatchError, did_you_mean
 
 if TYPE_CHECKING:  # defaults of type variables are no part of Python 3.11; type checkers know them
@@ -149,16 +150,14 @@ class Kind(enum.Enum):
     __hash__ = object.__hash__  # that of Enum is a function in Python
 
 
-@frozen
-class Message:
+@frozen(eq=False, repr=False)
+class Message(Value):
     """One turn of a conversation.
 
     Args:
         role: ``system``, ``developer``, ``user``, ``assistant`` or ``tool``.
         content: text, or the provider's list of content parts.
     """
-
-    __repr__ = fields_repr
 
     role: str
     content: str | tuple[Mapping[str, Any], ...] = field(repr=short)
@@ -188,8 +187,8 @@ Texts: TypeAlias = "Iterable[str] | Iterable[Mapping[str, Any]] | Table"
 """What list calls take that ask for vectors."""
 
 
-@frozen
-class Usage:
+@frozen(eq=False, repr=False)
+class Usage(Value):
     """Tokens of one request, over all its attempts.
 
     Attributes:
@@ -202,8 +201,6 @@ class Usage:
         cache_write_1h_tokens: the part of ``cache_write_tokens`` that Anthropic keeps for an hour, at a
             higher price than its five minutes.
     """
-
-    __repr__ = fields_repr
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -254,8 +251,8 @@ def _schema(value: Any) -> Mapping[str, Any] | None:
     return schema
 
 
-@frozen
-class Generation:
+@frozen(eq=False, repr=False)
+class Generation(Value):
     """Parameters of a text generation; ``None`` means "not sent", so the provider's default holds.
 
     Args:
@@ -272,8 +269,6 @@ class Generation:
         extra: further fields of the request body, passed through untouched.
     """
 
-    __repr__ = fields_repr
-
     system: str | None = field(default=None, repr=short)
     max_tokens: int | None = None
     temperature: float | None = None
@@ -289,7 +284,7 @@ def _priority(value: Priority | str | int) -> Priority:
     return value if value.__class__ is Priority else Priority.parse(value)
 
 
-@frozen
+@frozen  # compared with each request: compiled is quicker
 class Embedding:
     """What kind of vector is asked for.
 
@@ -297,8 +292,6 @@ class Embedding:
         task_type: what it will be used for, in the provider's words, such as ``RETRIEVAL_DOCUMENT``.
         dimensions: length of the vector; the model's own when ``None``.
     """
-
-    __repr__ = fields_repr
 
     task_type: str | None = None
     dimensions: int | None = None
@@ -359,8 +352,8 @@ class Attempt(int):
         return attempt
 
 
-@frozen
-class LimitReport:
+@frozen(eq=False, repr=False)
+class LimitReport(Value):
     """What a provider's answer reported about its limits; ``None`` where it reported nothing.
 
     ``tokens`` are input and output together; a provider that limits them apart fills ``input`` and
@@ -372,8 +365,6 @@ class LimitReport:
         requests_reset, tokens_reset, input_reset, output_reset: seconds until the bucket is full again.
         resets_rounded_to: seconds up to which the resets may be too long, as they are rounded.
     """
-
-    __repr__ = fields_repr
 
     requests_limit: int | None = None
     requests_remaining: int | None = None
@@ -390,8 +381,8 @@ class LimitReport:
     resets_rounded_to: float = 0.0
 
 
-@frozen
-class Answer:
+@frozen(eq=False, repr=False)
+class Answer(Value):
     """What a provider returns for one request.
 
     Attributes:
@@ -409,8 +400,6 @@ class Answer:
         tier: the tier of service that answered, in the provider's word; ``None`` when it did not say.
         kept: whether it was kept from an earlier call, see the setting ``cache``.
     """
-
-    __repr__ = fields_repr
 
     text: str | None = field(default=None, repr=short)
     usage: Usage | None = None

@@ -29,7 +29,7 @@ NOUNS = frozenset({"errors", "types", "events", "results", "interrupted"})
 
 FOR_ALL = frozenset(
     {"_clock", "_display", "_files", "_fork", "_html", "_importing", "_kept"}
-    | {"_postgres", "_settings", "_sqlite", "_version"}
+    | {"_postgres", "_settings", "_sqlite", "_values", "_version"}
 )
 """Files at the root that every room may import."""
 
@@ -50,7 +50,7 @@ BELOW_CLIENT = NOUNS | {
 ALLOWED: dict[str, frozenset[str]] = {
     # for all
     "_clock": frozenset(),  # time and waiting
-    "_display": frozenset(),  # reprs, and HTML for notebooks
+    "_display": frozenset(),  # short reprs, and HTML for notebooks
     "_files": frozenset({"errors"}),  # files for this user only
     "_fork": frozenset(),  # forks and the interpreter's end
     "_html": frozenset(),  # escaping, elements
@@ -59,6 +59,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "_postgres": frozenset({"errors"}),  # addresses of PostgreSQL servers
     "_sqlite": frozenset(),  # connections to an SQLite file
     "_settings": frozenset({"errors", "prices", "types"}),  # how one setting is checked
+    "_values": frozenset(),  # equality, hash and repr
     "_version": frozenset(),
     # what travels
     "errors": frozenset(),
@@ -125,7 +126,7 @@ ALLOWED_IN_CORE = frozenset(
 """Decisions take time and random sources as arguments, and have no threads, files or sockets: nothing else
 that is not the library's own is imported."""
 
-FOR_DECISIONS = frozenset({"_display", "_settings"})
+FOR_DECISIONS = frozenset({"_settings", "_values"})
 """The files for all that decisions use as well: others wait, fork, or look at clocks and files."""
 
 CLOCKS = re.compile(r"(date|datetime|struct_time)\.(now|utcnow|today)")

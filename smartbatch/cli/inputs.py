@@ -16,6 +16,7 @@ from typing import IO, Any, Final, TypeVar, cast
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.cli.compression import ERRORS, MAGIC, decompressed
 from smartbatch.cli.row_formats import READERS, BadRow, lines
 from smartbatch.errors import InputError
@@ -32,8 +33,8 @@ _SETTLED: Final = 0.1
 """Seconds from one change of a file on in which the next may get the same time: some ticks of a clock."""
 
 
-@frozen
-class Row:
+@frozen(eq=False, repr=False)
+class Row(Value):
     """One row of the input.
 
     Attributes:

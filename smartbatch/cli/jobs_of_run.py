@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.cli.prompts import RowKeys
 from smartbatch.client import BatchingClient
 from smartbatch.errors import InputError
@@ -32,8 +33,8 @@ _REALTIME: Final = {"route": "realtime"}
 """Labels of a run's job: where its results go, how many rows the input had, and that it goes in real time."""
 
 
-@frozen
-class RunJob:
+@frozen(eq=False, repr=False)
+class RunJob(Value):
     """A job of a run as it was found at the run's start.
 
     Attributes:

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeGuard
 from attrs import asdict, frozen
 
 from smartbatch._kept import forget_bytes, keep_bytes, read_kept_bytes
+from smartbatch._values import Value
 from smartbatch._version import __version__
 from smartbatch.cli.inputs import Row, RowSource
 from smartbatch.cli.interrupts import RunInterrupted
@@ -106,8 +107,8 @@ def _default_prompt(fields: Mapping[str, Any]) -> Any:
     )
 
 
-@frozen
-class Keys:
+@frozen(eq=False, repr=False)
+class Keys(Value):
     """Digests that tie a line of an output to its request: :data:`HALF` bytes for model and parameters, as
     many for the prompt. Two halves, so that a mismatch can say which of the two is different; and each so
     wide that equal ones mean equal texts.
@@ -172,8 +173,8 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-@frozen
-class KeyedRow:
+@frozen(eq=False, repr=False)
+class KeyedRow(Value):
     """A row with its id and its key; travels as the context of its request.
 
     Attributes:

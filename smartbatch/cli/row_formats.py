@@ -20,6 +20,7 @@ from typing import IO, Any, Final, NoReturn, TypeAlias
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.cli.optional import missing
 from smartbatch.tables.answer_columns import plain
 
@@ -44,8 +45,8 @@ _PARQUET_ROWS: Final = 1000
 """Rows of a Parquet file that are held at a time."""
 
 
-@frozen
-class BadRow:
+@frozen(eq=False, repr=False)
+class BadRow(Value):
     """A row that cannot be used: its one-based line, and what is wrong, without the row's content."""
 
     line: int

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from attrs import define, field, frozen
 
 from smartbatch._clock import Clock
+from smartbatch._values import Value
 from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.interrupts import Interrupts, RunInterrupted
 from smartbatch.cli.jobs_of_run import RunIdentity, RunJob
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from smartbatch.cluster import Cluster
 
 
-@frozen
-class RowResult:
+@frozen(eq=False, repr=False)
+class RowResult(Value):
     """The result of a row.
 
     Attributes:

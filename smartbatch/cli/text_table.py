@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.observe.text import escape
 
 _GAP = 2
@@ -14,8 +15,8 @@ _LEAST = 8
 """Cells to which the first column is cut before further columns are left out."""
 
 
-@frozen
-class Column:
+@frozen(eq=False, repr=False)
+class Column(Value):
     """A column.
 
     Attributes:

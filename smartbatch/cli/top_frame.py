@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.cli.text_table import Column, fitted, text_table
 from smartbatch.dashboard.attention import needs_of
 from smartbatch.dashboard.outlook import outlook, risk_of
@@ -55,8 +56,8 @@ _PROCESS_COLUMNS = (
 )
 
 
-@frozen
-class TopLine:
+@frozen(eq=False, repr=False)
+class TopLine(Value):
     """A line of a frame.
 
     Attributes:

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from attrs import field, frozen
 
+from smartbatch._values import Value
 from smartbatch.dashboard.page import Granted
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(:[0-9]{1,5})?", re.ASCII)
 _FORWARDED = ("HTTP_FORWARDED", "HTTP_X_FORWARDED_FOR", "HTTP_X_REAL_IP")
 
 
-@frozen
-class TokenAccess:
+@frozen(eq=False, repr=False)
+class TokenAccess(Value):
     """Everything for those who come from this machine itself and have the token.
 
     The token comes once in the address (``?token=…``), and from then on in a cookie; or as

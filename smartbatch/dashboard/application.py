@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 from attrs import evolve, frozen
 
+from smartbatch._values import Value
 from smartbatch.dashboard import acts
 from smartbatch.dashboard.access import (
     Access,
@@ -59,8 +60,8 @@ _DENIED_TOKEN = (
 )
 
 
-@frozen(kw_only=True)
-class Response:
+@frozen(kw_only=True, eq=False, repr=False)
+class Response(Value):
     """What goes back: a whole body, or a stream."""
 
     status: str = "200 OK"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from attrs import define, field, frozen
 
 from smartbatch._html import Child, Html, el, fragment
+from smartbatch._values import Value
 from smartbatch.core.routing.measured import Measured
 from smartbatch.dashboard.job_rows import moment_of
 from smartbatch.dashboard.jobs_page import number_of
@@ -111,8 +112,8 @@ def _calibration(figures: Sequence[StoredDecision]) -> Html:
     return fragment(components.facts(rows), plot)
 
 
-@frozen
-class _Gain:
+@frozen(eq=False, repr=False)
+class _Gain(Value):
     """What was saved against another route; negative where it was lost, ``None`` where nothing is known.
 
     Attributes:

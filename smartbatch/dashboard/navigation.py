@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.dashboard import (
     acts_page,
     choices_page,
@@ -18,8 +19,8 @@ from smartbatch.dashboard import (
 from smartbatch.dashboard.page import PageOf
 
 
-@frozen
-class PageEntry:
+@frozen(eq=False, repr=False)
+class PageEntry(Value):
     """A page and its name in the navigation.
 
     Attributes:

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 from attrs import field, frozen
 
 from smartbatch._html import Html
+from smartbatch._values import Value
 from smartbatch.dashboard.source import Source
 
 TICK = 1.0
@@ -19,8 +20,8 @@ Granted: TypeAlias = Literal["all", "read"]
 """What a request may do: act and look, or only look."""
 
 
-@frozen(kw_only=True)
-class Query:
+@frozen(kw_only=True, eq=False, repr=False)
+class Query(Value):
     """What a request asks of a page.
 
     Attributes:
@@ -50,8 +51,8 @@ class Query:
         return self.link(*path, **changed)
 
 
-@frozen
-class Section:
+@frozen(eq=False, repr=False)
+class Section(Value):
     """A part of a page whose body is replaced as a whole when it has changed.
 
     Attributes:
@@ -67,8 +68,8 @@ class Section:
     live: bool = True
 
 
-@frozen
-class Page:
+@frozen(eq=False, repr=False)
+class Page(Value):
     """A page: complete on the server, also for browsers without JavaScript.
 
     Attributes:

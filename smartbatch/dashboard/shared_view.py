@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, final
 from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
+from smartbatch._values import Value
 from smartbatch._version import __version__
 from smartbatch.errors import SmartbatchError
 from smartbatch.observe.families import sums_of
@@ -24,8 +25,8 @@ FRESH = 1.0
 """Seconds for which what the processes published is not read again: they publish every five."""
 
 
-@frozen
-class SharedView:
+@frozen(eq=False, repr=False)
+class SharedView(Value):
     """What is known of the processes that share limits.
 
     Attributes:
@@ -40,8 +41,8 @@ class SharedView:
     is_off: bool = False
 
 
-@frozen
-class KindFailures:
+@frozen(eq=False, repr=False)
+class KindFailures(Value):
     """Failures of one kind, of all processes that ever shared.
 
     Attributes:

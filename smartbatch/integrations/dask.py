@@ -12,6 +12,7 @@ import distributed
 from attrs import define, field, frozen
 
 from smartbatch._clock import RealClock
+from smartbatch._values import Value
 from smartbatch.client import BatchingClient
 from smartbatch.cluster import UNIT, Cluster, Options, Unit, changed, digest, one_budget, shared_config
 from smartbatch.config import BatchingConfig
@@ -86,8 +87,8 @@ def map(
     return given.rebuilt(ended(results, RealClock.now() - began))
 
 
-@frozen
-class _ListCall:
+@frozen(eq=False, repr=False)
+class _ListCall(Value):
     """How a list is asked.
 
     Attributes:

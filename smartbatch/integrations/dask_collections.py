@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.core.preparation.prompt_list import prompt_list
 from smartbatch.errors import InvalidRequest
 from smartbatch.results import ResultList
@@ -23,8 +24,8 @@ Compute: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """Brings the partitions of a collection here."""
 
 
-@frozen
-class Collection:
+@frozen(eq=False, repr=False)
+class Collection(Value):
     """Prompts, and what makes their results into what the prompts came in.
 
     Attributes:

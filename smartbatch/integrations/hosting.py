@@ -15,6 +15,7 @@ from attrs import evolve, field, fields_dict, frozen
 from smartbatch._clock import RealClock
 from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_of
+from smartbatch._values import Value
 from smartbatch.cli.main import main
 from smartbatch.client import BatchingClient
 from smartbatch.config import OF_APPLICATIONS, PREFIX, BatchingConfig, check_names
@@ -54,8 +55,8 @@ for a job does so within the limit, and the job goes on."""
 # -- time limits ---------------------------------------------------------------------------------------------
 
 
-@frozen
-class TimeLimit:
+@frozen(eq=False, repr=False)
+class TimeLimit(Value):
     """A limit of a host's on what runs now.
 
     Attributes:
@@ -94,8 +95,8 @@ def within(left: float | None, prompt: object, params: Mapping[str, Any]) -> dic
     return {**params} if seconds is None else {**params, "timeout": seconds}
 
 
-@frozen
-class _LimitedClient:
+@frozen(eq=False, repr=False)
+class _LimitedClient(Value):
     """A client whose answers are waited for within a time limit; all else is the client's.
 
     A call with one of :data:`_OWN_TIME` is left as it is, and so is work for later.
@@ -119,8 +120,8 @@ class _LimitedClient:
 # -- settings ------------------------------------------------------------------------------------------------
 
 
-@frozen
-class HostSettings:
+@frozen(eq=False, repr=False)
+class HostSettings(Value):
     """What a host application says of its client, checked.
 
     Attributes:
@@ -178,8 +179,8 @@ def _variables() -> dict[str, str]:
     return {name.removeprefix(PREFIX).lower(): text for name, text in found.items() if text}
 
 
-@frozen
-class Health:
+@frozen(eq=False, repr=False)
+class Health(Value):
     """How the client of this process is.
 
     Attributes:

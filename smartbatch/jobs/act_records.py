@@ -9,6 +9,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import InvalidRequest
 
 AT_ONCE = 1_000
@@ -35,8 +36,8 @@ ActName = Literal[
 ]
 
 
-@frozen(kw_only=True)
-class Act:
+@frozen(kw_only=True, eq=False, repr=False)
+class Act(Value):
     """Something a person did to work that runs, as it is noted in the store.
 
     Attributes:
@@ -68,8 +69,8 @@ def _ids(given: Iterable[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-@frozen(kw_only=True)
-class JobSelection:
+@frozen(kw_only=True, eq=False, repr=False)
+class JobSelection(Value):
     """Jobs of a store: those for which all that is given holds.
 
     Attributes:
@@ -102,8 +103,8 @@ class JobSelection:
         return ", ".join(told)
 
 
-@frozen
-class Acted:
+@frozen(eq=False, repr=False)
+class Acted(Value):
     """What an act on a selection of jobs came to.
 
     Attributes:
@@ -115,8 +116,8 @@ class Acted:
     left_out: int
 
 
-@frozen
-class RetriedRows:
+@frozen(eq=False, repr=False)
+class RetriedRows(Value):
     """What came of asking failed rows of a job again.
 
     Attributes:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
+from smartbatch._values import Value
 from smartbatch.config import BatchingConfig
 from smartbatch.jobs.realtime_items import TURN, RealtimeItems
 from smartbatch.jobs.records import JobRow, StoredItem
@@ -55,8 +56,8 @@ class GatherInterval:
         self.pause = min(LONGEST_GATHER, seconds / SHARE_OF_STORING)
 
 
-@frozen
-class Turn:
+@frozen(eq=False, repr=False)
+class Turn(Value):
     """A job, and how many of its items may be claimed."""
 
     job: RealtimeItems

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from attrs import define, evolve, frozen
 
+from smartbatch._values import Value
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of
@@ -39,16 +40,16 @@ _TAKEN = "deferred-taken "
 """Begins the name of the fact that all answers of a job were given to those who asked."""
 
 
-@frozen
-class Place:
+@frozen(eq=False, repr=False)
+class Place(Value):
     """Where a deferred request is: a position in a job."""
 
     job_id: str
     ix: int
 
 
-@frozen
-class Found:
+@frozen(eq=False, repr=False)
+class Found(Value):
     """An equal request that was deferred before.
 
     Attributes:
@@ -59,8 +60,8 @@ class Found:
     first: bool
 
 
-@frozen
-class Storable:
+@frozen(eq=False, repr=False)
+class Storable(Value):
     """A request as a job of deferred requests keeps it.
 
     Attributes:

@@ -19,6 +19,7 @@ import math
 
 from attrs import asdict, frozen
 
+from smartbatch._values import Value
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.shared_record import LeaseAsk, first
 from smartbatch.errors import ProviderError
@@ -150,8 +151,8 @@ def _ours(step: StepContext, shard: ShardRow) -> list[int]:
     ]
 
 
-@frozen
-class _Known:
+@frozen(eq=False, repr=False)
+class _Known(Value):
     """What was learned of a model's quota.
 
     Attributes:

@@ -12,6 +12,7 @@ from attrs import frozen
 
 from smartbatch._display import paragraph, short
 from smartbatch._settings import seconds_of
+from smartbatch._values import Value
 from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.interrupted import Interrupted
 from smartbatch.jobs.act_records import JobSelection, RetriedRows, actor
@@ -41,8 +42,8 @@ LAST_LOOK = 0.75
 """Seconds that the store has, once the time to wait is over, to say how the job stands then."""
 
 
-@frozen
-class _Look:
+@frozen(eq=False, repr=False)
+class _Look(Value):
     """What was known before the store was read: a change, or the end of the time, may come while it is read.
 
     Attributes:

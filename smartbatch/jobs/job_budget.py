@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from attrs import define, field, frozen
 
+from smartbatch._values import Value
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.tokens import Calibration, estimate_request
@@ -122,8 +123,8 @@ def remaining_budget(row: JobRow) -> float:
     return math.inf if budget is None else budget - row.cost - row.reserved
 
 
-@frozen
-class JobBill:
+@frozen(eq=False, repr=False)
+class JobBill(Value):
     """What a job has cost by now, USD.
 
     Attributes:

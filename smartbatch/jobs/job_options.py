@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value
 from smartbatch.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ KEY = 512
 """Letters of a job's key."""
 
 
-@frozen
-class JobOptions:
+@frozen(eq=False, repr=False)
+class JobOptions(Value):
     """What a caller gives a job besides its requests.
 
     Attributes:
@@ -34,16 +34,14 @@ class JobOptions:
         carry_on: whether this process carries the job on from the beginning.
     """
 
-    __repr__ = fields_repr
-
     key: str | None = None
     metadata: Mapping[str, str] | None = None
     fallback: Fallback | None = None
     carry_on: bool = True
 
 
-@frozen
-class WaitOptions:
+@frozen(eq=False, repr=False)
+class WaitOptions(Value):
     """How a caller waits for a job.
 
     Attributes:
@@ -51,8 +49,6 @@ class WaitOptions:
         on_progress: called with the status after each change.
         progress: whether a bar is shown, or lines where there is no terminal; in a notebook when ``None``.
     """
-
-    __repr__ = fields_repr
 
     timeout: float | None
     on_progress: Callable[[JobStatus], object] | None

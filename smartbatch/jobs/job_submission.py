@@ -11,7 +11,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
-from smartbatch._display import fields_repr
+from smartbatch._values import Value
 from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.limits.budget_reservations import NewReservation
 from smartbatch.core.preparation.fingerprint import fingerprint
@@ -35,8 +35,8 @@ from smartbatch.results import ResultList, ended
 from smartbatch.types import Kind, Prompt, Prompts, Request
 
 
-@frozen
-class _Draft:
+@frozen(eq=False, repr=False)
+class _Draft(Value):
     """A job before it is stored.
 
     Attributes:
@@ -47,8 +47,6 @@ class _Draft:
             ``None`` or there is no Batch API.
         decision: by which it goes, where its route was chosen.
     """
-
-    __repr__ = fields_repr
 
     kind: Kind
     requests: Iterator[Request]

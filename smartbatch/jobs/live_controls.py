@@ -13,6 +13,7 @@ from collections.abc import Callable
 from attrs import frozen
 
 from smartbatch._clock import Clock
+from smartbatch._values import Value
 from smartbatch.core.limits.model_controls import ModelControls
 from smartbatch.events import Event, LimitChanged, PauseChanged
 from smartbatch.jobs.act_records import Act
@@ -25,8 +26,8 @@ _MAY_BE_FREE = frozenset({"resume", "retry_failed"})
 """Acts after which a job that nobody carries on may go on."""
 
 
-@frozen
-class News:
+@frozen(eq=False, repr=False)
+class News(Value):
     """What was done since the last look.
 
     Attributes:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from attrs import evolve, fields_dict, frozen
 
 from smartbatch import errors
+from smartbatch._values import Value
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot
 from smartbatch.errors import (
     ErrorKind,
@@ -51,8 +52,8 @@ _NOTHING = Generation()
 _T = TypeVar("_T")
 
 
-@frozen
-class Shared:
+@frozen(eq=False, repr=False)
+class Shared(Value):
     """What all requests of a job have in common; requests store only what differs from it.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value, fields_repr
 from smartbatch.errors import SmartbatchError
 from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
 from smartbatch.types import Route, Usage
@@ -99,16 +99,14 @@ LEASE = 15.0
 """Seconds after which a job of a process that does not renew its lease may be taken over."""
 
 
-@frozen
-class JobLease:
+@frozen(eq=False, repr=False)
+class JobLease(Value):
     """The right to write to a job: lost as soon as another process takes the job over.
 
     Attributes:
         job_id: the job.
         epoch: grows by one with every taking; a write under an old one changes nothing.
     """
-
-    __repr__ = fields_repr
 
     job_id: str
     epoch: int
@@ -122,8 +120,8 @@ class OverJobBudget(SmartbatchError):
     """The job's budget has no room for it; nothing was written."""
 
 
-@frozen
-class NewItem:
+@frozen(eq=False, repr=False)
+class NewItem(Value):
     """An item to be accepted, in its job's order.
 
     Attributes:
@@ -135,8 +133,6 @@ class NewItem:
         leader: position of the equal item before it whose result it gets; ``None`` where it is sent itself.
     """
 
-    __repr__ = fields_repr
-
     user_id: str | None
     payload: bytes
     size: int
@@ -145,8 +141,8 @@ class NewItem:
     leader: int | None = None
 
 
-@frozen
-class JobRow:
+@frozen(eq=False, repr=False)
+class JobRow(Value):
     """A job as the store has it; one that is to be accepted has only the fields without a default.
 
     Attributes:
@@ -172,8 +168,6 @@ class JobRow:
             time, can still cost, and what answers that are lost may have cost. Counted for jobs with a
             budget.
     """
-
-    __repr__ = fields_repr
 
     id: str
     key: str | None
@@ -208,11 +202,9 @@ class JobRow:
         return self.succeeded + self.failed + self.cancelled
 
 
-@frozen
-class OpenItem:
+@frozen(eq=False, repr=False)
+class OpenItem(Value):
     """An item that waits to be put into a shard, or to be sent in real time."""
-
-    __repr__ = fields_repr
 
     ix: int
     size: int
@@ -220,8 +212,8 @@ class OpenItem:
     tries: int
 
 
-@frozen
-class NewShard:
+@frozen(eq=False, repr=False)
+class NewShard(Value):
     """A shard to be planned.
 
     Attributes:
@@ -230,8 +222,6 @@ class NewShard:
         items: positions in the job, in the shard's order.
         reserved: the most it can cost, USD; reserved from the budget of a job that has one.
     """
-
-    __repr__ = fields_repr
 
     id: str
     nonce: str
@@ -242,8 +232,8 @@ class NewShard:
     reserved: float = 0.0
 
 
-@frozen
-class ShardRow:
+@frozen(eq=False, repr=False)
+class ShardRow(Value):
     """A shard as the store has it. Times are Unix seconds.
 
     Attributes:
@@ -267,8 +257,6 @@ class ShardRow:
         cost: USD of the answers in its results, once it is settled; ``None`` where it cannot be known.
         reserved: USD it is counted with in ``JobRow.reserved``, besides the results that are stored.
     """
-
-    __repr__ = fields_repr
 
     id: str
     job_id: str
@@ -303,8 +291,8 @@ class ShardRow:
     reserved: float = 0.0
 
 
-@frozen
-class NewResult:
+@frozen(eq=False, repr=False)
+class NewResult(Value):
     """The end of an item, or a note on one that is not final yet.
 
     Attributes:
@@ -318,8 +306,6 @@ class NewResult:
         route: how it came; ``None`` where it was not sent.
         in_realtime: whether it was a request in real time, which is counted there.
     """
-
-    __repr__ = fields_repr
 
     ix: int
     outcome: str
@@ -336,16 +322,14 @@ class NewResult:
         return self.outcome in ("succeeded", "failed", "cancelled")
 
 
-@frozen
-class JobNote:
+@frozen(eq=False, repr=False)
+class JobNote(Value):
     """What a job waits for.
 
     Attributes:
         text: for users; ``None`` where it waits no more.
         hold: it waits for a person.
     """
-
-    __repr__ = fields_repr
 
     text: str | None
     hold: bool = False
@@ -380,8 +364,8 @@ class StoredCounts:
     unpriced: int = 0
 
 
-@frozen
-class EarlierTries:
+@frozen(eq=False, repr=False)
+class EarlierTries(Value):
     """What tries of an item used that did not end it.
 
     Attributes:
@@ -389,8 +373,6 @@ class EarlierTries:
         usage: tokens of all of them.
         refused: the result of the last one, as bytes, where it brought an answer.
     """
-
-    __repr__ = fields_repr
 
     cost: float | None
     usage: Usage
@@ -401,8 +383,8 @@ class EarlierTries:
         return EarlierTries(cost, self.usage + later.usage, later.refused or self.refused)
 
 
-@frozen
-class ResultRow:
+@frozen(eq=False, repr=False)
+class ResultRow(Value):
     """A result as the store has it.
 
     Attributes:
@@ -411,8 +393,6 @@ class ResultRow:
         follower: whether ``body`` is the result of the equal item that it followed.
         earlier: tries before the one in ``body``, likewise; ``None`` where nothing was billed for them.
     """
-
-    __repr__ = fields_repr
 
     ix: int
     user_id: str | None
@@ -425,8 +405,8 @@ class ResultRow:
     earlier: EarlierTries | None = None
 
 
-@frozen
-class NamedPlace:
+@frozen(eq=False, repr=False)
+class NamedPlace(Value):
     """Where a request stands that has a name of its own: a position in a job.
 
     Attributes:
@@ -434,16 +414,14 @@ class NamedPlace:
         answered: it had its result before it was named here.
     """
 
-    __repr__ = fields_repr
-
     job_id: str
     ix: int
     digest: str
     answered: bool = False
 
 
-@frozen
-class IncidentRow:
+@frozen(eq=False, repr=False)
+class IncidentRow(Value):
     """Something that should not have happened, kept for people.
 
     Attributes:
@@ -453,8 +431,6 @@ class IncidentRow:
         money: USD it cost besides what results hold, where that can be said.
     """
 
-    __repr__ = fields_repr
-
     kind: str
     job_id: str
     shard_id: str | None
@@ -463,8 +439,8 @@ class IncidentRow:
     at: float
 
 
-@frozen
-class StoredItem:
+@frozen(eq=False, repr=False)
+class StoredItem(Value):
     """An item with its request.
 
     Attributes:
@@ -473,8 +449,6 @@ class StoredItem:
         tries: shards and calls it went through before.
     """
 
-    __repr__ = fields_repr
-
     ix: int
     user_id: str | None
     payload: bytes = field(repr=False)
@@ -482,18 +456,16 @@ class StoredItem:
     tries: int
 
 
-@frozen
-class ItemSize:
+@frozen(eq=False, repr=False)
+class ItemSize(Value):
     """The size of an item: bytes of its request in the store, estimated input tokens."""
-
-    __repr__ = fields_repr
 
     bytes: int
     tokens: int
 
 
-@frozen
-class UnsettledItem:
+@frozen(eq=False, repr=False)
+class UnsettledItem(Value):
     """An item of a shard that has no result yet.
 
     Attributes:
@@ -502,16 +474,14 @@ class UnsettledItem:
         tries: shards and calls it went through before.
     """
 
-    __repr__ = fields_repr
-
     ix: int
     verdict: str | None
     body: bytes | None = field(repr=False)
     tries: int
 
 
-@frozen
-class StoredResults:
+@frozen(eq=False, repr=False)
+class StoredResults(Value):
     """What an ingest changed.
 
     Attributes:
@@ -520,8 +490,6 @@ class StoredResults:
         counts: what it counted, where that is still to be told.
         claimed: items that were claimed along with it.
     """
-
-    __repr__ = fields_repr
 
     final: tuple[int, ...]
     doubled: tuple[int, ...]

@@ -7,7 +7,8 @@ from functools import partial
 
 from attrs import evolve, field, frozen
 
-from smartbatch._display import bar, counted, facts, fields_repr, short
+from smartbatch._display import bar, counted, facts, short
+from smartbatch._values import Value
 from smartbatch.core.forecast.turnaround import RunningBatch, remaining
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Times
@@ -37,8 +38,8 @@ SOON = 1.0
 """Least seconds while anything is left."""
 
 
-@frozen
-class ShardStatus:
+@frozen(eq=False, repr=False)
+class ShardStatus(Value):
     """One batch of a job.
 
     Attributes:
@@ -53,8 +54,6 @@ class ShardStatus:
         note: what it waits for.
     """
 
-    __repr__ = fields_repr
-
     no: int
     state: str
     batch_id: str | None
@@ -66,8 +65,8 @@ class ShardStatus:
     note: str | None
 
 
-@frozen
-class JobStatus:
+@frozen(eq=False, repr=False)
+class JobStatus(Value):
     """How a job stands. ``completed + failed + cancelled`` of ``total`` have their results.
 
     Attributes:
@@ -91,8 +90,6 @@ class JobStatus:
         created_at: Unix seconds at which it was accepted.
         cancelling: whether it was cancelled and has not ended.
     """
-
-    __repr__ = fields_repr
 
     id: str
     key: str | None = field(repr=short)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
+from smartbatch._values import Value
 from smartbatch.jobs.payload import context_of, decode_result, item_id, with_earlier_tries
 from smartbatch.jobs.records import ResultRow
 from smartbatch.types import Result, Usage
 
 
-@frozen
-class StoredResult:
+@frozen(eq=False, repr=False)
+class StoredResult(Value):
     """A result and where it stands.
 
     Attributes:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
+from smartbatch._values import Value
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.measured import Measured
 from smartbatch.types import Usage
 
 
-@frozen(kw_only=True)
-class StoredDecision:
+@frozen(kw_only=True, eq=False, repr=False)
+class StoredDecision(Value):
     """A decision on a route, with what it forecast and, once that is known, what it really took.
 
     Attributes:
@@ -69,8 +70,8 @@ class Failures:
     request_id: str | None = None
 
 
-@frozen(kw_only=True)
-class ErrorGroup:
+@frozen(kw_only=True, eq=False, repr=False)
+class ErrorGroup(Value):
     """Errors of the same kind and message. Of equal requests of a job, which share an answer, one counts.
 
     Attributes:

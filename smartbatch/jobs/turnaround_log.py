@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from attrs import evolve, frozen
 
+from smartbatch._values import Value
 from smartbatch.events import BatchEnded
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Route
@@ -27,8 +28,8 @@ def cancelling(provider: str) -> str:
     return f"cancel {provider}"
 
 
-@frozen
-class Topic:
+@frozen(eq=False, repr=False)
+class Topic(Value):
     """What a name in the store is about.
 
     Attributes:

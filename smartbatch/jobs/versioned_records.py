@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from attrs import field, frozen
 from attrs.converters import optional
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value
 from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Route
 
@@ -18,8 +18,8 @@ Fallback = Literal["individual", "batch"]
 """Where the items of a job go that a batch has not run."""
 
 
-@frozen(kw_only=True)
-class JobPolicy:
+@frozen(kw_only=True, eq=False, repr=False)
+class JobPolicy(Value):
     """The choices a job was submitted with, for every process that carries it on.
 
     How often its batches are polled is none of them: each process does that as its own settings say.
@@ -46,8 +46,6 @@ class JobPolicy:
         traceparent: the span of whoever submitted it, as W3C Trace Context writes it; ``None`` for none.
     """
 
-    __repr__ = fields_repr
-
     version: ClassVar[int] = 2
 
     fallback: Fallback = "batch"
@@ -70,8 +68,8 @@ def _texts(given: Iterable[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-@frozen(kw_only=True)
-class RemoteProgress:
+@frozen(kw_only=True, eq=False, repr=False)
+class RemoteProgress(Value):
     """What is known of a shard's batch at the provider, and what was already done about it.
 
     Attributes:
@@ -96,8 +94,6 @@ class RemoteProgress:
         suspected_duplicates: ids of batches that may be a second batch of this shard and are still to be
             examined.
     """
-
-    __repr__ = fields_repr
 
     version: ClassVar[int] = 1
 

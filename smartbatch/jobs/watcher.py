@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from attrs import define, frozen
 
 from smartbatch._clock import Clock, Monitor
+from smartbatch._values import Value
 from smartbatch.errors import JobNotFound, SmartbatchError, WrongProcess
 from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
@@ -40,8 +41,8 @@ def stored_job(store: SqlStore, job_id: str) -> JobRow:
     return row
 
 
-@frozen
-class SeenChanges:
+@frozen(eq=False, repr=False)
+class SeenChanges(Value):
     """What was told of a job up to a moment.
 
     Attributes:

@@ -13,13 +13,14 @@ from typing import Literal
 
 from attrs import fields, frozen
 
+from smartbatch._values import Value
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
 from smartbatch.observe.participants import Participants, RealtimeStatus, merged
 
 
-@frozen
-class Family:
+@frozen(eq=False, repr=False)
+class Family(Value):
     """Figures of one name.
 
     Attributes:

@@ -10,6 +10,8 @@ import math
 
 from attrs import define, field, frozen
 
+from smartbatch._values import Value
+
 STEPS = 8
 """Buckets an octave: 2 ** (1/8) = 1.09 between neighbours."""
 LOWEST = -14
@@ -23,8 +25,8 @@ _CEILING = 2.0**HIGHEST
 _OFFSET = -LOWEST * STEPS
 
 
-@frozen
-class TimeStats:
+@frozen(eq=False, repr=False)
+class TimeStats(Value):
     """What a histogram of durations says; all in seconds.
 
     Attributes:

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from attrs import asdict, define, field, fields, frozen, has
 
-from smartbatch._display import fields_repr, table
+from smartbatch._display import table
+from smartbatch._values import fields_repr
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.types import Usage
 

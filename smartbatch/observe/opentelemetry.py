@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, get_
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import ConfigError
 from smartbatch.events import (
     BatchEnded,
@@ -57,8 +58,8 @@ _LONG: Final = (*_SECONDS, 300.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.
 Attributes: TypeAlias = "dict[str, str | int | float | bool]"
 
 
-@frozen
-class _Call:
+@frozen(eq=False, repr=False)
+class _Call(Value):
     """The call that is under way in this context."""
 
     span: Span | None
@@ -69,8 +70,8 @@ class _Call:
 _CALL: ContextVar[_Call | None] = ContextVar("smartbatch_call", default=None)
 
 
-@frozen
-class _Instruments:
+@frozen(eq=False, repr=False)
+class _Instruments(Value):
     """What is measured."""
 
     tokens: Histogram

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, astuple, evolve, field, fields_dict, frozen
 
-from smartbatch._display import counted, fields_repr, short
+from smartbatch._display import counted, short
+from smartbatch._values import Value
 from smartbatch.observe.recent_calls import CallCounts, MinuteOfCalls, together
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ MOST_LANES = 32
 _MOST_TEXT = 120
 
 
-@frozen(kw_only=True)
-class LaneStatus:
+@frozen(kw_only=True, eq=False, repr=False)
+class LaneStatus(Value):
     """The requests of one process for one model, and what holds them up.
 
     Attributes:
@@ -56,8 +57,6 @@ class LaneStatus:
         is_lost: whether the place where they share it is unavailable.
         answered: calls that were answered since the process began.
     """
-
-    __repr__ = fields_repr
 
     model: str
     quota: str = ""
@@ -88,8 +87,8 @@ class LaneStatus:
         return self.input_tokens_used + self.output_tokens_used
 
 
-@frozen(kw_only=True)
-class RealtimeStatus:
+@frozen(kw_only=True, eq=False, repr=False)
+class RealtimeStatus(Value):
     """Requests in real time at one moment: of one client, or of all clients of a process.
 
     Attributes:
@@ -108,8 +107,6 @@ class RealtimeStatus:
         minutes: calls and tokens of each minute of the last half hour that had any, the oldest first.
     """
 
-    __repr__ = fields_repr
-
     waiting: int = 0
     in_flight: int = 0
     pending: Mapping[str, int] = field(factory=dict)
@@ -127,8 +124,8 @@ class RealtimeStatus:
     minutes: tuple[MinuteOfCalls, ...] = field(default=(), repr=partial(counted, "minutes"))
 
 
-@frozen(kw_only=True)
-class Participant:
+@frozen(kw_only=True, eq=False, repr=False)
+class Participant(Value):
     """A process that shares limits, as it told of itself last.
 
     Attributes:
@@ -142,8 +139,6 @@ class Participant:
         errors: failures of calls and requests by kind: seconds since the last, as far as is known.
         realtime: its requests.
     """
-
-    __repr__ = fields_repr
 
     member: str
     host: str
@@ -162,8 +157,8 @@ class Participant:
         return not self.ended and self.age <= ALIVE_FOR
 
 
-@frozen(kw_only=True)
-class Participants:
+@frozen(kw_only=True, eq=False, repr=False)
+class Participants(Value):
     """All processes that share limits at one place.
 
     Attributes:
@@ -173,8 +168,6 @@ class Participants:
             those of Prometheus. Those that count never go down, also when a process ends, or is killed.
         unreadable: records of a later version, which were passed over.
     """
-
-    __repr__ = fields_repr
 
     place: str
     processes: tuple[Participant, ...] = field(default=(), repr=partial(counted, "processes"))

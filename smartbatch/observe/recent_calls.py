@@ -7,6 +7,7 @@ from itertools import chain
 
 from attrs import define, frozen
 
+from smartbatch._values import Value
 from smartbatch.types import Usage
 
 STEP = 10.0
@@ -45,8 +46,8 @@ class CallCounts:
         self.output_tokens += other.output_tokens * share
 
 
-@frozen
-class MinuteOfCalls:
+@frozen(eq=False, repr=False)
+class MinuteOfCalls(Value):
     """The calls of all models within a minute.
 
     Attributes:

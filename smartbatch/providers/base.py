@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError, scrub
 from smartbatch.types import Answer, Request
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from smartbatch.providers.http.network import HttpNetwork
 
 
-@frozen
-class Capabilities:
+@frozen(eq=False, repr=False)
+class Capabilities(Value):
     """What a provider can do.
 
     Attributes:

@@ -18,14 +18,14 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.http.replies import decode_json
 from smartbatch.types import Answer, Kind, Request
 
 
-@frozen
-class BatchAbilities:
+@frozen(eq=False, repr=False)
+class BatchAbilities(Value):
     """What a provider's Batch API can do, and how much of it.
 
     Attributes:
@@ -40,8 +40,6 @@ class BatchAbilities:
         retention: seconds after the create for which results can be fetched.
         priced: False where batches cost nothing by nature, so that a missing price is not an error.
     """
-
-    __repr__ = fields_repr
 
     max_requests: int
     max_bytes: int
@@ -73,8 +71,8 @@ class RemoteState(enum.Enum):
         return self not in (RemoteState.RUNNING, RemoteState.ENDING)
 
 
-@frozen
-class RemoteFile:
+@frozen(eq=False, repr=False)
+class RemoteFile(Value):
     """An uploaded file.
 
     Attributes:
@@ -84,16 +82,14 @@ class RemoteFile:
         ready: False while the provider still processes it.
     """
 
-    __repr__ = fields_repr
-
     id: str
     name: str
     size: int | None = None
     ready: bool = True
 
 
-@frozen
-class RemoteBatch:
+@frozen(eq=False, repr=False)
+class RemoteBatch(Value):
     """A provider's batch, as the provider last described it.
 
     Attributes:
@@ -108,8 +104,6 @@ class RemoteBatch:
         outputs: where its results are, in a form of the adapter's own; all of them are to be read.
         error: why it failed as a whole, scrubbed; ``None`` when it did not.
     """
-
-    __repr__ = fields_repr
 
     id: str
     state: RemoteState
@@ -134,8 +128,8 @@ class RemoteBatch:
         return self.error.code if self.error else None
 
 
-@frozen
-class BatchPage:
+@frozen(eq=False, repr=False)
+class BatchPage(Value):
     """Some batches of a scope, newest first.
 
     Attributes:
@@ -144,15 +138,13 @@ class BatchPage:
         server_time: Unix seconds of the answer's ``Date`` header, where there is one.
     """
 
-    __repr__ = fields_repr
-
     batches: tuple[RemoteBatch, ...]
     next: str | None = None
     server_time: float | None = None
 
 
-@frozen
-class Creation:
+@frozen(eq=False, repr=False)
+class Creation(Value):
     """The arguments of one create.
 
     Attributes:
@@ -163,8 +155,6 @@ class Creation:
         file_id: the uploaded input; ``None`` for an inline create.
         lines: the spooled input for an inline create: a file of the lines :meth:`BatchApi.encode` made.
     """
-
-    __repr__ = fields_repr
 
     mark: str
     model: str
@@ -186,8 +176,8 @@ class LineOutcome(enum.Enum):
     """Never executed and not billed: expired, cancelled."""
 
 
-@frozen
-class Line:
+@frozen(eq=False, repr=False)
+class Line(Value):
     """One line of a batch's results, understood.
 
     Attributes:
@@ -196,8 +186,6 @@ class Line:
         answer: for ``OK``.
         error: for the others; usage it was billed for is in ``error.usage``.
     """
-
-    __repr__ = fields_repr
 
     wire_id: str
     outcome: LineOutcome

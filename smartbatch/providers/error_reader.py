@@ -12,6 +12,7 @@ from typing import Any
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError, has_secret
 from smartbatch.providers.foreign_text import PLAIN_ID, fields, safe_text, short
 from smartbatch.providers.http.replies import Reply, decode_json, is_html
@@ -37,8 +38,8 @@ def error_in(data: Any) -> Mapping[str, Any]:
     return error if isinstance(error.get("message", ""), str) else {**error, "message": ""}
 
 
-@frozen
-class Refusal:
+@frozen(eq=False, repr=False)
+class Refusal(Value):
     """What an error body says, taken apart.
 
     Attributes:
@@ -60,8 +61,8 @@ class Refusal:
     request_id: str | None = None
 
 
-@frozen
-class ErrorReader:
+@frozen(eq=False, repr=False)
+class ErrorReader(Value):
     """Makes the errors of one API's answers.
 
     Attributes:

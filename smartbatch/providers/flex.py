@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from attrs import evolve, frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import Request
 
@@ -23,8 +24,8 @@ _NAMES_IT = re.compile(r"\bflex\b|service[_ ]?tier", re.I)
 _NO_ROOM = re.compile(r"resource[_ ]unavailable|\bflex\b|capacity", re.I)
 
 
-@frozen
-class FlexTier:
+@frozen(eq=False, repr=False)
+class FlexTier(Value):
     """How one API names its slower tier.
 
     Args:

@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_of
+from smartbatch._values import fields_repr
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.callable import normalise
@@ -21,7 +22,7 @@ from smartbatch.types import Answer, Duration, Request, Usage
 Script: TypeAlias = "Sequence[Any] | Mapping[str, Any] | Callable[[Request], Any]"
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class MockCall:
     """One recorded call.
 
@@ -40,6 +41,8 @@ class MockCall:
     attempt: int
     timeout: float
     thread: str
+
+    __repr__ = fields_repr
 
     @property
     def request(self) -> Request:

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._importing import collector_paused
+from smartbatch._values import Value
 from smartbatch.errors import ConfigError, InvalidRequest, did_you_mean, scrub
 from smartbatch.providers.base import Provider
 from smartbatch.types import Request
@@ -132,8 +133,8 @@ _factories: dict[str, Factory] = {
 }
 
 
-@frozen
-class Variables:
+@frozen(eq=False, repr=False)
+class Variables(Value):
     """What an adapter reads from the environment.
 
     Attributes:
@@ -176,7 +177,7 @@ ModelChoice = str | Provider | Callable[[Request, int], Any]
 """What users may pass as a model: ``provider:model``, a provider of their own, or a callable."""
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class OpenedModel:
     """A provider and the name of one of its models, without the provider's prefix."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import MissingAnswer
 from smartbatch.prices import RateCard
 from smartbatch.providers.flex import FLEX
@@ -15,8 +16,8 @@ from smartbatch.realtime.ticket import Ticket
 from smartbatch.types import Answer, Route, Usage
 
 
-@frozen
-class CallBill:
+@frozen(eq=False, repr=False)
+class CallBill(Value):
     """What a call used and cost.
 
     Attributes:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.core.batching.request_batch import Batch
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, Problem, own_object, read_answer, repair_request
@@ -20,8 +21,8 @@ from smartbatch.realtime.ticket import Ticket, Waiter
 from smartbatch.types import Answer, Request, Result, Route, evolve
 
 
-@frozen
-class Repair:
+@frozen(eq=False, repr=False)
+class Repair(Value):
     """An answer that does not fit its schema, and how to ask again.
 
     Attributes:
@@ -33,8 +34,8 @@ class Repair:
     error: ValidationFailed
 
 
-@frozen
-class Shares:
+@frozen(eq=False, repr=False)
+class Shares(Value):
     """The results of all who asked for one answer, each with objects of its own and after the hooks."""
 
     results: Mapping[Waiter, Result]

@@ -10,6 +10,7 @@ from functools import partial
 from attrs import frozen
 
 from smartbatch._clock import Clock
+from smartbatch._values import Value
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import InvalidRequest, QueueFull, SmartbatchError, WrongProcess
 from smartbatch.observe.progress import Progress
@@ -27,8 +28,8 @@ _BUFFERED = 10
 """A slow first request may let this many times the read-ahead finish behind it before reading pauses."""
 
 
-@frozen
-class ListOptions:
+@frozen(eq=False, repr=False)
+class ListOptions(Value):
     """How a list is answered in real time.
 
     Attributes:

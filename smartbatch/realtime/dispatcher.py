@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from attrs import define, frozen
 
 from smartbatch._clock import Clock, Monitor
+from smartbatch._values import Value
 from smartbatch.core.batching.request_batch import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CalledRequest, CallFinished, CallStarted
@@ -44,8 +45,8 @@ class _HandOver:
     void: bool = False
 
 
-@frozen
-class _Wait:
+@frozen(eq=False, repr=False)
+class _Wait(Value):
     """For how long the collector waits, if nothing wakes it.
 
     Attributes:

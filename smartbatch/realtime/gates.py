@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from attrs import define, frozen
 
+from smartbatch._values import Value
 from smartbatch.core.limits.backoff import Cooldown
 from smartbatch.core.limits.breaker import BreakerPermit, BreakerState, Outcome, Transition
 from smartbatch.core.limits.budget import Budget, SpendReservation
@@ -61,8 +62,8 @@ class Demand:
     own_budget: Budget | None
 
 
-@frozen
-class Used:
+@frozen(eq=False, repr=False)
+class Used(Value):
     """What a call really used, and what its answer said.
 
     Attributes:

@@ -29,7 +29,7 @@ from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.types import Embedding, Kind
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class _ModelState:
     """What all lanes of one provider and model share."""
 
@@ -38,7 +38,7 @@ class _ModelState:
     throttle: AdaptiveThrottle
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class _Knowledge:
     """What was read of one model: its prices and its tokens."""
 

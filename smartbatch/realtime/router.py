@@ -12,6 +12,7 @@ from contextvars import Context, copy_context
 
 from attrs import define, frozen
 
+from smartbatch._values import Value
 from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.core.limits.backoff import Cooldown
 from smartbatch.core.limits.breaker import FOLLOWED, BreakerState, Transition
@@ -64,8 +65,8 @@ class FlexRefusal(enum.Enum):
     LATE = "the flex tier does not answer within call_timeout"
 
 
-@frozen
-class CallEnd:
+@frozen(eq=False, repr=False)
+class CallEnd(Value):
     """How a call ended as a whole: for the gates, by the error that says so, and with what it used."""
 
     ending: Ending

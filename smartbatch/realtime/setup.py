@@ -10,6 +10,7 @@ from typing import TypedDict
 from attrs import field, frozen
 
 from smartbatch._clock import Clock
+from smartbatch._values import Value
 from smartbatch.config import BatchingConfig
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import Preprocess
@@ -37,8 +38,8 @@ class HookParams(TypedDict, total=False):
     run_callback: RunCallback
 
 
-@frozen
-class UserHooks:
+@frozen(eq=False, repr=False)
+class UserHooks(Value):
     """What the user of a client adds to each call and result.
 
     Attributes:

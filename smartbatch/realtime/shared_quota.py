@@ -26,7 +26,7 @@ KEPT = 1_000
 key for each of its customers has ever more of them."""
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class _Owner:
     """A client that uses a quota, with its own limits a minute."""
 
@@ -36,7 +36,7 @@ class _Owner:
     shares: bool
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Sharing:
     """How a client shares its quotas with other processes.
 

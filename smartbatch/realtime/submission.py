@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.core.limits.budget import Budget
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.lane import Lane
@@ -13,8 +14,8 @@ from smartbatch.realtime.text_stream import ChunkBox
 from smartbatch.types import Request, Result
 
 
-@frozen
-class CallOptions:
+@frozen(eq=False, repr=False)
+class CallOptions(Value):
     """How one request is asked, besides what the request itself says.
 
     Attributes:
@@ -36,8 +37,8 @@ class CallOptions:
     flex: bool = False
 
 
-@frozen
-class Submission:
+@frozen(eq=False, repr=False)
+class Submission(Value):
     """A checked request with everything that decides how it travels.
 
     Attributes:

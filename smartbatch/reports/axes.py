@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 
 from attrs import frozen
 
+from smartbatch._values import Value
+
 _SECONDS = (
     *(
         0.001,
@@ -71,8 +73,8 @@ def moment(value: float) -> str:
     return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-@frozen
-class Axis:
+@frozen(eq=False, repr=False)
+class Axis(Value):
     """What an axis shows.
 
     Attributes:
@@ -92,8 +94,8 @@ class Axis:
 TIME = Axis("time (UTC)", moment)
 
 
-@frozen
-class Scale:
+@frozen(eq=False, repr=False)
+class Scale(Value):
     """From values to places on the picture."""
 
     axis: Axis

@@ -14,6 +14,7 @@ from typing import TypeVar
 from attrs import field, frozen
 
 from smartbatch._html import Child, Html, el, fragment
+from smartbatch._values import Value
 from smartbatch.reports.axes import TIME, Axis, Scale, moment, scale, seconds, usd
 from smartbatch.reports.components import scrolling
 
@@ -165,8 +166,8 @@ def _empty(title: str) -> Html:
 # -- charts
 
 
-@frozen
-class Curve:
+@frozen(eq=False, repr=False)
+class Curve(Value):
     """One line of a chart over time.
 
     Attributes:
@@ -278,8 +279,8 @@ def band(
     return _figure(title, summary, drawn, _HEIGHT, _key(names), _table(title, (x.label, "p50", "p95"), rows))
 
 
-@frozen
-class Bin:
+@frozen(eq=False, repr=False)
+class Bin(Value):
     """Values between two ends, the first one included.
 
     Attributes:
@@ -337,8 +338,8 @@ def binned(values: Sequence[float]) -> list[Bin]:
     return [Bin(ends[at], ends[at + 1], count) for at, count in enumerate(counts)]
 
 
-@frozen
-class Forecast:
+@frozen(eq=False, repr=False)
+class Forecast(Value):
     """A forecast and what came.
 
     Attributes:
@@ -386,8 +387,8 @@ def calibration(title: str, forecasts: Sequence[Forecast], axis: Axis) -> Html:
     return _figure(title, summary, drawn, height, note, _table(title, ("of", "p50", "p95", "came"), rows))
 
 
-@frozen
-class Span:
+@frozen(eq=False, repr=False)
+class Span(Value):
     """A part of a time line.
 
     Attributes:
@@ -400,8 +401,8 @@ class Span:
     end: float
 
 
-@frozen
-class TimelineRow:
+@frozen(eq=False, repr=False)
+class TimelineRow(Value):
     """A row of a time line.
 
     Attributes:
@@ -464,8 +465,8 @@ def timeline(title: str, rows: Sequence[TimelineRow], *, most: int = 40) -> Html
     return _figure(title, summary, drawn, height, _key(names), _table(title, head, cells))
 
 
-@frozen
-class Mark:
+@frozen(eq=False, repr=False)
+class Mark(Value):
     """A route in the chart of time against cost.
 
     Attributes:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from attrs import evolve, field, fields_dict, frozen, has
 
+from smartbatch._values import Value
 from smartbatch.core.routing.choice import Decision
 from smartbatch.reports.charts import TimelineRow
 from smartbatch.reports.sampling import FailureGroup, RequestFigures
@@ -13,8 +14,8 @@ from smartbatch.reports.sampling import FailureGroup, RequestFigures
 _T = TypeVar("_T")
 
 
-@frozen(kw_only=True)
-class ReportIncident:
+@frozen(kw_only=True, eq=False, repr=False)
+class ReportIncident(Value):
     """What should not have happened to a job.
 
     Attributes:
@@ -30,8 +31,8 @@ class ReportIncident:
     money: float | None
 
 
-@frozen(kw_only=True)
-class ReportedJob:
+@frozen(kw_only=True, eq=False, repr=False)
+class ReportedJob(Value):
     """How a job, or a list in real time, went.
 
     Attributes:
@@ -68,8 +69,8 @@ class ReportedJob:
         return f"job {self.id}" if self.id else "the list"
 
 
-@frozen(kw_only=True)
-class ReportData:
+@frozen(kw_only=True, eq=False, repr=False)
+class ReportData(Value):
     """What a report tells.
 
     Attributes:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define, frozen
 
+from smartbatch._values import Value
+
 MOST_SAMPLED = 4_000
 """Requests that distributions are made of."""
 MOST_GROUPS = 200
@@ -13,8 +15,8 @@ MOST_GROUPS = 200
 _OTHERS = "(further messages)"
 
 
-@frozen(kw_only=True)
-class RequestFigures:
+@frozen(kw_only=True, eq=False, repr=False)
+class RequestFigures(Value):
     """The figures of one request that was answered.
 
     Attributes:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from attrs import define, evolve, field, frozen
 
 from smartbatch._clock import Clock
+from smartbatch._values import Value
 from smartbatch.config import BatchingConfig
 from smartbatch.core.forecast.forecaster import ForecastAt
 from smartbatch.core.preparation.tokens import estimate_request
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from smartbatch.providers.batch_api import BatchApi
 
 
-@frozen
-class _Watched:
+@frozen(eq=False, repr=False)
+class _Watched(Value):
     """The latest list that could go by batch, or a batch where there was none: the threshold is that of
     lists like it."""
 

@@ -10,6 +10,7 @@ import math
 
 from attrs import evolve, frozen
 
+from smartbatch._values import Value
 from smartbatch.core.routing.offers import BatchOffer
 
 _MANY = 1000
@@ -18,8 +19,8 @@ _TINY = 1e-9
 """USD by which sums of floats may miss."""
 
 
-@frozen
-class Rounds:
+@frozen(eq=False, repr=False)
+class Rounds(Value):
     """A list by batch within a budget: what fits goes, and when that has ended at less, more does.
 
     Attributes:

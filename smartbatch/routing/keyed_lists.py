@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from smartbatch.jobs.records import JobRow
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class KeyedLists:
     """Stores the lists of one client that have a key, as jobs, and reads them.
 

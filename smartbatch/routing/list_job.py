@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from smartbatch._fork import run_after_collection
+from smartbatch._values import Value
 from smartbatch.core.preparation.preparer import RequestPreparer, row_named
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.routing.constraints import Constraints
@@ -25,8 +26,8 @@ COUNTED_WITHIN = 1.0
 """Seconds that the store has to say how many results of an interrupted list it has."""
 
 
-@frozen
-class CheckedList:
+@frozen(eq=False, repr=False)
+class CheckedList(Value):
     """A list as it was asked for, checked.
 
     Attributes:
@@ -43,8 +44,8 @@ class CheckedList:
     key: str | None = None
 
 
-@frozen
-class ListParts:
+@frozen(eq=False, repr=False)
+class ListParts(Value):
     """A list, by what has to be sent.
 
     Attributes:
@@ -138,8 +139,8 @@ def keyed_parts(requests: Sequence[Request], preparer: RequestPreparer, admissio
     return ListParts(prepared, sent, known, {}, {at: admission.fingerprint(prepared[at]) for at in sent})
 
 
-@frozen
-class Kept:
+@frozen(eq=False, repr=False)
+class Kept(Value):
     """How the job of a list with a key is read.
 
     Attributes:
@@ -151,8 +152,8 @@ class Kept:
     leave: Callable[[str], None]
 
 
-@frozen
-class Reading:
+@frozen(eq=False, repr=False)
+class Reading(Value):
     """How results of a job are read as if they had come in real time.
 
     Args:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
+from smartbatch._values import Value
 from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
@@ -62,8 +63,8 @@ CONSTRAINTS = ConstraintParams.__optional_keys__
 """Arguments of list calls that are about the route."""
 
 
-@frozen
-class ReaderOptions:
+@frozen(eq=False, repr=False)
+class ReaderOptions(Value):
     """How the caller of a list reads it; see :meth:`smartbatch.BatchingClient.map`.
 
     Attributes:

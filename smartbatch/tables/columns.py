@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from attrs import evolve, frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import ConfigError
 from smartbatch.tables.template import text_of
 
@@ -28,8 +29,8 @@ _SMALLEST, _ABOVE = -(2**63), 2**63
 """The whole numbers that a column of numbers holds."""
 
 
-@frozen
-class Shape:
+@frozen(eq=False, repr=False)
+class Shape(Value):
     """What the values of a column have in common; ``None`` fits every shape.
 
     Attributes:

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.tables.columns import Columns, to_arrow, to_pandas, to_polars
 
 
-@frozen
-class TableKind:
+@frozen(eq=False, repr=False)
+class TableKind(Value):
     """How the tables of a library are read and extended.
 
     Attributes:

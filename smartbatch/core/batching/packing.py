@@ -19,7 +19,7 @@ from typing import Any
 
 from attrs import define, evolve, frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value, fields_repr
 from smartbatch.core.limits.backoff import RandomSource
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.types import Request, Usage, shares
@@ -73,11 +73,9 @@ SCHEMA: dict[str, Any] = {
 That is why the ids are no ``enum`` in it; they are checked here."""
 
 
-@frozen
-class Packed:
+@frozen(eq=False, repr=False)
+class Packed(Value):
     """Several requests as one, with the items' ids and check words in the order of the requests."""
-
-    __repr__ = fields_repr
 
     request: Request
     ids: tuple[str, ...]
@@ -158,7 +156,7 @@ def _answer_room(output: int) -> int:
     return output + output // 8 + ITEM_OUTPUT
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class BatchCompiler:
     """Packs several requests into one.
 

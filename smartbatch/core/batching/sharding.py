@@ -14,6 +14,8 @@ from typing import Protocol
 
 from attrs import frozen
 
+from smartbatch._values import Value
+
 _LINE_END = 1
 """Bytes of a line besides its item."""
 _DEPTH = 4
@@ -33,8 +35,8 @@ class Sized(Protocol):
     def tokens(self) -> int: ...
 
 
-@frozen
-class Cut:
+@frozen(eq=False, repr=False)
+class Cut(Value):
     """Where a list of items was cut.
 
     Attributes:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from smartbatch._values import Value
+
 PAIR = 2
 """Requests that make a call shared."""
 
 
-@frozen
-class Window:
+@frozen(eq=False, repr=False)
+class Window(Value):
     """The settings of a window.
 
     Args:
@@ -33,8 +35,8 @@ class Window:
     max_wait: float
 
 
-@frozen
-class Waiting:
+@frozen(eq=False, repr=False)
+class Waiting(Value):
     """What waits in a lane, as far as the accumulator needs to know it. Times are monotonic seconds.
 
     Attributes:
@@ -134,8 +136,8 @@ class BatchAccumulator:
         return min(waiting.newest + gap, waiting.last_finished + moment, due)
 
 
-@frozen
-class GatherWindow:
+@frozen(eq=False, repr=False)
+class GatherWindow(Value):
     """When requests that may wait for the Batch API have waited long enough for others.
 
     Args:

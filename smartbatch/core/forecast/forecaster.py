@@ -28,7 +28,7 @@ from statistics import NormalDist
 
 from attrs import Attribute, define, field, frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value, fields_repr
 from smartbatch.core.forecast.change_detection import ChangeDetector, LevelCorrection, MomentCounts
 from smartbatch.core.forecast.distribution import Distribution, imputed_level, redistributed
 
@@ -71,8 +71,8 @@ def _positive(_: object, attribute: Attribute[float], value: float) -> None:
         raise ValueError(f"{attribute.name} must be above 0 and finite, not {value!r}")
 
 
-@frozen
-class Prior:
+@frozen(eq=False, repr=False)
+class Prior(Value):
     """The distribution of times before anything is observed.
 
     Args:
@@ -87,8 +87,6 @@ class Prior:
         only_when_sure: whether a gradual change is reported only when chance does not explain it. False for
             things of which there are few: each change is reported.
     """
-
-    __repr__ = fields_repr
 
     times: tuple[tuple[float, float], ...]
     growth: float = 0.0
@@ -113,8 +111,8 @@ class Prior:
         return [(math.log(seconds), part * weight / whole) for seconds, part in self.times]
 
 
-@frozen
-class Observation:
+@frozen(eq=False, repr=False)
+class Observation(Value):
     """A call or batch that ended, or was given up.
 
     Args:
@@ -126,16 +124,14 @@ class Observation:
             would never learn that they are late.
     """
 
-    __repr__ = fields_repr
-
     size: int
     seconds: float
     at: float
     ended: bool = True
 
 
-@frozen
-class ForecastChange:
+@frozen(eq=False, repr=False)
+class ForecastChange(Value):
     """A change of a forecast that is worth reporting.
 
     Attributes:
@@ -144,8 +140,6 @@ class ForecastChange:
         why: in words.
         sudden: True for a change of regime, False for a gradual one.
     """
-
-    __repr__ = fields_repr
 
     before: float
     after: float
@@ -173,11 +167,9 @@ class _Kept:
     weight: float
 
 
-@frozen
-class _Fit:
+@frozen(eq=False, repr=False)
+class _Fit(Value):
     """A fitted forecast: a distribution for the log size ``center``, and how seconds grow with size."""
-
-    __repr__ = fields_repr
 
     curve: Distribution
     growth: float
@@ -406,7 +398,7 @@ class Forecaster:
         ]
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class ForecastAt:
     """The forecasts of a :class:`Forecaster` as of one moment; for any thread.
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.core.routing.throughput import Times
 
 LATEST = 86_400.0
@@ -31,8 +32,8 @@ _SHORTEST = 1.0
 _HIGHEST = 1 - 1e-9
 
 
-@frozen
-class RunningBatch:
+@frozen(eq=False, repr=False)
+class RunningBatch(Value):
     """A batch of ``size`` requests, created ``elapsed`` seconds ago; ``done`` where the provider says how
     many are.
     """

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from attrs import frozen
 
+from smartbatch._values import Value
+
 _EXTRA_SHARE = 0.1
 _EXTRA_MOST = 1.0
 """A server's Retry-After is a minimum; up to a tenth of it, at most a second, is added so that clients that
@@ -26,8 +28,8 @@ class RandomSource(Protocol):
         ...
 
 
-@frozen
-class Cooldown:
+@frozen(eq=False, repr=False)
+class Cooldown(Value):
     """The pause that follows a refusal.
 
     Attributes:

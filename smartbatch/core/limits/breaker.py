@@ -14,7 +14,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value, fields_repr
 from smartbatch.core.limits.backoff import RandomSource, jittered
 
 
@@ -49,11 +49,9 @@ LEGAL: Final[Mapping[tuple[BreakerState, BreakerState], str]] = {
 """Every change of state there is, and its cause. OPEN closes only by a probe; CLOSED never probes."""
 
 
-@frozen
-class Transition:
+@frozen(eq=False, repr=False)
+class Transition(Value):
     """A change of state, for an event."""
-
-    __repr__ = fields_repr
 
     before: BreakerState
     after: BreakerState

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from attrs import define, field, frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import fields_repr
 from smartbatch.core.limits.budget import Budget, SpendReservation
 
 _T = TypeVar("_T")
@@ -64,7 +64,7 @@ class NewReservation:
     job_id: str | None = None
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class JobReservations:
     """The reservations of jobs in a budget.
 

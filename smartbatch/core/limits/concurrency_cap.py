@@ -12,7 +12,7 @@ import math
 
 from attrs import define, field
 
-from smartbatch._display import fields_repr
+from smartbatch._values import fields_repr
 from smartbatch.core.limits.header_limits import Reservation
 
 _LEAST = 2

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value, fields_repr
 from smartbatch.core.limits.lease import Amounts
 from smartbatch.core.limits.reported_bucket import (
     LimitReading,
@@ -163,8 +163,8 @@ class Traffic:
         return SentAround(call.started, call.order, mark, since, unanswered, held, calls, calls_open, blurred)
 
 
-@frozen
-class KnownLimits:
+@frozen(eq=False, repr=False)
+class KnownLimits(Value):
     """The reported limits by dimension, 0 where there is none.
 
     Attributes:
@@ -172,8 +172,6 @@ class KnownLimits:
         at_most: what is left of each, less what was sent since it was told.
         remaining: what was left at the latest answered call, and ``admitted``, when that was sent.
     """
-
-    __repr__ = fields_repr
 
     caps: Amounts
     rates: Amounts

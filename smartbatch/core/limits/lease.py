@@ -13,7 +13,7 @@ from operator import add, sub
 
 from attrs import define, frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value, fields_repr
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity
 from smartbatch.core.limits.shared_record import DIMENSIONS, LeaseAsk, LeaseGrant
 
@@ -69,8 +69,8 @@ _CATCH_UP = 0.01
 """Seconds, or share of the spacing where that is more, that a late call does not put off those after it."""
 
 
-@frozen
-class QuotaFacts:
+@frozen(eq=False, repr=False)
+class QuotaFacts(Value):
     """What a process knows of a quota, to be told to the others.
 
     Attributes:
@@ -86,8 +86,6 @@ class QuotaFacts:
         found: whether that rate is about the limit, and not searched any more.
         opened: calls in flight to which it opened without a refusal, while no limit was known; else 0.
     """
-
-    __repr__ = fields_repr
 
     caps: Amounts
     rates: Amounts

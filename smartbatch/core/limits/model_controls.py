@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import InvalidRequest
 
 ALL_MODELS = "*"
@@ -14,8 +15,8 @@ LONGEST_NAME = 300
 """Characters of a provider and model together."""
 
 
-@frozen
-class Pause:
+@frozen(eq=False, repr=False)
+class Pause(Value):
     """A provider and model of which nothing new is sent.
 
     Attributes:
@@ -35,8 +36,8 @@ class Pause:
         return f"{self.model} is paused by {self.by}{why}"
 
 
-@frozen
-class ModelLimit:
+@frozen(eq=False, repr=False)
+class ModelLimit(Value):
     """Limits a minute of a provider and model that hold instead of those that clients are configured with.
 
     Attributes:
@@ -53,8 +54,8 @@ class ModelLimit:
     since: float
 
 
-@frozen
-class ModelControls:
+@frozen(eq=False, repr=False)
+class ModelControls(Value):
     """All of it, as it stood at one moment; ``pauses`` and ``limits`` by the name of their model."""
 
     pauses: Mapping[str, Pause] = field(factory=dict)

@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import define, field, frozen, validators
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value, fields_repr
 from smartbatch.core.limits.backoff import (
     RandomSource,
     after_refusals,
@@ -24,8 +24,8 @@ from smartbatch.core.limits.backoff import (
 from smartbatch.errors import ErrorKind
 
 
-@frozen
-class RetryPolicy:
+@frozen(eq=False, repr=False)
+class RetryPolicy(Value):
     """How often and how long after a failure a request is tried again.
 
     Args:
@@ -38,8 +38,6 @@ class RetryPolicy:
         limit_retries: how often one request may be refused for the rate limit. Such refusals do not count
             against ``retries``, since the whole quota pauses; the cap ends requests that are always refused.
     """
-
-    __repr__ = fields_repr
 
     retries: int = field(default=3, validator=validators.ge(0))
     initial: float = field(default=1.0, validator=validators.ge(0.0))
@@ -84,8 +82,8 @@ class RetryCount:
     once: frozenset[ErrorKind] = frozenset()
 
 
-@frozen(kw_only=True)
-class Circumstances:
+@frozen(kw_only=True, eq=False, repr=False)
+class Circumstances(Value):
     """How the other calls of the lane fare when a call fails.
 
     Attributes:
@@ -98,8 +96,6 @@ class Circumstances:
         failure_share: share of requests whose first call fails.
         latency: mean seconds of an answered call; 0 while unknown.
     """
-
-    __repr__ = fields_repr
 
     unavailable: bool = False
     maybe_billed: bool = False
@@ -114,14 +110,12 @@ class Circumstances:
         return self.outage and self.unavailable and not self.maybe_billed
 
 
-@frozen
-class Retry:
+@frozen(eq=False, repr=False)
+class Retry(Value):
     """The decision that the call is made again, after ``delay`` seconds at least; the gates may hold it
     longer. ``counted`` is False when the failure was the provider's state and did not count as a whole try of
     the request.
     """
-
-    __repr__ = fields_repr
 
     delay: float
     counted: bool

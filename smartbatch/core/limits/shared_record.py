@@ -13,7 +13,7 @@ import math
 
 from attrs import define, field, frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value, fields_repr
 
 DIMENSIONS = 4
 """Requests, tokens, input tokens and output tokens, in this order; a budget uses the first alone, in USD."""
@@ -74,8 +74,8 @@ def _none() -> list[float]:
     return [0.0] * DIMENSIONS
 
 
-@frozen
-class LeaseAsk:
+@frozen(eq=False, repr=False)
+class LeaseAsk(Value):
     """What a process tells and asks in one exchange. Lists have one number for each dimension.
 
     Attributes:
@@ -114,8 +114,6 @@ class LeaseAsk:
         leaving: 1 for the last exchange of a process, else 0.
     """
 
-    __repr__ = fields_repr
-
     member: str
     version: int = 1
     generation: int = 0
@@ -147,8 +145,8 @@ class LeaseAsk:
     leaving: int = 0
 
 
-@frozen
-class LeaseGrant:
+@frozen(eq=False, repr=False)
+class LeaseGrant(Value):
     """What an exchange gives and tells.
 
     Attributes:
@@ -169,8 +167,6 @@ class LeaseGrant:
         outage: 1 while a process found the provider down, else 0.
         opened: calls in flight to which processes opened without a refusal; 0 where none is known.
     """
-
-    __repr__ = fields_repr
 
     members: int
     granted: list[float]

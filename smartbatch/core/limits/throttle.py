@@ -16,7 +16,7 @@ import math
 
 from attrs import define, field
 
-from smartbatch._display import fields_repr
+from smartbatch._values import fields_repr
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity
 
 _USUAL = 0.1

@@ -22,7 +22,7 @@ _OF_REQUEST = fields_dict(Request).keys()
 _T = TypeVar("_T")
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class RequestPreparer:
     """Prepares the requests of one client; the same for single requests, lists and jobs.
 

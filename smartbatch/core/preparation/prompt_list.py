@@ -7,6 +7,7 @@ from typing import Any, NoReturn, Self, cast
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import InvalidRequest
 from smartbatch.tables.kinds import TableKind, is_arrow_column, is_row_stream, kind_of_table
 from smartbatch.tables.template import BadField, TemplateError, field, fields_of, fill, listed, parse_template
@@ -53,8 +54,8 @@ def prompt_list(
     return list(made) if isinstance(rows, Sequence) else made
 
 
-@frozen
-class _PromptMaker:
+@frozen(eq=False, repr=False)
+class _PromptMaker(Value):
     """Makes the prompt of a row.
 
     Attributes:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from attrs import evolve, frozen
 
+from smartbatch._values import Value
 from smartbatch.core.preparation.json_snapshot import MAX_DEPTH
 from smartbatch.core.preparation.keywords import MAX_FLAWS, KnownFlaws, bounded
 from smartbatch.core.preparation.patterns import PatternError, compiled
@@ -43,8 +44,8 @@ class JsonNotFound(ValueError):
     """The text holds no JSON value, or more than one; the message repeats nothing of the text."""
 
 
-@frozen
-class Problem:
+@frozen(eq=False, repr=False)
+class Problem(Value):
     """Why an answer does not fit.
 
     Attributes:
@@ -58,8 +59,8 @@ class Problem:
     final: bool = False
 
 
-@frozen
-class Parsed:
+@frozen(eq=False, repr=False)
+class Parsed(Value):
     """An answer that fits, as the object made of it."""
 
     value: Any

@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.types import Message, Request, Usage
 
 # Characters of a token, by the length of a character's UTF-8 form, which tells the class of scripts:
@@ -229,8 +230,8 @@ def _read(state: Any, most: int) -> _Known | None:
     return _Known(seen, alike, estimated, billed, mean, tuple(latest), tuple(sorted(latest)))
 
 
-@frozen
-class _Known:
+@frozen(eq=False, repr=False)
+class _Known(Value):
     """What is known after ``seen`` answers: averages of input tokens, estimated and billed; the average of
     output tokens over the ``alike`` latest of them; the latest numbers of output tokens, in order of arrival
     and of size.

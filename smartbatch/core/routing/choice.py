@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 from attrs import evolve, field, frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value
 from smartbatch.core.forecast.turnaround import LATEST
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Load, Offer, expected_usd
@@ -62,8 +62,8 @@ EVEN = 0.5
 """Probability to meet the deadline below which no route is taken."""
 
 
-@frozen
-class Decision:
+@frozen(eq=False, repr=False)
+class Decision(Value):
     """What was chosen, from what, and why in words, with the figures that decided.
 
     Attributes:
@@ -72,8 +72,6 @@ class Decision:
         alone: what always-individual would be.
         batch: what always-batch would be; ``None`` where there is no Batch API for it, or it was left out.
     """
-
-    __repr__ = fields_repr
 
     load: Load
     constraints: Constraints

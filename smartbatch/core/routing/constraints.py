@@ -7,14 +7,14 @@ from datetime import datetime
 
 from attrs import frozen
 
-from smartbatch._display import fields_repr
 from smartbatch._settings import EXAMPLES, seconds_in
+from smartbatch._values import Value
 from smartbatch.errors import ConfigError
 from smartbatch.types import Deadline, Prefer, Strategy
 
 
-@frozen(kw_only=True)
-class Constraints:
+@frozen(kw_only=True, eq=False, repr=False)
+class Constraints(Value):
     """What a decision has to meet.
 
     Attributes:
@@ -27,8 +27,6 @@ class Constraints:
         threshold: fewest requests that may go as a batch alone.
         at_once: a list of at most so many requests always goes in real time.
     """
-
-    __repr__ = fields_repr
 
     strategy: Strategy = Strategy.AUTO
     prefer: Prefer = "balanced"

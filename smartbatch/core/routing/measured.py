@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
+from smartbatch._values import Value
 from smartbatch.core.routing.choice import Decision
 
 
-@frozen(kw_only=True)
-class Measured:
+@frozen(kw_only=True, eq=False, repr=False)
+class Measured(Value):
     """What a decision really took.
 
     Attributes:

@@ -6,17 +6,15 @@ import math
 
 from attrs import field, frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value
 from smartbatch.core.forecast.turnaround import LATEST
 from smartbatch.core.routing.throughput import Throughput, Times
 from smartbatch.types import Route
 
 
-@frozen
-class Cost:
+@frozen(eq=False, repr=False)
+class Cost(Value):
     """USD of a whole list: 5 of 100 such lists cost less than ``low``, and 5 more than ``high``."""
-
-    __repr__ = fields_repr
 
     low: float
     expected: float
@@ -34,8 +32,8 @@ def expected_usd(cost: Cost | None) -> float | None:
     return None if cost is None else cost.expected
 
 
-@frozen
-class AnswerLengths:
+@frozen(eq=False, repr=False)
+class AnswerLengths(Value):
     """What the expected lengths of answers rest on.
 
     Attributes:
@@ -44,15 +42,13 @@ class AnswerLengths:
         unlimited: requests of the list without ``max_tokens``.
     """
 
-    __repr__ = fields_repr
-
     seen: int
     tokens: float
     unlimited: int = 0
 
 
-@frozen
-class Load:
+@frozen(eq=False, repr=False)
+class Load(Value):
     """What a list takes of the provider, in expected tokens.
 
     Attributes:
@@ -62,8 +58,6 @@ class Load:
             pay them twice.
         answers: what ``tokens_out`` rests on; ``None`` where nothing is generated.
     """
-
-    __repr__ = fields_repr
 
     requests: int
     tokens_in: float = 0.0
@@ -79,8 +73,8 @@ class Load:
         return self.requests - self.repeats
 
 
-@frozen
-class Offer:
+@frozen(eq=False, repr=False)
+class Offer(Value):
     """A route in real time that is open now.
 
     Attributes:
@@ -89,8 +83,6 @@ class Offer:
         open: False for a route that is not offered, only compared with.
     """
 
-    __repr__ = fields_repr
-
     route: Route
     throughput: Throughput
     cost: Cost | None
@@ -98,8 +90,8 @@ class Offer:
     open: bool = True
 
 
-@frozen
-class BatchOffer:
+@frozen(eq=False, repr=False)
+class BatchOffer(Value):
     """The Batch API, open now.
 
     Attributes:
@@ -112,8 +104,6 @@ class BatchOffer:
         share: as in :class:`Offer`.
         seen: whether any batch was observed; where none was, one is tried if it is likely to be better.
     """
-
-    __repr__ = fields_repr
 
     times: Times
     cost: Cost | None

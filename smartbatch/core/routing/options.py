@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import evolve, frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer, expected_usd
 from smartbatch.core.routing.risk import MARGIN, SURE, best_start, chance_within, late_penalty, rescue_starts
@@ -36,8 +36,8 @@ WORTH = 0.005
 """Share of the requests that must additionally be answered by batch for cutting it into pieces to pay."""
 
 
-@frozen
-class Option:
+@frozen(eq=False, repr=False)
+class Option(Value):
     """A route with its forecast. Times are seconds, money is USD, probabilities are 0..1.
 
     Attributes:
@@ -59,8 +59,6 @@ class Option:
         late_cost: what the chance of a batch to miss the deadline counts as; in the unit of :func:`price`.
         ruled_out: why it was not compared with the others although it is feasible; empty when it was.
     """
-
-    __repr__ = fields_repr
 
     route: Route
     p50: float
@@ -179,16 +177,14 @@ def _late_cost(late: float, standard: Offer, constraints: Constraints) -> float:
     return late * late_penalty(whole, constraints.time_value) * (1.0 if whole is None else whole)
 
 
-@frozen
-class _Rescue:
+@frozen(eq=False, repr=False)
+class _Rescue(Value):
     """When a batch would be taken back, see :class:`Option`.
 
     Attributes:
         share: share of its requests that are answered before that.
         met: probability to meet the deadline.
     """
-
-    __repr__ = fields_repr
 
     at: float | None
     needs: float

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.core.routing.risk import (
     LATE_PENALTY,
     LEVELS,
@@ -53,8 +54,8 @@ LOOKS, HALVINGS = 40, 12
 found is halved."""
 
 
-@frozen
-class Speed:
+@frozen(eq=False, repr=False)
+class Speed(Value):
     """How fast requests can be taken out of batches and answered in real time: the throughput of real time
     now, how long a cancelled batch takes to end, and how long a batch takes.
     """
@@ -64,8 +65,8 @@ class Speed:
     turnaround: Times
 
 
-@frozen
-class PendingShard:
+@frozen(eq=False, repr=False)
+class PendingShard(Value):
     """A shard of a job that is not settled. Times are seconds.
 
     Attributes:
@@ -86,8 +87,8 @@ class PendingShard:
     held_up: bool = False
 
 
-@frozen
-class Rescue:
+@frozen(eq=False, repr=False)
+class Rescue(Value):
     """What is done now. Times are seconds.
 
     Attributes:

@@ -13,6 +13,7 @@ from statistics import NormalDist
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.core.routing.throughput import normal_quantile
 
 MOST_RISK = 0.05
@@ -33,8 +34,8 @@ covers."""
 _NORMAL = NormalDist()
 
 
-@frozen
-class RescueStart:
+@frozen(eq=False, repr=False)
+class RescueStart(Value):
     """A moment at which a rescue could begin. Times are seconds.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from smartbatch._display import fields_repr
+from smartbatch._values import Value
 
 _FIVE = ((0.0469, 0.1185), (0.2308, 0.2393), (0.5, 0.2844), (0.7692, 0.2393), (0.9531, 0.1185))
 """Levels and weights of Gauss-Legendre quadrature: the mean of a distribution by five quantiles."""
@@ -35,8 +35,8 @@ class Times(Protocol):
         """Return the standard error of the mean's logarithm."""
 
 
-@frozen
-class Throughput:
+@frozen(eq=False, repr=False)
+class Throughput(Value):
     """How fast a route in real time answers.
 
     Attributes:
@@ -47,8 +47,6 @@ class Throughput:
         tokens: tokens of one request, input and output.
         rpm, tpm: calls and tokens a minute; infinity where no limit is known.
     """
-
-    __repr__ = fields_repr
 
     call: Times
     parallelism: int

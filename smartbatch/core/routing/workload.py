@@ -8,6 +8,7 @@ from typing import Protocol
 
 from attrs import define, frozen
 
+from smartbatch._values import Value
 from smartbatch.core.preparation.tokens import Calibration, estimate_request
 from smartbatch.core.routing.distinct_keys import DistinctKeys
 from smartbatch.core.routing.offers import AnswerLengths, Cost, Load
@@ -55,8 +56,8 @@ class _Usd:
         self.most += n * each.most
 
 
-@frozen
-class _Each:
+@frozen(eq=False, repr=False)
+class _Each(Value):
     """What one request takes: tokens, and USD by the way of processing.
 
     Attributes:

@@ -12,8 +12,8 @@ from typing import Any
 from attrs import frozen
 
 from smartbatch._clock import Clock, SteadyWall
-from smartbatch._display import fields_repr
 from smartbatch._files import sync_folder
+from smartbatch._values import Value
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import Pause
@@ -57,8 +57,8 @@ EnqueuedExchange = Callable[[str, str, LeaseAsk], LeaseGrant | None]
 """Makes an exchange with what processes share of a provider's scope and a model."""
 
 
-@frozen(kw_only=True)
-class StepLimits:
+@frozen(kw_only=True, eq=False, repr=False)
+class StepLimits(Value):
     """How the engine waits, and how much it puts into a batch. All times are seconds.
 
     Attributes:
@@ -80,8 +80,6 @@ class StepLimits:
             batch that could exist has ended.
         longest_pause: between two tries of a call that fails.
     """
-
-    __repr__ = fields_repr
 
     poll_interval: float
     timeout: float
@@ -432,8 +430,8 @@ def held_note(error: SmartbatchError) -> str:
     return f"held: {what} ({error.message}); fix it, then resume the job"
 
 
-@frozen
-class StepResult:
+@frozen(eq=False, repr=False)
+class StepResult(Value):
     """What a job needs next.
 
     Attributes:

@@ -15,6 +15,7 @@ from typing import IO
 
 from attrs import define, evolve, field, frozen
 
+from smartbatch._values import Value
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.preparation.tokens import estimate
@@ -99,8 +100,8 @@ class OddLines:
     seen: dict[int, bytes] = field(factory=dict)
 
 
-@frozen
-class ResultLine:
+@frozen(eq=False, repr=False)
+class ResultLine(Value):
     """A line that answers a request of a shard.
 
     Attributes:

@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.jobs.records import IncidentRow
 from smartbatch.jobs.store import outcomes
 from smartbatch.jobs.store.database import Database, Transaction
@@ -22,8 +23,8 @@ TRIM_EVERY = 50
 """Batches after which older ones are deleted."""
 
 
-@frozen
-class FactTable:
+@frozen(eq=False, repr=False)
+class FactTable(Value):
     """What is remembered besides jobs."""
 
     db: Database

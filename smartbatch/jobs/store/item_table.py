@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.jobs.records import (
     ItemState,
     JobLease,
@@ -41,8 +42,8 @@ _WHOLE = """r.no, p.user_id, r.outcome, coalesce(l.body, r.body), p.body, r.cost
     e.cost, e.usage, e.body"""
 
 
-@frozen
-class ItemTable:
+@frozen(eq=False, repr=False)
+class ItemTable(Value):
     """The items of jobs."""
 
     db: Database

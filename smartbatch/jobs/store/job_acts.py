@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import JobNotFound, StoreError
 from smartbatch.jobs.act_records import AT_ONCE, MOST_COUNTED, Act, Acted, ActName, JobSelection
 from smartbatch.jobs.records import IncidentRow, ItemState, JobRow, JobState, NewResult
@@ -43,8 +44,8 @@ _GO_ON = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE s
     failed = failed - ?, cancel_requested = 0, policy = ? WHERE no = ?"""
 
 
-@frozen
-class FailedRow:
+@frozen(eq=False, repr=False)
+class FailedRow(Value):
     """A row that failed, and stands for those that got its result.
 
     Attributes:
@@ -59,8 +60,8 @@ class FailedRow:
     tried: bool
 
 
-@frozen
-class KeptResult:
+@frozen(eq=False, repr=False)
+class KeptResult(Value):
     """A result that stood before its row was asked again; followers of another row have no body."""
 
     ix: int
@@ -69,8 +70,8 @@ class KeptResult:
     body: bytes = field(repr=False)
 
 
-@frozen
-class JobActs:
+@frozen(eq=False, repr=False)
+class JobActs(Value):
     """Acts on jobs."""
 
     db: Database

@@ -12,6 +12,7 @@ from typing import Any
 
 from attrs import field, fields_dict, frozen
 
+from smartbatch._values import Value
 from smartbatch.jobs.records import IncidentRow, JobState, ShardRow
 from smartbatch.jobs.store.database import Database
 from smartbatch.jobs.store.rows import (
@@ -33,8 +34,8 @@ LOOKED_AT = 1_000
 """Jobs among which those are looked for that wait for something."""
 
 
-@frozen
-class JobLine:
+@frozen(eq=False, repr=False)
+class JobLine(Value):
     """A job as a list of many shows it; the fields are those of :class:`~smartbatch.jobs.records.JobRow`.
 
     Attributes:
@@ -71,8 +72,8 @@ class JobLine:
         return self.succeeded + self.failed + self.cancelled
 
 
-@frozen
-class AcceptedForecast:
+@frozen(eq=False, repr=False)
+class AcceptedForecast(Value):
     """Seconds that a job was forecast to take.
 
     Attributes:
@@ -83,8 +84,8 @@ class AcceptedForecast:
     p95: float
 
 
-@frozen
-class FailedRequest:
+@frozen(eq=False, repr=False)
+class FailedRequest(Value):
     """A request that has no answer.
 
     Attributes:
@@ -100,8 +101,8 @@ class FailedRequest:
     body: bytes = field(repr=False)
 
 
-@frozen(kw_only=True)
-class JobFilter:
+@frozen(kw_only=True, eq=False, repr=False)
+class JobFilter(Value):
     """Which jobs are meant.
 
     Attributes:
@@ -131,8 +132,8 @@ _FAILED = """SELECT r.no, p.user_id, r.outcome, coalesce(l.body, r.body)
     WHERE r.outcome <> 'succeeded' AND r.outcome <> ? AND r.no >= ? AND r.no < ? ORDER BY r.no LIMIT ?"""
 
 
-@frozen
-class JobOverview:
+@frozen(eq=False, repr=False)
+class JobOverview(Value):
     """Reads what is the same for any number of jobs and items."""
 
     db: Database

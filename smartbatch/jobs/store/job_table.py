@@ -9,6 +9,7 @@ from functools import partial
 
 from attrs import evolve, frozen
 
+from smartbatch._values import Value
 from smartbatch.core.routing.choice import Decision
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.act_records import Act
@@ -36,8 +37,8 @@ _BY_ID = JOBS + "WHERE j.id = ?"
 _BY_KEY = JOBS + "WHERE j.user_key = ?"
 
 
-@frozen
-class JobTable:
+@frozen(eq=False, repr=False)
+class JobTable(Value):
     """Jobs as a whole."""
 
     db: Database

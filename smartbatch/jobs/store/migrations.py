@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store.database import Database, Reader, Transaction
 
@@ -23,8 +24,8 @@ SHIFT = 32
 """Bits of an item's number that are its position in the job."""
 
 
-@frozen
-class Renaming:
+@frozen(eq=False, repr=False)
+class Renaming(Value):
     """Another name for what stores of version ``since`` and later may have under an old one. In SQLite each
     takes as long as ten tables."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.jobs.records import (
     TRANSITIONS,
     ItemSize,
@@ -49,8 +50,8 @@ _BATCHES_OWN = """SELECT batch_id, CASE WHEN state = {provisional} THEN candidat
 _NO_PROGRESS = record_text(RemoteProgress())
 
 
-@frozen
-class ShardTable:
+@frozen(eq=False, repr=False)
+class ShardTable(Value):
     """Shards, and the items in them."""
 
     db: Database

@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import BatchPage, RemoteBatch
 from smartbatch.providers.error_reader import ErrorReader
@@ -24,8 +25,8 @@ DEFINITE = frozenset({400, 401, 403, 404, 413, 422, 429})
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
-@frozen
-class BatchCalls:
+@frozen(eq=False, repr=False)
+class BatchCalls(Value):
     """Judges the answers of a Batch API.
 
     Attributes:

@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
+from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.foreign_text import unusable
 
@@ -42,8 +43,8 @@ def decode_json(text: bytes) -> Any:
     return json.loads(text)
 
 
-@frozen
-class Reply:
+@frozen(eq=False, repr=False)
+class Reply(Value):
     """An HTTP answer as it came: headers by lower-case name, the body decoded."""
 
     status: int

@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
+from smartbatch._values import Value
 from smartbatch.core.limits.shared_record import Account, LeaseAsk, LeaseGrant, Member, SharedRecord
 from smartbatch.errors import SmartbatchError
 
@@ -31,8 +32,8 @@ class Incompatible(SmartbatchError):
     """The back end is used by processes of another version, or by another machine, or is of another kind."""
 
 
-@frozen
-class Published:
+@frozen(eq=False, repr=False)
+class Published(Value):
     """What processes published.
 
     Attributes:
