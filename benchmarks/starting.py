@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from attrs import field, frozen
@@ -103,7 +104,8 @@ class FirstByte:
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as reader:
+        # a process that ends with an open connection may reset it
+        with suppress(ConnectionResetError), connection, connection.makefile("rb") as reader:
             while connection.recv(1, socket.MSG_PEEK):
                 self._read.append(_cpu_clock(self._watched[0]))
                 path = reader.readline().split()[1].partition(b"?")[0].decode()

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from smartbatch._html import Html, el
+if TYPE_CHECKING:
+    from smartbatch._html import Html
 
 MOST = 240
 """Characters of a text in a table of HTML."""
@@ -43,25 +45,32 @@ def cut(text: str) -> str:
 
 def paragraph(text: str) -> Html:
     """Return a text as HTML."""
-    return el("p", text)
+    return _el("p", text)
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Html:
     """Return named facts as a table of two columns."""
-    return el("table", (el("tr", el("th", name), _cell(words)) for name, words in rows))
+    return _el("table", (_el("tr", _el("th", name), _cell(words)) for name, words in rows))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], chosen: int | None = None) -> Html:
     """Return a table; the row at position ``chosen`` is bold."""
-    lines = (el("tr", (_cell(cell, bold=at == chosen) for cell in row)) for at, row in enumerate(rows))
-    return el("table", el("thead", el("tr", (el("th", title) for title in head))), el("tbody", lines))
+    lines = (_el("tr", (_cell(cell, bold=at == chosen) for cell in row)) for at, row in enumerate(rows))
+    return _el("table", _el("thead", _el("tr", (_el("th", title) for title in head))), _el("tbody", lines))
 
 
 def bar(done: int, total: int) -> Html:
     """Return a bar that is filled as far as ``done`` of ``total``."""
-    return el("progress", value=done, max=max(total, 1), style="width: 20em")
+    return _el("progress", value=done, max=max(total, 1), style="width: 20em")
 
 
 def _cell(text: object, *, bold: bool = False) -> Html:
     words = cut(str(text))
-    return el("td", el("b", words) if bold else words, style="text-align: left")
+    return _el("td", _el("b", words) if bold else words, style="text-align: left")
+
+
+def _el(tag: str, *children: Any, **attributes: Any) -> Html:
+    """Return an element; what makes elements is imported when a notebook shows the first one."""
+    from smartbatch._html import el
+
+    return el(tag, *children, **attributes)

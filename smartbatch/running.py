@@ -16,7 +16,6 @@ from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork, reentered, run_after_collection
 from smartbatch._importing import collector_paused
 from smartbatch.config import BatchingConfig
-from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.preparer import Preprocess, RequestPreparer
 from smartbatch.core.preparation.validation import admit_defaults
 from smartbatch.errors import ConfigError, SmartbatchError, WrongProcess
@@ -223,6 +222,7 @@ class RunningState:
     def _make_jobs(self) -> JobParts:
         """Make what carries jobs on, and have it hear of what concerns it."""
         with collector_paused("smartbatch.jobs.job_submission"):
+            from smartbatch.core.limits.budget_reservations import JobReservations
             from smartbatch.jobs.deferred_jobs import DeferredJobs
             from smartbatch.jobs.job_budget import ClientBudget
             from smartbatch.jobs.job_submission import JobSubmission

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from attrs import define, evolve, frozen
@@ -106,8 +107,7 @@ def packable(request: Request) -> bool:
     return batch_key(request) is not None and not suspicious(str(request.prompt))
 
 
-_SUSPICIOUS = re.compile(
-    r"""
+_SUSPICIOUS = r"""
     ["'\\]\s*(?:answers?|check|id|prompt)\s*\\?["']\s*:                     # keys of the form above
     | \b(?:ignore|disregard|forget|override|skip)\b[^.\n]{0,40}
       \b(?:instructions?|rules?|prompts?|others?|requests?|items?|everything|above|previous|system)\b
@@ -117,9 +117,7 @@ _SUSPICIOUS = re.compile(
       (?:prompts?|answers?|requests?|items?|questions?|repl(?:y|ies)|entries|ids?|users?|people)\b
     | \b(?:every|all|each)\s+(?:of\s+the\s+)?(?:answers?|prompts?|requests?|repl(?:y|ies)|ids?)\b
     | \bcheck\s+words?\b
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
+    """
 
 
 def suspicious(prompt: str) -> bool:
@@ -127,7 +125,12 @@ def suspicious(prompt: str) -> bool:
 
     A heuristic: what it lets through still has to pass :func:`split`, and a false alarm costs one call.
     """
-    return _SUSPICIOUS.search(prompt) is not None
+    return _suspicious_words().search(prompt) is not None
+
+
+@cache
+def _suspicious_words() -> re.Pattern[str]:
+    return re.compile(_SUSPICIOUS, re.IGNORECASE | re.VERBOSE)
 
 
 @define
