@@ -11,7 +11,7 @@ of a raw loop next to them.
 from __future__ import annotations
 
 import argparse
-import concurrent.futures.thread  # before locks are replaced: it needs one of its own kind  # noqa: F401
+import concurrent.futures.thread  # before locks are replaced: it needs one of its own kind
 import importlib
 import resource
 import statistics
@@ -119,6 +119,31 @@ def locks(targets: Targets, url: str, count: int) -> None:
         )
 
 
+def least(in_flight: int) -> None:
+    """What threads that mostly wait pay for a piece of work of a few microseconds, with no lock at all: what
+    they share is the interpreter and the processors' caches."""
+    found: dict[int, list[float]] = {1: [], in_flight: []}
+
+    def work() -> list[float]:
+        taken = []
+        for _ in range(500):
+            began = time.thread_time()
+            {number: (number, number) for number in range(60)}
+            taken.append(1e6 * (time.thread_time() - began))
+            time.sleep(0.001)  # as long as nothing comes
+        return taken
+
+    for threads, each in found.items():
+        with concurrent.futures.ThreadPoolExecutor(threads) as executor:
+            for one in [executor.submit(work) for _ in range(threads)]:
+                each.extend(one.result())
+        each.sort()
+    alone, many = (
+        f"{each[len(each) // 2]:.1f} µs, 99 % {each[int(0.99 * len(each))]:.1f} µs" for each in found.values()
+    )
+    print(f"  the same work without a lock: one thread {alone}; {in_flight} threads {many}")
+
+
 def switches(targets: Targets, url: str, rounds: int, count: int) -> None:
     """Voluntary context switches a request, of the client and of a raw loop, in turns."""
     paths: Any = importlib.import_module("benchmarks.hot_path")
@@ -184,6 +209,7 @@ def main() -> None:
             print(f"{options.requests:,} requests at {1000 * latency:g} ms, {IN_FLIGHT} in flight")
             locks(targets, url, options.requests)
             switches(targets, url, options.rounds, options.requests // 2)
+    least(IN_FLIGHT)
     events(targets, 20_000)
     targets.exit()
 

@@ -62,7 +62,8 @@ class Histogram:
         """Count one duration. What is not a number above 61 µs counts in the first bucket."""
         index = 0
         if seconds > _FLOOR:
-            index = math.ceil(math.log2(min(seconds, _CEILING)) * STEPS) + _OFFSET
+            capped = seconds if seconds < _CEILING else _CEILING
+            index = math.ceil(math.log2(capped) * STEPS) + _OFFSET
         self.counts[index] += 1
         self.count += 1
         self.total += seconds

@@ -106,14 +106,19 @@ class _TokenSums:
     cache_write_1h_tokens: int = 0
 
     def add(self, usage: Usage) -> None:
-        """Add the tokens of a call."""
+        """Add the tokens of a call. Most have but the first two kinds: the others are looked at only."""
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
-        self.cached_tokens += usage.cached_tokens
-        self.reasoning_tokens += usage.reasoning_tokens
-        self.estimated |= usage.estimated
-        self.cache_write_tokens += usage.cache_write_tokens
-        self.cache_write_1h_tokens += usage.cache_write_1h_tokens
+        if usage.cached_tokens:
+            self.cached_tokens += usage.cached_tokens
+        if usage.reasoning_tokens:
+            self.reasoning_tokens += usage.reasoning_tokens
+        if usage.estimated:
+            self.estimated = True
+        if usage.cache_write_tokens:
+            self.cache_write_tokens += usage.cache_write_tokens
+        if usage.cache_write_1h_tokens:
+            self.cache_write_1h_tokens += usage.cache_write_1h_tokens
 
     def sum(self) -> Usage:
         """Return the sums as one usage."""
@@ -201,7 +206,8 @@ class BatchMetrics:
 
         Of the frequent ones only the figures are put down: what they refer to is not held.
         """
-        figures = _FREQUENT.get(type(event))
+        kind = type(event)
+        figures = _FREQUENT.get(kind)
         if figures is None:
             with self._lock.get():
                 self._count_pending()
@@ -209,7 +215,7 @@ class BatchMetrics:
             return
         notice_fork()
         pending = self._pending
-        pending.append((type(event), figures(event)))
+        pending.append((kind, figures(event)))
         # not on the main thread: a signal's handler that raises there would lose what is being counted
         if len(pending) >= _PENDING and threading.current_thread() is not threading.main_thread():
             lock = self._lock.get()
@@ -434,7 +440,7 @@ class BatchMetrics:
             totals.busy += at
         else:  # its start was not seen: the listener joined later
             totals.busy += seconds
-        self._open_requests = max(0, self._open_requests - size)
+        self._open_requests = self._open_requests - size if self._open_requests > size else 0
         totals.batch_time.record(seconds)
         if error is not None:
             counts.failed_batches += 1

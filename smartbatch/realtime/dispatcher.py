@@ -293,7 +293,6 @@ class BatchDispatcher:
                 self._router.route_locked(call, readings, effects)
             except Exception as error:
                 self._router.give_up_locked(call, _internal_error(call, error), effects)
-        with self._monitor:  # anew: who waits for it may have it in between
             following = self._next_locked(effects)
         lane.quota.wake_others(self._queue)
         return following
