@@ -25,10 +25,17 @@ from tests.levels import sampled
 
 pytestmark = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
 
+in_both_ways = pytest.mark.parametrize("held", [collect.HELD, 0], ids=["read once", "read in both passes"])
+"""Small files are held from the first pass to the second one, large ones are not."""
+
 
 @pytest.mark.full
-def test_c5_answers_of_other_requests_are_noticed_and_asked_for_again(provider: str, tmp_path: Path) -> None:
+@in_both_ways
+def test_c5_answers_of_other_requests_are_noticed_and_asked_for_again(
+    provider: str, held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Estimates fit here as well as they can, and 5 % of the answers are exchanged by the provider."""
+    monkeypatch.setattr(collect, "HELD", held)
     rng = random.Random(5)
     prompts = [f"{number}: " + "lorem ipsum " * rng.randint(5, 900) for number in range(600)]
     lengths = [estimate(prompt) for prompt in prompts]
@@ -204,7 +211,11 @@ def test_c10_lines_nobody_asked_for_and_lines_of_another_job_are_delivered_to_no
         assert not w.emu.ledger.paid_twice(excluding_lost=False)
 
 
-def test_c11_of_two_answers_under_one_id_the_first_counts(provider: str, tmp_path: Path) -> None:
+@in_both_ways
+def test_c11_of_two_answers_under_one_id_the_first_counts(
+    provider: str, held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "HELD", held)
     with world(provider, tmp_path, batch_faults={"doubled_lines": 0.5}) as w:
         prompts = texts(40)
         job = w.process().submit_batch(prompts)

@@ -39,6 +39,8 @@ LARGEST_ANSWER = 4 << 20
 """Bytes of results that a request can have at most: eight times the longest answer, of 128,000 tokens."""
 TOO_LARGE = "too_large"
 """Code of the error of results that are larger."""
+HELD = 4 << 20
+"""Most bytes of results that are held from one pass to the other; decoded they take twice as many."""
 PEEK = 1 << 20
 """Most bytes of each output of a candidate that are read to see whose it is."""
 
@@ -143,15 +145,20 @@ def ingest(step: StepContext, shard: ShardRow) -> ResultTotals | None:
 def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> ResultTotals:
     """Read result files of a shard into the store; results that are stored already stay as they are.
 
-    The files are read twice. The first pass learns how the provider counts the tokens of these prompts,
-    and what is odd about the lines; that is told before the second pass, so that it is known when the
-    last result is stored. The second pass stores results, a page in each transaction; an answer whose
-    tokens belong to another prompt is not believed (see :mod:`smartbatch.core.batching.crosscheck`).
+    There are two passes. The first one learns how the provider counts the tokens of these prompts, and
+    what is odd about the lines; that is told before the second one, so that it is known when the last result
+    is stored. The second one stores results, a page in each transaction; an answer whose tokens belong to
+    another prompt is not believed (see :mod:`smartbatch.core.batching.crosscheck`). Files of at most
+    :data:`HELD` bytes are read once, larger ones in both passes.
     """
     check = Crosscheck()
     odd = OddLines()
     measures = step.store.shards.measures(shard.id)
+    size = sum(path.stat().st_size for path in paths)
+    read: list[ResultLine] = []
     for line in read_lines(step, shard, paths, odd):
+        if size <= HELD:
+            read.append(line)
         answer = line.line.answer
         measure = measures.get(line.position)
         if measure is not None and answer is not None and answer.usage is not None:
@@ -165,12 +172,12 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
             "other requests. Compare some before you use them",
             shard,
         )
-    size = sum(path.stat().st_size for path in paths)
     empty = not odd.seen and (bool(paths) or ended_by_itself(shard))  # a cancelled batch may name no file
     totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, uncertain=odd.broken or empty)
     calibration = step.runtime.calibration(step.job)
     before = step.job
-    for page in pages_of(read_lines(step, shard, paths, OddLines()), measures):
+    lines = iter(read) if size <= HELD else read_lines(step, shard, paths, OddLines())
+    for page in pages_of(lines, measures):
         items = step.store.shards.items_at(shard.id, [line.position for line in page])
         results = _results(reader, items, page)
         stored = step.store.shards.ingest(step.lease, shard, results, at=step.wall)
