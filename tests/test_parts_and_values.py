@@ -46,6 +46,11 @@ def classes(source: list[ast.AST]) -> Iterator[tuple[ast.ClassDef, set[str]]]:
             yield made, methods | {ast.unparse(target).strip("_") for targets in given for target in targets}
 
 
+def is_value(made: ast.ClassDef) -> bool:
+    """Whether a class is compared and shown by its fields without attrs."""
+    return "Value" in map(last_name, made.bases)
+
+
 def compared_or_shown(source: list[ast.AST]) -> list[str]:
     """The classes that hold what only parts hold, and are compared or shown by it all the same."""
     return [
@@ -53,7 +58,7 @@ def compared_or_shown(source: list[ast.AST]) -> list[str]:
         for made, methods in classes(source)
         if any(names & WORKING for names in fields_of(made))
         and (off := left_off(made, "frozen", "define")) is not None
-        and not {"eq", "repr"} <= off | methods
+        and (is_value(made) or not {"eq", "repr"} <= off | methods)
     ]
 
 
@@ -75,17 +80,25 @@ def test_a_part_that_shows_what_it_holds_would_be_found(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "@frozen(eq=False)\nclass Shown:\n    clock: Clock\n"
         "@define\nclass Compared:\n    lock: threading.Lock\n"
+        "@frozen(eq=False, repr=False)\nclass Both(Value):\n    clock: Clock\n"
         "@define(eq=False, repr=False)\nclass Part:\n    clock: Clock\n"
         "@frozen\nclass Value:\n    seconds: float\n    make: Callable[[], Clock]\n"
     )
     source = list(ast.walk(ast.parse((tmp_path / "a.py").read_text())))
-    assert compared_or_shown(source) == ["Shown", "Compared"]
+    assert compared_or_shown(source) == ["Shown", "Compared", "Both"]
 
 
 def test_values_share_how_they_are_compared_and_shown() -> None:
     """Compiled functions of their own take a tenth of the processor time until the first request."""
     own = [name for file in files() if "emulator" not in file.parts for name in compiled(nodes(file))]
     assert set(own) == COMPILED
+
+
+def test_what_can_change_is_no_value() -> None:
+    """Its hash would change with it."""
+    found = [made for file in files() for made, _ in classes(nodes(file)) if is_value(made)]
+    assert len(found) > 100
+    assert [made.name for made in found if left_off(made, "frozen") is None] == []
 
 
 def test_a_value_with_compiled_functions_would_be_found() -> None:

@@ -141,7 +141,7 @@ def whole(value: Any) -> int | None:
 
 def fields(value: Any) -> Mapping[str, Any]:
     """Return a value that should be an object; nothing for any other."""
-    return value if type(value) is dict or isinstance(value, Mapping) else {}  # a dict, as mostly, at once
+    return value if type(value) is dict or isinstance(value, Mapping) else {}  # most are a dict: seen at once
 
 
 def short(value: Any, form: re.Pattern[str]) -> str | None:

@@ -25,6 +25,7 @@ from smartbatch.errors import (
     RequestTimeout,
     StoreError,
 )
+from smartbatch.jobs.job import Job
 from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Route, Usage, evolve
 
 ClientOf = Callable[..., BatchingClient]
@@ -42,15 +43,22 @@ def test_the_steps_of_a_job_leave_the_garbage_collector_alone(
     assert pauses == []
 
 
+def slow_upload(client: BatchingClient, remote: Remote) -> Job:
+    """A job whose upload has begun, and takes 20 seconds."""
+    api = remote.api
+    assert api is not None
+    api.slow = 20.0
+    job = client.submit_batch(["a", "b"])
+    eventually(lambda: "upload" in api.calls)
+    return job
+
+
 def test_of_two_stops_neither_closes_the_store_while_the_other_needs_it(
     client: BatchingClient, remote: Remote, clock: VirtualClock
 ) -> None:
     """Both wait for a step under way; then the job is given back."""
-    assert remote.api is not None
-    remote.api.slow = 20.0
     with clock.held():
-        job = client.submit_batch(["a", "b"])
-        eventually(lambda: "upload" in remote.api.calls)
+        job = slow_upload(client, remote)
         stops = [InTime(clock, client.stop) for _ in range(2)]
     for stop in stops:
         stop.result()
@@ -61,11 +69,8 @@ def test_a_stop_without_time_leaves_the_store_to_an_earlier_one_that_waits_for_a
     client: BatchingClient, remote: Remote, clock: VirtualClock
 ) -> None:
     """What was started in between is ended, and uses the store that the earlier stop closes."""
-    assert remote.api is not None
-    remote.api.slow = 20.0
     with clock.held():
-        job = client.submit_batch(["a", "b"])
-        eventually(lambda: "upload" in remote.api.calls)
+        job = slow_upload(client, remote)
         first = InTime(clock, client.stop)
         eventually(lambda: not inside(client).jobs.is_working)
         client.start()
