@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections import Counter
 
 import pytest
@@ -274,22 +273,7 @@ def test_others_refuse_a_create_above_the_enqueued_tokens(api, refusal):
     assert world.create(now=20.0)
 
 
-# speed and threads
-
-
-def test_a_create_some_looks_and_the_results_take_well_under_a_millisecond():
-    """A simulation does it a hundred thousand times; the best of many is not moved by a busy machine."""
-    world = World(batch_turnaround=1)
-    work = entries(5)
-    best = math.inf
-    for step in range(200):
-        begin = time.perf_counter()
-        name = world.backend.create("openai", str(step), work, now=2.0 * step).id
-        for look in range(4):
-            world.backend.batch("openai", str(step), name, 2.0 * step + 0.3 * look)
-        world.backend.outputs("openai", str(step), name, 2.0 * step + 1)
-        best = min(best, time.perf_counter() - begin)
-    assert best < 0.001
+# threads
 
 
 def test_threads_that_create_at_the_same_time_get_batches_of_their_own():

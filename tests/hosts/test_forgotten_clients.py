@@ -25,6 +25,11 @@ def own_threads() -> int:
     return sum(thread.name.startswith(NAME) for thread in threading.enumerate())
 
 
+def stopping() -> set[threading.Thread]:
+    """The threads that stop forgotten clients."""
+    return {thread for thread in threading.enumerate() if thread.name == f"{NAME}-stop"}
+
+
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
     """Whether a condition becomes true in time; it is checked again whenever another thread ran."""
     until = time.monotonic() + seconds
@@ -135,9 +140,11 @@ def test_a_forgotten_client_that_is_busy_holds_up_no_other() -> None:
         assert answer.wait(30)
         return "done"
 
+    of_others = stopping()
     busy = BatchingClient(slow, parallelism=1).submit("prompt")
     gc.collect()
     assert asked.wait(30)
+    assert within(SOON, lambda: bool(stopping() - of_others))  # the one that waits for the answer
     before = own_threads()
     idle = BatchingClient("sim:demo?latency=0", parallelism=2)
     assert idle.submit("prompt").result(30).ok

