@@ -32,7 +32,7 @@ from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys
 from smartbatch.cli.result_tables import FORMATS, check_format
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
-from smartbatch.providers.http.replies import decode_json
+from smartbatch.providers.http.json_text import decode_json
 from smartbatch.tables.result_files import outcome_fields, to_line
 from smartbatch.types import Result
 

@@ -29,7 +29,7 @@ from smartbatch.errors import (
     scrub,
 )
 from smartbatch.jobs.records import EarlierTries, NewItem
-from smartbatch.providers.http.replies import decode_json
+from smartbatch.providers.http.json_text import decode_json
 from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
 

@@ -20,7 +20,7 @@ from attrs import frozen
 
 from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.providers.http.replies import decode_json
+from smartbatch.providers.http.json_text import decode_json
 from smartbatch.types import Answer, Kind, Request
 
 

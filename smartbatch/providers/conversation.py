@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,13 +10,6 @@ from smartbatch.types import Message
 
 INSTRUCTIONS = ("system", "developer")
 """Roles of messages that instruct the model."""
-
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-
-def encode_json(body: Mapping[str, Any]) -> bytes:
-    """Return a body as compact JSON; the same bytes every time."""
-    return _encode(body).encode("ascii")
 
 
 def content_of(message: Message) -> str | list[Mapping[str, Any]]:

@@ -15,7 +15,8 @@ from attrs import frozen
 from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError, has_secret
 from smartbatch.providers.foreign_text import PLAIN_ID, fields, safe_text, short
-from smartbatch.providers.http.replies import Reply, decode_json, is_html
+from smartbatch.providers.http.json_text import decode_json
+from smartbatch.providers.http.replies import Reply, is_html
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_retry_after
 from smartbatch.types import LimitReport, Request, Usage
 

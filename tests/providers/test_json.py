@@ -1,9 +1,11 @@
-"""JSON of answers is read alike with and without ``orjson``."""
+"""JSON of requests and answers is written and read alike with and without ``orjson``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,13 +13,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.providers.foreign_text import plain
-from smartbatch.providers.http import replies
+from smartbatch.providers.http import json_text
+from smartbatch.providers.http.json_text import decode_json, encode_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(st.characters()),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=10,
 )
+
+
+BODIES = st.dictionaries(
+    st.text(),
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=10,
+    ),
+)
+
+
+@contextmanager
+def without_orjson() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_text, "_loads", None)
+        patch.setattr(json_text, "_dumps", None)
+        yield
 
 
 def outcome(read: Callable[[bytes], Any], text: bytes) -> str:
@@ -35,7 +60,7 @@ def outcome(read: Callable[[bytes], Any], text: bytes) -> str:
 def test_what_was_written_is_read(value: Any, ascii_only: bool) -> None:
     """NaN, infinity and lone surrogates included."""
     text = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
-    assert outcome(replies.decode_json, text) == outcome(json.loads, text)
+    assert outcome(decode_json, text) == outcome(json.loads, text)
 
 
 @pytest.mark.parametrize(
@@ -47,19 +72,19 @@ def test_what_was_written_is_read(value: Any, ascii_only: bool) -> None:
         *(b"[" * 100_000, b"[" * 100_000 + b"]" * 100_000),
     ],
 )
-def test_what_few_servers_send_is_read_alike(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_few_servers_send_is_read_alike(text: bytes) -> None:
     """Or refused alike, and as without ``orjson``."""
-    read = outcome(replies.decode_json, text)
+    read = outcome(decode_json, text)
     assert read == outcome(json.loads, text)
-    monkeypatch.setattr(replies, "_fast", None)
-    assert outcome(replies.decode_json, text) == read
+    with without_orjson():
+        assert outcome(decode_json, text) == read
 
 
 def test_a_count_beyond_64_bits_is_none_either_way() -> None:
     """The one difference: such an integer becomes a float, which is no count."""
     from smartbatch.providers.foreign_text import count
 
-    for read in (json.loads, replies.decode_json):
+    for read in (json.loads, decode_json):
         assert count(read(b"18446744073709551616")) is None
 
 
@@ -69,3 +94,41 @@ def test_what_is_nested_too_deeply_has_no_text() -> None:
     for _ in range(5_000):
         nested = [nested]
     assert [plain(value) for value in (nested, "250", 250, None)] == ["", "250", "250", ""]
+
+
+@pytest.mark.full
+@given(BODIES)
+def test_what_is_sent_says_what_was_asked(body: dict[str, Any]) -> None:
+    """Whole numbers of any size included, and with the same texts as without ``orjson``."""
+    written = encode_json(body)
+    with without_orjson():
+        plain_one = encode_json(body)
+    assert json.loads(written.decode()) == json.loads(plain_one.decode()) == body
+    if not any(letter in plain_one for letter in b".e"):  # floats may be written in two ways
+        assert written == plain_one
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_never_sent(number: float) -> None:
+    """``orjson`` would write ``null`` for it."""
+    for body in ({"temperature": number}, {"extra": [None, {"x": number}]}):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            encode_json(body)
+        with without_orjson(), pytest.raises(ValueError, match="not JSON compliant"):
+            encode_json(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "written"),
+    [
+        ({"a": None, "text": "null"}, b'{"a":null,"text":"null"}'),
+        ({"text": "é\u2028\x85\x1c\r"}, b'{"text":"\\u00e9\\u2028\\u0085\\u001c\\r"}'),
+        ({"text": "\ud800"}, b'{"text":"\\ud800"}'),
+        ({"n": 2**70}, b'{"n":1180591620717411303424}'),
+        ({1: "a"}, b'{"1":"a"}'),
+    ],
+)
+def test_what_a_body_is_written_as(body: dict[Any, Any], written: bytes) -> None:
+    assert encode_json(body) == written
+    with without_orjson():
+        assert encode_json(body) == written

@@ -17,7 +17,6 @@ from smartbatch.providers.anthropic.errors import ERRORS
 from smartbatch.providers.anthropic.streams import MessageReader
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.foreign_text import PLAIN_ID
 from smartbatch.providers.http.endpoint import (
     checked_url,
@@ -28,6 +27,7 @@ from smartbatch.providers.http.endpoint import (
     setting,
 )
 from smartbatch.providers.http.event_stream import EVENTS, EventStream
+from smartbatch.providers.http.json_text import encode_json
 from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport

@@ -32,13 +32,13 @@ from smartbatch.providers.batch_api import (
     RemoteFile,
     RemoteState,
 )
-from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.error_reader import ErrorReader, error_in
 from smartbatch.providers.foreign_text import PLAIN_WORD, fields, plain, short, unix_seconds, unusable, whole
 from smartbatch.providers.gemini.answers import read_result
 from smartbatch.providers.gemini.bodies import embed_body, generate_body, resource
 from smartbatch.providers.gemini.errors import mark_over_quota, status_error
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
+from smartbatch.providers.http.json_text import encode_json
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import SpooledBody
 from smartbatch.types import Kind, Request

@@ -19,7 +19,6 @@ from smartbatch._importing import collector_slowed
 from smartbatch.errors import ConfigError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.flex import GEMINI, FlexTier
 from smartbatch.providers.gemini.answers import read_answer, read_embeddings
 from smartbatch.providers.gemini.batches import GeminiBatches
@@ -42,6 +41,7 @@ from smartbatch.providers.http.endpoint import (
     setting,
 )
 from smartbatch.providers.http.event_stream import EVENTS, EventStream
+from smartbatch.providers.http.json_text import encode_json
 from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport

@@ -13,9 +13,10 @@ from smartbatch.providers.base import AnswerStream
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import WellFormedText, plain, unusable
 from smartbatch.providers.http.cutoff import Cutoff
+from smartbatch.providers.http.json_text import decode_json
 from smartbatch.providers.http.live_reply import LiveReply
 from smartbatch.providers.http.pool import seconds_left
-from smartbatch.providers.http.replies import Reply, decode_json
+from smartbatch.providers.http.replies import Reply
 from smartbatch.types import Answer, Request, Usage
 
 EVENTS = "text/event-stream"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from attrs import frozen
@@ -12,35 +11,12 @@ from attrs import frozen
 from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.foreign_text import unusable
+from smartbatch.providers.http.json_text import decode_json
 
 MAX_BODY = 64 * 1024 * 1024
 """Most bytes of a decoded answer; a gzip bomb or an endless body ends here."""
 
 _PIECE = 65536
-
-_fast: Callable[[bytes], Any] | None
-try:
-    from orjson import loads as _fast
-except ImportError:  # the extra "fast" is not installed
-    _fast = None
-
-
-def decode_json(text: bytes) -> Any:
-    """Return what JSON text says, with ``orjson`` where it is installed.
-
-    What that refuses is left to the standard library, which takes NaN, infinity, lone surrogates, byte order
-    marks and UTF-16. Of integers beyond 64 bits, which no field of an answer has, it makes floats.
-
-    Raises:
-        ValueError: it is no JSON.
-        RecursionError: it is nested too deeply.
-    """
-    if _fast is not None:
-        try:
-            return _fast(text)
-        except ValueError:
-            pass
-    return json.loads(text)
 
 
 @frozen(eq=False, repr=False)

@@ -26,7 +26,6 @@ from smartbatch.providers.batch_api import (
     RemoteFile,
     RemoteState,
 )
-from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.error_reader import ErrorReader, error_in
 from smartbatch.providers.error_table import kind_of_code
 from smartbatch.providers.foreign_text import (
@@ -41,6 +40,7 @@ from smartbatch.providers.foreign_text import (
     whole,
 )
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
+from smartbatch.providers.http.json_text import encode_json
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import upload_form
 from smartbatch.providers.openai.answers import read_line

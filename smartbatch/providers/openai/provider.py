@@ -15,7 +15,6 @@ from smartbatch._version import __version__
 from smartbatch.errors import ConfigError, InvalidRequest
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.flex import OPENAI, FlexTier
 from smartbatch.providers.http.endpoint import (
     checked_url,
@@ -26,6 +25,7 @@ from smartbatch.providers.http.endpoint import (
     setting,
 )
 from smartbatch.providers.http.event_stream import EventStream
+from smartbatch.providers.http.json_text import encode_json
 from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY, Reply
 from smartbatch.providers.openai.answers import read_chat, read_embeddings, read_response

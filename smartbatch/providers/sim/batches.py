@@ -34,8 +34,8 @@ from smartbatch.providers.batch_api import (
     RemoteState,
     line_of,
 )
-from smartbatch.providers.conversation import encode_json
 from smartbatch.providers.foreign_text import count, unusable
+from smartbatch.providers.http.json_text import encode_json
 from smartbatch.types import Answer, Generation, Kind, Message, Request, Usage
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
