@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from inside import inside
 
 from smartbatch import BatchingClient, Generation, Request, Route
 from smartbatch.errors import AllRequestsFailed, BudgetExceeded, ProviderError
@@ -301,18 +303,30 @@ def test_a_cancelled_job_ends_its_equal_rows_as_well(claude: SmallClaude, tmp_pa
     assert not claude.asked
 
 
+KILLED = """
+import os, signal, sys
+from smartbatch import BatchingClient
+from smartbatch.events import ShardChanged
+
+def kill(event):
+    if isinstance(event, ShardChanged):  # the first batch is planned, and not created
+        os.kill(os.getpid(), signal.SIGKILL)
+
+client = BatchingClient(sys.argv[1], store=sys.argv[2], observers=[kill])
+client.submit_batch([f"question {n % 4_000}" for n in range(12_500)]).wait()
+"""
+
+
 @pytest.mark.full
 def test_equal_rows_are_found_on_many_pages_and_after_the_process_was_killed(
     claude: SmallClaude, tmp_path: Path
 ) -> None:
     """The store alone says who follows whom, so another process ends them all."""
     store = str(tmp_path / "jobs.db")
-    prompts = [f"question {n % 4_000}" for n in range(12_500)]
-    with BatchingClient(MODEL, store=store, batch_poll_interval=60.0) as first:
-        job = first.submit_batch(prompts)
-        inside(first).jobs.service.store.abandon()  # leaves it as a killed process would
+    assert subprocess.run([sys.executable, "-c", KILLED, MODEL, store]).returncode == -signal.SIGKILL
+    assert not claude.asked
     with BatchingClient(MODEL, store=store) as second:
-        again = second.job(job.id)
+        (again,) = second.jobs()
         status = again.wait()
         assert (status.completed, len(claude.asked)) == (12_500, 4_000)
         assert sum(result.deduplicated for result in again.results()) == 8_500
