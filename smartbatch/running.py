@@ -162,7 +162,7 @@ class RunningState:
         self._carries_store = config.store is not None
         self._bus = EventBus(settings.observers)
         self._warnings = UserWarnings(self._bus)
-        self.jobs = jobs = ClientJobs(self._make_jobs)
+        self.jobs = jobs = ClientJobs(self._make_jobs, self._connect_jobs)
         self.metrics = BatchMetrics(
             max_batch_size=config.max_batch_size,
             queue_capacity=config.queue_capacity,
@@ -220,7 +220,7 @@ class RunningState:
         return Realtime(setup, settings.model, settings.preparer)
 
     def _make_jobs(self) -> JobParts:
-        """Make what carries jobs on, and have it hear of what concerns it."""
+        """Make what carries jobs on."""
         with collector_paused("smartbatch.jobs.job_submission"):
             from smartbatch.core.limits.budget_reservations import JobReservations
             from smartbatch.jobs.deferred_jobs import DeferredJobs
@@ -252,9 +252,12 @@ class RunningState:
             calibration=self.history.calibration,
             deduplicate=config.deduplicate and settings.hooks.shareable,
         )
-        self._bus.subscribe(summaries, RequestFinished)
-        self._bus.subscribe(budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
         return JobParts(service, submission, DeferredJobs(config, model, service), budget, summaries)
+
+    def _connect_jobs(self, parts: JobParts) -> None:
+        """Have what carries jobs on hear of what concerns it."""
+        self._bus.subscribe(parts.summaries, RequestFinished)
+        self._bus.subscribe(parts.budget, JobResultsStored, JobProgress, JobFinished, ShardChanged)
 
     def _dependencies(self, budget: ClientBudget, summaries: SummaryLog) -> JobDependencies:
         """Return what jobs need of this client."""

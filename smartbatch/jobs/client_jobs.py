@@ -48,10 +48,12 @@ class ClientJobs:
 
     Args:
         make: makes the parts; what it raises goes to the caller, and the next use tries again.
+        connect: has those that stay hear of what concerns them, before they are used.
     """
 
-    def __init__(self, make: Callable[[], JobParts]) -> None:
+    def __init__(self, make: Callable[[], JobParts], connect: Callable[[JobParts], None]) -> None:
         self._make = make
+        self._connect = connect
         self._lock = threading.RLock()  # a signal handler may ask while they are made
         self._parts: JobParts | None = None
         self._halted = False
@@ -64,6 +66,7 @@ class ClientJobs:
             if self._parts is None:
                 made = self._make()
                 if self._parts is None:  # else a signal handler was quicker
+                    self._connect(made)
                     self._parts = made
                 if self._halted:
                     self._parts.service.halt()

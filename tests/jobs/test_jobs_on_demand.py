@@ -51,8 +51,9 @@ def test_without_a_job_no_store_is_opened_and_there_is_nothing_to_give_back(
 
 
 def test_a_signal_handler_that_needs_them_while_they_are_made_makes_those_that_stay() -> None:
-    """It runs on the very thread that makes them."""
+    """It runs on the very thread that makes them. Only those hear of what happens."""
     parts: list[Any] = []
+    connected: list[Any] = []
 
     def make() -> JobParts:
         if not parts:
@@ -61,8 +62,9 @@ def test_a_signal_handler_that_needs_them_while_they_are_made_makes_those_that_s
         made: Any = object()
         return made
 
-    jobs = ClientJobs(make)
+    jobs = ClientJobs(make, connected.append)
     assert jobs.get() is parts[1]
+    assert connected == [parts[1]]
 
 
 def test_what_fails_to_be_made_is_made_by_the_next_who_needs_it() -> None:
@@ -76,7 +78,7 @@ def test_what_fails_to_be_made_is_made_by_the_next_who_needs_it() -> None:
         done: JobParts = outcome
         return done
 
-    jobs = ClientJobs(make)
+    jobs = ClientJobs(make, lambda _: None)
     with pytest.raises(OSError, match="no space"):
         jobs.get()
     assert jobs.get() is made
