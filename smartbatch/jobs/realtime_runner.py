@@ -20,7 +20,7 @@ from attrs import define, evolve, field
 from smartbatch._clock import Monitor
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.core.preparation.fingerprint import remember
-from smartbatch.errors import ClientClosed, RequestCancelled
+from smartbatch.errors import ClientClosed, RequestCancelled, StoreError
 from smartbatch.events import StoreAvailable, StoreUnavailable
 from smartbatch.jobs.claim_turns import ClaimTurns, GatherInterval, Turn
 from smartbatch.jobs.dependencies import RealtimeItem
@@ -219,15 +219,21 @@ class RealtimeRunner:
         self._recall_all()
 
     def finish(self, grace: float) -> UnstoredAnswers:
-        """Store results for up to ``grace`` seconds, and end; return what could not be stored."""
+        """Store results for up to ``grace`` seconds, and end; return what could not be stored.
+
+        A claim under way is waited for: what it claims was not asked, and is taken back.
+        """
         with self._monitor:
             self._ending = True
             self._inbox.notify_all()  # the next try at once, and then every second
             if not self.on_own_thread():
-                wait_while(self._turns.under_way.total, self._empty, self._clock, grace)
+                wait_while(self._works_locked, self._empty, self._clock, grace)
             self._ended = True
             self._inbox.notify_all()
             return self._unstored_locked()
+
+    def _works_locked(self) -> bool:
+        return self._claiming is not None or self._turns.under_way.total() > 0
 
     def _unstored_locked(self) -> UnstoredAnswers:
         kept = [verdict for group in self._unstored.values() for _, verdict in group]
@@ -264,6 +270,7 @@ class RealtimeRunner:
                 self._claim_failed(job, error)
             with self._monitor:
                 self._claiming = None
+                self._empty.notify_all()
                 given_back = job.withdrawn and job.settled
             if given_back:
                 self._done(job.lease.job_id)
@@ -412,6 +419,8 @@ class RealtimeRunner:
 
     def _claim_failed(self, job: RealtimeItems, error: BaseException) -> None:
         with self._monitor:
+            if self._ended and isinstance(error, StoreError):
+                return  # it outlived the grace of a stop, which closed the store: nothing was claimed
             job.failures += 1
             job.wanting = True
             first = job.failures == 1

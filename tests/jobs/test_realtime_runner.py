@@ -360,6 +360,50 @@ def test_answers_that_could_never_be_stored_are_told_at_the_end_and_named_when_t
     assert [incident.kind for incident in again.incidents()] == ["maybe_billed"]
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_items_that_are_claimed_while_the_client_stops_are_taken_back(
+    closed: bool, client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were not asked. Where the claim outlives the grace period, it finds the store closed: nothing is
+    wrong, and nothing was claimed.
+    """
+    claiming, stopping = threading.Event(), threading.Event()
+    until = (SqlStore, "close") if closed else (RealtimeRunner, "finish")
+
+    def told(original: Callable[..., Any], event: threading.Event, *, first: bool) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            if first:
+                event.set()
+                return original(*given)
+            done = original(*given)
+            event.set()
+            return done
+
+        return called
+
+    def claim(*given: Any) -> Any:
+        claiming.set()
+        assert stopping.wait(PATIENCE)
+        return original_claim(*given)
+
+    remote = Remote(clock, batches=False)
+    client = client_of(remote, store=place)
+    original_claim = ItemTable.claim_realtime
+    with monkeypatch.context() as patch:
+        patch.setattr(ItemTable, "claim_realtime", claim)
+        patch.setattr(*until, told(getattr(*until), stopping, first=not closed))
+        if closed:  # no time is left for the claim
+            patch.setattr(RealtimeRunner, "_works_locked", lambda _: False)
+        job = submitted(client, 6, strategy="individual")
+        assert claiming.wait(PATIENCE)
+        client.stop()
+    assert remote.asked == []
+    again = client_of(remote, store=place, seed_of_rng=2).job(job.id)
+    assert again.wait(LONG).completed == 6
+    assert len(remote.asked) == 6
+    assert again.incidents() == []
+
+
 @pytest.mark.parametrize("policy", ["settle", "hold"])
 def test_items_that_were_being_asked_when_their_process_died(
     policy: str, client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
