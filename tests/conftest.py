@@ -29,7 +29,7 @@ from smartbatch.realtime import shared_quota
 from smartbatch.shortcuts import close_stores
 from tests.taking_part import taking_part
 
-HANGS_AFTER = float(os.environ.get("HANGS_AFTER", "120"))
+HANGS_AFTER = float(os.environ.get("HANGS_AFTER", "300"))
 """Real seconds after which a test is taken for hung: all stacks are printed and the run ends."""
 WATCHED_ANEW = HANGS_AFTER / 12
 """Seconds after which this time begins again with the next test. Each time costs a thread, for whose end the
