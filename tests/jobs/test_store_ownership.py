@@ -5,12 +5,10 @@ from __future__ import annotations
 import fcntl
 import random
 import threading
-import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-from jobs.stores import Bench, bench, ingesting, led, new_items, result, started, store
+from jobs.stores import Bench, bench, in_the_end, ingesting, led, new_items, result, started, store
 
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import ItemState, JobLease, LeaseLost, ShardState
@@ -18,18 +16,6 @@ from smartbatch.jobs.store import SqlStore
 from tests.together import run_together
 
 __all__ = ["bench", "store"]  # fixtures
-
-_T = TypeVar("_T")
-
-
-def in_the_end(look: Callable[[], _T]) -> _T:
-    """Look until there is something, for less than a lease of 60 s: a PostgreSQL server takes a moment to
-    learn that a client is gone.
-    """
-    until = time.monotonic() + 30.0
-    while not (found := look()) and time.monotonic() < until:
-        pass
-    return found
 
 
 def test_one_store_owns_a_job_and_others_wait(bench: Bench) -> None:

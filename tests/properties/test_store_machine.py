@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from jobs.stores import Bench, new_items
+from jobs.stores import Bench, in_the_end, new_items
 from properties.store_model import (
     IN_FLIGHT,
     OPEN,
@@ -247,9 +247,10 @@ class StoreMachine(RuleBasedStateMachine):
         job = list(self.jobs.values())[pick % len(self.jobs)]
         if leases_over:
             self.bench.let_leases_run_out()
-        lease = self.stores[who].leases.claim(job.id, 1e6, unknown=unknown)
+        claim = partial(self.stores[who].leases.claim, job.id, 1e6, unknown=unknown)
         # a lease just given still runs; those given before are over by the store's clock
         free = job.owner is None or not job.alive or (leases_over and job.owner != who)
+        lease = in_the_end(claim) if free else claim()
         assert (lease is not None) == free, (job.owner, job.alive, leases_over, who)
         if lease is None:
             if leases_over and job.owner is not None and job.alive:
