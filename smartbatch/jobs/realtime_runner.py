@@ -420,7 +420,7 @@ class RealtimeRunner:
     def _claim_failed(self, job: RealtimeItems, error: BaseException) -> None:
         with self._monitor:
             if self._ended and isinstance(error, StoreError):
-                return  # it outlived the grace of a stop, which closed the store: nothing was claimed
+                return  # it outlived the grace of a stop, which closed the store: nothing is wrong here
             job.failures += 1
             job.wanting = True
             first = job.failures == 1

@@ -20,9 +20,9 @@ from urllib.request import urlopen
 
 import pytest
 from attrs import field, frozen
-from run_script import GUARD, PACKAGE
 
 from smartbatch.testing import answer_for
+from tests.hosts.run_script import GUARD, PACKAGE
 
 HERE = Path(__file__).parent
 WORKERS = 2

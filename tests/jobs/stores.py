@@ -13,11 +13,10 @@ import random
 import shutil
 import sqlite3
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -30,7 +29,6 @@ from tests.levels import sampled
 
 KINDS = ("sqlite", "postgres")
 _schemas = itertools.count(1)
-_T = TypeVar("_T")
 
 
 class Bench:
@@ -138,16 +136,6 @@ def result(ix: int, outcome: str = "succeeded", text: bytes = b"", **changes: An
     body = text or b"answer %d" % ix
     told = {"digest": (outcome.encode() + body)[-16:], "cost": 0.5, "realtime_cost": 1.0, **changes}
     return NewResult(ix, outcome, body, **told)
-
-
-def in_the_end(look: Callable[[], _T]) -> _T:
-    """Look until there is something, for less than a lease of 60 s: a PostgreSQL server takes a moment to
-    learn that a client is gone.
-    """
-    until = time.monotonic() + 30.0
-    while not (found := look()) and time.monotonic() < until:
-        pass
-    return found
 
 
 def started(store: SqlStore, bench: Bench, count: int = 3, **changes: Any) -> tuple[JobRow, JobLease]:

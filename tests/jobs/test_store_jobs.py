@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from attrs import asdict
 from jobs.sample_records import POLICY, PROGRESS
-from jobs.stores import Bench, bench, in_the_end, ingesting, new_items, result, started, store
+from jobs.stores import Bench, bench, ingesting, new_items, result, started, store
+from realtime.scenes import eventually
 
 from smartbatch.errors import InvalidRequest, JobNotFound, StoreError
 from smartbatch.jobs.act_records import JobSelection
@@ -182,7 +183,7 @@ def test_a_process_that_dies_while_its_input_arrives_leaves_no_job_and_its_items
         bench.open().leases.claim(job.id, 60)  # who becomes an owner sweeps
         return bench.behind("SELECT count(*) FROM item") == [(1,)]
 
-    assert in_the_end(swept)
+    assert eventually(swept)
     assert bench.behind("SELECT count(*) FROM payload") == [(1,)]
 
 

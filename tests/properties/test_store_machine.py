@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from jobs.stores import Bench, in_the_end, new_items
+from jobs.stores import Bench, new_items
 from properties.store_model import (
     IN_FLIGHT,
     OPEN,
@@ -69,6 +69,7 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import job_table as jobs_module
 from smartbatch.types import Usage
 from tests.levels import sampled
+from tests.realtime.scenes import eventually
 
 MEMORY = Path("/dev/shm")
 """Where a sync costs nothing; what a disk keeps is tested elsewhere."""
@@ -250,7 +251,7 @@ class StoreMachine(RuleBasedStateMachine):
         claim = partial(self.stores[who].leases.claim, job.id, 1e6, unknown=unknown)
         # a lease just given still runs; those given before are over by the store's clock
         free = job.owner is None or not job.alive or (leases_over and job.owner != who)
-        lease = in_the_end(claim) if free else claim()
+        lease = eventually(claim) if free else claim()
         assert (lease is not None) == free, (job.owner, job.alive, leases_over, who)
         if lease is None:
             if leases_over and job.owner is not None and job.alive:

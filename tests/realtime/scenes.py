@@ -7,7 +7,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import evolve, frozen
 from inside import inside
@@ -25,6 +25,7 @@ PATIENCE = 100.0
 thousand calls take a minute."""
 
 _scopes = itertools.count(1)
+_T = TypeVar("_T")
 
 
 @frozen
@@ -186,12 +187,12 @@ class InTime:
         return self._aside.result()
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait, in real time, for another thread to get somewhere."""
+def eventually(condition: Callable[[], _T]) -> _T:
+    """Wait, in real time, for another thread or process to get somewhere; return what was found."""
     pause = threading.Event()
     for _ in range(int(PATIENCE * 1000)):
-        if condition():
-            return
+        if found := condition():
+            return found
         pause.wait(0.001)
     raise AssertionError("it never happened")
 
