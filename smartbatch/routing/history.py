@@ -64,7 +64,8 @@ OWN = 2 * LOADED
 A_SECOND = 100
 """Calls of a topic a second that are learned from; more would tell little more, and cost time."""
 NOTED = 256
-"""Calls of a topic that wait to be learned from, the latest; to learn from them takes some 10 ms."""
+"""Calls of a topic that wait to be learned from, the latest; to learn from them takes some 10 ms, so it
+is not done before the figures are asked for."""
 
 _TOPICS = {
     Route.INDIVIDUAL: (CALL, "latency individual"),
@@ -84,7 +85,8 @@ class _Topic:
         loaded: the number of the look into the store at which it was read.
         known: rows of the store that were learned from.
         own: what was written by this process.
-        noted: calls to learn from: requests, seconds, Unix time, and whether they were given up.
+        noted: calls that ended: requests, seconds, Unix time, and whether they were given up.
+        unlearned: of these, what was taken and waits to be learned from.
         pending: what is to be written, each ``stride``-th of what was seen.
     """
 
@@ -98,6 +100,7 @@ class _Topic:
     known: frozenset[Observation] = frozenset()
     own: deque[Observation] = field(factory=lambda: deque(maxlen=OWN))
     noted: deque[tuple[int, float, float, bool]] = field(factory=lambda: deque(maxlen=NOTED))
+    unlearned: deque[Observation] = field(factory=lambda: deque(maxlen=NOTED))
     pending: list[Observation] = field(factory=list)
     stride: int = 1
     passed: int = 0
@@ -115,14 +118,24 @@ class _Topic:
         if self.in_second <= A_SECOND:
             self.noted.append((size, seconds, at, late))
 
-    def learn(self) -> list[ForecastChange]:
-        """Learn from what was noted; return what moved."""
-        moved = []
+    @property
+    def can_learn(self) -> bool:
+        return bool(self.noted or self.unlearned)
+
+    def take(self) -> None:
+        """Keep what was noted for the store, and to learn from it."""
         while self.noted:
             size, seconds, at, late = self.noted.popleft()
             seen = Observation(size, seconds, at, not late)
-            change = self.forecaster.observe(seen)
+            self.unlearned.append(seen)
             self.keep(seen)
+
+    def learn(self) -> list[ForecastChange]:
+        """Learn from what was noted; return what moved."""
+        self.take()
+        moved = []
+        while self.unlearned:
+            change = self.forecaster.observe(self.unlearned.popleft())
             if change is not None:
                 moved.append(change)
         return moved
@@ -137,6 +150,7 @@ class _Topic:
 
     def sample(self) -> list[Observation]:
         """Return what is to be written now, and begin anew."""
+        self.take()
         taken = self.pending if len(self.pending) <= SAMPLE else self.pending[1::2]
         self.pending, self.stride, self.passed = [], 1, 0
         self.own.extend(taken)
@@ -199,7 +213,7 @@ class ForecastHistory:
 
         Where another thread has the lock it is left to that one: who looks may be a signal handler.
         """
-        if not any(topic.noted for topic in list(self._topics.values())):
+        if not any(topic.can_learn for topic in list(self._topics.values())):
             return
         if self._lock.acquire(blocking=False):
             try:
@@ -376,11 +390,8 @@ class ForecastHistory:
 
     def _write(self, store: SqlStore) -> None:
         with self._lock:
-            learned = [(topic, topic.learn()) for topic in self._topics.values()]
             written = [(topic, topic.sample()) for topic in self._topics.values()]
             tokens = list(self._tokens.values())
-        for topic, changes in learned:
-            self._told(topic, *changes)
         for topic, sample in written:
             for name, ended in ((topic.name, True), (topic.late, False)):
                 rows = [(seen.size, seen.seconds, seen.at) for seen in sample if seen.ended is ended]

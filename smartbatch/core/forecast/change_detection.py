@@ -14,6 +14,7 @@ have been shorter. If forecasts fit, levels are spread evenly over 0..1, whateve
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from attrs import define, field
 
@@ -140,6 +141,7 @@ class ChangeDetector:
         self._since: list[int] = [0, 0]
 
 
+@lru_cache(maxsize=16)  # the same for all times between two fits
 def _limit(step: float) -> float:
     """Return the threshold at which one sum raises a false alarm each :data:`QUIET` times.
 

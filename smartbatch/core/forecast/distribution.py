@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 TOP = 0.99
@@ -111,7 +111,7 @@ def _mean_between(low: float, high: float) -> float:
 
 
 def redistributed(
-    ended: Iterable[tuple[float, float]], given_up: Iterable[tuple[float, float]]
+    ended: Iterable[tuple[float, float]], given_up: Sequence[tuple[float, float]]
 ) -> list[tuple[float, float]]:
     """Return the times of what ended, with the weight of each censored time redistributed to all longer ones.
 
@@ -119,6 +119,8 @@ def redistributed(
     in Efron's form ("The two sample problem with censored data", 1967). A censored time longer than all
     others keeps its own weight. Both arguments are times with their weights, those of ``ended`` above 0.
     """
+    if not given_up:
+        return sorted(ended)
     points = [(time, False, weight) for time, weight in ended]
     points += [(time, True, weight) for time, weight in given_up]
     points.sort()

@@ -106,9 +106,15 @@ class Prior(Value):
         times = tuple((median * math.exp(sigma * normal.inv_cdf(level)), 1.0) for level in levels)
         return cls(times, growth, weight, fade)
 
-    def points(self, weight: float) -> list[tuple[float, float]]:
-        whole = sum(part for _, part in self.times)
-        return [(math.log(seconds), part * weight / whole) for seconds, part in self.times]
+    @property
+    def whole(self) -> float:
+        return sum(part for _, part in self.times)
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """Log seconds and weight of each point; together they weigh ``weight``."""
+        whole = self.whole
+        return [(math.log(seconds), part * self.weight / whole) for seconds, part in self.times]
 
 
 @frozen(eq=False, repr=False)
@@ -159,6 +165,8 @@ class _Kept:
     __repr__ = fields_repr
 
     seen: Observation
+    at: float
+    ended: bool
     size: float
     seconds: float
     least: float
@@ -200,9 +208,13 @@ class Forecaster:
 
     def __init__(self, prior: Prior, *, remember: int = 512) -> None:
         self._prior = prior
-        points = prior.points(prior.weight)
-        self._base = Distribution(points)
-        self._prior_spread = _spread(points, self._base.median)
+        self._points, self._whole = prior.points, prior.whole
+        self._base = Distribution(self._points)
+        self._apart = [  # from the median
+            (log - self._base.median, part)
+            for (log, _), (_, part) in zip(self._points, prior.times, strict=True)
+        ]
+        self._prior_spread = _spread(self._points, self._base.median)
         self._kept: deque[_Kept] = deque(maxlen=remember)
         self._fit: _Fit | None = None
         self._fresh = 0
@@ -251,7 +263,8 @@ class Forecaster:
         moment, weight = (self._moments, 1.0) if other is None else (other.moment, other.weight)
         counts = MomentCounts() if other is None else other.counts
         changed = self._judge(fit, fit.curve.middle(log - shift), counts, first=other is None)
-        kept = _Kept(seen, math.log(max(1, seen.size)), log, least, moment, counts, weight)
+        size = math.log(max(1, seen.size))
+        kept = _Kept(seen, seen.at, seen.ended, size, log, least, moment, counts, weight)
         self._kept.append(kept)
         self._fresh += 1
         if changed:
@@ -342,20 +355,20 @@ class Forecaster:
     def _refit(self, now: float) -> _Fit:
         prior = self._prior
         growth, center, learned, deviation = prior.growth, 0.0, 0.0, self._usual[0]
-        points = prior.points(prior.weight)
+        points = self._points
         if self._kept:
             weights = self._weights(now)
             learned = sum(weights)
             growth, center = self._growth(weights, learned)
-            ended: list[tuple[float, float]] = []
-            given_up: list[tuple[float, float]] = []
-            for kept, weight in zip(self._kept, weights, strict=True):  # scaled to the size ``center``
-                log = kept.least - growth * (kept.size - center)
-                (ended if kept.seen.ended else given_up).append((log, weight))
+            # scaled to the size ``center``
+            scaled = [one.least - growth * (one.size - center) for one in self._kept]
+            pairs = list(zip(self._kept, scaled, weights, strict=True))
+            ended = [(log, weight) for one, log, weight in pairs if one.ended]
+            given_up = [(log, weight) for one, log, weight in pairs if not one.ended]
             moved = prior.growth * center
             points = [(log + moved, weight) for log, weight in points]
             found = sorted(redistributed(points + ended, given_up) if given_up else ended)
-            median = _median(found, sum(weight for _, weight in found))
+            median = _median(found)
             deviation = (SPREAD * deviation + learned * _spread(found, median)) / (SPREAD + learned)
             points += self._shape(median, deviation, SHAPE * learned / (1 + learned))
             points = redistributed(points + ended, given_up)
@@ -365,8 +378,10 @@ class Forecaster:
 
     def _weights(self, now: float) -> list[float]:
         by_age, by_count, newest = _HALF / self._prior.fade, _HALF / FADES_AFTER, self._moments
+        exp = math.exp
         weights = [
-            kept.weight * math.exp(by_age * max(0.0, now - kept.seen.at) + by_count * (newest - kept.moment))
+            kept.weight
+            * exp(by_age * (now - kept.at if now > kept.at else 0.0) + by_count * (newest - kept.moment))
             + TINY
             for kept in self._kept
         ]
@@ -393,9 +408,8 @@ class Forecaster:
     def _shape(self, median: float, deviation: float, weight: float) -> list[tuple[float, float]]:
         """Return the prior's points around ``median``, as wide as ``deviation``."""
         stretch = deviation / self._prior_spread if self._prior_spread else 0.0
-        return [
-            (median + stretch * (log - self._base.median), part) for log, part in self._prior.points(weight)
-        ]
+        whole = self._whole
+        return [(median + stretch * apart, part * weight / whole) for apart, part in self._apart]
 
 
 @frozen(eq=False, repr=False)
@@ -437,10 +451,10 @@ class ForecastAt:
         return self._fit.deviation / math.sqrt(1 + self._fit.learned)
 
 
-def _median(ordered: Sequence[tuple[float, float]], whole: float) -> float:
+def _median(ordered: Sequence[tuple[float, float]]) -> float:
     """Return the first value with at least half of the weight up to it."""
     values, weights = zip(*ordered, strict=True)
-    place = bisect_left(list(accumulate(weights)), whole / 2)
+    place = bisect_left(list(accumulate(weights)), sum(weights) / 2)
     return float(values[min(place, len(values) - 1)])
 
 
