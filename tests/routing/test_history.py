@@ -283,6 +283,25 @@ class TestTheStore:
         history.save()
         assert len(store.facts.turnarounds(f"latency individual {MODEL}", limit=10_000)) == len(rows)
 
+    def test_calls_are_written_before_they_are_learned_from(
+        self, process: Process, clock: VirtualClock, told: Told
+    ) -> None:
+        """A client that stops keeps a sample of its calls, and spends nothing on forecasts nobody asks for."""
+        history = process()
+        history.refresh()
+        call(history, clock, *[90.0] * 30)
+        history.save()
+        assert told == []
+        other = process()
+        other.refresh()
+        assert other.latency(Route.INDIVIDUAL, MODEL).observations == 30
+        call(history, clock, *[90.0] * 5)
+        assert history.latency(Route.INDIVIDUAL, MODEL).observations == 35
+        assert {each.name for each in told} == {"forecast_moved"}
+        clock.sleep(EVERY)
+        history.refresh()
+        assert history.latency(Route.INDIVIDUAL, MODEL).observations == 35  # its own rows are none of others
+
     def test_batches_are_read_from_it_with_those_that_were_given_up(
         self, process: Process, clock: VirtualClock, store: SqlStore
     ) -> None:
