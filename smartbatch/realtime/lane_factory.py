@@ -28,6 +28,9 @@ from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.types import Embedding, Kind
 
+_Place = tuple[str, str]
+"""Name and scope of a provider."""
+
 
 @frozen(eq=False, repr=False)
 class _ModelState:
@@ -68,9 +71,9 @@ class LaneFactory:
         # Ids in packed prompts are secrets, so they do not come from random numbers a user may seed.
         self._words = partial(random_word, random.SystemRandom())
         self._building = threading.Lock()
-        self._lanes: dict[tuple[str, str, Embedding | None, bool], Lane] = {}
-        self._models: dict[tuple[str, str], _ModelState] = {}
-        self._known: dict[tuple[str, str, Kind], _Knowledge] = {}
+        self._lanes: dict[tuple[_Place, str, Embedding | None, bool], Lane] = {}
+        self._models: dict[tuple[_Place, str], _ModelState] = {}
+        self._known: dict[tuple[_Place, str, Kind], _Knowledge] = {}
 
     def of(
         self, provider: Provider, model: str, embedding: Embedding | None = None, *, flex: bool = False
@@ -88,7 +91,7 @@ class LaneFactory:
         Raises:
             ConfigError: there is a budget and the model's price is unknown.
         """
-        key = (provider.name, model, embedding, flex)
+        key = (_place(provider), model, embedding, flex)
         lane = self._lanes.get(key)
         if lane is not None:
             return lane
@@ -116,7 +119,7 @@ class LaneFactory:
         Raises:
             ConfigError: there is a budget and the model's price is unknown.
         """
-        key = (provider.name, model, kind)
+        key = (_place(provider), model, kind)
         known = self._known.get(key)
         if known is None:
             calibration = self._setup.calibration(f"{provider.name}:{model}", kind)
@@ -163,7 +166,7 @@ class LaneFactory:
             most = 1
         else:
             most = min(abilities.max_shared, self._config.max_batch_size)
-        state = self._models.setdefault((provider.name, model), self._new_state())
+        state = self._models.setdefault((_place(provider), model), self._new_state())
         hooks = self._setup.hooks
         sharing = None
         if hooks.middleware and hooks.shareable:  # without middleware the cache is asked before the queue
@@ -231,3 +234,8 @@ class LaneFactory:
         if provider.flex(model) is None or not provider.capabilities.priced:
             return None
         return self._prices.rates(provider.name, model, self._clock.wall(), "flex")
+
+
+def _place(provider: Provider) -> _Place:
+    """Return what tells servers and accounts apart: two of them may have the same models, and one name."""
+    return provider.name, provider.scope
