@@ -171,21 +171,18 @@ class RealtimeEngine:
         while True:  # no lock may be taken here, and a change may come meanwhile
             controls = self._controls
             lane.provider_health.pause = controls.pause_of(lane.label)
+            max_rpm, max_tpm = self._limits(lane, controls)
+            lane.quota.attach(
+                self.queue,
+                max_rpm,
+                max_tpm,
+                now=self._clock.now(),
+                wake=self._wake,
+                sharing=self._sharing(lane),
+                has_account=lane.provider.capabilities.priced,
+            )
             if controls is self._controls:
                 break
-        now = self._clock.now()
-        max_rpm, max_tpm = self._limits(lane, controls)
-        lane.quota.attach(
-            self.queue,
-            max_rpm,
-            max_tpm,
-            now=now,
-            wake=self._wake,
-            sharing=self._sharing(lane),
-            has_account=lane.provider.capabilities.priced,
-        )
-        if self._controls is not controls:
-            lane.quota.limit(self.queue, *self._limits(lane, self._controls), now)
         if self.queue.closed is not None:  # stopped meanwhile: its limits must not outlive it
             lane.quota.detach(self.queue, self._clock.now())
 

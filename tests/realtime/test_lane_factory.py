@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable
 
 import pytest
-from scenes import Aside, Scripted
+from inside import engine_of
+from scenes import PATIENCE, Aside, Scripted
 
 from smartbatch._clock import VirtualClock
+from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
+from smartbatch.core.limits.model_controls import ModelControls, ModelLimit
 from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.prices import PriceBook, RateCard
+from smartbatch.providers.base import Capabilities
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_factory import LaneFactory
 from smartbatch.realtime.setup import RealtimeSetup
@@ -84,3 +90,52 @@ def test_all_lanes_of_a_model_share_its_breaker_and_its_health(clock: VirtualClo
     assert packed is not None
     assert (packed.breaker, packed.provider_health) == (lane.breaker, lane.provider_health)
     assert lanes.of(lane.provider, "m") is lane
+
+
+class Watched(Scripted):
+    """A provider that says when it is asked what it can do."""
+
+    def __init__(self, clock: VirtualClock, asked: Callable[[], None]) -> None:
+        self._asked = asked
+        super().__init__(clock)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        self._asked()
+        return self._abilities
+
+    @capabilities.setter
+    def capabilities(self, abilities: Capabilities) -> None:
+        self._abilities = abilities
+
+
+def test_a_lane_that_is_made_while_a_limit_is_set_has_it_and_waits_for_no_lock(
+    clock: VirtualClock, client_of: Callable[..., BatchingClient]
+) -> None:
+    """Whoever holds the queue's lock may want a lane himself, which is made by one thread at a time."""
+    controls = ModelControls(limits={"scripted:last": ModelLimit("scripted:last", 30.0, None, "me", 0.0)})
+    asked, often = itertools.count(1), 0
+    held, made = threading.Event(), threading.Event()
+    holders: list[Aside] = []
+
+    def hold() -> None:
+        with engine.queue.monitor:
+            held.set()
+            assert made.wait(PATIENCE)
+
+    def as_asked() -> None:
+        if next(asked) == 2 * often:  # the last time, with the limits of before in hand
+            Aside(lambda: engine.control(controls)).result()
+            holders.append(Aside(hold))
+            assert held.wait(PATIENCE)
+
+    provider = Watched(clock, as_asked)
+    engine = engine_of(client_of(provider, max_rpm=600))
+    asked = itertools.count(1)
+    engine.lanes.of(provider, "first")
+    often = next(asked) - 1
+    asked = itertools.count(often + 1)
+    lane = Aside(lambda: engine.lanes.of(provider, "last")).result()
+    made.set()
+    holders[0].result()
+    assert lane.quota.quota.facts(clock.now()).rates[0] == pytest.approx(30 / 60, rel=0.01)
