@@ -94,7 +94,7 @@ class BatchingConfig(Value):
         None, "text", "The model, as provider:model, that takes over from an open breaker."
     )
     outage_patience: float = seconds(
-        10_800.0, "How long requests wait for a provider that is down.", 0, 7 * DAY
+        10_800.0, "How long each request waits for a provider that is down.", 0, 7 * DAY
     )
 
     max_rpm: int | None = setting(None, "int", "Requests a minute.", 1, 10**9)

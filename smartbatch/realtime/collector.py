@@ -224,10 +224,10 @@ class Collector:
 
         1. The slower tier is left alone for now: on to the standard lane.
         2. The most it can cost is more than what is left to spend: fail.
-        3. The breaker is closed: it stays.
-        4. The breaker is open and there is a fallback model: on to its lane.
+        3. The breaker is closed, or lets it go as a probe: it stays.
+        4. There is a fallback model: on to its lane.
         5. The provider refused the key, the account or the model, so waiting does not help: fail.
-        6. The outage lasts longer than requests wait for its end, or they are not to wait: fail.
+        6. It has waited longer for the end of the outage than requests do, or they are not to wait: fail.
         """
         lane, now = lane_queue.lane, effects.now
         if lane.standard is not None and not lane.quota.flex.is_open(now):
@@ -249,9 +249,9 @@ class Collector:
             self._router.fail_locked(head, error, effects)
             return True
         since = lane.provider_health.open_since
-        if since is None:
+        if since is None or lane.breaker.look(now) <= now:
             return False
-        if self._config.on_breaker_open == "fallback" and lane.breaker.look(now) > now:
+        if self._config.on_breaker_open == "fallback":
             # Vectors of two models cannot be compared, so a request for one waits for this model.
             other = None if head.request.embedding else self._fallback(lane)
             if other is not None and other is not lane:
@@ -261,8 +261,7 @@ class Collector:
         if stopped is not None:
             self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), effects)
             return True
-        too_long = now - since > self._config.outage_patience
-        if too_long or (self._config.on_breaker_open == "fail" and lane.breaker.look(now) > now):
+        if self._config.on_breaker_open == "fail" or head.down_for(since, now) > self._config.outage_patience:
             failing = "less than a second" if now - since < 1 else duration(now - since)
             reason = f"it has been failing for {failing} and the circuit breaker is open"
             self._router.fail_locked(head, _unavailable(lane, reason, head.last_error), effects)
@@ -300,7 +299,7 @@ class Collector:
             return effects.now
         self._gates.lack(lane, lane_queue.waiting, self._config.parallelism)
         self._note_wait(lane, at, effects)
-        return self._end_of_patience(lane, at)
+        return self._end_of_patience(lane, head, at, effects.now)
 
     def _note_wait(self, lane: Lane, at: float, effects: DeferredEffects) -> None:
         """Note a wait for a gate, and tell of a long one for the limits; of one for the breaker or a cooldown
@@ -314,10 +313,15 @@ class Collector:
         lane.wait_told = at
         effects.tell(LongWait(at=now, scope=lane.provider.scope, model=lane.label, seconds=at - now))
 
-    def _end_of_patience(self, lane: Lane, at: float) -> float:
-        """Return ``at``, or the moment at which an outage has lasted too long, if that is sooner."""
+    def _end_of_patience(self, lane: Lane, head: Ticket, at: float, now: float) -> float:
+        """Return ``at``, or when the head has waited too long for the end of an outage, if that is sooner and
+        still to come.
+        """
         since = lane.provider_health.open_since
-        return at if since is None else min(at, since + self._config.outage_patience + 0.001)
+        if since is None:
+            return at
+        left = self._config.outage_patience + 0.001 - head.down_for(since, now)
+        return min(at, now + left) if left > 0 else at
 
 
 def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:

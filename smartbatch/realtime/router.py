@@ -326,7 +326,7 @@ class ResponseRouter:
         too_long = (
             seen.held_by_breaker
             and health.open_since is not None
-            and effects.now - health.open_since > self._patience
+            and ticket.down_for(health.open_since, effects.now) > self._patience
         )
         health.answered = health.answered or (stream is not None and stream.begun)
         if retry is None or too_long or last:

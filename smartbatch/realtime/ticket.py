@@ -320,6 +320,11 @@ class Ticket:
         waiter = next(iter(self.waiters), None)
         return "cancelled" if waiter is None else waiter.request_id
 
+    def down_for(self, since: float, now: float) -> float:
+        """Return for how many seconds it has been up against an outage that began at ``since``."""
+        waiter = next(iter(self.waiters), None)
+        return now - (since if waiter is None else max(since, waiter.submitted))
+
     @property
     def deadline(self) -> float | None:
         """When the time-out of the last waiter is over; ``None`` while one of them has none."""

@@ -12,7 +12,7 @@ from scenes import PATIENCE, Embedder, InTime, Scripted, broken, failure, submit
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ConfigError, ErrorKind, ProviderError, ProviderUnavailable
+from smartbatch.errors import ConfigError, ErrorKind, ProviderError, ProviderUnavailable, RequestTimeout
 from smartbatch.events import BreakerChanged, Event
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.registry import register
@@ -145,6 +145,19 @@ def test_a_vector_is_not_asked_of_another_model(clock: VirtualClock, client_of: 
     assert {future.result(PATIENCE).model for future in futures} == {"scripted:default"}
 
 
+def test_the_same_model_of_another_server_takes_over(clock: VirtualClock, client_of: ClientOf) -> None:
+    """A gateway of one's own is down, and the vendor itself answers for the model of the same name."""
+    gateway = Scripted(clock, lambda *_: unavailable(), name="acme")
+    vendor = Scripted(clock, lambda prompt, _: f"vendor: {prompt}", name="acme")
+    register("acme", lambda *_a, **_k: (vendor, "default"))
+    client = client_of(
+        gateway, on_breaker_open="fallback", fallback_model="acme:default", breaker_threshold=2
+    )
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(20)])
+    assert [future.result(PATIENCE).text for future in futures] == [f"vendor: p{i}" for i in range(20)]
+
+
 def test_a_fallback_that_cannot_be_used_is_refused_at_construction(
     clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +178,50 @@ def test_patience_with_an_outage_ends(clock: VirtualClock, client_of: ClientOf) 
         assert isinstance(error, ProviderError)
         assert error.kind is ErrorKind.SERVER_ERROR
     assert 120 <= clock.now() <= 140
+
+
+def test_each_request_waits_as_long_as_the_others_did(clock: VirtualClock, client_of: ClientOf) -> None:
+    """One that is submitted late in an outage waits for its end, too, and is answered then."""
+    down = Down(clock, 0.0, 200.0)
+    client = client_of(down.provider, parallelism=4, outage_patience=120.0)
+    with clock.held():
+        first = submit_all(client, [f"p{i}" for i in range(50)])
+    assert all(isinstance(future.exception(PATIENCE), ProviderError) for future in first)
+    late = client.submit("late")
+    assert late.result(PATIENCE).text == "re: late"
+    assert 200.0 <= clock.now() <= 265.0
+
+
+@pytest.mark.parametrize("patience", [0.0, 60.0, 10_800.0])
+def test_an_outage_that_ended_while_nobody_asked_is_over(
+    patience: float, clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The requests of the outage have failed, and hours later the next one finds out that it has ended."""
+    down = Down(clock, 0.0, 20.0)
+    client = client_of(down.provider, outage_patience=patience)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(40)], timeout=8)
+    assert all(isinstance(future.exception(PATIENCE), ProviderError | RequestTimeout) for future in futures)
+    clock.sleep(4 * 3600.0)
+    assert client.submit("in the morning").result(PATIENCE).text == "re: in the morning"
+
+
+def test_after_a_long_outage_the_fallback_hands_back(clock: VirtualClock, client_of: ClientOf) -> None:
+    """While it lasts, however long, the other model answers; after it the first one does again."""
+    down = Down(clock, 0.0, 200.0)
+    register("other", lambda *_a, **_k: (Scripted(clock, lambda *_: "from the other", name="other"), "m"))
+    client = client_of(
+        down.provider, outage_patience=60.0, on_breaker_open="fallback", fallback_model="other:m"
+    )
+
+    with clock.held():
+        first = submit_all(client, [f"p{i}" for i in range(20)])
+    texts = [future.result(PATIENCE).text for future in first]
+    for number in range(45):
+        texts.append(client.submit(f"q{number}").result(PATIENCE).text)
+        clock.sleep(8.0)
+    assert set(texts[:35]) == {"from the other"}
+    assert texts[-1] == "re: q44"
 
 
 def test_an_address_that_never_answers_fails_everybody_soon(clock: VirtualClock, client_of: ClientOf) -> None:
