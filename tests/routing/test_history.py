@@ -286,7 +286,7 @@ class TestTheStore:
     def test_calls_are_written_before_they_are_learned_from(
         self, process: Process, clock: VirtualClock, told: Told
     ) -> None:
-        """A client that stops keeps a sample of its calls, and spends nothing on forecasts nobody asks for."""
+        """A client that stops keeps a sample of its calls, and spends nothing on unasked forecasts."""
         history = process()
         history.refresh()
         call(history, clock, *[90.0] * 30)
