@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from asking import ask, forms_of
-from raw_server import http, says, vanishes
+from raw_server import Exchange, http, says, vanishes
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import Provider
@@ -72,16 +74,69 @@ def test_a_gateways_time_out_may_have_been_billed(serve, reach):
     assert not fails(reach(serve(says("", "503 Unavailable")))).maybe_billed
 
 
-def test_a_refusals_cut_body_does_not_hide_its_status(serve, reach, service):
-    """The status of a refusal says enough, even if the text behind it was cut."""
-    whole = http(json.dumps(service.error(service.busy, "no")).encode(), f"{service.busy} Busy")
+def cut(exchange, body: bytes) -> None:
+    exchange.send(body[:-5])
+    exchange.close()
 
-    def cut(exchange) -> None:
-        exchange.send(whole[:-5])
-        exchange.close()
 
-    found = fails(reach(serve(cut)))
-    assert (found.kind, found.status) == (ErrorKind.SERVER_ERROR, service.busy)
+def broken_off(exchange, body: bytes) -> None:
+    exchange.send(body[:-5])
+    exchange.reset()
+
+
+def held_back(exchange, body: bytes) -> None:
+    exchange.send(body[:-5])
+    exchange.server.done.wait(30)
+
+
+UNREADABLE = [
+    (cut, {}),
+    (broken_off, {}),
+    (held_back, {}),
+    (Exchange.send, {"content_encoding": "br"}),
+    (Exchange.send, {"content_encoding": "gzip"}),
+]
+
+
+@pytest.mark.parametrize(("send", "headers"), sampled(UNREADABLE, keep=3))
+def test_a_body_that_cannot_be_read_does_not_hide_a_refusals_status(serve, reach, service, send, headers):
+    """The status and the headers say enough; the connection is not used again."""
+    body = json.dumps(service.error(service.busy, "no")).encode()
+    refusal = http(body, f"{service.busy} Busy", retry_after="7", **headers)
+    server = serve(lambda exchange: send(exchange, refusal), says(service.answer("Lima")))
+    provider = reach(server)
+    found = fails(provider, timeout=0.3 if send is held_back else 20.0)
+    assert (found.kind, found.status, found.retry_after) == (ErrorKind.SERVER_ERROR, service.busy, 7.0)
+    assert ask(provider).text == "Lima"
+    assert server.connections == 2
+
+
+def test_a_refusal_without_a_body_may_be_called_compressed(serve, reach, service):
+    """Nothing is an empty body in any encoding; the connection is kept."""
+    refusal = says("", "429 Slow", content_encoding="gzip", retry_after="7")
+    server = serve(refusal, says(service.answer("Lima")))
+    provider = reach(server)
+    found = fails(provider)
+    assert (found.kind, found.status, found.retry_after) == (ErrorKind.RATE_LIMIT, 429, 7.0)
+    assert ask(provider).text == "Lima"
+    assert server.connections == 1
+
+
+def test_a_call_that_is_closed_while_a_refusals_body_is_read_says_so(serve, reach):
+    """Nobody waits for it any more: it is not judged."""
+    sent = threading.Event()
+
+    def held_back(exchange) -> None:
+        exchange.send(http(b" " * 2**24, "401 No")[:-5])  # more than fits between the two: the head is read
+        sent.set()
+        exchange.server.done.wait(30)
+
+    provider = reach(serve(held_back))
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(fails, provider, timeout=60.0)
+        assert sent.wait(10)
+        provider.close()
+        assert call.result(timeout=10).code == "closed"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from http.client import IncompleteRead
 from typing import Any
 
 from smartbatch.errors import ProviderError
@@ -66,7 +65,7 @@ class LiveReply:
         try:
             body = b"".join(self.pieces())
         except ProviderError as error:
-            if self.status < 300 or error.code == "closed":
+            if not _is_told_by_status(self.status, error):
                 raise
             body = b""
         return Reply(self.status, self.headers, body)
@@ -145,11 +144,10 @@ class LiveReply:
 
 
 def read_whole(connection: Connection, response: IncomingResponse, *, cap: int) -> Reply:
-    """Return an answer with its body, and give its connection back. The quick way for what nobody else holds.
-
-    The body of a refusal may be cut, and is empty then.
+    """As :meth:`LiveReply.whole`, and the connection is given back. The quick way for what nobody else
+    holds.
     """
-    headers, whole = response.headers, False
+    headers, body, whole = response.headers, b"", False
     try:
         size = response.length
         if size is not None and size <= cap and is_plain(headers):
@@ -157,14 +155,18 @@ def read_whole(connection: Connection, response: IncomingResponse, *, cap: int) 
         else:
             body = b"".join(decoded(iter(response.piece, b""), headers, cap))
         whole = True
-    except IncompleteRead as error:
-        if response.status < 400:
-            raise connection.meaning_of(error) from None
-        body = b""
-    except ProviderError:
-        raise
     except Exception as error:
-        raise connection.meaning_of(error) from (error if isinstance(error, OSError) else None)
+        meaning = error if isinstance(error, ProviderError) else connection.meaning_of(error)
+        if not _is_told_by_status(response.status, meaning):
+            raise meaning from (error if isinstance(error, OSError) else None)
     finally:
         connection.give_back(reusable=whole and response.reusable)
     return Reply(response.status, headers, body)
+
+
+def _is_told_by_status(status: int, error: ProviderError) -> bool:
+    """Whether an answer is a refusal that is understood although ``error`` kept its body from being read.
+
+    A call that was closed is not judged.
+    """
+    return status >= 300 and error.code != "closed"

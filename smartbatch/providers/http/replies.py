@@ -53,7 +53,8 @@ def is_html(headers: Mapping[str, str]) -> bool:
 def decoded(pieces: Iterable[bytes], headers: Mapping[str, str], cap: int) -> Iterator[bytes]:
     """Yield a body decoded as it comes, in pieces of at most 64 kB where it is compressed; some are empty.
 
-    No more than ``cap`` decoded bytes and a piece are ever held.
+    No more than ``cap`` decoded bytes and a piece are ever held. A body without a byte is empty, although it
+    is called compressed.
 
     Raises:
         ProviderError: for a broken, cut or too large body, or an unknown encoding.
@@ -80,7 +81,9 @@ def _inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise encoded_otherwise()
     decoder = zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, told apart by the header
+    begun = False
     for piece in pieces:
+        begun = True
         while piece:
             try:
                 yield decoder.decompress(piece, _PIECE)
@@ -88,7 +91,7 @@ def _inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
                 raise _broken() from None
             piece = decoder.unconsumed_tail
     yield decoder.flush()
-    if not decoder.eof:
+    if begun and not decoder.eof:
         raise _broken()
 
 
