@@ -103,6 +103,8 @@ def test_a_line_that_is_no_header_is_left_out_and_ends_the_connection(line):
         (answer("transfer-encoding: chunked", body=b"2\r\n{}\r\n0\r\n\r\nmore"), False),
         (answer("transfer-encoding: chunked", body=b"2\r\n{}\r\n0\r\n"), False),
         (answer("transfer-encoding: chunked", "content-length: 9", body=b"2\r\n{}\r\n0\r\n\r\n"), False),
+        (answer("transfer-encoding: identity", "content-length: 2", body=b"{}"), False),
+        (answer("transfer-encoding: chunked", "transfer-encoding: identity", body=b"{}"), False),
         (answer("content-length: none", body=b"{}"), False),
         (answer(body=b"{}"), False),
         (b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\n{}", False),
@@ -142,13 +144,29 @@ def test_what_is_cut_too_long_or_contradicts_itself_is_an_error(sent, error):
         read(sent, 4096)
 
 
+class Kept(Wire):
+    """A socket on which nothing more comes, and which stays open."""
+
+    def recv(self, most: int) -> bytes:
+        assert self.sent, "it was asked for more"
+        return super().recv(most)
+
+
 def test_another_protocol_is_known_by_its_first_bytes():
     """A server that greets and then waits is not waited for."""
-
-    class Greets(Wire):
-        def recv(self, most: int) -> bytes:
-            assert self.sent, "it was asked for more"
-            return super().recv(most)
-
     with pytest.raises(HTTPException):
-        IncomingResponse(Greets(b"SSH-2.0-OpenSSH_9\r\n"))
+        IncomingResponse(Kept(b"SSH-2.0-OpenSSH_9\r\n"))
+
+
+@pytest.mark.parametrize(
+    ("sent", "body"),
+    [
+        (answer("transfer-encoding: Identity", "content-length: 2", body=b"{}"), b"{}"),
+        (b"HTTP/1.1 204 No Content\r\ntransfer-encoding: identity\r\n\r\n", b""),
+    ],
+)
+def test_the_encoding_identity_leaves_the_body_its_length(sent, body):
+    """It is none: the end of the connection is not waited for."""
+    response = IncomingResponse(Kept(sent))
+    assert response.length == len(body)
+    assert b"".join(iter(response.piece, b"")) == body

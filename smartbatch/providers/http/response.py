@@ -131,18 +131,19 @@ class IncomingResponse:
     def _framed(self) -> bool:
         """Find out how the body ends; False where only the end of the connection ends it for sure."""
         headers = self.headers
-        encoding = headers.get("transfer-encoding")
-        if encoding is not None:
-            self._chunked = encoding.strip().lower() == "chunked"
+        coding = headers.get("transfer-encoding", "identity").strip().lower()
+        if coding != "identity":
+            self._chunked = coding == "chunked"
             return self._chunked and "content-length" not in headers
+        sure = "transfer-encoding" not in headers  # who sends one may mean another length than we read
         if self.status in (204, 304) or self.status < 200:
             self.length = 0
-            return True
+            return sure
         length = headers.get("content-length")
         if length is None or not _DIGITS.fullmatch(length):
             return False
         self.length = int(length)
-        return True
+        return sure
 
     # -- the body --------------------------------------------------------------------------------------------
 
