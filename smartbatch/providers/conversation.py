@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.types import Message
+from smartbatch.types import Generation, Message
 
 INSTRUCTIONS = ("system", "developer")
 """Roles of messages that instruct the model."""
@@ -22,6 +22,24 @@ def check_extra(extra: Mapping[str, Any], reserved: Collection[str]) -> None:
     for field in reserved:
         if field in extra:
             raise InvalidRequest(f"extra may not set {field!r}; the client sets it", field="extra")
+
+
+def check_format(params: Generation, names: Collection[str], within: str | None = None) -> None:
+    """Refuse an ``extra`` that sets the answer's format where ``schema`` or ``response_format`` does so.
+
+    Args:
+        names: the fields that set it.
+        within: the object of the body that has them, which joins the client's own; else the body has them.
+    """
+    own = next((name for name in ("schema", "response_format") if getattr(params, name) is not None), None)
+    extra = params.extra or {}
+    fields = extra if within is None else extra.get(within)
+    if own is None or fields is None:
+        return
+    if not isinstance(fields, Mapping):
+        raise InvalidRequest(f"extra[{within!r}] must be a mapping", field="extra")
+    if any(name in fields for name in names):
+        raise InvalidRequest(f"the format is set twice, by {own} and in extra", field="extra")
 
 
 def check_roles(prompt: str | Sequence[Message], provider: str) -> None:

@@ -103,6 +103,7 @@ def test_stop_schema_and_further_fields_are_sent(serve):
         ("Hi", {"extra": {"model": "x"}}, "extra", "'model'"),
         ("Hi", {"extra": {"stream": True}}, "extra", "'stream'"),
         ("Hi", {"system": "a", "extra": {"system": "b"}}, "extra", "twice"),
+        ((Message("system", "a"), Message("user", "b")), {"extra": {"system": "c"}}, "extra", "twice"),
         ("Hi", {"schema": SCHEMA, "extra": {"output_config": {"format": {}}}}, "extra", "twice"),
         ("Hi", {"schema": SCHEMA, "extra": {"output_config": "low"}}, "extra", "mapping"),
         ((Message("tool", "42"),), {}, "prompt", "role 'tool'"),

@@ -133,6 +133,16 @@ def test_further_fields_are_merged(serve, connect_gemini):
         ({"extra": {"contents": []}}, "extra", "contents"),
         ({"extra": {"generationConfig": {"candidateCount": 2}}}, "extra", "several candidates"),
         ({"extra": {"generationConfig": 3}}, "extra", "mapping"),
+        ({"schema": {}, "extra": {"generationConfig": {"responseMimeType": "text/plain"}}}, "extra", "twice"),
+        ({"schema": {}, "extra": {"generation_config": {"response_schema": {}}}}, "extra", "twice"),
+        (
+            {
+                "response_format": {"type": "json_object"},
+                "extra": {"generationConfig": {"responseJsonSchema": {}}},
+            },
+            "extra",
+            "twice",
+        ),
     ],
 )
 def test_what_cannot_be_sent_is_refused_before(request_, field, part):

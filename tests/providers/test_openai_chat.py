@@ -225,6 +225,8 @@ def says_with_id(value: str) -> bytes:
         ({"extra": {"messages": []}}, "extra"),
         ({"extra": {"stream": True}}, "extra"),
         ({"extra": {"n": 2}}, "extra"),
+        ({"schema": {}, "extra": {"response_format": {"type": "text"}}}, "extra"),
+        ({"response_format": {"type": "json_object"}, "extra": {"response_format": None}}, "extra"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_before(serve, connect, params, field):

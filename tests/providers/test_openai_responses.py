@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from asking import ask
+from asking import ask, request_of
 from raw_server import error, says
 
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.types import Generation, Message, Request, Usage
 from tests.properties.real_bodies import response as real_response
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
 def response(*parts: dict, status: str = "completed", **changes: object) -> dict:
@@ -70,6 +72,38 @@ def test_messages_and_formats_change_their_shape(serve, connect):
     ]
     assert sent["text"] == {"format": {"type": "json_schema", "name": "n", "schema": {}}}
     assert sent["store"] is True
+
+
+@pytest.mark.parametrize("named", [{"schema": SCHEMA}, {"response_format": {"type": "json_object"}}])
+def test_the_format_goes_next_to_what_extra_says_of_the_text(serve, connect, named):
+    """Neither replaces the other."""
+    server = serve(says(response(text("x"))))
+    ask(connect(server, api="responses"), **named, extra={"text": {"verbosity": "low"}})
+    sent = server.requests[0].json()["text"]
+    assert (sent.pop("verbosity"), sent["format"]["type"]) in [("low", "json_schema"), ("low", "json_object")]
+    assert sent["format"].get("schema") == named.get("schema")
+
+
+@pytest.mark.parametrize(
+    ("params", "part"),
+    [
+        ({"schema": SCHEMA, "extra": {"text": {"format": {"type": "text"}}}}, "by schema and in extra"),
+        (
+            {"response_format": {"type": "text"}, "extra": {"text": {"format": {"type": "text"}}}},
+            "by response_format and in extra",
+        ),
+        ({"schema": SCHEMA, "extra": {"text": "low"}}, "mapping"),
+        ({"system": "a", "extra": {"instructions": "b"}}, "system is set twice"),
+    ],
+)
+def test_what_would_be_said_twice_is_refused_before(serve, connect, params, part):
+    """The error names both places, and nothing reaches the server."""
+    server = serve(says(response(text("x"))))
+    provider = connect(server, api="responses")
+    with pytest.raises(InvalidRequest, match=part) as caught:
+        provider.check(request_of(**params), model="m")
+    assert caught.value.field == "extra"
+    assert server.requests == []
 
 
 @pytest.mark.parametrize(

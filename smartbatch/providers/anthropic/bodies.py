@@ -5,11 +5,17 @@ Source of the fields: the types of the ``anthropic`` SDK 2.11 and Anthropic's AP
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.providers.conversation import INSTRUCTIONS, check_extra, check_roles, content_of
+from smartbatch.providers.conversation import (
+    INSTRUCTIONS,
+    check_extra,
+    check_format,
+    check_roles,
+    content_of,
+)
 from smartbatch.types import Generation, Request
 
 VERSION = "2026-10-21"
@@ -39,11 +45,11 @@ def message_body(
     if params.stop is not None:
         body["stop_sequences"] = list(params.stop)
     dropped = _add_sampling(body, params, version)
-    extra = dict(params.extra or {})
+    if params.extra:
+        body.update(params.extra)
     if params.schema is not None:
-        form = {"format": {"type": "json_schema", "schema": params.schema}}
-        body["output_config"] = {**(extra.pop("output_config", None) or {}), **form}
-    body.update(extra)
+        form = {"type": "json_schema", "schema": params.schema}
+        body["output_config"] = {**(body.get("output_config") or {}), "format": form}
     return body, dropped
 
 
@@ -51,21 +57,15 @@ def check_request(request: Request, version: str) -> None:
     """Refuse what the API cannot take, or what would change the shape of the answer; names the field."""
     _check_params(request.params, version)
     check_roles(request.prompt, "Anthropic")
+    if "system" in (request.params.extra or {}) and _conversation(request)[0]:
+        raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
 
 
 def _check_params(params: Generation, version: str) -> None:
-    extra = params.extra or {}
     if params.response_format is not None:
         raise InvalidRequest("Anthropic has no response_format; use schema", field="response_format")
-    check_extra(extra, _RESERVED)
-    if params.system is not None and "system" in extra:
-        raise InvalidRequest("system is set twice, by itself and in extra", field="extra")
-    config = extra.get("output_config")
-    if params.schema is not None and config is not None:
-        if not isinstance(config, Mapping):
-            raise InvalidRequest("extra['output_config'] must be a mapping", field="extra")
-        if "format" in config:
-            raise InvalidRequest("the format is set twice, by schema and in extra", field="extra")
+    check_extra(params.extra or {}, _RESERVED)
+    check_format(params, ("format",), within="output_config")
     if version != VERSION and params.temperature is not None and params.temperature > 1:
         raise InvalidRequest("Anthropic takes temperatures from 0 to 1", field="temperature")
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.providers.conversation import INSTRUCTIONS, check_extra, check_roles
-from smartbatch.types import Message, Request
+from smartbatch.providers.conversation import INSTRUCTIONS, check_extra, check_format, check_roles
+from smartbatch.types import Generation, Message, Request
 
 MAX_TEXTS = 100
 """Requests of one ``batchEmbedContents``; more are answered "at most 100 requests can be in one batch"."""
@@ -24,6 +24,10 @@ _ROLES = {"user": "user", "assistant": "model"}
 _JSON = "application/json"
 _RESERVED = ("model", "contents", "systemInstruction", "system_instruction", "requests")
 _CONFIGS = ("generationConfig", "generation_config")
+_FORMATS = (
+    *("responseMimeType", "responseSchema", "responseJsonSchema"),
+    *("response_mime_type", "response_schema", "response_json_schema"),
+)
 
 
 def resource(model: str) -> str:
@@ -94,15 +98,17 @@ def check_request(request: Request, model: str) -> None:
             "Gemini takes no response_format; pass the JSON schema as schema=", field="response_format"
         )
     check_roles(request.prompt, "Gemini")
-    _check_extra(request.params.extra or {})
+    _check_extra(request.params)
 
 
-def _check_extra(extra: Mapping[str, Any]) -> None:
+def _check_extra(params: Generation) -> None:
+    extra = params.extra or {}
     check_extra(extra, _RESERVED)
     for name in _CONFIGS:
         config = extra.get(name, {})
         if not isinstance(config, Mapping):
             raise InvalidRequest(f"extra[{name!r}] must be a mapping", field="extra")
+        check_format(params, _FORMATS, within=name)
         if any(config.get(count, 1) != 1 for count in ("candidateCount", "candidate_count")):
             raise InvalidRequest(
                 "extra may not ask for several candidates: submit the prompt several times", field="extra"

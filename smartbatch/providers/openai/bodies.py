@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.providers.conversation import check_extra, content_of
+from smartbatch.providers.conversation import check_extra, check_format, content_of
 from smartbatch.types import Embedding, Generation, Message, Request
 
 MAX_TEXTS = 2048
@@ -63,15 +63,16 @@ def response_body(request: Request, model: str) -> dict[str, Any]:
     if params.max_tokens is not None:
         body["max_output_tokens"] = params.max_tokens
     _add_sampling(body, params)
+    form: Mapping[str, Any] | None = None
     if params.schema is not None:
         strict = _is_closed(params.schema)
-        body["text"] = {
-            "format": {"type": "json_schema", "name": "answer", "strict": strict, "schema": params.schema}
-        }
+        form = {"type": "json_schema", "name": "answer", "strict": strict, "schema": params.schema}
     elif params.response_format is not None:
-        body["text"] = {"format": _flat_format(params.response_format)}
+        form = _flat_format(params.response_format)
     if params.extra:
         body.update(params.extra)
+    if form is not None:
+        body["text"] = {**(body.get("text") or {}), "format": form}
     return body
 
 
@@ -109,6 +110,12 @@ def check_params(params: Generation, api: str) -> None:
                 )
     extra = params.extra or {}
     check_extra(extra, _RESERVED)
+    if api == "chat":
+        check_format(params, ("response_format",))
+    else:
+        check_format(params, ("format",), within="text")
+        if params.system is not None and "instructions" in extra:
+            raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
     if extra.get("n", 1) != 1:
         raise InvalidRequest("extra may not ask for n > 1: submit the prompt several times", field="extra")
 
