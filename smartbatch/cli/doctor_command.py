@@ -146,11 +146,29 @@ def _accounts() -> Iterator[Finding]:
         told = os.environ.get(variables.address, "").strip()
         address = f"{_address(told)} ({variables.address})" if told else variables.usual
         try:
-            registry.example(prefix)
+            _check_account(prefix, has_key=bool(known))
         except ConfigError as error:
             yield Finding(prefix, f"{key}; {error.message}", wrong=True)
         else:
             yield Finding(prefix, f"{key}; {address}")
+
+
+def _check_account(prefix: str, *, has_key: bool) -> None:
+    """Make a provider of what the environment has, and where that fails for want of a key, with any.
+
+    Raises:
+        ConfigError: it cannot be made, be there a key or not.
+    """
+    from smartbatch._clock import RealClock
+    from smartbatch.errors import ConfigError
+    from smartbatch.providers import registry
+
+    try:
+        registry.create(f"{prefix}:any", clock=RealClock())
+    except ConfigError:
+        if has_key:
+            raise
+        registry.example(prefix, allow_http=False)
 
 
 def _address(url: str) -> str:

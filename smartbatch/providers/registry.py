@@ -162,14 +162,20 @@ VARIABLES: Mapping[str, Variables] = {
 """By prefix; the others read none."""
 
 
-def example(prefix: str) -> Provider:
+def example(prefix: str, *, allow_http: bool = True) -> Provider:
     """Return a provider of a prefix that is there to be asked what it can do; it needs no key.
+
+    Args:
+        prefix: a known one.
+        allow_http: False where an address counts as one that a key would be sent to.
 
     Raises:
         ConfigError: the environment has an address that cannot be used.
     """
     name = "json:dumps" if prefix == "call" else "any"
-    options = {"api_key": "none-as-nothing-is-sent"} if prefix in VARIABLES else {}
+    options: dict[str, Any] = {}
+    if prefix in VARIABLES:
+        options = {"api_key": "none-as-nothing-is-sent", "allow_http": allow_http}
     return create(f"{prefix}:{name}", clock=RealClock(), options=options)[0]
 
 

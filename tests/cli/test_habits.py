@@ -73,6 +73,15 @@ def test_models_tells_the_prices_of_one_model_and_those_of_the_user(
     assert row["batch_input"] == row["input"] / 2
 
 
+def test_models_needs_no_key_wherever_the_servers_are(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor https, as nothing is sent."""
+    for read in registry.VARIABLES.values():
+        monkeypatch.setenv(read.address, "http://10.0.0.5:8000/v1")
+    assert [row["prefix"] for row in rows(capfd, "models")] == [f"{each}:" for each in registry.prefixes()]
+
+
 def test_models_names_the_prefixes_it_knows(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "opnai"]) == 2
     assert "did you mean openai?" in capfd.readouterr().err
@@ -117,6 +126,21 @@ def test_the_doctor_knows_the_variables_that_providers_read(
     assert found(capfd, prefix) == f"{key} is set; https://gateway.example/v1 ({read.address})"
     monkeypatch.setenv(read.address, "ftp://gateway.example")
     assert read.address in found(capfd, prefix, 1)
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_server_of_ones_own_that_needs_no_key(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over plain http a key would go in the clear, and so would headers that count as one."""
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://10.0.0.5:8000/v1")
+    told = "http://10.0.0.5:8000/v1 (OPENAI_BASE_URL)"
+    assert found(capfd, "openai") == f"no key: OPENAI_API_KEY is not set; {told}"
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://10.0.0.5:8000")
+    assert "10.0.0.5:8000 (ANTHROPIC_BASE_URL)" in found(capfd, "anthropic")
+    monkeypatch.setenv("ANTHROPIC_CUSTOM_HEADERS", "X-Team: search")
+    assert "in the clear" in found(capfd, "anthropic", 1)
+    monkeypatch.setenv("OPENAI_API_KEY", "some-key-of-a-test")
+    assert "in the clear" in found(capfd, "openai", 1)
 
 
 @pytest.mark.full
