@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,8 @@ class RealtimeStatus(Value):
         workers: threads that make calls.
         unshared: limits that are not shared now, because the place is unavailable.
         budget, spent: USD that may be spent, 0 for no bound, and that is spent.
+        unleased: the part of the budget that no process has leased of what all may spend, by the salted hash
+            that names a budget they share.
         lanes: one for each model, the busiest first.
         lanes_left_out: how many are not there because they are too many.
         minutes: calls and tokens of each minute of the last half hour that had any, the oldest first.
@@ -119,6 +121,7 @@ class RealtimeStatus(Value):
     unshared: int = 0
     budget: float = 0.0
     spent: float = 0.0
+    unleased: Mapping[str, float] = field(factory=dict)
     lanes: tuple[LaneStatus, ...] = field(default=(), repr=partial(counted, "lanes"))
     lanes_left_out: int = 0
     minutes: tuple[MinuteOfCalls, ...] = field(default=(), repr=partial(counted, "minutes"))
@@ -215,7 +218,10 @@ def _used(lane: LaneStatus, counts: CallCounts | None) -> LaneStatus:
 
 
 def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
-    """Return what the clients of a process are together; of lanes of one model there is one."""
+    """Return what clients are together: of lanes of one limit there is one, and what nobody has leased of a
+    budget counts once.
+    """
+    unleased = _chosen(min, (one.unleased for one in statuses))
     lanes: dict[tuple[str, str], LaneStatus] = {}
     for status in statuses:
         for lane in status.lanes:
@@ -227,13 +233,14 @@ def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
         pending=_added(one.pending for one in statuses),
         blocked=sum(one.blocked for one in statuses),
         oldest_wait=max((one.oldest_wait for one in statuses), default=0.0),
-        oldest_waits=_longest(one.oldest_waits for one in statuses),
+        oldest_waits=_chosen(max, (one.oldest_waits for one in statuses)),
         waits=_added(one.waits for one in statuses),
         sent=sum(one.sent for one in statuses),
         workers=sum(one.workers for one in statuses),
         unshared=sum(one.unshared for one in statuses),
-        budget=sum(one.budget for one in statuses),
+        budget=sum(one.budget - sum(one.unleased.values()) for one in statuses) + sum(unleased.values()),
         spent=sum(one.spent for one in statuses),
+        unleased=unleased,
         lanes=tuple(sorted(lanes.values(), key=lambda lane: (-lane.waiting - lane.in_flight, lane.model))),
         minutes=together(one.minutes for one in statuses),
     )
@@ -260,12 +267,15 @@ def _added(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def _longest(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    longest: dict[str, float] = {}
+def _chosen(
+    choose: Callable[[float, float], float], tables: Iterable[Mapping[str, float]]
+) -> dict[str, float]:
+    """Return one figure for each name, of those that tables have of it."""
+    chosen: dict[str, float] = {}
     for table in tables:
-        for name, seconds in table.items():
-            longest[name] = max(longest.get(name, 0.0), seconds)
-    return longest
+        for name, figure in table.items():
+            chosen[name] = choose(chosen.get(name, figure), figure)
+    return chosen
 
 
 def text_of(one: Participant) -> str:

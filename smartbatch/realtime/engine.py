@@ -121,8 +121,9 @@ class RealtimeEngine:
             return evolve(self.queue.counts)
 
     def status(self, hide: Callable[[str], str]) -> RealtimeStatus:
-        """Return how its requests stand; ``hide`` makes a name that says nothing of a quota's."""
-        return status_of(self.queue, self.gates.budget, self._clock.now(), hide)
+        """Return how its requests stand; ``hide`` makes a name that says nothing of a quota or a budget."""
+        scope = self._setup.config.budget_scope
+        return status_of(self.queue, self.gates.budget, self._clock.now(), hide, budget_scope=scope)
 
     def flush(self) -> None:
         """Send what waits in windows at once."""

@@ -23,11 +23,14 @@ a millisecond."""
 _A_MINUTE = 60.0
 
 
-def status_of(queue: RequestQueue, budget: Budget, now: float, hide: Callable[[str], str]) -> RealtimeStatus:
+def status_of(
+    queue: RequestQueue, budget: Budget, now: float, hide: Callable[[str], str], *, budget_scope: str
+) -> RealtimeStatus:
     """Return the status; takes the monitor for a moment, however many requests there are.
 
     Args:
-        hide: makes a name that says nothing of a quota's.
+        hide: makes a name that says nothing of a quota or a budget.
+        budget_scope: names the budget where processes share it.
     """
     waits: dict[str, int] = {}
     lanes = []
@@ -47,13 +50,15 @@ def status_of(queue: RequestQueue, budget: Budget, now: float, hide: Callable[[s
         if queue.counts.waiting > served:
             waits["retry"] = queue.counts.waiting - served
         left = budget.left
+        unleased = {} if budget.lease is None else {hide(budget_scope): budget.lease.last_unleased}
         status = RealtimeStatus(
             waiting=queue.counts.waiting,
             in_flight=queue.counts.in_flight,
             blocked=queue.blocked,
             waits=waits,
-            budget=0.0 if left is None else budget.spent + budget.reserved + left,
+            budget=0.0 if left is None else budget.spent + budget.reserved + left + sum(unleased.values()),
             spent=budget.spent,
+            unleased=unleased,
             lanes=tuple(lanes),
         )
         tickets = list(itertools.islice(queue.live, _LOOKED_AT))

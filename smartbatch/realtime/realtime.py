@@ -405,7 +405,7 @@ class Realtime:
         """Return how the requests stand, without what the figures of the client tell.
 
         Args:
-            hide: makes a name that says nothing of a quota's; by default there is none.
+            hide: makes a name that says nothing of a quota or a budget; by default there is none.
         """
         engine = self.engine
         return RealtimeStatus() if engine is None else engine.status(hide)

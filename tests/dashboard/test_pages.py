@@ -18,6 +18,8 @@ from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.records import IncidentRow, ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.realtime.shared.back_end import BackEndUnavailable
+from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
 from smartbatch.types import Answer as ProviderAnswer
 from smartbatch.types import Result, Route, Usage
 from tests.dashboard.visits import LOCAL, Answer, Visitor
@@ -128,6 +130,42 @@ def test_each_budget_is_held_against_what_was_spent(
     money = text_of(Visitor(app(client=client, access=LOCAL)).get("/"), "money")
     assert re.search(r"process \S+ \d+ 20% 20% 10 USD 50 USD 40 USD", money), money
     assert "job nightly 0% 0% 0 USD 4 USD 4 USD 0 USD" in money
+
+
+def test_a_budget_that_processes_share_is_spent_only_when_nobody_can_lease_more(
+    client_of: Callable[..., BatchingClient],
+    clock: VirtualClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that was idle has given back what it leased; it may lease it again, also when the place where
+    it does was unavailable for a while."""
+    answer = ProviderAnswer(text="yes", usage=Usage(input_tokens=10))
+    provider = Scripted(clock, lambda prompt, attempt: answer, priced=True)
+    shared = {"shared": f"sqlite:///{tmp_path / 'limits.db'}", "budget_scope": "shared:nightly"}
+    client = client_of(provider, budget=50.0, max_tokens=10, prices=PRICES, **shared)
+
+    def seen(section: str) -> str:
+        """The words of a section, once what is not spent has gone back."""
+        for seconds in (6.0, 0.001):
+            clock.sleep(seconds)
+        return text_of(Visitor(app(client=client, access=LOCAL)).get("/"), section)
+
+    client.submit("a").result(10)
+    money = seen("money")
+    assert re.search(r"process \S+ \d+ 20% 20% 10 USD 50 USD 40 USD", money), money
+
+    def unavailable(*args: object) -> None:
+        raise BackEndUnavailable("gone")
+
+    with monkeypatch.context() as later:
+        later.setattr(SqliteBackEnd, "exchange", unavailable)
+        alone = seen("attention")
+        assert "the place that shares the limit is unavailable" in alone
+        assert "budget" not in alone
+    for prompt in "bcde":
+        client.submit(prompt).result(60)
+    assert "50.00 of 50.00 USD" in seen("attention")
 
 
 def test_processes_that_share_limits_are_shown(shelf: Bench, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from smartbatch.observe.participants import (
     LaneStatus,
     Participant,
     RealtimeStatus,
+    merged,
     participant_of,
     text_of,
 )
@@ -41,6 +42,19 @@ ONE = Participant(
 
 def test_a_record_is_read_as_it_was_written() -> None:
     assert participant_of(text_of(ONE), 2.5) == evolve(ONE, age=2.5)
+
+
+def test_what_nobody_has_leased_of_a_budget_counts_once_for_all_processes() -> None:
+    """Of one budget that is known differently, the least; budgets of their own are added."""
+    shared = [
+        RealtimeStatus(budget=70.0, spent=25.0, unleased={"a budget": 40.0}),
+        RealtimeStatus(budget=60.0, spent=20.0, unleased={"a budget": 38.0}),
+    ]
+    alone = RealtimeStatus(budget=5.0, spent=1.0)
+    together = merged([*shared, alone, RealtimeStatus(budget=8.0, unleased={"another": 8.0})])
+    assert together.budget == 30.0 + 22.0 + 38.0 + 5.0 + 8.0
+    assert together.spent == 46.0
+    assert merged([together, shared[0]]).budget == together.budget + 30.0
 
 
 def test_a_record_of_a_later_library_is_read_as_far_as_it_is_known() -> None:

@@ -83,8 +83,11 @@ class BudgetLease:
     @property
     def unleased(self) -> float:
         """USD that nobody leased, as far as is known; 0 while the back end is unavailable."""
-        if self.lost:
-            return 0.0
+        return 0.0 if self.lost else self.last_unleased
+
+    @property
+    def last_unleased(self) -> float:
+        """USD that nobody leased at the last exchange; all before the first one."""
         return self._limit if self.grant is None else math.floor(self.grant.left[0] * _NANO) / _NANO
 
     def waits(self) -> bool:

@@ -14,6 +14,7 @@ from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.core.limits.shared_record import LeaseAsk
 from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderError
 from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored
+from smartbatch.observe.participants import participant_of
 from smartbatch.prices import Price
 from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import Incompatible, hidden
@@ -306,6 +307,25 @@ def test_money_that_is_not_spent_goes_back(
     assert first.spent == pytest.approx(0.1)
     assert other.spent == pytest.approx(0.4)
     assert results.succeeded == 40
+
+
+def test_a_budget_that_clients_of_a_process_share_is_told_once(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """Each tells what it spent, what it holds and what nobody leased, which is the same for both."""
+    clients = [spender(clock, client_of, address, 1.0) for _ in range(2)]
+    for client in clients:
+        assert client.generate(map(str, range(10))).failed == 0
+    for seconds in (11.0, 0.001):  # what was not spent has gone back, and both have heard of it
+        clock.sleep(seconds)
+    assert [client.status.budget for client in clients] == pytest.approx([0.9, 0.9])
+    made = open_back_end(address, clock.now)
+    made.prepare()
+    [(_, text)] = made.published().records
+    made.close()
+    told = participant_of(text, 0.0)
+    assert told is not None
+    assert (told.realtime.spent, told.realtime.budget) == pytest.approx((0.2, 1.0))
 
 
 def test_no_money_is_leased_from_a_place_that_is_unavailable(
