@@ -14,7 +14,7 @@ from smartbatch.jobs.records import JobState
 from smartbatch.jobs.status import span
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_overview import JobFilter, JobLine
-from smartbatch.observe.participants import LaneStatus
+from smartbatch.observe.participants import LaneStatus, merged
 
 LONG = 60.0
 """Seconds of a cooldown that a person should know of."""
@@ -67,7 +67,8 @@ def needs_of(source: Source, shared: SharedView) -> Iterator[Need]:
         if one.realtime.budget and one.realtime.spent >= SPENT * one.realtime.budget:
             told = f"{one.realtime.spent:.2f} of {one.realtime.budget:.2f} USD"
             yield Need(f"The budget of process {one.pid} on {one.host} is spent: {told}.")
-    yield from _providers(shared)
+    for lane in merged([one.realtime for one in shared.found.living]).lanes:
+        yield from _provider(lane)
     if store is not None:
         yield from _waiting(store)
     for one in shared.found.lost:
@@ -88,15 +89,6 @@ def _storage(source: Source) -> Iterator[Need]:
         free = disk.f_bavail * disk.f_frsize
         if free < ROOM:
             yield Need(f"The disk of the store {source.file} has {free / 2**20:,.0f} MiB left.")
-
-
-def _providers(shared: SharedView) -> Iterator[Need]:
-    seen: set[tuple[str, str]] = set()
-    for one in shared.found.living:
-        for lane in one.realtime.lanes:
-            if (lane.model, lane.quota) not in seen:
-                seen.add((lane.model, lane.quota))
-                yield from _provider(lane)
 
 
 def _provider(lane: LaneStatus) -> Iterator[Need]:

@@ -247,7 +247,9 @@ def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
 
 
 def _together(one: LaneStatus, other: LaneStatus) -> LaneStatus:
-    """Return two lanes of one model and process as one: the limit is the same, the requests are not."""
+    """Return two lanes of one limit as one: the limit is the same, the requests are not, and what holds them
+    up is what either found.
+    """
     shown = one if one.waiting >= other.waiting else other
     return evolve(
         shown,
@@ -257,6 +259,8 @@ def _together(one: LaneStatus, other: LaneStatus) -> LaneStatus:
         input_tokens_used=one.input_tokens_used + other.input_tokens_used,
         output_tokens_used=one.output_tokens_used + other.output_tokens_used,
         breaker=one.breaker if one.breaker != "closed" else other.breaker,
+        cooldown=max(one.cooldown, other.cooldown),
+        is_lost=one.is_lost or other.is_lost,
     )
 
 

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from smartbatch import BatchingClient, Price, participants
 from smartbatch._clock import VirtualClock
 from smartbatch.dashboard import app, jobs_page
+from smartbatch.dashboard.shared_view import SharedView
+from smartbatch.dashboard.source import Source
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs.payload import encode_result
 from smartbatch.jobs.records import IncidentRow, ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
 from smartbatch.realtime.shared.back_end import BackEndUnavailable
 from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
 from smartbatch.types import Answer as ProviderAnswer
@@ -166,6 +170,39 @@ def test_a_budget_that_processes_share_is_spent_only_when_nobody_can_lease_more(
     for prompt in "bcde":
         client.submit(prompt).result(60)
     assert "50.00 of 50.00 USD" in seen("attention")
+
+
+def test_what_one_process_finds_of_a_provider_is_not_hidden_by_another(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is idle and all is well; of two that wait, one found the provider down, and one is on its own after
+    a refusal."""
+    well = LaneStatus(model="sim:a", quota="q")
+    down = evolve(well, breaker="open", waits_for="breaker", waiting=60)
+    alone = evolve(well, cooldown=200.0, is_lost=True, waits_for="cooldown", waiting=2)
+    view = SharedView(
+        Participants(
+            place="here",
+            processes=tuple(
+                Participant(
+                    member=str(pid),
+                    host="h",
+                    pid=pid,
+                    library="0",
+                    started=0.0,
+                    realtime=RealtimeStatus(lanes=(lane,)),
+                )
+                for pid, lane in enumerate((well, alone, evolve(alone, cooldown=260.0), down, well))
+            ),
+        )
+    )
+    monkeypatch.setattr(Source, "participants", lambda _: view)
+    page = visitor.get("/")
+    assert text_of(page, "attention").removeprefix("Needs a person ") == (
+        "sim:a: the provider is down, the breaker is open. sim:a: paused for 4 min after a refusal."
+        " sim:a: the place that shares the limit is unavailable; each process keeps to its own share."
+    )
+    assert "breaker open cooldown 4 min own share only" in text_of(page, "limits")
 
 
 def test_processes_that_share_limits_are_shown(shelf: Bench, tmp_path: Path) -> None:
