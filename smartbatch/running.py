@@ -304,7 +304,8 @@ class RunningState:
     @property
     def status(self) -> RealtimeStatus:
         """How requests in real time stand now, with the figures of this process."""
-        return with_figures(self.realtime.status(), self.metrics, self._clock.wall())
+        recent = self.metrics.recent(self._clock.wall())
+        return with_figures(self.realtime.status(), self.metrics.counted(), recent)
 
     @property
     def spent(self) -> float:

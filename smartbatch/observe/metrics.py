@@ -38,6 +38,7 @@ from smartbatch.events import (
     SharedLimitsRestored,
     ThresholdMoved,
 )
+from smartbatch.observe.families import sums_of
 from smartbatch.observe.histogram import Histogram
 from smartbatch.observe.metrics_snapshot import DecisionFigures, EventCounts, MetricsSnapshot, RouteFigures
 from smartbatch.observe.recent_calls import CallCounts, MinuteOfCalls, RecentCalls
@@ -194,6 +195,7 @@ class BatchMetrics:
         self._workers = 0
         self._since = self._now()
         self._resets = 0
+        self._before: dict[str, float] = {}  # the sums at the last reset, less what the totals began with
         self._state = "new"
         self._pauses: dict[tuple[str, str], float] = {}
 
@@ -234,48 +236,15 @@ class BatchMetrics:
         """Return the figures of what was told: :meth:`snapshot` without what prepares it."""
         with self._lock.get():
             self._count_pending()
-            totals, counts, workers = self._totals, self._totals.counts, self._workers
-            now = max(self._now(), self._since)
-            period = now - self._since if self._state != "stopped" else 0.0
-            busy = max(0.0, totals.busy + self._open_calls * now)
-            capacity = totals.capacity + period * workers
-            # two threads may report an end before its submission: who ended was submitted
-            by_priority = {p.name.lower(): max(n, totals.ended[p]) for p, n in totals.submitted.items()}
-            if totals.stored:
-                by_priority["job"] = totals.stored
-            submitted = sum(by_priority.values())
-            ended = {
-                how: sum(getattr(figures, how) for figures in counts.by_route.values())
-                for how in ("succeeded", "failed", "cancelled")
-            }
-            pending = submitted - sum(ended.values())
-            in_flight = min(self._open_requests, pending)
-            full = (pending - in_flight) / self._queue_capacity if self._queue_capacity else 0.0
-            mean = counts.sent / counts.batches if counts.batches else 0.0
-            share = counts.batched / counts.sent if counts.sent else 0.0
-            return MetricsSnapshot(
-                elapsed=totals.running + period,
-                workers=workers,
-                submitted=submitted,
-                waiting=pending - in_flight,
-                in_flight=in_flight,
-                by_priority=by_priority,
-                pending_by_priority={
-                    p.name.lower(): max(0, n - totals.ended[p]) for p, n in totals.submitted.items()
-                },
-                resets=self._resets,
-                mean_batch_size=mean,
-                max_batch_size=self._max_batch_size,
-                queue_time=totals.queue_time.stats(),
-                batch_time=totals.batch_time.stats(),
-                response_time=totals.response_time.stats(),
-                busy_seconds=busy,
-                efficiency=min(1.0, mean / self._max_batch_size) * share,
-                utilisation=min(1.0, busy / capacity) if capacity > 0 else 0.0,
-                queue_utilisation=min(1.0, full),
-                **ended,
-                **(_copied(counts) | {"usage": totals.used.sum()}),
-            )
+            return self._figures_locked()
+
+    def sums(self) -> dict[str, float]:
+        """Return the sums of what was told, as :func:`sums_of` names them; a reset leaves them."""
+        with self._lock.get():
+            sums = self._before.copy()
+            for name, value in sums_of(self.counted()).items():
+                sums[name] = sums.get(name, 0.0) + value
+            return sums
 
     def recent(self, wall: float) -> tuple[dict[str, CallCounts], tuple[MinuteOfCalls, ...]]:
         """Return the calls of the last minute by model, and those of the last half hour by minute; a reset
@@ -290,16 +259,64 @@ class BatchMetrics:
             return self._recent.last_minute(now), self._recent.minutes(wall, now)
 
     def reset(self) -> None:
-        """Begin again at zero. Requests not ended yet stay, counted as submitted anew."""
+        """Begin again at zero, but for :meth:`sums`. Requests not ended yet stay, as if submitted anew."""
         with self._lock.get():
-            self._count_pending()
+            sums = self.sums()
             now = self._now()
             before, self._totals = self._totals, _Totals()
             for priority, count in before.submitted.items():
-                self._totals.submitted[priority] = max(0, count - before.ended[priority])
+                # below 0 where an end was told before its submission
+                self._totals.submitted[priority] = count - before.ended[priority]
             self._totals.busy = -self._open_calls * now
             self._since = now
             self._resets += 1
+            begun = sums_of(self._figures_locked())
+            self._before = {name: value - begun.get(name, 0.0) for name, value in sums.items()}
+
+    def _figures_locked(self) -> MetricsSnapshot:
+        """Return the figures of what is counted by now."""
+        totals, counts, workers = self._totals, self._totals.counts, self._workers
+        now = max(self._now(), self._since)
+        period = now - self._since if self._state != "stopped" else 0.0
+        busy = max(0.0, totals.busy + self._open_calls * now)
+        capacity = totals.capacity + period * workers
+        # two threads may report an end before its submission: who ended was submitted
+        by_priority = {p.name.lower(): max(n, totals.ended[p]) for p, n in totals.submitted.items()}
+        if totals.stored:
+            by_priority["job"] = totals.stored
+        submitted = sum(by_priority.values())
+        ended = {
+            how: sum(getattr(figures, how) for figures in counts.by_route.values())
+            for how in ("succeeded", "failed", "cancelled")
+        }
+        pending = submitted - sum(ended.values())
+        in_flight = min(self._open_requests, pending)
+        full = (pending - in_flight) / self._queue_capacity if self._queue_capacity else 0.0
+        mean = counts.sent / counts.batches if counts.batches else 0.0
+        share = counts.batched / counts.sent if counts.sent else 0.0
+        return MetricsSnapshot(
+            elapsed=totals.running + period,
+            workers=workers,
+            submitted=submitted,
+            waiting=pending - in_flight,
+            in_flight=in_flight,
+            by_priority=by_priority,
+            pending_by_priority={
+                p.name.lower(): max(0, n - totals.ended[p]) for p, n in totals.submitted.items()
+            },
+            resets=self._resets,
+            mean_batch_size=mean,
+            max_batch_size=self._max_batch_size,
+            queue_time=totals.queue_time.stats(),
+            batch_time=totals.batch_time.stats(),
+            response_time=totals.response_time.stats(),
+            busy_seconds=busy,
+            efficiency=min(1.0, mean / self._max_batch_size) * share,
+            utilisation=min(1.0, busy / capacity) if capacity > 0 else 0.0,
+            queue_utilisation=min(1.0, full),
+            **ended,
+            **(_copied(counts) | {"usage": totals.used.sum()}),
+        )
 
     def _count_pending(self) -> None:
         """Count what was told until now, in its order."""

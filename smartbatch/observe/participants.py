@@ -15,7 +15,7 @@ from smartbatch._values import Value
 from smartbatch.observe.recent_calls import CallCounts, MinuteOfCalls, together
 
 if TYPE_CHECKING:
-    from smartbatch.observe.metrics import BatchMetrics
+    from smartbatch.observe.metrics_snapshot import MetricsSnapshot
 
 VERSION = 1
 """Of the record's form. A reader passes over records of a later one."""
@@ -188,13 +188,17 @@ class Participants(Value):
         return tuple(one for one in self.processes if not one.ended and not one.is_alive)
 
 
-def with_figures(status: RealtimeStatus, metrics: BatchMetrics, wall: float) -> RealtimeStatus:
+def with_figures(
+    status: RealtimeStatus,
+    figures: MetricsSnapshot,
+    recent: tuple[Mapping[str, CallCounts], tuple[MinuteOfCalls, ...]],
+) -> RealtimeStatus:
     """Return the status of a client with what its figures alone tell.
 
     Args:
-        wall: Unix seconds now.
+        recent: calls of the last minute by model, and those of the last half hour by minute.
     """
-    figures, (used, minutes) = metrics.counted(), metrics.recent(wall)
+    used, minutes = recent
     return evolve(
         status,
         lanes=tuple(_used(lane, used.get(lane.model)) for lane in status.lanes),

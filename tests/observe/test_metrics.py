@@ -265,6 +265,46 @@ def test_reset_keeps_what_is_not_over(metrics: BatchMetrics, clock: ManualClock)
     assert (s.succeeded, s.total, s.busy_seconds) == (1, 1, 2.0)
 
 
+@given(events)
+def test_the_sums_are_those_of_figures_that_were_never_reset(happened: list[Event | str]) -> None:
+    """Requests under way count as submitted once, wherever a reset falls and whatever is told first."""
+    clock = ManualClock()
+    metrics, unbroken = BatchMetrics(now=clock), BatchMetrics(now=clock)
+    for event in happened:
+        if isinstance(event, str):
+            metrics.reset()
+        else:
+            metrics(event)
+            unbroken(event)
+    told = {key: value for key, value in metrics.sums().items() if value}
+    assert told == pytest.approx(unbroken.sums())
+
+
+def test_what_another_thread_tells_during_a_reset_is_in_the_sums() -> None:
+    """It is counted after the reset."""
+    during: list[Event] = []
+
+    def now() -> float:
+        if during:
+            metrics(during.pop())
+        return 0.0
+
+    metrics = BatchMetrics(now=now)
+    metrics(started())
+    during.append(started())
+    metrics.reset()
+    assert (metrics.sums()["batches"], metrics.snapshot().batches) == (2, 1)
+
+
+def test_a_request_that_ended_before_a_reset_is_not_under_way_when_its_submission_is_told(
+    metrics: BatchMetrics,
+) -> None:
+    """Two threads may tell the end of a request before its submission."""
+    metrics(ended())
+    metrics.reset()
+    assert feed(metrics, submitted()).waiting == 0
+
+
 def test_a_snapshot_becomes_json_and_back(metrics: BatchMetrics) -> None:
     """All that is in it are plain names and numbers."""
     s = feed(metrics, submitted(), started(), called(error="timeout"), ended())

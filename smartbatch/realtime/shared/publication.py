@@ -14,7 +14,6 @@ from attrs import define, evolve, field
 
 from smartbatch._clock import Clock
 from smartbatch._version import __version__
-from smartbatch.observe.families import sums_of
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import EVERY, Participant, RealtimeStatus, merged, with_figures
 
@@ -34,13 +33,12 @@ class _Client:
     Attributes:
         metrics: its figures; held weakly, so that a client that nobody holds ends.
         look: the latest way to see its requests; ``None`` while it is stopped.
-        seen: the sums at the last look, after ``resets`` of the figures.
+        seen: the sums at the last look.
     """
 
     metrics: weakref.ref[BatchMetrics]
     look: Look | None
     seen: dict[str, float] = field(factory=dict)
-    resets: int = 0
 
 
 class Publication:
@@ -122,7 +120,8 @@ class Publication:
         for look, metrics in looks:  # takes locks of a client: not under the own one
             status = look(hide)
             if status is not None:
-                statuses.append(with_figures(status, metrics, self._clock.wall()))
+                recent = metrics.recent(self._clock.wall())
+                statuses.append(with_figures(status, metrics.counted(), recent))
         return evolve(self._own, ended=not looks, sums=sums, errors=errors, realtime=merged(statuses))
 
     def put_off(self, seconds: float) -> None:
@@ -135,10 +134,7 @@ class Publication:
         metrics = client.metrics()
         if metrics is None:
             return None
-        figures = metrics.counted()  # every few seconds: forecasts need not learn for it
-        if figures.resets != client.resets:
-            client.seen, client.resets = {}, figures.resets
-        before, client.seen = client.seen, sums_of(figures)
+        before, client.seen = client.seen, metrics.sums()
         for key, value in client.seen.items():
             more = value - before.get(key, 0.0)
             if more:

@@ -174,7 +174,8 @@ def test_it_says_which_gate_holds_requests_up(
 def test_what_clients_counted_stays_when_they_end_and_when_figures_are_reset(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
-    """One process, one record: the last one says that it ended, and has all that was counted."""
+    """One process, one record: the last one says that it ended, and has all that was counted, also what came
+    between two records, with requests under way."""
     for count in (3, 4):
         provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
         client = client_of(provider, shared=address)
@@ -182,13 +183,16 @@ def test_what_clients_counted_stays_when_they_end_and_when_figures_are_reset(
         client.stop()
     client.start()
     clock.sleep(6.0)
-    client.metrics.reset()
-    assert client.generate(map(str, range(5))).failed == 0
+    for prompt in "abcde":
+        future = client.submit(prompt)
+        client.metrics.reset()
+        assert future.result(10).ok
     client.stop()
     [one], sums = looked(address, clock)
     assert one.ended
     assert not one.is_alive
     assert one.sums["requests_ended:succeeded"] == sums["requests_ended:succeeded"] == 12
+    assert sums["requests_submitted:normal"] == sums["batches"] == 12
     assert sums["response_seconds:sum"] == pytest.approx(0.12, abs=0.05)
 
 
