@@ -11,6 +11,7 @@ from typing import Any
 import django
 import pytest
 from django.conf import settings
+from django.db import connections
 from django.http import HttpRequest, HttpResponse
 from django.test import override_settings
 from django.urls import include, path
@@ -41,9 +42,9 @@ django.setup()
 
 from django.contrib.admin.sites import site  # noqa: E402 - applications have to be there
 
-from smartbatch.integrations.django.admin import StoredJob  # noqa: E402
+from smartbatch.integrations.django.models import StoredJob  # noqa: E402
 
-__all__ = ["Project", "StoredJob", "acts", "project", "site"]
+__all__ = ["Project", "StoredJob", "acts", "database", "project", "site"]
 
 acts: list[Callable[[], object]] = []
 
@@ -93,3 +94,25 @@ def project(tmp_path: Path) -> Iterator[Callable[..., None]]:
 
 
 Project = Callable[..., None]
+
+
+@contextlib.contextmanager
+def database(alias: str, **given: Any) -> Iterator[None]:
+    """Change one of ``DATABASES``, or add one."""
+    before = connections.databases.get(alias)
+    connections.databases[alias] = {**connections.databases["default"], **given}
+    renew(alias)
+    try:
+        yield
+    finally:
+        renew(alias)
+        del connections.databases[alias]
+        if before is not None:
+            connections.databases[alias] = before
+
+
+def renew(alias: str) -> None:
+    """Have the next use of an alias make its connection by the settings of then."""
+    if connections[alias].connection is not None:
+        connections[alias].close()
+    del connections[alias]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,35 +17,13 @@ from django.core import checks
 from django.db import connection, connections, transaction
 from django.test import AsyncClient, Client, RequestFactory, override_settings
 from docs.pages import ROOT, Page
-from integrations.django_project import Project, acts, project
+from integrations.django_project import Project, acts, database, project
 
 from smartbatch import Answer, Request, RequestTimeout, Result
 from smartbatch.integrations.django import closing_connections, get_client
 from smartbatch.integrations.django.system_checks import TAG, check_server
 
 __all__ = ["project"]  # a fixture
-
-
-@contextlib.contextmanager
-def database(alias: str, **given: Any) -> Iterator[None]:
-    """Change one of ``DATABASES``, or add one."""
-    before = connections.databases.get(alias)
-    connections.databases[alias] = {**connections.databases["default"], **given}
-    renew(alias)
-    try:
-        yield
-    finally:
-        renew(alias)
-        del connections.databases[alias]
-        if before is not None:
-            connections.databases[alias] = before
-
-
-def renew(alias: str) -> None:
-    """Have the next use of an alias make its connection by the settings of then."""
-    if connections[alias].connection is not None:
-        connections[alias].close()
-    del connections[alias]
 
 
 def found() -> list[tuple[str | None, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlencode
@@ -11,10 +12,11 @@ from urllib.parse import urlencode
 import pytest
 from django.core.exceptions import PermissionDenied
 from django.core.management import call_command
+from django.db import connection
 from django.http import Http404
-from django.test import Client, RequestFactory
+from django.test import Client, RequestFactory, override_settings
 from django.urls import resolve
-from integrations.django_project import Project, StoredJob, project, site
+from integrations.django_project import Project, StoredJob, database, project, site
 
 from smartbatch.dashboard import acts as acts_of_dashboard
 from smartbatch.integrations.django import get_client
@@ -103,6 +105,47 @@ def test_the_admin_has_no_page_of_a_job_that_is_not_there(project: Project) -> N
 def test_the_admin_shows_jobs_to_whom_it_may_concern(project: Project) -> None:
     with pytest.raises(PermissionDenied):
         page(LIST, "changelist_view")
+
+
+LOGGED_IN = {
+    "MIDDLEWARE": [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+    ],
+    "SESSION_ENGINE": "django.contrib.sessions.backends.signed_cookies",
+}
+
+
+@pytest.fixture
+def migrated(project: Project, tmp_path: Path) -> Iterator[None]:
+    """The project has its tables, in a file, and its users log in."""
+    with database("default", NAME=str(tmp_path / "db.sqlite3")), override_settings(**LOGGED_IN):
+        call_command("migrate", verbosity=0)
+        yield
+
+
+@pytest.mark.usefixtures("migrated")
+def test_staff_with_the_permission_to_view_jobs_see_them_in_the_admin() -> None:
+    """``migrate`` makes the permission."""
+    from django.contrib.auth.models import Permission, User
+
+    staff = User.objects.create_user("ada", is_staff=True)
+    browser = Client()
+    browser.force_login(staff)
+    assert browser.get(LIST).status_code == 403
+    staff.user_permissions.add(Permission.objects.get(codename="view_storedjob"))
+    assert "No jobs yet" in browser.get(LIST).content.decode()
+
+
+@pytest.mark.usefixtures("migrated")
+def test_jobs_are_no_part_of_the_projects_data(capsys: pytest.CaptureFixture[str]) -> None:
+    """They have no table to be dumped from."""
+    assert not [name for name in connection.introspection.table_names() if "smartbatch" in name]
+    for options in ([], ["--all"]):
+        call_command("dumpdata", *options)
+        dumped = {row["model"] for row in json.loads(capsys.readouterr().out)}
+        assert "auth.permission" in dumped
+        assert "smartbatch.storedjob" not in dumped
 
 
 def test_there_is_nothing_to_migrate(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,4 @@
-"""Jobs in the admin: a list, and a page for each, to look at. Nothing of prompts and answers is shown.
-
-The model stands for the store, so that the admin knows a name and a permission; it has no table.
-"""
+"""Jobs in the admin: a list, and a page for each, to look at. Nothing of prompts and answers is shown."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from typing import Any
 
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.db import models
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
@@ -18,22 +14,11 @@ from django.urls import URLPattern, path
 from smartbatch.cli.clients import missing_store
 from smartbatch.errors import JobNotFound, SmartbatchError
 from smartbatch.integrations.django.host import host
+from smartbatch.integrations.django.models import StoredJob
 from smartbatch.jobs.status import span
 
 _SHOWN = 200
 """Jobs of the list, the newest."""
-
-
-class StoredJob(models.Model):
-    """A job of the store."""
-
-    id = models.CharField(primary_key=True, max_length=40)
-
-    class Meta:
-        app_label = "smartbatch"
-        managed = False
-        default_permissions = ("view",)
-        verbose_name = "job"
 
 
 @admin.register(StoredJob)
