@@ -15,7 +15,7 @@ from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.prices import Price
 from smartbatch.types import Duration, GenerationParams, OnError, Prefer, StrategyName, T
 
-__all__ = ["BatchingConfig", "ClientParams", "Settings", "check_names", "checked"]
+__all__ = ["BatchingConfig", "ClientParams", "Settings", "check_names", "checked", "checked_table"]
 
 PREFIX = "SMARTBATCH_"
 RESERVED = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
@@ -276,9 +276,9 @@ class BatchingConfig(Value):
         """
         values: dict[str, Any] = {}
         if isinstance(file, Mapping):
-            values.update(_from_table(file, "given as a mapping"))
+            values.update(checked_table(file, "given as a mapping"))
         elif file is not None:
-            values.update(_from_table(_table(Path(file)), f"in {file}"))
+            values.update(checked_table(_table(Path(file)), f"in {file}"))
         values.update(_from_environment(environ))
         for key, value in overrides.items():
             if value is not None:
@@ -448,15 +448,6 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _from_table(table: Mapping[str, Any], place: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        label = f"{key} ({place})"
-        spec = _spec(str(key), label)
-        values[key] = spec.check(label, None if value == "none" and spec.optional else value)
-    return values
-
-
 def _table(path: Path) -> Mapping[str, Any]:
     """Return the settings table of a TOML or YAML file, with or without a byte order mark."""
     import tomllib  # late: most programs have no such file
@@ -537,3 +528,20 @@ def checked(setting: str, value: Any) -> Any:
         ConfigError: it is out of the setting's range.
     """
     return _spec(setting, setting).check(setting, value)
+
+
+def checked_table(table: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the settings of a table, each in its own type, also where they contradict each other.
+
+    Args:
+        place: where the table is, as errors say it.
+
+    Raises:
+        ConfigError: one is unknown or out of its range.
+    """
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        label = f"{key} ({place})"
+        spec = _spec(str(key), label)
+        values[key] = spec.check(label, None if value == "none" and spec.optional else value)
+    return values

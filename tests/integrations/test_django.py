@@ -159,6 +159,19 @@ def test_a_limit_that_is_told_twice_is_w002(project: Project, monkeypatch: pytes
     assert found() == []
 
 
+def test_settings_that_need_a_variable_of_the_environment_are_checked_with_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it they contradict each other; a setting that is told twice is found all the same."""
+    monkeypatch.setenv("SMARTBATCH_RETRY_MAX_DELAY", "100")
+    monkeypatch.setenv("SMARTBATCH_PARALLELISM", "2")
+    project(retry_initial=90)
+    assert found() == []
+    project(retry_initial=90, parallelism=3)
+    ((which, text),) = found()
+    assert (which, text.partition(" ")[0]) == ("smartbatch.W002", "parallelism")
+
+
 # -- stores --------------------------------------------------------------------------------------------------
 
 

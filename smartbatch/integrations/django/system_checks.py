@@ -17,7 +17,7 @@ from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 
 from smartbatch.cli.clients import missing_store
-from smartbatch.config import PREFIX, BatchingConfig
+from smartbatch.config import PREFIX, BatchingConfig, checked_table
 from smartbatch.errors import SmartbatchError
 from smartbatch.integrations.django.database_alias import remote_hosts
 from smartbatch.integrations.django.host import PLACE, host
@@ -99,9 +99,8 @@ def _warnings(found: HostClient) -> Iterator[CheckMessage]:
             hint=f"Name a PostgreSQL server as 'store' in {PLACE}, or silence this where one machine runs.",
             id="smartbatch.W001",
         )
-    alone = BatchingConfig.load(table, environ={})
-    for name in table:
-        if getattr(alone, name) != getattr(config, name):
+    for name, value in checked_table(table, PLACE).items():
+        if value != getattr(config, name):
             yield CheckWarning(
                 f"{name} is told twice: in {PLACE}, and by the variable {PREFIX}{name.upper()}, which wins",
                 hint="Leave one of them out.",
