@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -100,6 +101,19 @@ def test_the_admin_shows_jobs_and_a_page_for_each(project: Project) -> None:
 def test_the_admin_has_no_page_of_a_job_that_is_not_there(project: Project) -> None:
     with pytest.raises(Http404):
         page(LIST, "change_view", "smartbatch.view_storedjob", object_id="job-none")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"), [({}, "is not a database"), ({"paralelism": 3}, "unknown setting")]
+)
+def test_the_admin_shows_why_jobs_cannot_be_read(
+    project: Project, tmp_path: Path, given: dict[str, Any], problem: str
+) -> None:
+    """The list and the page of a job, for a store that is none and for settings that are wrong."""
+    (tmp_path / "jobs.db").write_text("not a store" * 100)
+    project(**given)
+    assert problem in page(LIST, "changelist_view", "smartbatch.view_storedjob")
+    assert problem in page(LIST, "change_view", "smartbatch.view_storedjob", object_id="job-none")
 
 
 def test_the_admin_shows_jobs_to_whom_it_may_concern(project: Project) -> None:

@@ -44,8 +44,9 @@ class StoredJobAdmin(admin.ModelAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:  # noqa: ARG002
         """Show the newest jobs of the store, where there is one."""
-        jobs, problem, stored = [], "", host().jobs
+        jobs, problem = [], ""
         try:
+            stored = host().jobs
             if missing_store(stored.config.store) is None:
                 jobs = stored.statuses(limit=_SHOWN)
         except SmartbatchError as error:
@@ -62,13 +63,17 @@ class StoredJobAdmin(admin.ModelAdmin):
         extra_context: Any = None,  # noqa: ARG002
     ) -> HttpResponse:
         """Show how a job stands, with its batches and incidents."""
+        status, problem = None, ""
         try:
-            if missing_store(host().jobs.config.store) is not None:
+            stored = host().jobs
+            if missing_store(stored.config.store) is not None:
                 raise JobNotFound("there is no store")
-            status = host().jobs.job(object_id).status()
+            status = stored.job(object_id).status()
         except JobNotFound as error:
             raise Http404(error.message) from None
-        return self._page(request, "job", {"status": status})
+        except SmartbatchError as error:
+            problem = error.message
+        return self._page(request, "job", {"status": status, "problem": problem})
 
     def _page(self, request: HttpRequest, name: str, context: dict[str, Any]) -> HttpResponse:
         if not self.has_view_permission(request):
