@@ -6,7 +6,6 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable, Collection
-from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import parse_qs, urlsplit
@@ -97,17 +96,17 @@ def is_from_own_page(environ: WSGIEnvironment) -> bool:
 def _tokens(environ: WSGIEnvironment) -> list[str]:
     """Return the tokens that come with a request."""
     scheme, _, bearer = environ.get("HTTP_AUTHORIZATION", "").partition(" ")
-    cookies: SimpleCookie = SimpleCookie()
-    try:
-        cookies.load(environ.get("HTTP_COOKIE", ""))
-    except CookieError:
-        cookies.clear()
-    kept = cookies.get(_cookie_name(environ))
     return [
         _asked(environ),
         bearer.strip() if scheme.lower() == "bearer" else "",
-        "" if kept is None else kept.value,
+        *_kept(environ),
     ]
+
+
+def _kept(environ: WSGIEnvironment) -> list[str]:
+    """Return the tokens in cookies; those of other programs may have any form."""
+    pairs = (cookie.partition("=") for cookie in environ.get("HTTP_COOKIE", "").split(";"))
+    return [value.strip() for name, _, value in pairs if name.strip() == _cookie_name(environ)]
 
 
 def _asked(environ: WSGIEnvironment) -> str:

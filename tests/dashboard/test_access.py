@@ -51,6 +51,27 @@ def test_a_cookie_of_another_port_is_none(visitor: Visitor) -> None:
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        "name=Ada Lovelace",
+        "flag",
+        'prefs={"theme":"dark"}',
+        "a[b]=1",
+        'u="a',
+        "=1",
+        "na\xc3\xafve=1",
+        "smartbatch_token_8137=of another path",
+    ],
+)
+def test_cookies_of_others_do_not_matter(visitor: Visitor, other: str) -> None:
+    """Whatever their form, and whichever comes first."""
+    mine = f"smartbatch_token_8137={TOKEN}"
+    for cookies in (f"{other}; {mine}", f"{mine}; {other}"):
+        assert visitor.get("/", Authorization="", Cookie=cookies).status == 200
+    assert visitor.get("/", Authorization="", Cookie=other).status == 403
+
+
+@pytest.mark.parametrize(
     "environ",
     [
         {"REMOTE_ADDR": "192.0.2.7"},
