@@ -19,6 +19,7 @@ from raw_server import chat, hangs, http, says, vanishes
 from urllib3.util import parse_url
 
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.http.endpoint import find_proxy
 from smartbatch.providers.http.replies import decoded
 from smartbatch.providers.http.transport import Transport
 from smartbatch.providers.openai.provider import OpenAIProvider
@@ -341,6 +342,28 @@ def test_no_proxy_and_loopback_go_direct(serve, connect, monkeypatch):
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
     assert ask(connect(serve(says(chat())))).text == "Lima"
     assert proxy.connections == 0
+
+
+@pytest.mark.parametrize(
+    ("named", "address", "is_direct"),
+    [
+        ("llm.local", "http://llm.local:8000/v1", True),
+        ("llm.local:8000", "http://llm.local:8000/v1", True),
+        ("other.local, .local:8000", "http://llm.local:8000/v1", True),
+        ("llm.local:8001", "http://llm.local:8000/v1", False),
+        ("llm.local:8000", "http://llm.local/v1", False),
+        ("10.0.0.5:8000", "http://10.0.0.5:8000/v1", True),
+        ("fd00::1", "http://[fd00::1]:8000/v1", True),
+        ("[fd00::1]:8000", "http://[fd00::1]:8000/v1", True),
+        ("[fd00::1]:8001", "http://[fd00::1]:8000/v1", False),
+    ],
+)
+def test_no_proxy_names_a_host_with_or_without_its_port(named, address, is_direct, monkeypatch):
+    """A host that is named with a port goes direct at that port only."""
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", named)
+    proxy, _ = find_proxy(parse_url(address))
+    assert proxy == (None if is_direct else "http://proxy.example:3128")
 
 
 def test_more_calls_than_connections_wait_for_one(serve, connect):

@@ -96,7 +96,8 @@ def not_pickled(provider: object) -> NoReturn:  # noqa: ARG001
 def find_proxy(url: Url) -> tuple[str | None, dict[str, str]]:
     """Return the proxy the environment names for ``url``, without credentials, and the headers it wants.
 
-    ``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` count; loopback never goes through one.
+    ``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` count, the last one with hosts and with
+    ``host:port``; loopback never goes through one.
 
     Raises:
         ConfigError: for a proxy that is not reached over plain HTTP.
@@ -104,7 +105,9 @@ def find_proxy(url: Url) -> tuple[str | None, dict[str, str]]:
     host = (url.host or "").strip("[]")
     proxies = urllib.request.getproxies()
     named = proxies.get(url.scheme or "") or proxies.get("all")
-    if not named or _is_loopback(host) or urllib.request.proxy_bypass(host):
+    if not named or _is_loopback(host):
+        return None, {}
+    if any(urllib.request.proxy_bypass(name) for name in (host, url.netloc or host)):
         return None, {}
     proxy = parse_url(named if "://" in named else f"http://{named}")
     if proxy.scheme != "http" or not proxy.host:
