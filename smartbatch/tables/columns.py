@@ -122,7 +122,7 @@ def _extra(name: str) -> Iterator[None]:
 
 
 def to_pandas(columns: Columns, index: Any = None) -> pandas.DataFrame:
-    """Return a frame of pandas; nested values are Python's own.
+    """Return a frame of pandas; nested and mixed values are Python's own.
 
     Args:
         index: of its rows; numbered when ``None``.
@@ -133,8 +133,11 @@ def to_pandas(columns: Columns, index: Any = None) -> pandas.DataFrame:
     kinds = {"int": ("int64", "Int64"), "bool": ("bool", "boolean"), "float": ("float64", "float64")}
 
     def series(values: list[Any]) -> Any:
-        whole, with_gaps = kinds.get(shape_of(values).kind, (None, None))
+        shape = shape_of(values)
+        whole, with_gaps = kinds.get(shape.kind, (None, None))
         kind: Any = with_gaps if any(value is None for value in values) else whole
+        if shape.kind == "text":
+            values = [fitted(value, shape) for value in values]
         return pandas.Series(values, index=index, dtype=kind or (None if values else object))
 
     made = {name: series(values) for name, values in columns.items()}

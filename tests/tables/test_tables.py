@@ -373,6 +373,24 @@ def test_parsed_fields_are_columns_by_their_own_names() -> None:
     assert len({tuple(row) for row in rows}) == 1
 
 
+HALF = "half \ud83d of a pair"
+
+
+@pytest.mark.parametrize(
+    ("values", "replaced"),
+    [([HALF], True), ([None, HALF], True), ([1, HALF], False), ([[HALF]], False), ([{"a": HALF}], False)],
+    ids=["text", "with gaps", "mixed", "list", "record"],
+)
+def test_half_a_surrogate_pair_fits_into_every_kind_of_table(values: list[Any], replaced: bool) -> None:
+    """In a column of texts it is replaced, as UTF-8 has no place for it."""
+    results = ResultList([Result(str(n), text="", parsed={"value": value}) for n, value in enumerate(values)])
+    for table in (results.to_pandas(), results.to_arrow(), results.to_polars()):
+        found = column_of(table, "value")
+        assert len(found) == len(values)
+        if replaced:
+            assert found[-1] == "half ? of a pair"
+
+
 VALUES = st.recursive(
     st.none()
     | st.booleans()
