@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from typing import Any, Final
 
 from attrs import fields_dict
 
 from smartbatch.cli.messages import print_event
+from smartbatch.cli.provider_options import options_of
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError
@@ -70,25 +70,6 @@ def client_of(args: argparse.Namespace, **options: str) -> BatchingClient:
         observers=[print_event] if args.verbose else [],
         **{name: getattr(args, name) for name in _PARAMETERS},
     )
-
-
-def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of the provider, from ``K=V`` pairs; a value that is JSON, such as ``true`` or
-    ``30``, is that, anything else a text.
-
-    Raises:
-        ConfigError: for a pair without ``=``.
-    """
-    options: dict[str, Any] = {}
-    for pair in args.provider_option:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"--provider-option {key!r:.40} needs the form K=V, such as api=responses")
-        try:
-            options[key] = json.loads(text)
-        except ValueError:
-            options[key] = text
-    return options
 
 
 def missing_store(place: str | None) -> str | None:

@@ -11,7 +11,8 @@ from itertools import islice
 
 from attrs import define, field
 
-from smartbatch.cli.clients import config_of, options_of
+from smartbatch.cli.clients import config_of
+from smartbatch.cli.provider_options import options_of
 from smartbatch.client import BatchingClient
 from smartbatch.cluster import UNIT, Cluster, Unit, one_budget, shared_config
 from smartbatch.errors import ConfigError, RequestCancelled

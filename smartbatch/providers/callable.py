@@ -13,7 +13,7 @@ from smartbatch.types import Answer, Attempt, Request
 
 OwnCall: TypeAlias = Callable[[Request, Attempt], Any]
 OwnManyCall: TypeAlias = Callable[[Sequence[Request], Attempt], Sequence[Any]]
-OwnClassifier: TypeAlias = "Callable[[Exception], ErrorKind | ProviderError | None]"
+OwnClassifier: TypeAlias = Callable[[Exception], ErrorKind | ProviderError | None]
 
 MAX_SHARED = 10
 """Most requests a shared call carries unless told otherwise: the default ``max_batch_size``."""

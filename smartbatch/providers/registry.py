@@ -6,7 +6,6 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeAlias
 
 from attrs import frozen
@@ -86,50 +85,77 @@ def register(prefix: str, factory: Factory) -> None:
     _factories[prefix] = factory
 
 
-def _adapter(module: str, name: str) -> Factory:
-    """The factory of a class that needs no clock; it is imported when it is first used."""
+def option_types(prefix: str) -> Mapping[str, Any]:
+    """Return the types of the options that models of a prefix take, by name; none where its factory was
+    registered.
 
-    def make(model: str, _clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
-        with collector_paused(f"smartbatch.providers.{module}"):
-            kind = getattr(importlib.import_module(f"smartbatch.providers.{module}"), name)
-        return _made(kind, options), model
-
-    return make
-
-
-def _made(kind: Callable[..., Provider], options: Mapping[str, Any]) -> Provider:
-    """Return a provider; where it has no such option, the error suggests the nearest."""
-    try:
-        return kind(**options)
-    except TypeError as error:
-        found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if found is None:
-            raise
-        near = did_you_mean(found[1], inspect.signature(kind).parameters)
-        raise TypeError(f"{error}{near}") from error
+    Args:
+        prefix: as :func:`parse_model` returns it.
+    """
+    factory = _factories[prefix]
+    if not isinstance(factory, _Adapter):
+        return {}
+    parameters = inspect.signature(factory.kind(), eval_str=True).parameters
+    return {name: parameter.annotation for name, parameter in parameters.items()}
 
 
-def _sim(name: str, clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
-    from smartbatch.providers.sim.provider import SimProvider, parse_options
+_Arguments: TypeAlias = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""The model's name, and the arguments of its provider before the options."""
 
-    name, _, query = name.partition("?")
+
+def _named(model: str, _clock: Clock) -> _Arguments:
+    return model, (), {}
+
+
+def _simulated(model: str, clock: Clock) -> _Arguments:
+    from smartbatch.providers.sim.provider import parse_options
+
+    name, _, query = model.partition("?")
     times = {"sleep": clock.sleep, "now": clock.now, "wall": clock.wall}
-    settings: dict[str, Any] = {**times, **parse_options(query), **options}
-    return _made(SimProvider, settings), name or "demo"
+    return name or "demo", (), {**times, **parse_options(query)}
 
 
-def _call(name: str, _clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
-    from smartbatch.providers.callable import CallableProvider, load_callable
+def _called(model: str, _clock: Clock) -> _Arguments:
+    from smartbatch.providers.callable import load_callable
 
-    return _made(partial(CallableProvider, load_callable(name)), options), name
+    return model, (load_callable(model),), {}
+
+
+@frozen(eq=False, repr=False)
+class _Adapter(Value):
+    """The factory of a class of the library, which is imported when it is first used."""
+
+    module: str
+    name: str
+    arguments: Callable[[str, Clock], _Arguments] = _named
+
+    def __call__(self, model: str, clock: Clock, options: Mapping[str, Any]) -> tuple[Provider, str]:
+        """Return a provider; where it has no such option, the error suggests the nearest."""
+        kind = self.kind()
+        name, first, own = self.arguments(model, clock)
+        try:
+            return kind(*first, **{**own, **options}), name
+        except TypeError as error:
+            found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            if found is None:
+                raise
+            near = did_you_mean(found[1], inspect.signature(kind).parameters)
+            raise TypeError(f"{error}{near}") from error
+
+    def kind(self) -> Callable[..., Provider]:
+        """Return the class."""
+        with collector_paused(f"smartbatch.providers.{self.module}"):
+            module = importlib.import_module(f"smartbatch.providers.{self.module}")
+        kind: Callable[..., Provider] = getattr(module, self.name)
+        return kind
 
 
 _factories: dict[str, Factory] = {
-    "anthropic": _adapter("anthropic.provider", "AnthropicProvider"),
-    "call": _call,
-    "gemini": _adapter("gemini.provider", "GeminiProvider"),
-    "openai": _adapter("openai.provider", "OpenAIProvider"),
-    "sim": _sim,
+    "anthropic": _Adapter("anthropic.provider", "AnthropicProvider"),
+    "call": _Adapter("callable", "CallableProvider", _called),
+    "gemini": _Adapter("gemini.provider", "GeminiProvider"),
+    "openai": _Adapter("openai.provider", "OpenAIProvider"),
+    "sim": _Adapter("sim.provider", "SimProvider", _simulated),
 }
 
 

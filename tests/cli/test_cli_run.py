@@ -180,6 +180,7 @@ REFUSED = [
     ("in.txt", b"x\n", ["--model", "openai:gpt-5-mini"], "OPENAI_API_KEY"),
     ("in.txt", b"x\n", ["--provider-option", "api"], "K=V"),
     ("in.txt", b"x\n", ["--model", "openai:gpt-5-mini", "--provider-option", "api=letters"], "letters"),
+    ("in.txt", b"x\n", ["--model", "sim:demo", "--provider-option", "rpm=many"], "rpm needs a number"),
     ("in.txt", b"x\n", ["--template", "{prompt}", "--prompt-field", "prompt"], "not allowed with argument"),
     ("in.txt", b"x\n", ["--limit", "0"], "0 is not 1 or more"),
     ("in.txt", b"x\n", ["--strategy", "magic"], "invalid choice"),
