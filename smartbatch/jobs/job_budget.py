@@ -22,7 +22,7 @@ from smartbatch.core.limits.budget_reservations import JobReservations
 from smartbatch.core.preparation.tokens import Calibration, estimate_request
 from smartbatch.errors import BudgetExceeded, ClientClosed, SmartbatchError
 from smartbatch.events import Event, JobFinished, JobProgress, JobResultsStored, ShardChanged
-from smartbatch.jobs.payload import decode_params, decode_request, encode_error
+from smartbatch.jobs.payload import decode_params, decode_request
 from smartbatch.jobs.records import (
     OPEN_SHARDS,
     ItemState,
@@ -225,10 +225,7 @@ def end_unaffordable(step: StepContext, items: Sequence[OpenItem]) -> bool:
     least = min(most for _, most in _priced(step, items))
     if least <= remaining_budget(row) + _TINY:
         return True  # there is room since just now
-    error = exceeded(row, len(items), least)
-    shard = step.plan(item.ix for item in items)
-    step.store.shards.fail(step.lease, shard, encode_error(error), note="beyond the budget", at=step.wall)
-    step.runtime.tell_progress(step.job)
+    step.fail_open([item.ix for item in items], exceeded(row, len(items), least))
     return True
 
 

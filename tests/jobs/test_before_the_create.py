@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 from attrs import evolve
 from jobs.remote import LONG, Api, Remote
 
+from smartbatch import Price
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
+from smartbatch.errors import BudgetExceeded, ErrorKind, InvalidRequest, ProviderError, StoreError
 from smartbatch.events import Event, JobIncident, ShardChanged
+from smartbatch.jobs.store.leases import LeaseTable
 from smartbatch.jobs.versioned_records import Fallback
 from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteFile
 from smartbatch.types import Route
@@ -108,6 +111,39 @@ def test_a_request_that_fits_no_batch_goes_in_real_time_where_the_job_allows_it(
     else:
         assert isinstance(large.error, InvalidRequest)
         assert "above what a batch may have" in str(large.error)
+
+
+@pytest.mark.catches("StoreError")
+@pytest.mark.parametrize("kept_out", ["by its budget", "by its size"])
+def test_what_is_kept_out_of_batches_stays_out_while_the_store_fails_now_and_then(
+    kept_out: str,
+    client_of: ClientOf,
+    remote: Remote,
+    api: Api,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each write of the job fails at the first try; its requests end as failed, and none of them is sent."""
+    tries = itertools.count()
+    write = LeaseTable.write
+
+    def failing_first(*given: Any) -> object:
+        if next(tries) % 2 == 0:
+            raise StoreError("the store is locked")
+        return write(*given)
+
+    monkeypatch.setattr(LeaseTable, "write", failing_first)
+    settings: dict[str, Any] = {}
+    if kept_out == "by its budget":
+        settings = {"budget": 0.001, "prices": {"remote:default": Price(input=1000.0, output=1000.0)}}
+    else:
+        api.abilities = evolve(api.abilities, max_bytes=2000)
+    client = client_of(remote, store=str(tmp_path / "jobs.db"), **settings)
+    job = client.submit_batch(["x" * 3000, "y" * 3000], batch_fallback="batch")
+    error = BudgetExceeded if kept_out == "by its budget" else InvalidRequest
+    assert [type(result.error) for result in job.results(timeout=LONG)] == [error] * 2
+    assert "create" not in api.calls
+    assert remote.asked == []
 
 
 @pytest.mark.full

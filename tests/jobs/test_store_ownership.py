@@ -154,6 +154,8 @@ def test_a_frozen_owner_that_wakes_writes_nothing(bench: Bench) -> None:
         lambda: frozen.shards.fail(lease, planned, b"no", note="n", at=at),
         lambda: frozen.shards.ingest(lease, taking, [result(2)], at=at),
         lambda: frozen.shards.settle(lease, taking, opened=[2, 3], at=at),
+        lambda: frozen.items.fail_open(lease, [4], b"no", at=at),
+        lambda: frozen.items.move_to_realtime(lease, [4]),
         lambda: frozen.items.claim_realtime(lease, 5),
         lambda: frozen.items.answer(lease, [result(4)], at=at),
         lambda: frozen.items.drop_unsent(lease, b"", at=at),

@@ -91,6 +91,30 @@ def test_results_are_kept_counted_and_read_by_place_and_by_arrival(store: SqlSto
     assert (done.state, done.finished_at) == (JobState.DONE, 12.5)
 
 
+def test_open_items_end_or_go_in_real_time_without_a_batch_all_or_none_of_them(
+    store: SqlStore, bench: Bench
+) -> None:
+    job, lease = started(store, bench, 5)
+    store.shards.plan(lease, bench.shard(1))
+    for ixs in ([0, 1], [9]):
+        with pytest.raises(LeaseLost, match="not every item"):
+            store.items.fail_open(lease, ixs, b"why", at=1.0)
+        with pytest.raises(LeaseLost, match="not every item"):
+            store.items.move_to_realtime(lease, ixs)
+    assert [item.ix for item in store.items.in_state(job.id)] == [0, 2, 3, 4]
+    store.items.fail_open(lease, [4, 0], b"why", at=2.0)
+    store.items.move_to_realtime(lease, [3, 2])
+    assert [(r.ix, r.outcome, r.body, r.cost) for r in store.items.results(job.id)] == [
+        (0, "failed", b"why", 0.0),
+        (4, "failed", b"why", 0.0),
+    ]
+    assert [(item.ix, item.tries) for item in store.items.claim_realtime(lease, 9)] == [(2, 0), (3, 0)]
+    found = store.jobs.get(job.id)
+    assert found is not None
+    assert (found.failed, found.unpriced, found.state) == (2, 0, JobState.ACTIVE)
+    assert len(store.shards.of_job(job.id)) == 1
+
+
 def test_results_of_one_job_are_not_those_of_its_neighbours(store: SqlStore, bench: Bench) -> None:
     jobs = []
     for _ in range(3):

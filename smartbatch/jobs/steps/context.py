@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -296,6 +296,11 @@ class StepContext:
         self.tell_change(shard, dead, note)
         self.runtime.tell_progress(self.job)
         return dead
+
+    def fail_open(self, ixs: Collection[int], error: SmartbatchError) -> None:
+        """End open items, of which no batch is made, as failed with ``error``."""
+        self.store.items.fail_open(self.lease, ixs, encode_error(error), at=self.wall)
+        self.runtime.tell_progress(self.job)
 
     def reread_pause(self, rereads: int) -> float | None:
         """Return the pause before results are read again that were read ``rereads`` times more than once;

@@ -80,14 +80,14 @@ def most_key(step: StepContext) -> str:
 
 
 def _refuse_too_big(step: StepContext, ixs: tuple[int, ...]) -> None:
-    """End items that are too big for a batch, or run them in real time where the job allows that.
-
-    They get a shard of their own that is never sent, so that nothing else ends with them.
-    """
+    """End items that are too big for a batch, or run them in real time where the job allows that."""
+    if step.falls_back:
+        step.store.items.move_to_realtime(step.lease, ixs)
+        return
     limit = enqueued_quota.known_limit(step)
     tokens = "" if math.isinf(limit) else f" and {limit:,.0f} enqueued tokens"
     error = InvalidRequest(
         f"the request alone is above what a batch may have ({step.api.abilities.max_bytes:,} bytes{tokens}); "
         "shorten it or send it in real time"
     )
-    step.give_up(step.plan(ixs), error, "too big for a batch")
+    step.fail_open(ixs, error)

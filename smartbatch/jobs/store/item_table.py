@@ -15,6 +15,7 @@ from smartbatch.jobs.records import (
     ItemState,
     JobLease,
     JobNote,
+    LeaseLost,
     NewResult,
     OpenItem,
     ResultRow,
@@ -69,6 +70,29 @@ class ItemTable(Value):
         job = job_number(self.db, job_id)
         items = items_by_number(self.db, (number(job, ix) for ix in positions))
         return {item.ix: item.payload for item in items.values()}
+
+    # -- not sent by batch -----------------------------------------------------------------------------------
+
+    @leased
+    def fail_open(
+        self, tx: Transaction, job: int, positions: Collection[int], body: bytes, *, at: float
+    ) -> None:
+        """End ``OPEN`` items as failed with ``body``; they cost nothing.
+
+        Raises:
+            LeaseLost: also when one of them is not open.
+        """
+        numbers = _take_open(tx, job, positions, ItemState.FINAL)
+        outcomes.end_alike(tx, job, numbers, NewResult(-1, "failed", body, cost=0.0), at)
+
+    @leased
+    def move_to_realtime(self, tx: Transaction, job: int, positions: Collection[int]) -> None:
+        """Turn ``OPEN`` items to ``REALTIME``.
+
+        Raises:
+            LeaseLost: also when one of them is not open.
+        """
+        _take_open(tx, job, positions, ItemState.REALTIME)
 
     # -- real time -------------------------------------------------------------------------------------------
 
@@ -190,6 +214,15 @@ class ItemTable(Value):
         found = self.db.rows(sizes, first, end)
         fit = fitting(size for _, size in found)
         return [result_row(row) for row in self.db.rows(whole, first, found[fit - 1][0] + 1)] if fit else []
+
+
+def _take_open(tx: Transaction, job: int, positions: Collection[int], to: ItemState) -> list[int]:
+    """Turn open items to a state; return their numbers."""
+    numbers = [number(job, ix) for ix in positions]
+    take = "UPDATE item SET state = ? WHERE no IN {numbers} AND state = {open}"
+    if tx.change(take, to.value, numbers) != len(numbers):
+        raise LeaseLost("not every item is open; nothing was written")
+    return numbers
 
 
 def _claim(tx: Transaction, job: int, limit: int) -> list[StoredItem]:

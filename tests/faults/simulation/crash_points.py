@@ -87,6 +87,8 @@ WRITES = frozenset(
         "fail",
         "ingest",
         "settle",
+        "fail_open",
+        "move_to_realtime",
         "claim_realtime",
         "answer",
         "drop_unsent",

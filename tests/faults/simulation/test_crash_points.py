@@ -9,6 +9,7 @@ import pytest
 from tests.faults.simulation.crash_points import step_of
 from tests.faults.simulation.plans import Totals, base_plans, crashed_once, crashed_twice
 from tests.faults.simulation.scenario import FLAVOURS, Plan
+from tests.faults.simulation.simulate import simulate
 from tests.faults.simulation.simulated_world import Outcome
 from tests.levels import sampled
 
@@ -34,6 +35,17 @@ def test_a_crash_at_any_point_alone_does_no_harm(run: Run, flavour: str) -> None
     assert total.names == {name for base in bases for name in base.points}
     expected = STEPS if FLAVOURS[flavour].files else STEPS - OF_FILES - OF_LABELS
     assert {step for name in total.names if (step := step_of(name))} == expected
+
+
+@pytest.mark.parametrize("flavour", sampled(FLAVOURS))
+def test_a_crash_at_any_point_sends_nothing_for_which_the_budget_has_no_room(flavour: str) -> None:
+    """Not one request fits, so that no batch may be created, whoever carries the job on."""
+    base = simulate(Plan(seed=0, flavour=flavour, quiet=True, items=3, policy=(("budget", 1e-6),)))
+    outcomes = [base, *map(simulate, crashed_once(base))]
+    total = Totals.of(outcomes)
+    assert total.problems == []
+    assert total.crashes == len(base.points)
+    assert sum(total.creates.values()) == 0
 
 
 @pytest.mark.full
