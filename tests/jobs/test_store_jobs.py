@@ -17,6 +17,7 @@ from smartbatch.jobs.act_records import JobSelection
 from smartbatch.jobs.records import IncidentRow, JobState, NewItem
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store import job_table as jobs_module
+from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.types import Usage
 from tests.levels import sampled
 from tests.together import run_together
@@ -171,7 +172,7 @@ def test_a_process_that_dies_while_its_input_arrives_leaves_no_job_and_its_items
         dying.abandon()
         raise SystemExit
 
-    monkeypatch.setattr(jobs_module, "delete_items", lambda db, no: None)  # the dead do not clean up
+    monkeypatch.setattr(jobs_module, "delete_items", lambda *_: None)  # the dead do not clean up
     with pytest.raises(SystemExit):
         dying.jobs.accept(bench.job(key="k"), items())
     assert bench.behind("SELECT count(*) FROM item") == [(20,)]
@@ -198,6 +199,44 @@ def test_an_input_that_still_arrives_is_not_swept(bench: Bench, monkeypatch: Any
 
     job, _ = slow.jobs.accept(bench.job(), items())
     assert len(other.items.in_state(job.id)) == 25
+
+
+@pytest.mark.parametrize("before", ["a page", "the end"])
+def test_an_input_whose_stored_items_are_swept_before_it_has_arrived_makes_no_job(
+    bench: Bench, before: str, monkeypatch: Any
+) -> None:
+    """A process that lost its lock is taken for dead: what it stores then is refused; it may submit again."""
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
+    slow, other = bench.open(), bench.open()
+    fresh, _ = other.jobs.accept(bench.job(), new_items(1))
+
+    def swept() -> bool:
+        bench.open().leases.claim(fresh.id, 60)
+        return bench.behind("SELECT count(*) FROM item") == [(1,)]
+
+    def taken_for_dead() -> None:
+        assert bench.behind("SELECT count(*) FROM item") == [(21,)]
+        slow.abandon()
+        assert eventually(swept)
+
+    def items() -> Iterator[NewItem]:
+        yield from new_items(25)
+        if before == "a page":
+            taken_for_dead()
+            yield from new_items(10)
+
+    def policy() -> JobPolicy:
+        if before == "the end":
+            taken_for_dead()
+        return POLICY
+
+    with pytest.raises(StoreError, match="submit it again"):
+        slow.jobs.accept(bench.job(key="k"), items(), policy=policy)
+    assert other.jobs.get("k") is None
+    for table, left in {"item": 1, "payload": 1, "incomplete_job": 0}.items():
+        assert bench.behind(f"SELECT count(*) FROM {table}") == [(left,)], table
+    job, new = slow.jobs.accept(bench.job(key="k"), new_items(25))
+    assert (new, len(other.items.in_state(job.id))) == (True, 25)
 
 
 def test_a_job_without_items_is_done(store: SqlStore, bench: Bench) -> None:
@@ -291,7 +330,7 @@ def test_a_forgetting_that_died_half_way_is_finished_by_the_next_owner(
     store, other = bench.open(), bench.open()
     job, lease = started(store, bench, 3)
     store.items.drop_unsent(lease, b"", at=1.0)
-    monkeypatch.setattr(jobs_module, "delete_items", lambda db, no: None)
+    monkeypatch.setattr(jobs_module, "delete_items", lambda *_: None)
     store.jobs.forget(job.id)
     assert bench.behind("SELECT count(*) FROM item") == [(3,)]
     fresh, _ = other.jobs.accept(bench.job(), new_items(1))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from attrs import evolve
 from jobs.relay import Relay
 from jobs.stores import Bench, led, new_items, result, started
 from psycopg.conninfo import conninfo_to_dict
+from realtime.scenes import eventually
 
 from smartbatch._postgres import SCHEMA_LOCK, Address
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.jobs.records import IncidentRow, LeaseLost, NamedPlace, NewItem, ShardState
-from smartbatch.jobs.store import SqlStore, open_store, postgres
-from smartbatch.jobs.store.postgres import PostgresDatabase
+from smartbatch.jobs.store import SqlStore, job_table, open_store, postgres
+from smartbatch.jobs.store.postgres import PostgresDatabase, SessionLocks
+from smartbatch.jobs.versioned_records import JobPolicy
 from tests.levels import sampled
 
 PASSWORD = "hunter2-%2F-secret"
@@ -208,6 +211,35 @@ def test_an_owner_whose_wire_is_cut_may_be_replaced_and_then_writes_nothing(
         store.shards.plan(lease, bench.shard(0))
     assert store.leases.renew([lease], 60) == []
     assert other.leases.renew([taken], 60) == [taken]
+
+
+def test_a_job_that_is_being_committed_while_its_owner_is_taken_for_dead_keeps_its_items(
+    relay: Relay, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wire is cut before the last write; another process begins to delete items in the middle of it."""
+    monkeypatch.setattr(job_table, "PAGE_ITEMS", 10)
+    store, other = through(relay, bench), bench.open()
+    fresh, _ = other.jobs.accept(bench.job(), new_items(1))
+    database = PostgresDatabase(Address.of(bench.place))
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
+    def cut() -> JobPolicy:
+        [(owner,)] = bench.behind("SELECT owner FROM incomplete_job")
+        relay.cut_all()
+        assert eventually(lambda: not SessionLocks(database).alive(owner))
+        return JobPolicy()
+
+    with closing(database), ThreadPoolExecutor(1) as pool:
+        claims: list[Future[Any]] = []
+
+        def claimed_meanwhile() -> bytes:
+            claims.append(pool.submit(other.leases.claim, fresh.id, 60))
+            assert eventually(lambda: claims[0].done() or bench.behind(waiting) != [(0,)])
+            return b"digest"
+
+        job, new = store.jobs.accept(bench.job(), new_items(25), digest=claimed_meanwhile, policy=cut)
+        assert claims[0].result() is not None
+    assert (new, job.total, len(store.items.in_state(job.id))) == (True, 25, 25)
 
 
 def test_a_server_that_is_unavailable_is_an_error_that_names_it(bench: Bench, tmp_path: Path) -> None:

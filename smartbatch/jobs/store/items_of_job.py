@@ -37,10 +37,14 @@ def items_by_number(reader: Reader, numbers: Iterable[int]) -> dict[int, StoredI
     return {row[0]: stored_item(row) for row in rows}
 
 
-def delete_items(db: Database, job: int) -> None:
-    """Delete the items of a number that no job has, in transactions that let others in between."""
-    if db.row("SELECT no FROM incomplete_job WHERE no = ?", job) is None:
-        return  # a commit that was told as failed made a job of them
+def delete_items(db: Database, job: int, owner: str) -> None:
+    """Delete the items of a number that no job has, in transactions that let others in between.
+
+    The number is taken from its owner first, so that nothing is stored under it any more. Nothing is deleted
+    where it is not that owner's: a job was made of the items, or somebody else deletes them.
+    """
+    if not db.change("UPDATE incomplete_job SET owner = '' WHERE no = ? AND owner = ?", job, owner):
+        return
     end = first_of(job + 1)
     for table in ("result", "verdict", "earlier_tries", "earlier_result", "follower", "payload", "item"):
         drop = f"DELETE FROM {table} WHERE no >= ? AND no < ?"

@@ -65,6 +65,8 @@ class JobTable(Value):
            transaction makes one of them; where the process is killed before, nothing of the job exists, and
            another owner deletes the items.
         4. Another process stored the same key or id meanwhile: its job is returned, and the items go.
+        5. Another owner deletes the items meanwhile, because this one lost its lock and is taken for dead:
+           StoreError, and nothing of the job exists.
 
         Args:
             digest: called for the job's digest once all items were read; stored instead of ``job.digest``.
@@ -73,6 +75,7 @@ class JobTable(Value):
 
         Raises:
             InvalidRequest: the key is too long.
+            StoreError: also in case 5.
         """
         if len(encoded(job.key) or b"") > LONGEST_KEY:
             raise InvalidRequest(f"a job's key has at most {LONGEST_KEY:,} bytes", field="key")
@@ -80,25 +83,25 @@ class JobTable(Value):
             return found, False
         pages = _pages_of(items)
         page, last = next(pages)
-        early, total = 0, 0
+        owner, early, total = "", 0, 0
         if not last:
             owner = self.owner.enter()
             early = self.db.write(lambda tx: _new_number(tx, owner))
         kept = False
         try:
             while not last:
-                self.db.write(partial(_store_items, job=early, start=total, page=page))
+                self.db.write(partial(_store_page, early=early, owner=owner, start=total, page=page))
                 total += len(page)
                 page, last = next(pages)
             if policy is not None:
                 job = evolve(job, policy=policy())
             stored, kept = self.db.write(
-                lambda tx: _store_last(tx, early, job, total, page, digest, decision)
+                lambda tx: _store_last(tx, early, owner, job, total, page, digest, decision)
             )
         finally:
             if early and not kept:
                 with contextlib.suppress(StoreError):  # the next owner deletes them
-                    delete_items(self.db, early)
+                    delete_items(self.db, early, owner)
         return stored, kept
 
     def accept_named(
@@ -127,7 +130,7 @@ class JobTable(Value):
                 return None, places
             no = _new_number(tx, "")
             _store_items(tx, no, 0, new)
-            return _store_job(tx, no, job, None, len(new)), places
+            return _store_job(tx, no, "", job, None, len(new)), places
 
         return self.db.write(work)
 
@@ -157,7 +160,7 @@ class JobTable(Value):
             StoreError: the job is not finished, so forgetting it could lose paid answers.
         """
         no = self.db.write(lambda tx: self._drop(tx, job_id, by, keep_decision))
-        delete_items(self.db, no)
+        delete_items(self.db, no, "")
         self.db.give_back()
 
     def _drop(self, tx: Transaction, job_id: str, by: str | None, keep_decision: bool) -> int:
@@ -243,6 +246,14 @@ def _new_number(tx: Transaction, owner: str) -> int:
     return int(no)
 
 
+def _store_page(tx: Transaction, early: int, owner: str, start: int, page: Sequence[NewItem]) -> None:
+    """Store items of a job to be; nobody takes its number from the owner meanwhile."""
+    held = "SELECT no FROM incomplete_job WHERE no = ? AND owner = ?{for_update}"
+    if tx.row(held, early, owner) is None:
+        raise _swept()
+    _store_items(tx, early, start, page)
+
+
 def _store_items(tx: Transaction, job: int, start: int, page: Sequence[NewItem]) -> None:
     """Store items at the positions from ``start`` on."""
     numbered = [(number(job, ix), item) for ix, item in enumerate(page, start)]
@@ -271,6 +282,7 @@ def _state(item: NewItem) -> ItemState:
 def _store_last(
     tx: Transaction,
     early: int,
+    owner: str,
     job: JobRow,
     start: int,
     page: Sequence[NewItem],
@@ -281,16 +293,25 @@ def _store_last(
     tx.lock("accept")
     if (found := _known(tx, job)) is not None:
         return found, False
-    no = early or _new_number(tx, "")
+    no = early or _new_number(tx, owner)
     _store_items(tx, no, start, page)
     if decision is not None:
         summary_tables.store_decision(tx, no, decision, job.model, job.created_at)
-    return _store_job(tx, no, job, digest, start + len(page)), True
+    return _store_job(tx, no, owner, job, digest, start + len(page)), True
 
 
-def _store_job(tx: Transaction, no: int, job: JobRow, digest: Digest, total: int) -> JobRow:
-    """Make a job of the ``total`` items that are stored under its number."""
-    tx.change("DELETE FROM incomplete_job WHERE no = ?", no)
+def _swept() -> StoreError:
+    """Return the error of an owner whose items another one deletes."""
+    return StoreError(
+        "this process lost its lock in the store while it stored a job, and another one took it for dead and"
+        " deletes the rows; nothing of the job is kept: submit it again"
+    )
+
+
+def _store_job(tx: Transaction, no: int, owner: str, job: JobRow, digest: Digest, total: int) -> JobRow:
+    """Make a job of the ``total`` items that are stored under its number, while that is the owner's."""
+    if not tx.change("DELETE FROM incomplete_job WHERE no = ? AND owner = ?", no, owner):
+        raise _swept()
     tx.change(
         """INSERT INTO job (no, id, user_key, scope, model, kind, metadata, policy, digest, created_at,
         state, finished_at, total) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",

@@ -122,7 +122,7 @@ class Owner:
         with_jobs = {owner for (owner,) in self._db.rows("SELECT DISTINCT owner FROM job") if owner}
         for no, owner in self._db.rows("SELECT no, owner FROM incomplete_job"):
             if owner != own and not (owner and self._locks.alive(owner)):
-                delete_items(self._db, no)
+                delete_items(self._db, no, owner)
         listed = {owner for (owner,) in self._db.rows("SELECT id FROM owner")}
         kept = {owner for owner in listed if owner == own or owner in with_jobs or self._locks.alive(owner)}
         if listed > kept:
