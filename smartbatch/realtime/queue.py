@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from attrs import define
 
 from smartbatch._clock import Clock, Monitor
+from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import ClientClosed, QueueFull
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.lane_queue import LaneQueue, Turns
@@ -96,7 +97,7 @@ class RequestQueue:
         self.abandoned: deque[ResultFuture] = deque()
         self.flushing = False
         self.closed: ClientClosed | None = None
-        self._identical: dict[bytes, Ticket] = {}
+        self._identical: dict[tuple[bytes, Budget | None], Ticket] = {}  # by what is asked, and who pays
         self._deadlines: list[tuple[float, int, Ticket, Waiter]] = []
         self.blocked = 0
 
@@ -110,7 +111,7 @@ class RequestQueue:
         The cases, in order:
 
         1. The client was stopped: refuse.
-        2. An identical request is under way: join it. That takes no room of its own.
+        2. An identical request that the same budget pays for is under way: join it. That takes no room.
         3. There is room: let it wait in its lane.
         4. There is none: refuse at once, or wait for room (see :meth:`_make_room_locked`). An identical
            request may have come meanwhile, so case 2 is looked at once more, and the room is passed on.
@@ -133,7 +134,7 @@ class RequestQueue:
         self._watch_deadline_locked(ticket, waiter)
         # No call between these lines, so that no Ctrl-C can come between them either.
         if ticket.fingerprint is not None:
-            self._identical[ticket.fingerprint] = ticket
+            self._identical[ticket.fingerprint, ticket.own_budget] = ticket
         self.live[ticket] = None
         waiter.ticket = ticket
         self.counts.submitted += 1
@@ -277,8 +278,9 @@ class RequestQueue:
             return bool(self._idle.wait_for(lambda: not (self.live or self.settling), timeout))
 
     def _leader_locked(self, ticket: Ticket) -> Ticket | None:
-        """The identical ticket that came first and has not ended, if there is one."""
-        return None if ticket.fingerprint is None else self._identical.get(ticket.fingerprint)
+        """The identical ticket of the same payer that came first and has not ended, if there is one."""
+        fingerprint = ticket.fingerprint
+        return None if fingerprint is None else self._identical.get((fingerprint, ticket.own_budget))
 
     def _notify_room_locked(self, places: int) -> None:
         """Wake who waits for room, in both waiting rooms: those of the first may not use the reserve."""
@@ -341,12 +343,13 @@ class RequestQueue:
             waiter.begin()
             return
         self.counts.waiting += 1
-        # The more urgent of the two decides where it waits.
+        # The more urgent of the two decides where it waits, and one that goes alone takes the other along.
         key, must_start = min(leader.key, follower.key), min(leader.must_start, follower.must_start)
-        urgent = leader.urgent or follower.urgent
-        if (key, must_start, urgent) != (leader.key, leader.must_start, leader.urgent):
+        urgent, alone = leader.urgent or follower.urgent, leader.alone or follower.alone
+        standing = leader.key, leader.must_start, leader.urgent, leader.alone
+        if (key, must_start, urgent, alone) != standing:
             self.lanes[leader.lane].remove(leader)
-            leader.key, leader.must_start, leader.urgent = key, must_start, urgent
+            leader.key, leader.must_start, leader.urgent, leader.alone = key, must_start, urgent, alone
             self.lanes[leader.lane].put(leader, leader.due, now)
 
     def _watch_deadline_locked(self, ticket: Ticket, waiter: Waiter) -> None:
@@ -372,8 +375,8 @@ class RequestQueue:
             self._idle.notify_all()
 
     def _refuse_joining_locked(self, ticket: Ticket) -> None:
-        if ticket.fingerprint is not None and self._identical.get(ticket.fingerprint) is ticket:
-            del self._identical[ticket.fingerprint]
+        if ticket.fingerprint is not None and self._leader_locked(ticket) is ticket:
+            del self._identical[ticket.fingerprint, ticket.own_budget]
 
 
 def _refusal(closed: ClientClosed, request_id: str) -> ClientClosed:

@@ -13,7 +13,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError, RequestTimeout
 from smartbatch.events import RequestFinished
-from smartbatch.types import Answer, Result, Usage
+from smartbatch.types import Answer, Result, Route, Usage
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -257,3 +257,22 @@ def test_joining_a_call_under_way_cannot_be_cancelled(clock: VirtualClock, clien
         assert not follower.cancel()
         assert follower.running()
     assert follower.result(PATIENCE).deduplicated
+
+
+def test_one_that_never_waits_takes_the_identical_request_out_of_the_window(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """They have a call of their own at once, whatever else the first one waited for."""
+    provider = Scripted(clock, max_shared=10)
+    client = client_of(
+        provider, batch_window=5.0, min_batch_size=5, max_wait=10, prefer_individual_for=["chat"]
+    )
+    with clock.held():
+        first, other, chat = (
+            client.submit(prompt, purpose=purpose)
+            for prompt, purpose in (("same", "bulk"), ("other", "bulk"), ("same", "chat"))
+        )
+    assert chat.result(PATIENCE).deduplicated
+    assert {one.result(PATIENCE).route for one in (first, chat)} == {Route.INDIVIDUAL}
+    assert other.result(PATIENCE).ok
+    assert (0.0, ("same",)) in [(start.at, start.prompts) for start in provider.starts]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scenes import PATIENCE, InTime, Scripted, eventually, submit_all
 
 from benchmarks import budgets
 from smartbatch import BatchingClient, Price, Result
@@ -20,7 +21,10 @@ from smartbatch.providers.mock import MockProvider
 from smartbatch.types import Answer, Request, Usage
 from tests.levels import sampled
 
-PRICES = {"m": Price(input=0.0, output=1_000_000.0)}  # a USD for each token of output
+PRICES = dict.fromkeys(("m", "scripted:default"), Price(input=0.0, output=1_000_000.0))
+"""A USD for each token of output."""
+
+ClientOf = Callable[..., BatchingClient]
 
 
 def spending_client(tokens: Any, **settings: Any) -> BatchingClient:
@@ -80,6 +84,21 @@ def test_lists_side_by_side_keep_their_own_budgets_and_the_client_s() -> None:
         assert all(cost <= 14.0 for cost in costs)
         assert sum(costs) == pytest.approx(30.0)
         assert client.spent == pytest.approx(30.0)
+
+
+def test_only_a_list_spends_from_its_budget_where_others_ask_the_same(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The list runs out of money; the two who ask the same without a budget share a call of their own."""
+    provider = Scripted(clock, lambda *_: Answer("ok", usage=Usage(1, 3)), priced=True)
+    client = client_of(provider, parallelism=1, prices=PRICES)
+    with clock.held():
+        listed = InTime(clock, lambda: list(client.map(questions(2), max_tokens=3, budget="4 USD")))
+        eventually(lambda: client.queue_size == 1)
+        first, second = submit_all(client, ["question 1"] * 2, max_tokens=3)
+    assert [result.ok for result in listed.result()] == [True, False]
+    assert [first.result(PATIENCE).cost, second.result(PATIENCE).cost] == [3.0, 0.0]
+    assert client.spent == 6.0
 
 
 @pytest.mark.parametrize("seed", sampled(range(15), keep=4))
