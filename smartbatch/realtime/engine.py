@@ -286,13 +286,17 @@ class RealtimeEngine:
                 waiter.future.abandon(error)
 
     def cancel_pending(self) -> int:
-        """Cancel every request whose call has not started, and make no further tries; return how many."""
+        """Cancel every request whose call has not started, and make no further tries; return how many.
+
+        An identical request that comes later is a new one.
+        """
         effects = self._effects()
         with self.queue.monitor:
             futures = [waiter.future for ticket in self.queue.live for waiter in ticket.waiters]
             for ticket in list(self.queue.live):
                 if ticket.state is TicketState.IN_FLIGHT:
                     ticket.final = True
+                    self.queue.refuse_joining_locked(ticket)
                 elif ticket.last_error is not None:
                     self.router.fail_locked(ticket, ticket.last_error, effects)
         effects.perform(self._setup.tell)

@@ -171,8 +171,13 @@ class RequestQueue:
         if ticket.fingerprint is None:
             return list(ticket.waiters)
         with self.monitor:
-            self._refuse_joining_locked(ticket)
+            self.refuse_joining_locked(ticket)
             return list(ticket.waiters)
+
+    def refuse_joining_locked(self, ticket: Ticket) -> None:
+        """Let no identical request join ``ticket`` any more."""
+        if ticket.fingerprint is not None and self._leader_locked(ticket) is ticket:
+            del self._identical[ticket.fingerprint, ticket.own_budget]
 
     def end_locked(self, ticket: Ticket, *, ok: bool, refused: Collection[Waiter] = ()) -> list[Waiter]:
         """End ``ticket``, in flight or waiting; returns the waiters to settle once the monitor is free.
@@ -370,13 +375,9 @@ class RequestQueue:
     def _forget_locked(self, ticket: Ticket) -> None:
         ticket.state = TicketState.DONE
         self.live.pop(ticket, None)
-        self._refuse_joining_locked(ticket)
+        self.refuse_joining_locked(ticket)
         if not self.live:
             self._idle.notify_all()
-
-    def _refuse_joining_locked(self, ticket: Ticket) -> None:
-        if ticket.fingerprint is not None and self._leader_locked(ticket) is ticket:
-            del self._identical[ticket.fingerprint, ticket.own_budget]
 
 
 def _refusal(closed: ClientClosed, request_id: str) -> ClientClosed:

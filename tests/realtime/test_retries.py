@@ -254,6 +254,21 @@ def test_no_retry_follows_a_cancelled_stop(clock: VirtualClock, client_of: Clien
     assert len(provider.starts) == 1
 
 
+def test_what_is_asked_again_after_all_was_cancelled_has_its_tries(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The call under way makes no further tries for who cancelled, and is not that of who asks anew."""
+    provider = Scripted(clock, lambda prompt, attempt: broken() if attempt == 0 else "fine")
+    client = client_of(provider)
+    with clock.held():
+        first = client.submit("x")
+        provider.wait_for(1)
+        client.cancel_pending()
+        second = client.submit("x")
+    assert isinstance(first.exception(PATIENCE), SmartbatchError)
+    assert second.result(PATIENCE).attempts == 2
+
+
 def test_halves_of_a_spoilt_call_are_no_further_tries_after_a_cancelled_stop(
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
