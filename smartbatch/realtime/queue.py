@@ -114,7 +114,8 @@ class RequestQueue:
         2. An identical request that the same budget pays for is under way: join it. That takes no room.
         3. There is room: let it wait in its lane.
         4. There is none: refuse at once, or wait for room (see :meth:`_make_room_locked`). An identical
-           request may have come meanwhile, so case 2 is looked at once more, and the room is passed on.
+           request may have come meanwhile, so case 2 is looked at once more, and the room is passed on. Where
+           its time-out is over by then, it is let in all the same: :meth:`expired_locked` takes it out.
 
         Raises:
             QueueFull: there is no room, and waiting is not configured or took too long.
@@ -124,7 +125,7 @@ class RequestQueue:
         if self.closed is not None:
             raise _refusal(self.closed, waiter.request_id)
         leader = self._leader_locked(ticket)
-        if leader is None and self._make_room_locked(waiter):
+        if leader is None and self._make_room_locked(waiter, now):
             leader = self._leader_locked(ticket)
             if leader is not None:
                 self._notify_room_locked(1)
@@ -293,18 +294,20 @@ class RequestQueue:
             self._urgent_room.notify(places)
             self._room.notify(places)
 
-    def _make_room_locked(self, waiter: Waiter) -> bool:
+    def _make_room_locked(self, waiter: Waiter, now: float) -> bool:
         """Return once there is room; True when that took waiting, so that others may have come meanwhile.
+        A request whose own time-out is over needs none.
 
         The cases, in order:
 
         1. Fewer wait than may: the capacity, and for URGENT and HIGH requests the reserve as well.
         2. A full queue refuses: raise.
-        3. Wait until a place is free, the time is over, or the client is stopped; the last two raise. A
-           thread that leaves without using the place it was woken for wakes the next one.
+        3. Wait until a place is free, the request's time-out is over, waiting took too long, or the client is
+           stopped; the last two raise. A thread that leaves without using the place it was woken for wakes
+           the next one.
 
         Raises:
-            QueueFull: in case 2, or when the time is over.
+            QueueFull: in case 2, or when waiting took too long.
             ClientClosed: the client was stopped.
         """
         urgent = waiter.request.priority >= Priority.HIGH
@@ -318,12 +321,17 @@ class RequestQueue:
                 request_id=waiter.request_id,
             )
         room = self._urgent_room if urgent else self._room
+        timeout = None if waiter.deadline is None else waiter.deadline - now
+        impatient = self._patience is not None and (timeout is None or self._patience <= timeout)
         self.blocked += 1
         try:
-            room.wait_for(lambda: self.counts.waiting < limit or self.closed is not None, self._patience)
+            room.wait_for(
+                lambda: self.counts.waiting < limit or self.closed is not None,
+                self._patience if impatient else timeout,
+            )
             if self.closed is not None:
                 raise _refusal(self.closed, waiter.request_id)
-            if self.counts.waiting >= limit:
+            if impatient and self.counts.waiting >= limit:
                 raise QueueFull(
                     f"the queue stayed full for {self._patience} s (queue_timeout)",
                     request_id=waiter.request_id,

@@ -69,6 +69,40 @@ def test_a_caller_waits_no_longer_than_queue_timeout(full: Callable[..., Full]) 
     assert scene.client.counts.submitted == 101
 
 
+def test_a_caller_waits_no_longer_than_the_time_out_of_its_request(full: Callable[..., Full]) -> None:
+    """After five seconds without room its future has failed; the next caller is let in at second 1000."""
+    scene = full(latency=1000.0)
+    caller = scene.aside(1, lambda: (scene.client.submit("late", timeout=5.0), scene.clock.now()))
+    patient = scene.aside(2, lambda: (scene.client.submit("patient"), scene.clock.now()))
+    scene.release()
+    future, returned = caller.result()
+    assert returned == 5.0
+    with pytest.raises(RequestTimeout):
+        future.result(PATIENCE)
+    assert patient.result()[1] == 1000.0
+    scene.client.stop(timeout=0)
+    assert "late" not in scene.provider.prompts
+
+
+def test_queue_timeout_ends_the_wait_before_the_time_out_of_a_request(full: Callable[..., Full]) -> None:
+    """Whichever is over first says how the wait ends."""
+    scene = full(latency=1000.0, queue_timeout=2.0)
+    caller = scene.aside(1, lambda: scene.client.submit("late", timeout=5.0))
+    scene.release()
+    with pytest.raises(QueueFull, match="queue_timeout"):
+        caller.result()
+
+
+def test_a_list_goes_on_where_the_queue_stays_full(full: Callable[..., Full]) -> None:
+    """Its requests fail one after the other, each when its own time-out is over."""
+    scene = full(latency=1000.0)
+    reader = scene.aside(1, lambda: (list(scene.client.map(["a", "b"], timeout=2.0)), scene.clock.now()))
+    scene.release()
+    results, ended = reader.result()
+    assert [type(result.error) for result in results] == [RequestTimeout] * 2
+    assert ended == 4.0
+
+
 def test_a_full_queue_may_raise_at_once(full: Callable[..., Full]) -> None:
     """queue_full="raise" says how many wait, and nothing is counted as submitted."""
     scene = full(queue_full="raise")
