@@ -65,14 +65,14 @@ class Collector:
     def take_locked(self, effects: DeferredEffects) -> InFlightCall | float:
         """Return the next call with its permit taken, or when to ask again, monotonic seconds.
 
-        The lanes are looked at in the order of their heads (:meth:`_place`). For each lane, in order:
+        Retries whose backoff is over wait for service again. Then the lanes are looked at in the order of
+        their heads (:meth:`_place`). For each lane, in order:
 
-        1. Retries whose backoff is over wait for service again.
-        2. Nothing waits, or a person paused the model: the next lane. Whoever ends the pause wakes this.
-        3. The window is not over: look again when it is; the next lane.
-        4. The head can be sent, or what it shares a call with: that call is the answer.
-        5. A gate is closed: look again when it may open; the next lane.
-        6. The head was failed or moved: look at the next head of the lane.
+        1. Nothing waits, or a person paused the model: the next lane. Whoever ends the pause wakes this.
+        2. The window is not over: look again when it is; the next lane.
+        3. The head can be sent, or what it shares a call with: that call is the answer.
+        4. A gate is closed: look again when it may open; the next lane.
+        5. The head was failed or moved: look at the next head of the lane.
 
         A request may have moved to a lane that had its turn before: then look again at once.
         """
@@ -83,11 +83,12 @@ class Collector:
         self._moved = False
         queue.turns.now = now
         lane_queues = list(queue.lanes.values())
-        if len(lane_queues) > 1:
-            lane_queues.sort(key=self._place)
         for lane_queue in lane_queues:
             if lane_queue.delayed:
                 wake = min(wake, lane_queue.promote(now))
+        if len(lane_queues) > 1:
+            lane_queues.sort(key=self._place)
+        for lane_queue in lane_queues:
             while lane_queue.waiting and lane_queue.lane.provider_health.pause is None:
                 ready = lane_queue.ready(now, flushed=queue.flushing)
                 if ready > now:

@@ -186,3 +186,18 @@ def test_a_retry_keeps_the_place_its_request_had(clock: VirtualClock, client_of:
     futures += rest.result()
     assert all(future.result(PATIENCE).ok for future in futures)
     assert provider.prompts.index("a", 1) <= 3
+
+
+def test_a_retry_keeps_its_place_among_the_requests_of_all_lanes(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Also where nothing else waits in its own: a vector goes again before the texts that came after it."""
+    provider = Embedder(clock, lambda prompt, attempt: broken() if (prompt, attempt) == ("a", 0) else "fine")
+    client = client_of(provider, parallelism=1, retry_initial=1.0)
+    with clock.held():
+        vector = client.submit_embedding("a")
+        provider.wait_for(1)
+        rest = InTime(clock, lambda: (clock.sleep(0.1), submit_all(client, [f"p{i}" for i in range(20)]))[1])
+    assert vector.result(PATIENCE).ok
+    assert all(future.result(PATIENCE).ok for future in rest.result())
+    assert provider.prompts.index("a", 1) <= 3
