@@ -65,14 +65,14 @@ class Collector:
     def take_locked(self, effects: DeferredEffects) -> InFlightCall | float:
         """Return the next call with its permit taken, or when to ask again, monotonic seconds.
 
-        Retries whose backoff is over wait for service again. Then the lanes are looked at in the order of
-        their heads (:meth:`_place`). For each lane, in order:
+        Retries whose backoff is over, and what its list can pay again, wait for service again. Then the lanes
+        are looked at in the order of their heads (:meth:`_place`). For each lane, in order:
 
         1. Nothing waits, or a person paused the model: the next lane. Whoever ends the pause wakes this.
         2. The window is not over: look again when it is; the next lane.
         3. The head can be sent, or what it shares a call with: that call is the answer.
         4. A gate is closed: look again when it may open; the next lane.
-        5. The head was failed or moved: look at the next head of the lane.
+        5. The head was failed, moved or set aside: look at the next head of the lane.
 
         A request may have moved to a lane that had its turn before: then look again at once.
         """
@@ -86,6 +86,8 @@ class Collector:
         for lane_queue in lane_queues:
             if lane_queue.delayed:
                 wake = min(wake, lane_queue.promote(now))
+            if lane_queue.unfunded:
+                lane_queue.promote_funded()
         if len(lane_queues) > 1:
             lane_queues.sort(key=self._place)
         for lane_queue in lane_queues:
@@ -100,6 +102,8 @@ class Collector:
                 if found > now:
                     wake = min(wake, found)
                     break
+                if lane_queue.unfunded:
+                    lane_queue.promote_funded()
         return now if self._moved else wake
 
     def _place(self, lane_queue: LaneQueue) -> float:
@@ -128,16 +132,21 @@ class Collector:
         The cases, in order; ``now`` means that something was taken out of the way: look again.
 
         1. The head cannot be sent in this lane at all: it was failed or moved.
-        2. Calls are shared and a gate is closed for the head alone: wait. What would share its call would
+        2. Calls in flight have reserved what its list may spend: it is set aside, so that only the list waits
+           for their end.
+        3. Calls are shared and a gate is closed for the head alone: wait. What would share its call would
            have to wait, too, and is not gathered again for each newcomer.
-        3. A gate is closed for the whole batch: everything is put back.
-        4. All requests of the batch were cancelled meanwhile: the permit is given back.
-        5. The batch goes.
+        4. A gate is closed for the whole batch: everything is put back.
+        5. All requests of the batch were cancelled meanwhile: the permit is given back.
+        6. The batch goes.
         """
         lane, head, now = lane_queue.lane, lane_queue.head(), effects.now
         if head is None:
             return math.inf
         if self._fail_or_move_locked(lane_queue, head, effects):
+            return now
+        if head.own_budget is not None and head.own_budget.must_wait(head.reserve):
+            lane_queue.set_aside(head.own_budget)
             return now
         if lane.shares:
             at = self._gates.look(lane, _demand(lane, [head]), now)

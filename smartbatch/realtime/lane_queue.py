@@ -1,4 +1,4 @@
-"""The tickets that wait in one lane: in order of service, between two tries, and kept for the window."""
+"""The tickets that wait in one lane: in order of service, between two tries, for money, for the window."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TypeAlias
 from attrs import define
 
 from smartbatch.core.batching.window import Waiting
+from smartbatch.core.limits.budget import Budget
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket, TicketState
 
@@ -62,6 +63,7 @@ class LaneQueue:
     Attributes:
         waiting: tickets that could be served now.
         delayed: retries whose backoff is not over, by its end.
+        unfunded: tickets that wait until calls in flight give money back, by the budget of their list.
     """
 
     def __init__(self, lane: Lane, turns: Turns) -> None:
@@ -69,6 +71,7 @@ class LaneQueue:
         self._turns = turns
         self.waiting = 0
         self.delayed: _Heap = []
+        self.unfunded: dict[Budget, _Heap] = {}
         self._ordered: PriorityQueue[tuple[float, int, Ticket]] = PriorityQueue()
         self._urgent_first: _Heap = []
         self._by_window_end: _Heap = []
@@ -111,6 +114,11 @@ class LaneQueue:
         """Whether an urgent ticket could be served now."""
         return _first(self._urgent_first) is not None
 
+    @property
+    def waiting_for_money(self) -> int:
+        """How many tickets are in :attr:`unfunded`, with those that have ended since the last look."""
+        return sum(len(heap) for heap in self.unfunded.values())
+
     def pop(self) -> Ticket | None:
         """Take the head out; :meth:`unpop` can put it back at the same place."""
         ticket = self.head()
@@ -129,6 +137,13 @@ class LaneQueue:
         heapq.heappush(self._heap_of(ticket), (ticket.key, ticket.entry, ticket))
         if self._shares:  # its entries in the other heaps are still there
             self._urgent += _skips_window(ticket)
+
+    def set_aside(self, budget: Budget) -> None:
+        """Take the head out until ``budget``, which pays for it, has room; it keeps its place."""
+        ticket = self.pop()
+        if ticket is not None:
+            ticket.paused = True
+            heapq.heappush(self.unfunded.setdefault(budget, []), (ticket.key, -ticket.entry, ticket))
 
     def flush(self, now: float) -> None:
         """End the window of what waits now; what comes later is gathered as always."""
@@ -150,6 +165,23 @@ class LaneQueue:
             else:
                 return due
         return math.inf
+
+    def promote_funded(self) -> None:
+        """Let tickets wait for service again for which their budget has room, or will never have; of each
+        budget as many as one call takes, so that a call that ends does not move all that wait for it."""
+        most = self.lane.accumulator.window.max_size
+        for budget, heap in list(self.unfunded.items()):
+            promoted = 0
+            while heap and promoted < most:
+                _, entry, ticket = heap[0]
+                if ticket.entry == -entry:
+                    if budget.must_wait(ticket.reserve):
+                        break
+                    self._push(ticket, entry)
+                    promoted += 1
+                heapq.heappop(heap)
+            if not heap:
+                del self.unfunded[budget]
 
     def ready(self, now: float, *, flushed: bool) -> float:
         """Ask the accumulator when what waits here may go; once ``flushed``, windows do not count."""
@@ -224,7 +256,7 @@ def _earliest(heap: _Heap) -> float:
 
 
 def _valid(heap: _Heap) -> _Heap:
-    """Return a new heap of the entries that are valid."""
-    valid = [item for item in heap if item[2].entry == item[1]]
+    """Return a new heap of the entries that are valid, each of them once."""
+    valid = list({item for item in heap if item[2].entry == item[1]})
     heapq.heapify(valid)
     return valid

@@ -249,7 +249,7 @@ class Ticket:
         alone: whether it shares its call with no other request.
         batch_key: equal for requests that may share a call.
         entry: its valid entry in the lane's heaps; 0 for none, negative while it is taken out.
-        paused: whether it waits where it is not served: between two tries.
+        paused: whether it waits where it is not served: between two tries, or for money of its list.
         group: equal for the requests of one half of a call that is sent again.
         final: whether the call under way is the last, whatever comes of it.
         repairs: times it was sent again for an answer that did not fit its schema.

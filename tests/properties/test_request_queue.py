@@ -13,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from smartbatch._clock import VirtualClock
 from smartbatch.config import BatchingConfig
+from smartbatch.core.limits.budget import Budget, SpendReservation
 from smartbatch.errors import QueueFull
 from smartbatch.providers import MockProvider
 from smartbatch.providers.registry import OpenedModel
@@ -24,6 +25,8 @@ from smartbatch.realtime.ticket import ResultFuture, Ticket, TicketState, Waiter
 from smartbatch.types import Priority, Request, Result
 
 CAPACITY = 8
+COST = 2.0
+"""The most that a request of the list may cost, USD."""
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -42,6 +45,8 @@ class QueueMachine(RuleBasedStateMachine):
         factory = LaneFactory(RealtimeSetup(BatchingConfig(), self.clock), self.queue.add_lane)
         lane = factory.of(self.provider, "m")
         self.lane_queue = self.queue.lanes[lane]
+        self.budget = Budget(5 * COST)
+        self.holds: list[SpendReservation] = []
         self.started: list[Ticket] = []
         self.waiters: list[Waiter] = []
         self.ends: Counter[str] = Counter()
@@ -55,17 +60,19 @@ class QueueMachine(RuleBasedStateMachine):
         question=st.integers(0, 4),
         priority=st.sampled_from(Priority),
         timeout=st.sampled_from([None, 1.0, 3.0]),
+        listed=st.booleans(),
     )
-    def submit(self, question: int, priority: Priority, timeout: float | None) -> Any:
-        """A request comes; five different questions make identical ones likely."""
+    def submit(self, question: int, priority: Priority, timeout: float | None, listed: bool) -> Any:
+        """A request comes, of a list with a budget or not; five questions make identical ones likely."""
         future = ResultFuture(lambda work: work(), self.note_cancel)
         request = Request(f"question {question}", priority=priority, timeout=timeout)
         submission = Submission(
             request,
             f"id-{len(self.waiters)}",
             self.lane_queue.lane,
-            CallOptions(OpenedModel(self.provider, "m")),
+            CallOptions(OpenedModel(self.provider, "m"), own_budget=self.budget if listed else None),
             fingerprint=b"%d" % question,
+            reserve=COST,
         )
         waiter = Waiter.of(submission, future, self.now)
         ticket = Ticket.of(submission, waiter)
@@ -104,6 +111,33 @@ class QueueMachine(RuleBasedStateMachine):
             for ticket in out:
                 self.lane_queue.unpop(ticket)
             assert not out or self.lane_queue.head() is out[0]
+
+    @rule()
+    def reserve(self) -> None:
+        """A call of the list takes what there is of its budget, but for a request's."""
+        left = self.budget.left
+        assert left is not None
+        self.holds.append(self.budget.reserve(max(0.0, left - COST / 2)))
+
+    @precondition(lambda self: self.holds)
+    @rule(which=st.integers(0, 99), cost=st.sampled_from([0.0, COST / 4]))
+    def settle_call(self, which: int, cost: float) -> None:
+        """A call of the list has ended."""
+        hold = self.holds.pop(which % len(self.holds))
+        self.budget.settle(hold, min(cost, hold.usd))
+
+    @rule()
+    def look_for_money(self) -> None:
+        """A worker sets aside what its list cannot pay now, and what is left is in the order of service."""
+        with self.queue.monitor:
+            self.lane_queue.promote_funded()
+            keys = []
+            while (head := self.lane_queue.head()) is not None:
+                if head.own_budget is None or not head.own_budget.must_wait(head.reserve):
+                    break
+                keys.append(head.key)
+                self.lane_queue.set_aside(head.own_budget)
+            assert keys == sorted(keys)
 
     @precondition(lambda self: self.started)
     @rule(which=st.integers(0, 99), delay=st.floats(0.0, 5.0))
@@ -213,6 +247,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert counts.balanced()
         assert all(waiter.future.done() for waiter in self.waiters)
         assert self.lane_queue.waiting == 0
+        self.lane_queue.promote_funded()
+        assert not self.lane_queue.unfunded
         assert counts.cancelled == sum(self.told.values())
 
     # -- helpers -----------------------------------------------------------------------------------------

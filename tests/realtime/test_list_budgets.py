@@ -101,6 +101,47 @@ def test_only_a_list_spends_from_its_budget_where_others_ask_the_same(
     assert client.spent == 6.0
 
 
+def test_a_list_that_waits_for_its_own_money_holds_up_nobody_else(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """All that the list has is reserved for its first call; others go at once, and it goes on when that ends.
+
+    Three of its calls cost a USD each, and then what is left is less than the most that another one may cost.
+    """
+    provider = Scripted(
+        clock,
+        lambda *_: Answer("ok", usage=Usage(1, 1)),
+        priced=True,
+        latency=lambda prompt: 1.0 if prompt.startswith("other") else 100.0,
+    )
+    client = client_of(provider, parallelism=8, prices=PRICES)
+    with clock.held():
+        listed = InTime(clock, lambda: client.generate(questions(400), max_tokens=3, budget="5 USD"))
+        eventually(lambda: client.queue_size == 399)
+        others = submit_all(client, [f"other {number}" for number in range(5)], max_tokens=3)
+    assert all(other.result(PATIENCE).queued < 1.0 for other in others)
+    assert [result.ok for result in listed.result()] == [True] * 3 + [False] * 397
+    began = [(start.at, start.prompt) for start in provider.starts if start.prompt.startswith("question")]
+    assert began == [(0.0, "question 0"), (100.0, "question 1"), (200.0, "question 2")]
+
+
+def test_a_list_whose_money_is_enough_for_some_at_a_time_is_asked_in_its_order(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Four fit at once, whatever else is asked meanwhile; each that ends lets the next one go."""
+    provider = Scripted(clock, lambda *_: Answer("ok", usage=Usage(1, 0)), priced=True)
+    client = client_of(provider, parallelism=8, prices=PRICES)
+    with clock.held():
+        listed = InTime(clock, lambda: client.generate(questions(20, ""), max_tokens=2, budget="8 USD"))
+        eventually(lambda: client.queue_size == 16)
+        others = submit_all(client, [f"other {number}" for number in range(8)])
+    assert listed.result().succeeded == 20
+    assert all(other.result(PATIENCE).ok for other in others)
+    began = [(start.at, int(start.prompt)) for start in provider.starts if "other" not in start.prompt]
+    assert [number for _, number in sorted(began)] == list(range(20))
+    assert began[-1][0] == 4.0
+
+
 @pytest.mark.parametrize("seed", sampled(range(15), keep=4))
 def test_a_budget_is_never_exceeded_by_64_threads(seed: int) -> None:
     rng = random.Random(seed)

@@ -114,6 +114,13 @@ class Budget:
             self.lease.lack(cost)
         return None if self._outer is None else self._outer.short(cost)
 
+    def must_wait(self, cost: float) -> bool:
+        """Whether ``cost`` USD, which are not hopeless, fit into this budget only once calls in flight have
+        ended; the outer one does not count."""
+        if self._limit is None:
+            return False
+        return self._lasting <= self._limit - self._spent - _up(cost) < self._reserved
+
     def share(self, limit: float, member: str, wake: Callable[[], None]) -> BudgetLease:
         """Spend from now on only what is leased of ``limit`` USD that processes share; return the lease."""
         self._limit = self._spent + self._reserved

@@ -68,6 +68,21 @@ def test_a_call_waits_for_money_under_way_and_is_hopeless_without() -> None:
         budget.reserve(0.5)
 
 
+def test_only_money_of_calls_in_flight_is_waited_for() -> None:
+    """Not what fits now, nor what is hopeless, nor what the outer budget lacks."""
+    outer = Budget(9.0)
+    budget = Budget(10.0, outer)
+    budget.settle(budget.reserve(1.0), 1.0)
+    lasting, call = budget.reserve(2.0, lasting=True), budget.reserve(3.0)
+    assert [budget.must_wait(cost) for cost in (4.0, 4.1, 7.0, 7.1)] == [False, True, True, False]
+    assert not budget.fits(4.0)
+    budget.release(call)
+    assert not budget.must_wait(7.0)
+    budget.release(lasting)
+    assert not budget.must_wait(9.1)
+    assert not Budget(None, outer).must_wait(100.0)
+
+
 def test_without_a_limit_everything_fits_and_is_still_counted() -> None:
     """The account is kept for the summary."""
     budget = Budget()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from observe.sample_events import submitted
-from realtime.scenes import Scripted
+from realtime.scenes import InTime, Scripted
 from realtime.shared.servers import KINDS, address_of, redis_server
 
 import smartbatch
@@ -24,6 +24,7 @@ from smartbatch.observe.participants import participant_of
 from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import BackEnd
 from smartbatch.realtime.shared.publication import Publication
+from smartbatch.types import Answer, Usage
 
 __all__ = ["redis_server"]  # a fixture
 
@@ -169,6 +170,25 @@ def test_it_says_which_gate_holds_requests_up(
     assert set(one.realtime.waits) == {"limit", "breaker"}
     assert one.errors["server_error"] <= 6.0
     assert sums["call_failures:server_error"] >= 1
+
+
+def test_it_says_how_many_requests_wait_for_the_money_of_their_list(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """The first of ten has all of it for now; who pays without that budget is not held up."""
+    provider = Scripted(clock, lambda *_: Answer("yes", usage=Usage(1, 1)), latency=20.0, priced=True)
+    prices = {"scripted:default": {"input": 0.0, "output": 1_000_000.0}}
+    client = client_of(provider, parallelism=2, prices=prices, shared=address)
+    questions = (f"question {number}" for number in range(10))
+    listed = InTime(clock, lambda: client.generate(questions, max_tokens=3, budget="5 USD"))
+    clock.sleep(1.0)
+    client.submit("other")
+    clock.sleep(4.5)
+    [one], _ = looked(address, clock)
+    assert (one.realtime.waiting, one.realtime.in_flight, one.realtime.waits) == (9, 2, {"budget": 9})
+    [lane] = one.realtime.lanes
+    assert (lane.waiting, lane.waits_for) == (9, "budget")
+    assert listed.result().succeeded == 3
 
 
 def test_what_clients_counted_stays_when_they_end_and_when_figures_are_reset(
