@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from inside import inside
+from inside import inside, own_registry
 from scenes import PATIENCE, Embedder, InTime, Scripted, broken, failure, submit_all, unavailable
 
 from smartbatch._clock import VirtualClock
@@ -145,10 +145,13 @@ def test_a_vector_is_not_asked_of_another_model(clock: VirtualClock, client_of: 
     assert {future.result(PATIENCE).model for future in futures} == {"scripted:default"}
 
 
-def test_the_same_model_of_another_server_takes_over(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_the_same_model_of_another_server_takes_over(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A gateway of one's own is down, and the vendor itself answers for the model of the same name."""
     gateway = Scripted(clock, lambda *_: unavailable(), name="acme")
     vendor = Scripted(clock, lambda prompt, _: f"vendor: {prompt}", name="acme")
+    own_registry(monkeypatch)
     register("acme", lambda *_a, **_k: (vendor, "default"))
     client = client_of(
         gateway, on_breaker_open="fallback", fallback_model="acme:default", breaker_threshold=2
@@ -206,9 +209,12 @@ def test_an_outage_that_ended_while_nobody_asked_is_over(
     assert client.submit("in the morning").result(PATIENCE).text == "re: in the morning"
 
 
-def test_after_a_long_outage_the_fallback_hands_back(clock: VirtualClock, client_of: ClientOf) -> None:
+def test_after_a_long_outage_the_fallback_hands_back(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it lasts, however long, the other model answers; after it the first one does again."""
     down = Down(clock, 0.0, 200.0)
+    own_registry(monkeypatch)
     register("other", lambda *_a, **_k: (Scripted(clock, lambda *_: "from the other", name="other"), "m"))
     client = client_of(
         down.provider, outage_patience=60.0, on_breaker_open="fallback", fallback_model="other:m"
@@ -338,6 +344,7 @@ def test_what_is_known_of_the_fallback_model_is_read_before_it_is_needed(
 ) -> None:
     """Its lane is built while the breaker is open, under the lock that every request needs."""
     spare = Scripted(clock, priced=True, name="spare")
+    own_registry(monkeypatch)
     register("spare", lambda name, _clock, _options: (spare, name))
     down = Scripted(clock, lambda *_: unavailable(), latency=0.1)
     under_lock: list[bool] = []
