@@ -239,7 +239,8 @@ class Job:
 
         Args:
             ordered, wait: as for :meth:`results`.
-            paid: how many were stored, and paid, before; they come as answers of a cache do.
+            paid: the ``sequence`` of the last one that was stored, and paid, before; those up to it come as
+                answers of a cache do.
             display: returns what shows how the job stands while its results are waited for.
 
         Raises:

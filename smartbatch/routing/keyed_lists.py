@@ -58,6 +58,7 @@ class KeyedLists:
         assert asked.key is not None
         parts = keyed_parts(asked.requests, self._preparer, self._reading.admission)
         earlier = self.earlier(asked.key)
+        paid = 0 if earlier is None else self._jobs.service.store.items.last_sequence(earlier.id)
         by_batch = decision is not None and decision.chosen.route.by_batch
         attended = not by_batch if earlier is None else earlier.policy.attended
         rows = parts.rows(attended=attended)
@@ -69,7 +70,6 @@ class KeyedLists:
             row = submission.submit_decided(rows, asked.params, decision, asked.kind, job_options)
         if earlier is not None:
             submission.adopt(row.id)  # of its money this client holds back what it can still spend
-        paid = 0 if earlier is None else earlier.finished
         kept = Kept(paid, self._jobs.service.let_go)
         return JobResults(self._jobs.handle(row), parts, options=options, reading=self._reading, kept=kept)
 

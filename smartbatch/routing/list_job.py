@@ -144,7 +144,7 @@ class Kept(Value):
     """How the job of a list with a key is read.
 
     Attributes:
-        paid: how many of its results were stored before.
+        paid: the ``sequence`` of the last of its results that were stored before.
         leave: has this process carry the job on no longer, by its id.
     """
 

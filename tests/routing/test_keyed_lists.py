@@ -14,8 +14,10 @@ from smartbatch import BatchingClient, Price
 from smartbatch._clock import VirtualClock
 from smartbatch.errors import (
     ConfigError,
+    ErrorKind,
     InvalidRequest,
     JobConflict,
+    ProviderError,
     SmartbatchError,
     StoreError,
 )
@@ -272,3 +274,29 @@ def test_a_list_with_a_budget_goes_on_within_it(client_of: ClientOf, clock: Virt
     assert paid is not None
     assert 0.0 < results.cost <= 400.0 - paid
     assert results[0].cost == 0.0
+
+
+def test_rows_that_were_asked_again_are_paid_for_once(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """The same call after their second answers has them, and the others, without a cost."""
+    down = {"p1", "p2"}
+
+    def reply(prompt: str) -> str:
+        if prompt in down:
+            raise ProviderError("refused", kind=ErrorKind.CLIENT_ERROR, status=400)
+        return prompt
+
+    remote = Remote(clock, priced=True, reply=reply)
+    prices = {"remote:default": Price(1e6, 1e6)}
+    client = client_of(remote, store=store, prices=prices, max_tokens=2)
+    options: dict[str, Any] = {"key": "labels", "strategy": "individual"}
+    assert client.generate(PROMPTS, **options).failed == 2
+    down.clear()
+    job = client.job("labels")
+    assert job.retry_failed().count == 2
+    job.wait()
+    asked = len(remote.asked)
+    again = client.generate(PROMPTS, **options)
+    assert {(result.ok, result.cost, result.route) for result in again} == {(True, 0.0, Route.CACHED)}
+    assert len(remote.asked) == asked

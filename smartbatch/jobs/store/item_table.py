@@ -184,6 +184,11 @@ class ItemTable(Value):
         job = job_number(self.db, job_id)
         return self._from("seq", self._numbers, number(job, after + 1), first_of(job + 1), limit)
 
+    def last_sequence(self, job_id: str) -> int:
+        """Return the ``seq`` of the latest result of a job; 0 where there is none, or no such job."""
+        found = self.db.row("SELECT seq FROM job WHERE id = ?", job_id)
+        return 0 if found is None else int(found[0])
+
     def _from(
         self, column: str, read: Callable[[str, int, int], list[_T]], first: int, end: int, limit: int
     ) -> list[_T]:
