@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
+from inside import inside
 from jobs.remote import Api, Remote
 
+from smartbatch import Price
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, ProviderError
@@ -16,6 +19,8 @@ from smartbatch.jobs.job import Job
 from smartbatch.providers.batch_api import Creation, RemoteBatch
 
 HOUR = 3600.0
+QUESTIONS = [f"question {n}" for n in range(10)]
+Late = tuple[BatchingClient, Api, Callable[[], object]]
 BETWEEN = 5.0
 """Seconds from one create to its repetition."""
 
@@ -125,3 +130,98 @@ def test_a_batch_that_comes_after_it_was_given_up_is_cancelled_where_its_label_p
     assert job.wait(10 * HOUR).completed == 2
     clock.sleep(10 * HOUR)
     assert [batch.cancelled for batch in api.made.values()] == [False, labels]
+
+
+@pytest.fixture
+def late(
+    client_of: Callable[..., BatchingClient],
+    clock: VirtualClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Late:
+    """A client with a budget, a service that loses its first create, and what has that one take effect, with
+    all its answers at once."""
+    remote = Remote(clock, turnaround=2 * HOUR, priced=True)
+    api = remote.api
+    assert api is not None
+    create = api.create
+    lost: list[tuple[Creation, Any]] = []
+
+    def losing(creation: Creation, timeout: float) -> RemoteBatch:
+        if lost:
+            return create(creation, timeout)
+        lost.append((creation, api._files[creation.file_id or ""]))
+        raise ProviderError("reset", kind=ErrorKind.NETWORK_ERROR, maybe_billed=True)
+
+    def land() -> None:
+        [(creation, upload)] = lost
+        api._files[creation.file_id or ""] = upload
+        batch = create(creation, 60.0)
+        api.made[batch.id].at -= api.turnaround
+
+    monkeypatch.setattr(api, "create", losing)
+    settings = {"max_tokens": 4, "budget": 1.0, "batch_settle": 300.0, "batch_poll_interval": 600.0}
+    prices = {"remote:default": Price(input=1000.0, output=1000.0)}
+    return client_of(remote, store=str(tmp_path / "jobs.db"), prices=prices, **settings), api, land
+
+
+def test_a_batch_whose_requests_an_orphan_has_answered_is_cancelled(late: Late, clock: VirtualClock) -> None:
+    """It would be paid for, and none of its answers used."""
+    client, api, land = late
+    job = client.submit_batch(QUESTIONS)
+    while not api.made:
+        clock.sleep(60.0)
+    land()
+    assert job.wait(HOUR).completed == 10
+    clock.sleep(HOUR / 2)
+    assert [batch.cancelled for batch in api.made.values()] == [True, False]
+    assert [shard.state for shard in job.status().shards] == ["dead", "settled"]
+    assert job.status().wasted == 0.0
+
+
+@pytest.mark.full
+def test_what_was_not_sent_when_an_orphan_has_answered_it_is_not_sent(
+    late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, api, land = late
+    job = client.submit_batch(QUESTIONS)
+
+    def failing(*_: object) -> None:
+        raise ProviderError("full", kind=ErrorKind.SERVER_ERROR)
+
+    clock.sleep(60.0)  # the create is lost
+    with monkeypatch.context() as broken:
+        broken.setattr(api, "upload", failing)
+        while len(job.status().shards) < 2:
+            clock.sleep(60.0)
+        land()
+        assert job.wait(HOUR).completed == 10
+    clock.sleep(HOUR)
+    assert len(api.made) == 1
+    assert [shard.state for shard in job.status().shards] == ["dead", "dead"]
+
+
+def test_what_a_batch_cost_whose_requests_an_orphan_has_answered_is_told_and_spent(
+    late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends while it is cancelled. The budgets of the job and of the client count it, and an incident."""
+    client, api, land = late
+
+    def too_late(batch_id: str, _: float) -> None:
+        api.made[batch_id].at -= api.turnaround
+
+    monkeypatch.setattr(api, "cancel", too_late)
+    job = client.submit_batch(QUESTIONS, budget=0.5)
+    while not api.made:
+        clock.sleep(60.0)
+    land()
+    cost = job.wait(HOUR).cost
+    clock.sleep(HOUR / 2)
+    status = job.status()
+    assert 0.0 < cost == status.cost
+    assert status.wasted == pytest.approx(cost)
+    assert [one.kind for one in job.incidents() if one.money] == ["doubled_line"]
+    row = inside(client).jobs.service.store.jobs.get(job.id)
+    assert row is not None
+    assert row.reserved == pytest.approx(cost)
+    assert client.spent == pytest.approx(2 * cost)

@@ -41,6 +41,7 @@ class Step:
         self.done: list[Any] = []
         self.batch: Any = None
         self.refusal: ProviderError | None = None
+        self.answered = False
         self.falls_back, self.timeout = True, DAY
         times = {"visibility": 120.0, "poll_interval": 60.0, "longest_pause": 600.0, "call_timeout": 60.0}
         self.limits = SimpleNamespace(**times)
@@ -50,7 +51,8 @@ class Step:
             get=lambda *_: self.batch, cancel=self._cancel, classify=lambda error: error
         )
         self.runtime = SimpleNamespace(tell_progress=lambda *_, running: self.done.append(("told", running)))
-        self.store = SimpleNamespace(shards=SimpleNamespace(of_job=lambda *_, states: []))
+        shards = SimpleNamespace(of_job=lambda *_, states: [], is_answered=lambda _: self.answered)
+        self.store = SimpleNamespace(shards=shards)
         for name, value in given.items():
             part, _, field = name.rpartition("__")
             setattr(getattr(self, part) if part else self, field, value)
@@ -132,9 +134,14 @@ TIMED = {"policy__deadline": None, "timeout": 100.0}
         (99.5, TIMED, None),
         (100.0, {"timeout": 100.0}, None),
         (100.0, {**TIMED, "falls_back": False}, None),
+        (
+            1.0,
+            {"answered": True},
+            "its requests were answered by a batch that was given up and came after all",
+        ),
     ],
 )
-def test_a_batch_is_cancelled_with_its_job_or_where_it_takes_too_long(
+def test_a_batch_is_cancelled_with_its_job_or_where_it_takes_too_long_or_is_of_no_use(
     age: float, given: dict[str, Any], note: str | None
 ) -> None:
     """The second only where its requests may go on in real time, and no deadline says when."""

@@ -52,7 +52,8 @@ def _step(step: StepContext) -> StepResult:
     1. A batch was taken back because the job is late: look again at once.
     2. No shard may run: the job is finished if none is left, else the next look is that at its deadline.
     3. None is due yet: the next look is when one is.
-    4. The job was cancelled, and what is due was not sent: it is discarded.
+    4. What is due was not sent, and the job was cancelled, or an orphan has answered all of its requests: it
+       is discarded.
     5. It has its step; a provider's error puts it off.
     """
     shards = [
@@ -74,8 +75,8 @@ def _step(step: StepContext) -> StepResult:
     at = min(_due_at(step, due), check_at)
     if at > step.wall:
         return StepResult(at, realtime)
-    if due.state in UNSENT_SHARDS and step.job.cancel_requested:
-        step.discard(due, "the job was cancelled")
+    if due.state in UNSENT_SHARDS and (step.job.cancel_requested or step.store.shards.is_answered(due)):
+        step.discard(due, "the job was cancelled" if step.job.cancel_requested else poll.ANSWERED)
         return StepResult(step.wall, realtime)
     try:
         _STEPS[due.state](step, due)

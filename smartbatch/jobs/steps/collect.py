@@ -131,13 +131,10 @@ def ingest(step: StepContext, shard: ShardRow) -> ResultTotals | None:
     paths = _paths(step, shard, shard.remote)
     if shard.remote.results_fetched and all(path.exists() for path in paths):
         try:
-            totals = store_results(step, shard, paths)
+            return store_results(step, shard, paths)
         except FileNotFoundError:  # a process that took the job over has read and deleted them
             step.reschedule(shard, 0.0)
             return None
-        twice = "requests had another answer when they were read before"
-        _tell(step, shard, "doubled_line", totals.doubled, twice)
-        return totals
     fetch(step, shard)  # fetched on another machine, deleted, or to be fetched again
     return None
 
@@ -181,9 +178,8 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
         items = step.store.shards.items_at(shard.id, [line.position for line in page])
         results = _results(reader, items, page)
         stored = step.store.shards.ingest(step.lease, shard, results, at=step.wall)
-        totals.doubled += len(stored.doubled)
         final = frozenset(stored.final)
-        totals.add(results, final)
+        totals.add(results, final, frozenset(stored.doubled))
         for line in page:  # learn from answers that were stored now how many tokens requests take
             item, answer = items.get(line.position), line.line.answer
             if item is not None and item.ix in final and answer is not None and answer.usage is not None:
@@ -262,6 +258,7 @@ class ResultTotals:
         doubled: requests that had another answer already.
         usd: what the billed ones cost; ``None`` when the price of one is unknown.
         wasted: what those of them cost that were not used.
+        twice: what those of them cost whose request had another answer already.
         size: bytes of the files.
         unended: a file ends without a newline.
         cut: a file ends in the middle of a line.
@@ -274,6 +271,7 @@ class ResultTotals:
     doubled: int = 0
     usd: float | None = 0.0
     wasted: float | None = 0.0
+    twice: float | None = 0.0
     size: int = 0
     unended: bool = False
     cut: bool = False
@@ -284,18 +282,23 @@ class ResultTotals:
         """What the billed ones cost, in words."""
         return "an unknown amount" if self.usd is None else f"{self.usd:.4f} USD"
 
-    def add(self, results: list[NewResult], final: Collection[int]) -> None:
-        """Add a page of results, of which those in ``final`` were stored now."""
+    def add(
+        self, results: list[NewResult], final: Collection[int], doubled: Collection[int] = frozenset()
+    ) -> None:
+        """Add a page of results, of which those in ``final`` were stored now, and those in ``doubled`` are of
+        requests that had another answer."""
+        self.doubled += len(doubled)
         for result in results:
             if result.outcome == "unrun" or not (result.usage.input_tokens or result.outcome == "succeeded"):
                 continue
             self.billed += 1
             self.used += result.ix in final
-            if result.cost is None or self.usd is None or self.wasted is None:
-                self.usd = self.wasted = None
+            if result.cost is None or self.usd is None or self.wasted is None or self.twice is None:
+                self.usd = self.wasted = self.twice = None
                 continue
             self.usd += result.cost
             self.wasted += 0.0 if result.ix in final else result.cost
+            self.twice += result.cost if result.ix in doubled else 0.0
 
 
 def _tell_odd_lines(step: StepContext, shard: ShardRow, odd: OddLines, reader: ResultReader) -> None:

@@ -20,6 +20,8 @@ _LATE = (
     "still {word} after more than 24 hours, and waited for; cancel the job to keep what is done and end it "
     "(jobs with batch_fallback='individual' send the rest in real time after their time-out)"
 )
+ANSWERED = "its requests were answered by a batch that was given up and came after all"
+"""Why a batch is not needed any more."""
 AFTER_CANCEL = 1.0
 """Seconds from a cancel to the next poll; later pauses are as long as the cancel has taken so far."""
 REFUSALS = 2
@@ -31,7 +33,8 @@ _LOOKS = 4
 def poll(step: StepContext, shard: ShardRow) -> ShardRow:
     """``SUBMITTED``: poll the batch. The cases, in order:
 
-    1. The job was cancelled, or the batch takes too long: cancel it.
+    1. The job was cancelled, the batch takes too long, or an orphan has answered all of its requests: cancel
+       it.
     2. The provider does not know it: see :func:`_vanished`.
     3. It has ended: its results are fetched next, or it failed as a whole.
     4. It runs: store its progress. Once, its duplicates are searched for. After a cancel it is polled sooner
@@ -89,6 +92,8 @@ def _reason_to_cancel(step: StepContext, shard: ShardRow) -> str | None:
     timed = step.falls_back and step.policy.deadline is None  # a deadline has its own rescue
     if timed and age >= step.timeout:
         return "it takes too long; what it has not run goes on in real time"
+    if step.store.shards.is_answered(shard):
+        return ANSWERED
     return None
 
 

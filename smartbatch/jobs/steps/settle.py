@@ -57,11 +57,21 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
             "may be paid twice",
             shard,
         )
-    lost = 0.0
+    unused = _paid_twice(step, shard, read)
     if may_have_run or shard.remote.results_gone:  # what they cost stays reserved: nobody can know it
-        lost = job_budget.lost_cost(step, shard, [item.ix for item in missing])
+        unused += job_budget.lost_cost(step, shard, [item.ix for item in missing])
     items = _classified(step, shard, rest, may_have_run=may_have_run)
-    return _settle_with(step, shard, items, lost, None if shard.remote.results_gone else read.usd)
+    return _settle_with(step, shard, items, unused, None if shard.remote.results_gone else read.usd)
+
+
+def _paid_twice(step: StepContext, shard: ShardRow, read: collect.ResultTotals) -> float:
+    """Return what answers cost whose requests had another one already, such as that of an orphan, USD; an
+    incident says so."""
+    if not read.doubled:
+        return 0.0
+    detail = f"{read.doubled:,} requests had another answer already, which counts"
+    step.incident("doubled_line", detail, shard, read.twice)
+    return shard.reserved if read.twice is None else read.twice
 
 
 def _fetch_again(step: StepContext, shard: ShardRow, pause: float, size: int, missing: int) -> ShardRow:
@@ -78,12 +88,12 @@ def _fetch_again(step: StepContext, shard: ShardRow, pause: float, size: int, mi
 
 
 def _settle_with(
-    step: StepContext, shard: ShardRow, items: _Outcomes, lost: float, cost: float | None
+    step: StepContext, shard: ShardRow, items: _Outcomes, unused: float, cost: float | None
 ) -> ShardRow:
     """Store where the items go, and that the shard is settled; tell it.
 
     Args:
-        lost: USD that stay reserved.
+        unused: USD that stay reserved: no result has what they were, or may have been, paid for.
         cost: USD of the results; ``None`` where they are gone.
     """
     before = step.store.jobs.get(step.job.id) or step.job
@@ -98,7 +108,7 @@ def _settle_with(
         finals=items.finals,
         at=now,
         settled_at=now,
-        reserved=lost,
+        reserved=unused,
         cleaned_up=step.policy.retention is None and not shard.remote.suspected_duplicates,
         cost=cost,
         note=None,

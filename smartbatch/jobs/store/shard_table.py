@@ -25,7 +25,7 @@ from smartbatch.jobs.records import (
     UnsettledItem,
 )
 from smartbatch.jobs.store import outcomes
-from smartbatch.jobs.store.database import Database, Transaction
+from smartbatch.jobs.store.database import Database, Reader, Transaction
 from smartbatch.jobs.store.items_of_job import items_by_number, job_number
 from smartbatch.jobs.store.leases import LeaseTable, leased
 from smartbatch.jobs.store.outcomes import positions
@@ -131,6 +131,10 @@ class ShardTable(Value):
         return [
             UnsettledItem(ix, *told.get(no, (None, None)), tries[no]) for ix, no in numbered if no in tries
         ]
+
+    def is_answered(self, shard: ShardRow) -> bool:
+        """Whether all items of a shard that has not ended have their results, as an orphan can give them."""
+        return not _left(self.db, shard, limit=1)
 
     # -- states ----------------------------------------------------------------------------------------------
 
@@ -366,9 +370,11 @@ def _free(tx: Transaction, shard: ShardRow, to: ItemState, numbers: list[int], *
     tx.change(free, to.value, int(tried), numbers, shard.no)
 
 
-def _left(tx: Transaction, shard: ShardRow) -> list[int]:
-    """Return the numbers of the items that are still in a shard: all lie between its first and its last."""
-    job, ixs = positions(tx, shard.id)
+def _left(reader: Reader, shard: ShardRow, *, limit: int | None = None) -> list[int]:
+    """Return the numbers of the items that are still in a shard, or of the first ``limit`` of them: all lie
+    between its first and its last."""
+    job, ixs = positions(reader, shard.id)
     span = number(job, min(ixs)), number(job, max(ixs))
-    still = "SELECT no FROM item WHERE no >= ? AND no <= ? AND shard = ? AND state = {sharded} ORDER BY no"
-    return [no for (no,) in tx.rows(still, *span, shard.no)]
+    still = """SELECT no FROM item WHERE no >= ? AND no <= ? AND shard = ? AND state = {sharded}
+        ORDER BY no LIMIT ?"""
+    return [no for (no,) in reader.rows(still, *span, shard.no, limit or shard.size)]
