@@ -278,6 +278,7 @@ class RunningState:
             speed=self.advisor.speed,
             calibration=lambda row: history.calibration(row.model, Kind(row.kind)),
             outer_budget=budget.next_to,
+            reopen=budget.reopen,
             save=summaries.save,
             tell_dropped=self._warnings.dropped,
             exchange_enqueued=_enqueued(settings),

@@ -15,6 +15,7 @@ from smartbatch.core.preparation.tokens import Calibration
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.events import Event
 from smartbatch.jobs.records import JobRow
+from smartbatch.jobs.retried_rows import Reopening, without_client
 from smartbatch.jobs.steps.context import EnqueuedExchange
 from smartbatch.jobs.store import SqlStore
 from smartbatch.providers.base import Provider
@@ -67,6 +68,7 @@ class JobDependencies:
         calibration: says what was learned of the tokens of a job's model.
         run_callback: calls the user's callbacks of progress.
         outer_budget: returns the budget that items of a job with a budget of its own spend from as well.
+        reopen: has requests of a job asked again within the client's budget.
         save: writes what is to be in the store's summaries; called every few seconds, and at the end.
     """
 
@@ -82,6 +84,7 @@ class JobDependencies:
     calibration: Callable[[JobRow], Calibration]
     run_callback: RunCallback = call_now
     outer_budget: Callable[[JobRow], Budget | None]
+    reopen: Reopening = without_client
     save: Callable[[SqlStore], object] = lambda _: None
     tell_dropped: Callable[[str, str], None]
     control: Callable[[ModelControls], None]

@@ -359,7 +359,8 @@ class Job:
 
         A budget below what is spent and reserved already stops nothing that is under way: nothing more is
         sent until something has ended below its reservation, and what never finds room ends with
-        ``BudgetExceeded``. What more a raised budget allows is not held back in the budget of a client.
+        ``BudgetExceeded``. What more a raised budget allows is not held back in the budget of a client before
+        failed rows of the job, which has ended, are asked again.
 
         Args:
             budget: USD, or text such as ``"5 USD"``; ``None`` for no limit.
@@ -383,7 +384,8 @@ class Job:
         A row gets a new result in its place. The old one stays in :meth:`earlier_results`, and what it cost
         stays counted. A row that was, or may have been, paid for is left out, unless it is among ``rows`` or
         ``billed`` is true; then an incident names it. At most 100,000 rows at a time. A deadline that has
-        passed holds no longer.
+        passed holds no longer. A client with a budget holds back in it what the job can spend then; what it
+        has no room for ends with ``BudgetExceeded``.
 
         Args:
             rows: positions of failed requests, from 0; all when ``None``.
@@ -392,8 +394,12 @@ class Job:
         Raises:
             StoreError: the job is being cancelled.
             JobNotFound: the job was forgotten.
+            ClientClosed: the client was stopped, and its budget is shared.
         """
-        retried = retry_failed(self._service.store, self.id, rows, actor(by), billed=billed)
+        service = self._service
+        retried = retry_failed(
+            service.store, self.id, rows, actor(by), billed=billed, reopening=service.reopen
+        )
         if retried.count:
             self._service.look_at_acts()
             self._carry_on()

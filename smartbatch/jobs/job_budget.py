@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from smartbatch._values import Value
 from smartbatch.core.limits.budget import Budget
@@ -39,6 +39,7 @@ from smartbatch.jobs.records import (
     StoredItem,
     StoredResults,
 )
+from smartbatch.jobs.retried_rows import PolicyChange, unchanged
 from smartbatch.jobs.steps.context import JobRuntime, StepContext
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.verdicts import LATER, SOON, Verdict
@@ -407,11 +408,14 @@ class ClientBudget:
         its batches is settled.
         """
         for each in self.reservations.jobs if job_id is None else [job_id]:
+            seen = self.reservations.seen(each)
+            if seen is None:
+                continue
             try:
                 owed = bill(self._store(), each)
             except SmartbatchError:  # it stays held back
                 continue
-            self.reservations.charge(each, owed.cost, ended=owed.ended, still=owed.open)
+            self.reservations.charge(each, owed.cost, ended=owed.ended, still=owed.open, seen=seen)
 
     def adopt(self, row: JobRow) -> None:
         """Hold back what a job of an earlier process can still spend, unless another one that shares the
@@ -426,6 +430,35 @@ class ClientBudget:
             self.reservations.reserve(
                 unspent, lambda reservation: self.reservations.assign(row.id, reservation, row.cost)
             )
+        self.refresh(row.id)
+
+    def reopen(self, job_id: str, work: Callable[[PolicyChange], _T]) -> _T:
+        """Have requests of a job asked again by ``work``, which changes its policy along with it. What a job
+        that has ended can spend from then on is held back before; where there is less, that is its budget.
+
+        Raises:
+            ClientClosed: of a shared budget more would have to be leased, and the client was stopped.
+        """
+        if self.reservations.budget.left is None:
+            return work(unchanged)
+        try:  # its end may be told at this very moment
+            return self.reservations.renew(job_id, 0.0, 0.0, lambda _: self._reopen(job_id, work))
+        finally:
+            self.refresh(job_id)
+
+    def _reopen(self, job_id: str, work: Callable[[PolicyChange], _T]) -> _T:
+        row = self._store().jobs.get(job_id)
+        if row is None or row.state is not JobState.DONE or row.policy.attended:
+            return work(unchanged)
+        cost, budget = bill(self._store(), job_id).cost, row.policy.budget
+        wanted = self.reservations.budget.room or 0.0 if budget is None else max(0.0, budget - cost)
+
+        def within(held: float) -> _T:
+            most = budget if budget is not None and held + _TINY >= wanted else cost + held
+            account = self.reservations.account
+            return work(lambda policy: evolve(policy, budget=most, budget_account=account))
+
+        return self.reservations.renew(job_id, wanted, cost, within)
 
     def next_to(self, row: JobRow) -> Budget | None:
         """Return the client's budget for a job with one of its own that is not held back in it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Protocol
 
 from smartbatch.errors import InvalidRequest, ValidationFailed
 from smartbatch.jobs.act_records import ROWS_AT_ONCE, RetriedRows
@@ -10,14 +12,40 @@ from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import NewResult
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_acts import FailedRow
-from smartbatch.types import Result
+from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.types import Result, T
 
 PAGE = 1_000
 """Failed rows that are read at a time."""
+PolicyChange = Callable[[JobPolicy], JobPolicy]
+
+
+class Reopening(Protocol):
+    """Has requests of a job asked again within the budget of a client."""
+
+    def __call__(self, job_id: str, work: Callable[[PolicyChange], T], /) -> T:
+        """Return what ``work`` returns, which has them asked again and changes the job's policy."""
+        ...
+
+
+def unchanged(policy: JobPolicy) -> JobPolicy:
+    """Return a policy as it is."""
+    return policy
+
+
+def without_client(_: str, work: Callable[[PolicyChange], T], /) -> T:
+    """Have requests of a job asked again where no client has a budget for it."""
+    return work(unchanged)
 
 
 def retry_failed(
-    store: SqlStore, job_id: str, rows: Collection[int] | None, by: str, *, billed: bool
+    store: SqlStore,
+    job_id: str,
+    rows: Collection[int] | None,
+    by: str,
+    *,
+    billed: bool,
+    reopening: Reopening = without_client,
 ) -> RetriedRows:
     """Have failed rows of a job run again, and keep their results and what they cost. Of each row, in order:
 
@@ -28,6 +56,7 @@ def retry_failed(
     Args:
         rows: positions; all that failed when ``None``.
         billed: also those of all that were, or may have been, paid for; those of ``rows`` are named.
+        reopening: has them run within the budget of the client that asks.
 
     Raises:
         JobNotFound: there is no such job.
@@ -55,7 +84,7 @@ def retry_failed(
                 paid.append(row.ix)
         if len(page) < PAGE:
             break
-    count, left_out = store.acts.reopen(job_id, again, paid, by)
+    count, left_out = reopening(job_id, partial(store.acts.reopen, job_id, again, paid, by))
     return RetriedRows(count, left_out, tuple(left or paid))
 
 

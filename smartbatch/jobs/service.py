@@ -92,7 +92,8 @@ class JobService:
         notifier: notified whenever something of a job was stored.
         controls: what people set for models, and their acts on jobs.
         serving: finds the provider of a job.
-        new_future, report, tell_dropped: as in :class:`~smartbatch.jobs.dependencies.JobDependencies`.
+        new_future, report, tell_dropped, reopen: as in
+            :class:`~smartbatch.jobs.dependencies.JobDependencies`.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class JobService:
         self.notifier = ChangeNotifier(clock)
         self._reads = TimedReads(clock)
         self.new_future, self.report = dependencies.new_future, dependencies.report
-        self.tell_dropped = dependencies.tell_dropped
+        self.tell_dropped, self.reopen = dependencies.tell_dropped, dependencies.reopen
         self.controls = LiveControls(lambda: self.store, clock, dependencies.control, dependencies.tell)
         self.serving = Serving(dependencies.providers, opened=dependencies.serve, clock=clock)
         self._supervisor: JobSupervisor | None = None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from jobs.remote import LONG, Remote
+from inside import inside
+from jobs.remote import LONG, Api, Remote
 
 from smartbatch import Acted, BatchingClient, JobSelection, Price, RetriedRows, StoredJobs
 from smartbatch._clock import VirtualClock
@@ -22,6 +24,8 @@ from smartbatch.errors import (
     RequestTimeout,
 )
 from smartbatch.events import Event, JobFinished, LimitChanged, PauseChanged
+from smartbatch.jobs.job import Job
+from smartbatch.providers.batch_api import Line, LineOutcome
 
 ClientOf = Callable[..., BatchingClient]
 HEARD = 2.0
@@ -311,6 +315,58 @@ def test_failed_rows_are_asked_again_and_their_job_ends_once_more(
     hear(clock)
     assert len([one for one in told if isinstance(one, JobFinished)]) == 2
     assert job.retry_failed() == RetriedRows(0, 0, ())
+
+
+def failed_batch(
+    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[BatchingClient, Api, Job]:
+    """A job of twenty rows that failed in a batch and cost nothing, of a client with 0.5 USD."""
+    remote = Remote(clock, priced=True)
+    api = remote.api
+    assert api is not None
+    price = Price(input=1000.0, output=1000.0)
+    client = client_of(remote, store=place, prices={"remote:default": price}, max_tokens=4, budget=0.5)
+    error = ProviderError("refused", kind=ErrorKind.CLIENT_ERROR)
+    with monkeypatch.context() as refusing:
+        failing = lambda line, _: Line(json.loads(line)["id"], LineOutcome.FAILED, error=error)  # noqa: E731
+        refusing.setattr(api, "read_line", failing)
+        job = client.submit_batch([f"question {n}" for n in range(100, 120)])
+        assert job.wait(LONG).failed == 20
+        clock.sleep(600.0)
+    assert inside(client).realtime.budget.reserved == 0.0
+    return client, api, job
+
+
+def test_rows_that_are_asked_again_spend_what_the_budget_of_the_client_has_left(
+    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was held back for their job was spent by others. Those there is no room for are not sent."""
+    client, api, job = failed_batch(client_of, clock, place, monkeypatch)
+    others = [client.submit(f"question {n}").result() for n in range(100, 130)]
+    spent = sum(other.cost or 0.0 for other in others)
+    assert job.retry_failed().count == 20
+    status = job.wait(LONG)
+    clock.sleep(600.0)
+    assert 0 < status.completed < 20
+    assert sum(len(batch.lines) for batch in api.made.values()) == 20 + status.completed
+    assert {type(one.error) for one in job.results() if not one.ok} == {BudgetExceeded}
+    assert client.spent == pytest.approx(spent + status.cost)
+    assert client.spent <= 0.5
+
+
+def test_nothing_is_left_for_others_while_rows_are_asked_again(
+    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their job may spend all of its budget, as at first; what it leaves is there again at its end."""
+    client, _, job = failed_batch(client_of, clock, place, monkeypatch)
+    assert job.retry_failed().count == 20
+    assert inside(client).realtime.budget.left == 0.0
+    status = job.wait(LONG)
+    assert status.completed == 20
+    clock.sleep(600.0)
+    assert inside(client).realtime.budget.left == pytest.approx(0.5 - status.cost)
+    assert job.retry_failed().count == 0
+    assert inside(client).realtime.budget.left == pytest.approx(0.5 - status.cost)
 
 
 def test_rows_that_fail_again_as_before_end_their_job_once_more(

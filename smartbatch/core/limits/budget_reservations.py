@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from smartbatch._values import fields_repr
 from smartbatch.core.limits.budget import Budget, SpendReservation
@@ -43,25 +43,37 @@ class _JobReservation:
     """What is held back for a job, and what the job had cost when that was last updated, USD.
 
     Attributes:
-        submitting: it is being stored, so that a store that does not have it says nothing.
+        changes: work that stores it, or has requests of it asked again.
     """
 
     __repr__ = fields_repr
 
     held: SpendReservation
     cost: float
-    submitting: bool = True
+    changes: tuple[NewReservation, ...]
+
+    @property
+    def changing(self) -> bool:
+        """Whether any of that goes on, so that the store has not said the last word about the job."""
+        return any(change.going_on for change in self.changes)
 
 
 @define
 class NewReservation:
-    """Money held back for a job that is being submitted, USD; ``job_id`` once it was assigned to the job."""
+    """Money held back for a job that is being submitted, or of which requests are asked again.
+
+    Attributes:
+        usd: what is wanted, and then what is held back.
+        job_id: of the job that is being submitted, once it was assigned to it.
+        going_on: the work that submits it, or has requests of it asked again, has not ended.
+    """
 
     __repr__ = fields_repr
 
     usd: float
     held: SpendReservation | None = None
     job_id: str | None = None
+    going_on: bool = True
 
 
 @frozen(eq=False, repr=False)
@@ -90,12 +102,18 @@ class JobReservations:
 
     @property
     def jobs(self) -> list[str]:
-        """Ids of jobs that money is held back for, but for those that are being submitted."""
-        return [job_id for job_id, each in list(self._jobs.items()) if not each.submitting]
+        """Ids of jobs that money is held back for, but for those that are being stored or asked again."""
+        return [job_id for job_id, each in list(self._jobs.items()) if not each.changing]
 
     def has(self, job_id: str) -> bool:
         """Whether money is held back for a job."""
         return job_id in self._jobs
+
+    def seen(self, job_id: str) -> object | None:
+        """Return what stands for the money that is held back for a job, to :meth:`charge` what the store says
+        after this; ``None`` for nothing, and while the job is being stored or asked again."""
+        found = self._jobs.get(job_id)
+        return None if found is None or found.changing else found
 
     def reserve(self, wanted: float | None, work: Callable[[NewReservation], _T]) -> _T:
         """Hold back money while ``work`` submits a job; it is released unless it was assigned to the job.
@@ -114,11 +132,9 @@ class JobReservations:
             self._until(lambda: self._hold_back(reservation))
             return work(reservation)
         finally:
+            reservation.going_on = False
             held = reservation.held
-            assigned = None if reservation.job_id is None else self._jobs.get(reservation.job_id)
-            if assigned is not None:
-                assigned.submitting = False
-            elif reservation.job_id is None and held is not None:
+            if reservation.job_id is None and held is not None:
                 self._guard(lambda: self.budget.release(held))
 
     def _hold_back(self, reservation: NewReservation) -> bool:
@@ -155,13 +171,53 @@ class JobReservations:
             cost: USD the job has cost so far; they are not spent of this budget.
         """
         assert reservation.held is not None
-        before, assigned = reservation.job_id, _JobReservation(reservation.held, cost)
+        before, assigned = reservation.job_id, _JobReservation(reservation.held, cost, (reservation,))
         self._jobs[job_id] = assigned  # no call comes before the next line, so no Ctrl-C
         reservation.job_id = job_id
         if before is not None and before != job_id:
             del self._jobs[before]
 
-    def charge(self, job_id: str, cost: float, *, ended: bool, still: float | None = None) -> None:
+    def renew(self, job_id: str, wanted: float, cost: float, work: Callable[[float], _T]) -> _T:
+        """Hold back money for a job while ``work`` has requests of it asked again, and leave it so.
+
+        Nothing of it is released for an end of the job that was seen before ``work`` has ended. A
+        :meth:`charge` after it releases what is not needed, also where a Ctrl-C came.
+
+        Args:
+            wanted: USD, with what is held back for the job already; at most what is left is held back. For 0
+                that stays as it is.
+            cost: USD the job has cost so far.
+            work: is given what is held back.
+
+        Raises:
+            ClientClosed: as :meth:`reserve`.
+        """
+        reservation = NewReservation(wanted)
+        try:
+            self._until(lambda: self._renew(job_id, reservation, cost))
+            return work(reservation.usd)
+        finally:
+            reservation.going_on = False
+
+    def _renew(self, job_id: str, reservation: NewReservation, cost: float) -> bool:
+        self._charge(job_id, cost, ended=False, still=None)
+        known = self._jobs.get(job_id)
+        if known is None and not reservation.usd:
+            return True
+        before = 0.0 if known is None else known.held.usd
+        more = self.budget.obtainable(max(0.0, reservation.usd - before))
+        if more and not self.budget.fits(more):
+            return False
+        reservation.usd = before + more
+        if known is None:
+            known = _JobReservation(self.budget.reserve(0.0, lasting=True), cost, ())
+        self._jobs[job_id] = evolve(known, changes=(*known.changes, reservation))
+        self.budget.resize(known.held, reservation.usd)
+        return True
+
+    def charge(
+        self, job_id: str, cost: float, *, ended: bool, still: float | None = None, seen: object | None = None
+    ) -> None:
         """Count what a job has cost so far as spent; at its end, release the rest.
 
         Args:
@@ -170,12 +226,16 @@ class JobReservations:
             ended: whether it can cost nothing more.
             still: USD that it can still cost, where all its requests have their results; what is held back
                 beyond that is released.
+            seen: what :meth:`seen` returned before that was read; where requests of the job were asked again
+                since then, it is ignored.
         """
-        self._guard(lambda: self._charge(job_id, cost, ended, still))
+        self._guard(lambda: self._charge(job_id, cost, ended, still, seen))
 
-    def _charge(self, job_id: str, cost: float, ended: bool, still: float | None) -> None:
+    def _charge(
+        self, job_id: str, cost: float, ended: bool, still: float | None, seen: object | None = None
+    ) -> None:
         reservation = self._jobs.get(job_id)
-        if reservation is None:
+        if reservation is None or (seen is not None and seen is not reservation):
             return
         more = max(0.0, cost - reservation.cost)
         if ended:

@@ -154,7 +154,12 @@ class JobActs(Value):
         return [FailedRow(position(no), cost, body, bool(tried)) for no, cost, body, tried in found]
 
     def reopen(
-        self, job_id: str, rows: Mapping[int, NewResult | None], billed: Sequence[int], by: str
+        self,
+        job_id: str,
+        rows: Mapping[int, NewResult | None],
+        billed: Sequence[int],
+        by: str,
+        change: Callable[[JobPolicy], JobPolicy] = lambda policy: policy,
     ) -> tuple[int, int]:
         """Let failed rows, and those that got their results, run again; in one transaction, in this order:
 
@@ -162,8 +167,8 @@ class JobActs(Value):
         2. Rows that have not failed by now, or whose batch is still read, are left.
         3. Their results are kept next to those that stand, what they cost stays counted, and their tries
            begin anew: in a batch where they were in one, and else in real time.
-        4. The job goes on; a deadline that has passed holds no longer. Rows that may be paid for twice are
-           named by incidents.
+        4. The job goes on with its policy changed by ``change``; a deadline that has passed holds no longer.
+           Rows that may be paid for twice are named by incidents.
 
         Args:
             rows: by position, with what their result cost, where anything was billed for it.
@@ -190,7 +195,7 @@ class JobActs(Value):
                 tx, {each: tried for each, _ in found if (tried := rows[position(each)]) is not None}
             )
             late = row.policy.deadline is not None and row.policy.deadline <= at
-            policy = evolve(row.policy, deadline=None) if late else row.policy
+            policy = change(evolve(row.policy, deadline=None) if late else row.policy)
             tx.change(_GO_ON, count, record_text(policy), no)
             again = sorted(set(billed).intersection(position(each) for each, _ in found))
             for start in range(0, len(again), NAMED_AT_ONCE):

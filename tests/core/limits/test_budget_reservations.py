@@ -131,6 +131,76 @@ def test_a_job_after_one_that_cost_more_than_there_was_has_nothing_to_spend() ->
     assert stand(budget) == (4.5, 0.0)
 
 
+# -- requests that are asked again ---------------------------------------------------------------------------
+
+
+def test_what_a_job_that_ended_can_spend_again_is_held_back_once_more() -> None:
+    budget, reservations = begun(10.0, 8.0)
+    reservations.charge("job-1", 3.0, ended=True)
+    assert reservations.renew("job-1", 5.0, 3.0, lambda held: (held, stand(budget))) == (5.0, (3.0, 5.0))
+    reservations.charge("job-1", 4.0, ended=False)
+    assert stand(budget) == (4.0, 4.0)
+    reservations.charge("job-1", 4.0, ended=True)
+    assert stand(budget) == (4.0, 0.0)
+
+
+def test_what_is_still_held_back_for_a_job_counts_when_more_is() -> None:
+    """What it cost since that was told is spent first."""
+    budget, reservations = begun(10.0, 8.0)
+    reservations.charge("job-1", 3.0, ended=False, still=1.5)
+    assert reservations.renew("job-1", 4.5, 3.5, lambda held: held) == 4.5
+    assert stand(budget) == (3.5, 4.5)
+    assert reservations.renew("job-1", 99.0, 3.5, lambda held: held) == 6.5
+    assert budget.left == 0.0
+
+
+def test_for_a_job_that_wants_nothing_more_what_is_held_back_stays() -> None:
+    budget, reservations = begun(10.0, 8.0)
+    assert reservations.renew("job-1", 0.0, 0.0, lambda held: held) == 8.0
+    assert reservations.renew("job-2", 0.0, 0.0, lambda held: held) == 0.0
+    assert (reservations.jobs, stand(budget)) == (["job-1"], (0.0, 8.0))
+
+
+def test_an_end_that_was_seen_before_requests_were_asked_again_releases_nothing() -> None:
+    """Whoever looks while they are, by two who ask, sees nothing to release."""
+    budget, reservations = begun(10.0, 8.0)
+    before = reservations.seen("job-1")
+
+    def again(_: float) -> None:
+        assert reservations.seen("job-1") is None
+        assert reservations.jobs == []
+
+    reservations.renew(
+        "job-1", 0.0, 0.0, lambda _: (reservations.renew("job-1", 8.0, 0.0, again), again(0.0))
+    )
+    assert before is not None
+    reservations.charge("job-1", 3.0, ended=True, seen=before)
+    assert stand(budget) == (0.0, 8.0)
+    reservations.charge("job-1", 3.0, ended=True, seen=reservations.seen("job-1"))
+    assert stand(budget) == (3.0, 0.0)
+
+
+def test_money_is_held_back_again_for_a_job_or_not_at_all_whenever_ctrl_c_comes() -> None:
+    """The end of the job that is told afterwards releases it."""
+    budget, reservations = begun(1.0, 0.5)
+
+    def renew() -> None:
+        nonlocal budget, reservations
+        budget, reservations = begun(1.0, 0.5)
+        reservations.charge("job-1", 0.25, ended=True)
+        reservations.renew("job-1", 0.25, 0.25, lambda held: held)
+
+    for _ in interrupted_at_every_moment(renew):
+        if reservations.has("job-1"):
+            seen = reservations.seen("job-1")
+            assert seen is not None
+            reservations.charge("job-1", 0.25, ended=True, seen=seen)
+        assert budget.reserved == 0.0
+
+
+# -- a budget that processes share ---------------------------------------------------------------------------
+
+
 class Sharer:
     """A client of a budget of ten dollars that processes share; its exchanges come while a job waits."""
 
@@ -188,3 +258,11 @@ def test_a_job_of_a_client_that_spent_more_than_it_leased_gets_what_is_left() ->
     assert one.hold_back("job-1", 6.0) == 6.0
     one.jobs.charge("job-1", 7.0, ended=True)
     assert one.hold_back("job-2", 8.0) == pytest.approx(3.0)
+
+
+def test_a_job_whose_requests_are_asked_again_leases_what_it_wants_of_a_shared_budget() -> None:
+    record = SharedRecord()
+    one, other = Sharer(record, "one"), Sharer(record, "other")
+    assert other.hold_back("job-2", 3.0) == 3.0
+    assert one.jobs.renew("job-1", 6.0, 1.0, lambda held: held) == 6.0
+    assert one.budget.reserved == 6.0
