@@ -20,7 +20,10 @@ from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.observe.text import escape
 from smartbatch.reports.report_data import ReportData, ReportedJob
 from smartbatch.reports.sampling import EvenSample, FailureGroups, RequestFigures
+from smartbatch.tables.result_files import Line
 
+_SUBJECTS = "name the output of a run, of jobs results, or a job"
+_TOKENS = ("input_tokens", "output_tokens")
 _ANSWERED, _FAILED = 2, 1
 _MOST_ROWS = 200_000_000
 """Rows beyond which an index is taken for damaged."""
@@ -149,14 +152,20 @@ def _which_counts(lines: Iterator[dict[str, Any]]) -> bytearray:
 
 
 def _lines(path: str, file: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of an output, or the rows of one that is a table.
+    """Yield the results that are the lines of an output, or the rows of one that is a table.
 
     Raises:
         InputError: it is none. A last line that is torn, as a kill leaves it, is left out.
     """
     format = table_format(path)
     if format is not None:
-        yield from read_table(format, file, escape(path))
+        for number, row in enumerate(
+            read_table(format, file, escape(path), keyed=False, advice=_SUBJECTS), 1
+        ):
+            result = _result_of(row)
+            if not _is_result(result):
+                raise _foreign(path, f"row {number} is no result")
+            yield result
         return
     for number, text in enumerate(file, 1):
         try:
@@ -164,30 +173,50 @@ def _lines(path: str, file: IO[bytes]) -> Iterator[dict[str, Any]]:
         except (ValueError, RecursionError):
             if number > 1 and not text.endswith(b"\n"):
                 return
-            raise _foreign(path, number, "is no JSON") from None
+            raise _foreign(path, f"line {number} is no JSON") from None
         if not _is_result(line):
-            raise _foreign(path, number, "is no result")
+            raise _foreign(path, f"line {number} is no result")
         yield line
+
+
+def _result_of(row: Line) -> dict[str, Any]:
+    """Return the result that a row of a table was made of; CSV has texts in place of its figures."""
+    answers = row["answers"]
+    return {
+        "index": row["index"],
+        "id": None if answers["id"] == "" else answers["id"],
+        "model": row["model"],
+        "usage": {name: _decoded(answers[name]) for name in _TOKENS},
+        "error": row["error"],
+        **{name: _decoded(answers[name]) for name in ("cost", "latency", "attempts", "dropped")},
+    }
+
+
+def _decoded(cell: Any) -> Any:
+    """Return what the text of a cell stands for; a text that is no JSON, and what is no text, as it is."""
+    if not isinstance(cell, str):
+        return cell
+    try:
+        return json.loads(cell) if cell else None
+    except (ValueError, RecursionError):
+        return cell
 
 
 def _is_result(line: Any) -> bool:
     """Whether a line has what each result has, in the form that is read here."""
     if not isinstance(line, dict) or "error" not in line:
         return False
-    index, error, usage, cost = (line.get(name) for name in ("index", "error", "usage", "cost"))
+    index, error, usage, dropped = (line.get(name) for name in ("index", "error", "usage", "dropped"))
     if type(index) is not int or not 0 <= index < _MOST_ROWS:
         return False
-    numbers = [cost, line.get("latency"), line.get("attempts")]
-    if isinstance(usage, dict):
-        numbers += [usage.get("input_tokens"), usage.get("output_tokens")]
-    elif usage is not None:
+    if not all(one is None or isinstance(one, dict) for one in (usage, dropped)):
         return False
+    numbers = [line.get(name) for name in ("cost", "latency", "attempts")]
+    numbers += [(usage or {}).get(name) for name in _TOKENS]
     if not all(one is None or (type(one) in (int, float) and one >= 0) for one in numbers):
         return False
     return error is None or (isinstance(error, dict) and {"kind", "message"} <= error.keys())
 
 
-def _foreign(path: str, number: int, what: str) -> InputError:
-    return InputError(
-        f"{escape(path)}: line {number} {what}; name the output of a run, of jobs results, or a job"
-    )
+def _foreign(path: str, what: str) -> InputError:
+    return InputError(f"{escape(path)}: {what}; {_SUBJECTS}")

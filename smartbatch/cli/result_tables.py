@@ -36,41 +36,61 @@ def check_format(path: str) -> None:
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def read_table(format: str, file: IO[bytes], shown: str) -> Iterator[Line]:
+def read_table(
+    format: str,
+    file: IO[bytes],
+    shown: str,
+    *,
+    keyed: bool = True,
+    advice: str = "choose another -o, or mend or remove the file",
+) -> Iterator[Line]:
     """Yield the lines of results that a table was written from.
 
     Args:
         shown: the name of the file, for errors.
+        keyed: it is the output of a run, whose rows have keys; else it may also be the results of a job,
+            which have none.
+        advice: what to do, as errors end with it.
 
     Raises:
-        InputError: it was not written by a run, which writes at least one row, or is damaged.
+        InputError: it was not written by one of these, which write at least one row, or is damaged.
     """
+
+    def refusal(what: str) -> InputError:
+        return InputError(f"{shown}: {what}; {advice}")
+
+    writers = "by smartbatch run" if keyed else "by smartbatch run or jobs results"
     known: tuple[str, ...] = ()
-    begin = 0
+    first = last = 0
     for row in READERS[format](file):
         if isinstance(row, BadRow):
-            raise InputError(f"{shown}: line {row.line}: {row.message}; mend or remove the file")
+            raise refusal(f"line {row.line}: {row.message}")
         number, fields = row
         if known != (known := tuple(fields)):
-            begin = _first_answer(known, shown)
-        yield _line(fields, begin, number, shown)
+            if (places := _answer_places(known, keyed)) is None:
+                raise refusal(f"was not written {writers}")
+            first, last = places
+        try:
+            line = _line(fields, first, last)
+        except (TypeError, ValueError):
+            raise refusal(f"line {number} has no index") from None
+        yield line
     if not known:
-        raise _foreign(shown)
+        raise refusal(f"was not written {writers}")
 
 
-def _first_answer(names: tuple[str, ...], shown: str) -> int:
-    """Return the place of the first column that is no input."""
+def _answer_places(names: tuple[str, ...], keyed: bool) -> tuple[int, int] | None:
+    """Return where the columns of :data:`FIRST` begin, and those of :data:`LAST`; ``None`` where they are not
+    there."""
     bases = [_base(name) for name in names]
-    after = len(names) - len(LAST)
-    if bases[max(after, 0) :] == list(LAST):
-        for place in range(after - len(FIRST), -1, -1):
-            if bases[place : place + len(FIRST)] == list(FIRST):
-                return place
-    raise _foreign(shown)
-
-
-def _foreign(shown: str) -> InputError:
-    return InputError(f"{shown}: was not written by smartbatch run; choose another -o, or remove the file")
+    has_key = keyed or bases[-1:] == ["key"]
+    after = [name for name in LAST if has_key or name != "key"]
+    last = len(names) - len(after)
+    if bases[max(last, 0) :] == after:
+        for first in range(last - len(FIRST), -1, -1):
+            if bases[first : first + len(FIRST)] == list(FIRST):
+                return first, last
+    return None
 
 
 def _base(name: str) -> str:
@@ -79,26 +99,27 @@ def _base(name: str) -> str:
     return name
 
 
-def _line(fields: Mapping[str, Any], begin: int, number: int, shown: str) -> Line:
+def _line(fields: Mapping[str, Any], first: int, last: int) -> Line:
+    """Return the line of a row.
+
+    Raises:
+        TypeError, ValueError: its index is none.
+    """
     names = list(fields)
-    own = {name: fields[name] for name in names[:begin]}
-    parsed = slice(begin + len(FIRST), len(names) - len(LAST))
-    answers = dict(zip(FIRST, map(fields.__getitem__, names[begin:]), strict=False))
-    for name in names[parsed]:
+    own = {name: fields[name] for name in names[:first]}
+    answers = dict(zip(FIRST, map(fields.__getitem__, names[first:]), strict=False))
+    for name in names[first + len(FIRST) : last]:
         base = name.removeprefix(PREFIX)
         answers[base if base in own and base not in FIXED else name] = fields[name]
-    answers |= dict(zip(LAST, map(fields.__getitem__, names[parsed.stop :]), strict=True))
-    try:
-        index = int(answers.pop("index"))
-    except (TypeError, ValueError):
-        raise InputError(f"{shown}: line {number} has no index; mend or remove the file") from None
+    answers |= {_base(name): fields[name] for name in names[last:]}
+    index = int(answers.pop("index"))
     error = {"kind": answers.pop("error_kind"), "message": answers.pop("error")}
-    key = answers.pop("key")
+    keys = {"key": answers.pop("key")} if "key" in answers else {}
     return {
         "index": index,
         "input": own,
         "model": answers["model"],
         "answers": answers,
         "error": error if error["kind"] else None,
-        "key": key,
+        **keys,
     }

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from smartbatch import BatchingClient
 from smartbatch.cli import output_report, screenshot
 from smartbatch.cli.main import main
 from smartbatch.reports.report import MOST_BYTES, Report
+from smartbatch.reports.report_data import ReportData
+from smartbatch.tables.result_files import FIRST, LAST, write_table
 from tests.hostile import HOSTILE
 from tests.hosts.browser import browser
 from tests.levels import sampled
@@ -85,6 +88,7 @@ def test_a_torn_last_line_is_left_out(folder: Path) -> None:
         '{"index": 0, "error": "x"}',
         '{"index": 0, "error": null, "cost": "1"}',
         '{"index": 0, "error": null, "usage": 7}',
+        '{"index": 0, "error": null, "dropped": 7}',
     ],
 )
 def test_a_file_that_is_no_output_is_refused(
@@ -96,15 +100,78 @@ def test_a_file_that_is_no_output_is_refused(
     assert not (folder / "report.html").exists()
 
 
-@pytest.mark.full
-def test_a_table_and_the_results_of_a_job_are_outputs_too(client: BatchingClient, folder: Path) -> None:
+def told(path: str) -> ReportData:
+    """What the report of an output tells, apart from the name and the time of the file."""
+    return evolve(output_report.output_report(path, (), 0.0), title="", place="", written_at=None)
+
+
+FORMATS = ("csv", "parquet")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_report_of_a_table_tells_what_that_of_the_lines_tells(folder: Path, format: str) -> None:
+    """Tokens, cost, latencies, parameters that were dropped, and failures with the ids of rows."""
+    lines = [
+        line(0, latency=0.5, dropped={"seed": "not known to the model"}),
+        line(1, cost=None, attempts=3, parsed={"cost": 7.5, "label": "ä"}),
+        failed(2, "row 2: it broke"),
+    ]
+    path = written(folder, *lines)
+    for each in lines:
+        each |= {"finish_reason": "stop", "input": {"cost": "9", "id": "own"}, "key": f"{each['index']:064x}"}
+    with open(f"out.{format}", "wb") as file:
+        write_table(format, lambda: iter(lines), file)
+    expected = told(path)
+    assert (expected.cost, expected.input_tokens, expected.output_tokens) == (0.5, 9, 15)
+    assert [group.example for group in expected.failures] == ["r2"]
+    assert told(f"out.{format}") == expected
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_results_of_a_job_are_an_output_too_as_lines_and_as_a_table(
+    client: BatchingClient, folder: Path, format: str
+) -> None:
     client.submit_batch(["a", "b"], key="letters").wait(20)
-    assert main(["jobs", "results", "letters", "-o", "results.jsonl"]) == 0
-    assert output_report.output_report("results.jsonl", (), 0.0).succeeded == 2
-    prompts = folder / "in.txt"
-    prompts.write_text("a\nb\n")
-    assert main(["run", str(prompts), "--model", "sim:demo?latency=0", "-o", "out.csv", "--quiet"]) == 0
-    assert output_report.output_report("out.csv", (), 0.0).succeeded == 2
+    for name in ("results.jsonl", f"results.{format}"):
+        assert main(["jobs", "results", "letters", "-o", name]) == 0
+    expected = told("results.jsonl")
+    assert expected.succeeded == 2
+    assert expected.output_tokens > 0
+    assert told(f"results.{format}") == expected
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_table_of_a_run_is_an_output(folder: Path, format: str) -> None:
+    (folder / "in.txt").write_text("a\nb\n")
+    assert main(["run", "in.txt", "--model", "sim:demo?latency=0", "-o", f"out.{format}", "--quiet"]) == 0
+    assert told(f"out.{format}").succeeded == 2
+    assert told(f"out.{format}").output_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (None, "was not written by smartbatch run or jobs results"),
+        ({"index": "x"}, "line 2 has no index"),
+        ({"index": "-1"}, "row 1 is no result"),
+        ({"cost": "much"}, "row 1 is no result"),
+        ({"output_tokens": "nan"}, "row 1 is no result"),
+        ({"dropped": "[1]"}, "row 1 is no result"),
+    ],
+)
+def test_a_table_that_is_no_output_is_refused_by_its_report(
+    folder: Path, row: dict[str, str] | None, what: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And nobody is advised to remove a file that may be somebody's own."""
+    names = [*FIRST, *LAST] if row is not None else ["a", "b"]
+    cells = {"index": "0", **(row or {})}
+    (folder / "x.csv").write_text(
+        ",".join(names) + "\n" + ",".join(cells.get(name, "") for name in names) + "\n"
+    )
+    assert report("x.csv") == 2
+    said = capfd.readouterr().err
+    assert f"x.csv: {what}; name the output of a run, of jobs results, or a job" in said
 
 
 def test_the_job_of_an_output_is_found_in_the_store(folder: Path) -> None:
