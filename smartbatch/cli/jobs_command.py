@@ -29,7 +29,7 @@ from smartbatch.jobs.status import JobStatus, ShardStatus, span, usd
 from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import escape
 from smartbatch.stored_jobs import StoredJobs
-from smartbatch.tables.result_files import stored_lines, write_stored
+from smartbatch.tables.result_files import UnwritableTable, stored_lines, write_stored
 
 _ALL: Final = 1_000_000
 """Jobs of a store that are listed: all of them."""
@@ -302,6 +302,8 @@ def _write_results(job: Job, output: str | None) -> None:
                 write_stored(format, job, file)
     except OSError as error:
         raise InputError(f"{output}: cannot be written: {error.strerror or error}") from error
+    except UnwritableTable as error:
+        raise InputError(f"{output}: cannot be written: {error.message}; choose another format") from error
 
 
 def _check_free(output: str) -> None:

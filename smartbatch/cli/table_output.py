@@ -18,7 +18,7 @@ from smartbatch.cli.prompts import RowKeys
 from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
-from smartbatch.tables.result_files import to_line, write_table
+from smartbatch.tables.result_files import UnwritableTable, to_line, write_table
 
 PARTIAL = ".partial.jsonl"
 """What the name of the lines has behind the name of their table."""
@@ -97,6 +97,11 @@ class TableOutput:
             raise OutputLost(
                 f"{escape(self.path)}: cannot be written: {error.strerror or error}; every answered row is "
                 f"in {self._lines.shown}. Free some space and run the same line again"
+            ) from error
+        except UnwritableTable as error:
+            raise OutputLost(
+                f"{escape(self.path)}: cannot be written: {escape(error.message)}; every answered row is in "
+                f"{self._lines.shown}, which the same line takes with -o as an output of its own"
             ) from error
         self._unsaved = False
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from smartbatch.errors import kind_name
-from smartbatch.tables.columns import Columns
+from smartbatch.tables.columns import Columns, column_name
 from smartbatch.tables.kinds import kind_of_table
 from smartbatch.types import Result
 
@@ -49,7 +49,8 @@ def parsed_columns(values: Sequence[Any]) -> Columns:
     """Return the fields of parsed objects as columns, all objects together."""
     names = dict.fromkeys(name for value in values if isinstance(value, dict) for name in value)
     columns: Columns = {
-        name: [value.get(name) if isinstance(value, dict) else None for value in values] for name in names
+        column_name(name): [value.get(name) if isinstance(value, dict) else None for value in values]
+        for name in names
     }
     others = [None if isinstance(value, dict) else value for value in values]
     if any(value is not None for value in others):

@@ -27,6 +27,8 @@ Columns: TypeAlias = "dict[str, list[Any]]"
 
 _SMALLEST, _ABOVE = -(2**63), 2**63
 """The whole numbers that a column of numbers holds."""
+_DEEPEST: Final = 30
+"""Levels of lists and records in a column. Readers of Parquet refuse a hundred, of which a list takes two."""
 
 
 @frozen(eq=False, repr=False)
@@ -52,17 +54,21 @@ _SCALARS: Final = {str: Shape("text"), bool: Shape("bool"), float: Shape("float"
 _WHOLE: Final = Shape("int")
 
 
-def shape_of(values: Iterable[Any]) -> Shape:
-    """Return what values have in common."""
+def shape_of(values: Iterable[Any], levels: int = _DEEPEST) -> Shape:
+    """Return what values have in common.
+
+    Args:
+        levels: of lists and records that are told; what is nested deeper is mixed.
+    """
     shape = NONE
     for value in values:
         if value is not None and shape is not _MIXED:
-            shape = joined(shape, shape_of_value(value))
+            shape = joined(shape, shape_of_value(value, levels))
     return shape
 
 
-def shape_of_value(value: Any) -> Shape:
-    """Return the shape of one plain value."""
+def shape_of_value(value: Any, levels: int = _DEEPEST) -> Shape:
+    """Return the shape of one plain value; ``levels`` as for :func:`shape_of`."""
     if value is None:
         return NONE
     if isinstance(value, int) and not isinstance(value, bool):
@@ -70,11 +76,20 @@ def shape_of_value(value: Any) -> Shape:
     if isinstance(value, array):
         return VECTOR
     if isinstance(value, list):
-        return Shape("list", shape_of(value))
-    if isinstance(value, dict):  # one without fields is none that a file could hold
-        named = tuple((str(name), shape_of_value(inner)) for name, inner in value.items())
-        return Shape("record", fields=named) if named else _MIXED
+        return Shape("list", shape_of(value, levels - 1)) if levels else _MIXED
+    if isinstance(value, dict):
+        named = {str(name): inner for name, inner in value.items()}
+        # One without fields, or with a name that is no UTF-8, is none that a file could hold.
+        if not (named and levels and all(name == column_name(name) for name in named)):
+            return _MIXED
+        fields = tuple((name, shape_of_value(inner, levels - 1)) for name, inner in named.items())
+        return Shape("record", fields=fields)
     return _SCALARS.get(type(value), _MIXED)
+
+
+def column_name(name: str) -> str:
+    """Return the name of the column of a field: lone surrogates, which UTF-8 has not, are escaped."""
+    return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
 def joined(one: Shape, other: Shape) -> Shape:

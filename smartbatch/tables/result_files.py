@@ -18,7 +18,7 @@ from typing import IO, Any, Final, Protocol, TypeAlias
 
 from attrs import define, field, fields_dict
 
-from smartbatch.errors import kind_name
+from smartbatch.errors import SmartbatchError, kind_name
 from smartbatch.tables.answer_columns import parsed_columns, renamed
 from smartbatch.tables.columns import (
     NONE,
@@ -26,6 +26,7 @@ from smartbatch.tables.columns import (
     Columns,
     Shape,
     arrow_type,
+    column_name,
     joined,
     shape_of_value,
     to_arrow,
@@ -132,7 +133,7 @@ def write_stored(format: str, job: StoredPages, target: IO[bytes]) -> None:
         format: ``csv`` or ``parquet``.
 
     Raises:
-        OSError: the disk takes no more.
+        OSError, UnwritableTable: as :func:`write_table`.
     """
     with tempfile.TemporaryFile(prefix="smartbatch-") as kept:
         kept.writelines(stored_lines(job))
@@ -145,6 +146,10 @@ def write_stored(format: str, job: StoredPages, target: IO[bytes]) -> None:
 
 
 # -- tables --------------------------------------------------------------------------------------------------
+
+
+class UnwritableTable(SmartbatchError):
+    """Lines have no form as a table; the text says why."""
 
 
 @define
@@ -165,7 +170,7 @@ class _Columns:
                 answers["embedding"] = _vector(vector, certain="embedding" in line)
             found.ids = joined(found.ids, shape_of_value(answers.get("id")))
             found.keyed = found.keyed or "key" in line
-            _join(found.input, line.get("input") or {})
+            _join(found.input, _input_of(line))
             _join(found.parsed, {name: answers[name] for name in answers if name not in FIXED})
         return found
 
@@ -192,6 +197,11 @@ def _vector(numbers: list[Any], *, certain: bool) -> Any:
 def _join(shapes: dict[str, Shape], fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         shapes[name] = joined(shapes.get(name, NONE), shape_of_value(value))
+
+
+def _input_of(line: Line) -> dict[str, Any]:
+    """Return the columns of a line's input."""
+    return {column_name(name): value for name, value in (line.get("input") or {}).items()}
 
 
 def answers_of(line: Line) -> dict[str, Any]:
@@ -221,6 +231,7 @@ def write_table(format: str, lines: Callable[[], Iterator[Line]], target: IO[byt
 
     Raises:
         OSError: the disk takes no more.
+        UnwritableTable: the format does not take the values.
     """
     columns = _Columns.of(lines())
     shapes = columns.shapes()
@@ -228,7 +239,7 @@ def write_table(format: str, lines: Callable[[], Iterator[Line]], target: IO[byt
     whole = {**columns.input, **dict(zip(names, shapes.values(), strict=True))}
 
     def cells(line: Line) -> list[Any]:
-        fields, answers = line.get("input") or {}, answers_of(line)
+        fields, answers = _input_of(line), answers_of(line)
         return [fields.get(name) for name in columns.input] + [answers.get(name) for name in shapes]
 
     rows = map(cells, lines())
@@ -256,7 +267,6 @@ def _write_parquet(shapes: Mapping[str, Shape], rows: Iterator[list[Any]], targe
     import pyarrow
     import pyarrow.parquet
 
-    schema = pyarrow.schema([(name, arrow_type(shape)) for name, shape in shapes.items()])
     vectors = [at for at, shape in enumerate(shapes.values()) if shape == VECTOR]
 
     def packed(row: list[Any]) -> list[Any]:
@@ -265,7 +275,11 @@ def _write_parquet(shapes: Mapping[str, Shape], rows: Iterator[list[Any]], targe
             row[at] = None if row[at] is None else array("f", row[at])
         return row
 
-    with pyarrow.parquet.ParquetWriter(target, schema) as writer:
-        while group := list(map(packed, itertools.islice(rows, _GROUP))):
-            columns = {name: [row[at] for row in group] for at, name in enumerate(shapes)}
-            writer.write_table(to_arrow(columns, shapes))
+    try:
+        schema = pyarrow.schema([(name, arrow_type(shape)) for name, shape in shapes.items()])
+        with pyarrow.parquet.ParquetWriter(target, schema) as writer:
+            while group := list(map(packed, itertools.islice(rows, _GROUP))):
+                columns = {name: [row[at] for row in group] for at, name in enumerate(shapes)}
+                writer.write_table(to_arrow(columns, shapes))
+    except (pyarrow.ArrowException, UnicodeEncodeError) as error:
+        raise UnwritableTable(str(error)) from error

@@ -23,7 +23,7 @@ from smartbatch.cli import table_output
 from smartbatch.cli.main import main
 from smartbatch.cli.result_tables import read_table
 from smartbatch.cli.row_formats import READERS, BadRow
-from smartbatch.tables.result_files import Line, write_table
+from smartbatch.tables.result_files import Line, UnwritableTable, write_table
 
 OWN = "call:own_calls:ask"
 FORMATS = ["csv", "parquet"]
@@ -144,6 +144,36 @@ def test_a_run_that_ends_as_its_table_is_written_goes_on_from_its_lines(
     assert f"every answered row is in {name}.partial.jsonl" in capfd.readouterr().err
     assert Path(name).read_bytes() == earlier
     ends_without_asking(calls, name, expected)
+
+
+@pytest.mark.parametrize("name", ["out.parquet", pytest.param("out.csv", marks=pytest.mark.full)])
+def test_a_run_over_strange_rows_ends_with_a_table_that_can_be_read(calls: Any, name: str) -> None:
+    """Whatever an input may have beside the prompt, what was answered is in the table."""
+    row = {"prompt": "p", "deep": nested(190, 1), "meta": {"x\ud83d": 1}, "y\ud83d": 2}
+    Path("in.jsonl").write_text(json.dumps(row) + "\n")
+    assert run(name, input="in.jsonl") == run(name, input="in.jsonl") == 0
+    assert [row["text"] for row in table(name)] == ["answer to p"]
+    assert calls.asked == ["p"]
+    assert left() == {name}
+
+
+def test_a_table_that_cannot_be_written_leaves_the_lines_and_says_where(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With ``-o`` on these the same line ends, and asks nothing again."""
+
+    def refuse(*_: object) -> None:
+        raise UnwritableTable("a value fits no column")
+
+    prompts(2)
+    monkeypatch.setattr(table_output, "write_table", refuse)
+    assert run("out.parquet") == 1
+    said = capfd.readouterr().err
+    assert "out.parquet: cannot be written: a value fits no column; every answered row is in" in said
+    assert "Traceback" not in said
+    calls.asked.clear()
+    assert run("out.parquet.partial.jsonl") == 0
+    assert calls.asked == []
 
 
 @pytest.mark.full
@@ -320,6 +350,42 @@ def test_names_that_meet_are_told_apart() -> None:
     assert rows[0]["result_result_text"] == "answer"
     assert (rows[0]["parsed_text"], rows[0]["result_score"], rows[1]["score"]) == ("p", "1", "5")
     assert (rows[1]["parsed"], rows[2]["error_kind"], rows[2]["error"]) == ("[1, 2]", "timeout", "too late")
+
+
+def nested(levels: int, inner: Any, kind: type = list) -> Any:
+    """A value inside of lists, or records, of one member each."""
+    for _ in range(levels):
+        inner = [inner] if kind is list else {"in": inner}
+    return inner
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_what_is_nested_deeply_is_text_in_a_table(kind: type) -> None:
+    """Readers of Parquet refuse a file whose columns nest deeper than a hundred levels of theirs."""
+    values = [nested(levels, 1, kind) for levels in (10, 60, 190)]
+    rows = round_trip("parquet", [line(0, input=dict(zip("abc", values, strict=True)))])
+    assert rows[0]["a"] == values[0]
+    for name, levels in (("b", 60), ("c", 190)):
+        assert rows[0][name] == nested(30, json.dumps(nested(levels - 30, 1, kind)), kind)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_names_that_are_no_utf_8_do_not_keep_a_table_from_being_written(format: str) -> None:
+    """They have lone surrogates: those of columns are escaped, and records with such names are texts."""
+    lines = [
+        line(0, input={"a\ud83d": "in", "meta": {"b\ud83d": [1]}}, parsed={"c\ud83d": "out"}),
+        line(1, input={"meta": {"d": 2}}),
+    ]
+    first, second = round_trip(format, lines)
+    assert (first["a\\ud83d"], first["c\\ud83d"]) == ("in", "out")
+    assert (first["meta"], second["meta"]) == ('{"b?": [1]}', '{"d": 2}')
+
+
+def test_values_that_fit_no_column_are_told() -> None:
+    """Such as those of lines that were other ones when the columns were found."""
+    found = iter([[line(0)], [line(0, attempts="many")]])
+    with pytest.raises(UnwritableTable, match="many"):
+        write_table("parquet", lambda: iter(next(found)), io.BytesIO())
 
 
 NAMES = st.sampled_from(["a", "text", "result_text", "key", "index", "parsed", "id", "result_result_id"])
