@@ -29,7 +29,9 @@ def run(args: argparse.Namespace) -> int:
     """Print the code for the shell."""
     from argcomplete.shell_integration import shellcode
 
-    print(shellcode(["smartbatch"], shell=args.shell))
+    from smartbatch.cli.standard_output import print_out
+
+    print_out(shellcode(["smartbatch"], shell=args.shell))
     return 0
 
 

@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
     # late: other subcommands do not pay for a server
     from smartbatch.cli.interrupts import Interrupts
+    from smartbatch.cli.standard_output import print_out
     from smartbatch.cli.wsgi_server import LocalServer
     from smartbatch.dashboard import TokenAccess, app
 
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--port {args.port}: {reason}; name another one, or 0 for a free one") from None
     address = f"http://{server.server_name}:{server.server_port}/?token={access.token}"
     with server, Interrupts(server.shutdown):
-        print(address, flush=True)
+        print_out(address)
         if args.open:
             webbrowser.open(address)
         server.serve_forever()

@@ -61,6 +61,7 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 1 when one of them is wrong."""
+    from smartbatch.cli.standard_output import print_out
     from smartbatch.errors import scrub
     from smartbatch.observe.text import escape
 
@@ -68,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
     for one in findings:
         text = scrub(one.text, *_secrets(), limit=1000)
         if args.json:
-            print(json.dumps({"about": one.about, "text": text, "wrong": one.wrong}))
+            print_out(json.dumps({"about": one.about, "text": text, "wrong": one.wrong}))
         else:
-            print(escape(f"{'!' if one.wrong else ' '} {one.about:<10} {text}"))
+            print_out(escape(f"{'!' if one.wrong else ' '} {one.about:<10} {text}"))
     return 1 if any(one.wrong for one in findings) else 0
 
 

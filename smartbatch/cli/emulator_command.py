@@ -154,6 +154,7 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code: 0, or 2 for bad usage."""
     # Imported here so that the other subcommands do not pay for a server.
+    from smartbatch.cli.standard_output import print_out
     from smartbatch.emulator.http.server import Emulator
 
     try:
@@ -167,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
         f"ANTHROPIC_BASE_URL={emulator.url} ANTHROPIC_API_KEY=emulator, "
         f"or GOOGLE_GEMINI_BASE_URL={emulator.url} GEMINI_API_KEY=emulator"
     )
-    emulator.serve(ready=lambda: print(line, flush=True))
+    emulator.serve(ready=lambda: print_out(line))
     return 0
 
 

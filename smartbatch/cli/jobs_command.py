@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import IO, Any, Final
 
@@ -20,7 +21,7 @@ from smartbatch.cli.jobs_of_run import jobs_named
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import check_output_name, replaced
 from smartbatch.cli.result_tables import table_format
-from smartbatch.cli.standard_output import discard_standard_output
+from smartbatch.cli.standard_output import ReaderLeft, print_out, standard_output
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
@@ -114,9 +115,9 @@ class _Jobs:
     def _list(self, stored: StoredJobs) -> int:
         if self._args.json:
             for job in stored.jobs(limit=_ALL):
-                _print(_as_json(job.status()))
+                print_out(_as_json(job.status()))
         elif statuses := stored.statuses(limit=_ALL):
-            _print(_table(statuses, wall=time.time()))
+            print_out(_table(statuses, wall=time.time()))
         else:
             say(f"no jobs in {stored.place}")
         return 0
@@ -232,7 +233,8 @@ class _Jobs:
             figures = (status.state, status.submitted, status.finished, status.running, status.note)
             if self._args.json and self._args.action == "watch" and not status.done:
                 if last.get(status.id) != figures:
-                    _print(_as_json(status))
+                    with suppress(ReaderLeft):  # the jobs are carried on all the same
+                        print_out(_as_json(status))
                 last[status.id] = figures
 
         return print_changed
@@ -261,17 +263,10 @@ class _Jobs:
         return self._code(statuses) if done else 1
 
     def _print_status(self, status: JobStatus) -> None:
-        _print(_as_json(status) if self._args.json else _as_text(status, time.time()))
+        print_out(_as_json(status) if self._args.json else _as_text(status, time.time()))
 
     def _code(self, statuses: Iterable[JobStatus]) -> int:
         return int(any(not status.done or status.completed < status.total for status in statuses))
-
-
-def _print(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # the reader ended
-        discard_standard_output()
 
 
 # -- results -------------------------------------------------------------------------------------------------
@@ -287,10 +282,8 @@ def _write_results(job: Job, output: str | None) -> None:
         InputError: the file exists already, or cannot be written.
     """
     if output is None:
-        try:
+        with standard_output():
             _write_lines(job, sys.stdout.buffer)
-        except BrokenPipeError:  # the reader ended, as `| head` does
-            discard_standard_output()
         return
     check = partial(_check_free, output)
     check()

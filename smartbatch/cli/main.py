@@ -182,7 +182,8 @@ def main(
 
     1. A shell asks for completions: they are printed, and the process ends.
     2. The arguments are wrong, or ask for help: 2 or 0, as ``argparse`` says. Without a command: help, and 2.
-    3. The command runs: its own code; 130 after Ctrl-C, and that of the error where one is refused.
+    3. The command runs: its own code; 130 after Ctrl-C, 0 where whoever read its output went away, and that
+       of the error where one is refused.
 
     Args:
         argv: the arguments after the program's name; the process's own when ``None``.
@@ -208,6 +209,7 @@ def main(
     if settings is not None and args.config is None:
         args.config = settings
     from smartbatch.cli.messages import NoteHandler  # late: --help and --version need none of it
+    from smartbatch.cli.standard_output import ReaderLeft
 
     handler = NoteHandler(quiet=getattr(args, "quiet", False) and not getattr(args, "verbose", False))
     logger = logging.getLogger("smartbatch")
@@ -220,6 +222,8 @@ def main(
     except KeyboardInterrupt:
         print("smartbatch: interrupted", file=sys.stderr)
         return 130
+    except ReaderLeft:
+        return 0
     except SmartbatchError as error:
         return _refused(args.command, error)
     finally:

@@ -35,6 +35,7 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a row for each provider, or for each model of the names."""
+    from smartbatch.cli.standard_output import print_out
     from smartbatch.config import BatchingConfig
 
     config = BatchingConfig.load(file=args.config)
@@ -43,13 +44,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         rows = list(_providers(config.prices))
     if args.json:
-        for row in rows:
-            print(json.dumps(row))
-        return 0
-    for line in table([[key.replace("_", " ") for key in rows[0]], *map(_words, rows)] if rows else []):
-        print(line)
-    if args.names:
-        print("USD per million tokens; where a price depends on a request's size, that of the smallest.")
+        lines = [json.dumps(row) for row in rows]
+    else:
+        lines = table([[key.replace("_", " ") for key in rows[0]], *map(_words, rows)] if rows else [])
+        if args.names:
+            lines.append(
+                "USD per million tokens; where a price depends on a request's size, that of the smallest."
+            )
+    if lines:
+        print_out("\n".join(lines))
     return 0
 
 

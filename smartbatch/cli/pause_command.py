@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import suppress
 
 from smartbatch.cli.option_tables import add_options
 
@@ -53,29 +54,31 @@ def run(args: argparse.Namespace) -> int:
         0; 1 where something that was to go on is not paused.
     """
     from smartbatch.cli.clients import config_of, missing_store
+    from smartbatch.cli.standard_output import ReaderLeft, print_out
     from smartbatch.observe.text import escape
     from smartbatch.stored_jobs import StoredJobs
 
     config = config_of(args)
     path = missing_store(config.store)
     if path is not None and not (args.command == "pause" and args.names):  # looking makes no file
-        print(f"nothing is paused: there is no store at {escape(path)} yet")
+        print_out(f"nothing is paused: there is no store at {escape(path)} yet")
         return int(args.command == "resume")
     stored = StoredJobs(config)
     missing = 0
     try:
         for name in args.names:
-            provider, _, model = name.partition(":")
-            if args.command == "pause":
-                print(escape(str(stored.pause(provider, model or None, reason=args.reason))))
-            elif stored.resume(provider, model or None):
-                print(f"{escape(name)} goes on")
-            else:
-                missing += 1
-                print(f"{escape(name)} is not paused")
+            with suppress(ReaderLeft):  # the others are paused, or go on, all the same
+                provider, _, model = name.partition(":")
+                if args.command == "pause":
+                    print_out(escape(str(stored.pause(provider, model or None, reason=args.reason))))
+                elif stored.resume(provider, model or None):
+                    print_out(f"{escape(name)} goes on")
+                else:
+                    missing += 1
+                    print_out(f"{escape(name)} is not paused")
         if not args.names:
             found = [escape(str(pause)) for pause in stored.paused()]
-            print("\n".join(found) or f"nothing is paused in {stored.place}")
+            print_out("\n".join(found) or f"nothing is paused in {stored.place}")
     finally:
         stored.close(0)
     return int(missing > 0)

@@ -16,6 +16,7 @@ from smartbatch.cli.messages import say
 from smartbatch.cli.outputs import check_output_name
 from smartbatch.cli.prompts import InputRequests, PromptMaker
 from smartbatch.cli.route_chooser import RouteChooser
+from smartbatch.cli.standard_output import print_out
 from smartbatch.cli.table_output import look_at_output
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the plan and return the exit code: 0, or 2 when the run would be refused."""
     with ExitStack() as stack:
         plan = _plan(args, stack)
-    print(json.dumps(plan.as_dict(), indent=2) if args.json else plan.explain())
+    print_out(json.dumps(plan.as_dict(), indent=2) if args.json else plan.explain())
     return 0
 
 

@@ -22,7 +22,7 @@ from smartbatch.cli.outputs import (
 from smartbatch.cli.prompts import InputRequests, KeyedRow, PromptMaker
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.cli.run_job import JobRun, RowResult, Rows
-from smartbatch.cli.standard_output import StandardOutput, discard_standard_output
+from smartbatch.cli.standard_output import ReaderLeft, StandardOutput
 from smartbatch.cli.summary import RunSummary, failure_line
 from smartbatch.cli.table_output import TableOutput, open_output
 from smartbatch.errors import ConfigError, InputError
@@ -150,11 +150,8 @@ class _Run:
                     self._append(sink, rows)
                 for row, outcome in rows:
                     self._count(row, outcome)
-        except BrokenPipeError:  # the reader ended, as `| head` does: no error
-            if not isinstance(sink, StandardOutput):
-                raise
+        except ReaderLeft:
             self._reader_left = True
-            discard_standard_output()
 
     def _count(self, row: KeyedRow, outcome: RowResult) -> None:
         """Count a row that was written."""

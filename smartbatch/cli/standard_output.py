@@ -1,20 +1,59 @@
-"""The output of a run on standard output, and how it is left when its reader ends."""
+"""Standard output: what commands print, the rows of a run, and how it is left when it takes no more."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
 
-from smartbatch.cli.outputs import OutputRow
-from smartbatch.cli.prompts import KeyedRow
+from smartbatch.errors import SmartbatchError
 from smartbatch.observe.text import escape
+
+if TYPE_CHECKING:  # most commands print a few lines, and need none of it
+    from smartbatch.cli.outputs import OutputRow
+    from smartbatch.cli.prompts import KeyedRow
 
 _PROMPT_SHOWN: Final = 40
 """Characters of the prompt that open a readable line."""
+
+
+class ReaderLeft(Exception):
+    """Who read standard output has ended, as ``| head`` does: a command has nobody to print for any more."""
+
+
+class StandardOutputLost(SmartbatchError):
+    """Standard output takes no more, as on a full disk."""
+
+
+@contextmanager
+def standard_output(advice: str = "") -> Iterator[None]:
+    """Write to standard output in the block; where that fails, it is the null device from then on.
+
+    Args:
+        advice: what to do where it takes no more; ends the text of the error.
+
+    Raises:
+        ReaderLeft, StandardOutputLost: it takes no more.
+    """
+    try:
+        yield
+    except BrokenPipeError as error:
+        discard_standard_output()
+        raise ReaderLeft from error
+    except OSError as error:
+        discard_standard_output()
+        raise StandardOutputLost(
+            f"standard output cannot be written: {error.strerror or error}{advice}"
+        ) from error
+
+
+def print_out(text: str) -> None:
+    """Print a text at once; raises as :func:`standard_output`."""
+    with standard_output():
+        print(text, flush=True)
 
 
 class StandardOutput:
@@ -28,23 +67,17 @@ class StandardOutput:
         self.readable = sys.stdout.isatty()
 
     def append(self, rows: Sequence[OutputRow]) -> None:
-        """Write some rows.
-
-        Raises:
-            BrokenPipeError: the reader ended.
-        """
-        for row, line, answered in rows:
-            if self.readable:
-                line = _readable(row, json.loads(line), answered).encode("utf-8", "backslashreplace")
-            sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()
+        """Write some rows; raises as :func:`standard_output`."""
+        with standard_output("; the same line again goes on"):
+            for row, line, answered in rows:
+                if self.readable:
+                    line = _readable(row, json.loads(line), answered).encode("utf-8", "backslashreplace")
+                sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
 
 
 def discard_standard_output() -> None:
-    """Point standard output at the null device, so that the interpreter's last flush raises nothing.
-
-    For commands whose reader ended early, as ``| head`` does.
-    """
+    """Point standard output at the null device, so that the interpreter's last flush raises nothing."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as null:
         os.dup2(null.fileno(), sys.stdout.fileno())
 

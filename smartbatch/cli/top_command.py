@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     # late: other subcommands need none of it
     from smartbatch.cli.clients import config_of
     from smartbatch.cli.full_screen import FullScreen
-    from smartbatch.cli.standard_output import discard_standard_output
+    from smartbatch.cli.standard_output import print_out
     from smartbatch.cli.top_frame import frame
     from smartbatch.dashboard.source import Source
 
@@ -58,10 +58,7 @@ def run(args: argparse.Namespace) -> int:
     _check(source)
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         width = shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns
-        try:
-            print("\n".join(line.text for line in frame(source, width, None)), flush=True)
-        except BrokenPipeError:  # the reader ended
-            discard_standard_output()
+        print_out("\n".join(line.text for line in frame(source, width, None)))
         return 0
     with FullScreen(sys.stdout, EVERY, colours=not os.environ.get("NO_COLOR")) as screen:
         try:

@@ -1,0 +1,119 @@
+"""Standard output that takes no more: its reader has ended, or its disk is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.runs import prompts
+from levels import sampled
+
+from smartbatch import BatchingClient
+from smartbatch.cli.main import main
+
+OWN = "call:own_calls:ask"
+SIM = "sim:demo?batch_seconds=0.02"
+FULL = Path("/dev/full")
+NO_SPACE = f"smartbatch: standard output cannot be written: {os.strerror(errno.ENOSPC)}"
+ON_A_FULL_DISK = pytest.mark.skipif(not FULL.exists(), reason="only Linux has a disk that is always full")
+
+COMMANDS = [
+    ["models"],
+    ["models", "openai"],
+    ["models", "openai", "--json"],
+    ["plan", "in.txt", "--model", "sim:echo"],
+    ["doctor"],
+    ["doctor", "--json"],
+    ["pause"],
+    ["top"],
+    ["completion", "bash"],
+    ["jobs", "list"],
+    ["jobs", "results", "letters"],
+]
+
+
+@pytest.fixture
+def job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A job that has ended, by its key, and an input."""
+    monkeypatch.setenv("SMARTBATCH_BATCH_POLL_INTERVAL", "0.05")
+    with BatchingClient(SIM) as client:
+        client.submit_batch(["a", "b"], key="letters").wait(20)
+    prompts(2)
+    return "letters"
+
+
+@contextmanager
+def standard_output(to: int) -> Iterator[None]:
+    """Have a file as standard output, which is flushed and closed at the end, as the interpreter's is."""
+    with os.fdopen(to, "w") as file, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "stdout", file)
+        yield
+
+
+def without_reader() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+@pytest.mark.parametrize("words", sampled(COMMANDS, keep=4), ids=" ".join)
+def test_a_reader_that_went_away_ends_a_command_quietly(
+    job: str, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As ``| head -1`` does, which is no error."""
+    capfd.readouterr()
+    with standard_output(without_reader()):
+        assert main(words) == 0
+    assert capfd.readouterr().err == ""
+
+
+@ON_A_FULL_DISK
+@pytest.mark.parametrize("words", sampled(COMMANDS, keep=4), ids=" ".join)
+def test_a_full_disk_ends_a_command_with_one_line(
+    job: str, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    with standard_output(os.open(FULL, os.O_WRONLY)):
+        assert main(words) == 1
+    assert capfd.readouterr().err == NO_SPACE + "\n"
+
+
+@ON_A_FULL_DISK
+def test_a_run_whose_standard_output_is_full_goes_on_with_the_same_line(
+    calls: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What was answered is in the store, and is neither asked nor paid again."""
+    expected = prompts(3)
+    line = ["run", "in.txt", "--model", OWN, "--parallelism", "1", "--quiet"]
+    with standard_output(os.open(FULL, os.O_WRONLY)):
+        assert main(line) == 1
+    assert capfd.readouterr().err == f"{NO_SPACE}; the same line again goes on\n"
+    assert calls.asked
+    assert main(line) == 0
+    assert capfd.readouterr().out.count("answer to prompt") == 3
+    assert sorted(calls.asked) == expected
+
+
+def test_a_watched_job_is_carried_on_when_the_reader_went_away(folder: Path) -> None:
+    """The command may be the only one that does so."""
+    with BatchingClient(SIM, batch_poll_interval=0.05) as client:
+        job = client.submit_batch(["a", "b"])
+    with standard_output(without_reader()):
+        main(["jobs", "watch", job.id, "--json", "--batch-poll-interval", "0.05"])
+    with BatchingClient(SIM) as client:
+        assert client.job(job.id).status().completed == 2
+
+
+def test_all_that_is_named_is_paused_when_the_reader_went_away(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with standard_output(without_reader()):
+        assert main(["pause", "openai", "anthropic"]) == 0
+    assert main(["pause"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) == 2
