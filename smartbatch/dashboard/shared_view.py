@@ -1,4 +1,4 @@
-"""What the processes that share limits told last, the client of this process included."""
+"""What the processes that share limits told last, and a client of this process as it is now."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from smartbatch._clock import Clock
 from smartbatch._values import Value
 from smartbatch._version import __version__
 from smartbatch.errors import SmartbatchError
-from smartbatch.observe.families import sums_of
 from smartbatch.observe.participants import Participant, Participants
+from smartbatch.realtime.shared.limit_leases import record_with
 from smartbatch.realtime.shared.published import participants
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class SharedView(Value):
     """What is known of the processes that share limits.
 
     Attributes:
-        found: what they published, the client of this process included; no process where nothing can be
-            read.
+        found: what they published, with the client of this process; no other where nothing can be read.
         problem: why nothing could be read, for people; ``None`` where it could.
         is_off: whether nothing is shared, by the settings.
     """
@@ -80,7 +79,7 @@ class SharedReader:
 
     Args:
         address: as the setting ``shared``.
-        client: of this process; its record is the present one, and there also where nothing is shared.
+        client: of this process; it is shown as it is now, and also where it shares nothing.
     """
 
     def __init__(self, address: str, client: BatchingClient | None, clock: Clock) -> None:
@@ -109,17 +108,21 @@ class SharedReader:
 
 
 def _with_client(found: Participants, client: BatchingClient) -> Participants:
-    """Return the processes with this one as it is now."""
-    status, sums = client.status, sums_of(client.metrics.snapshot())
-    host, pid = socket.gethostname(), os.getpid()
-    own = next((one for one in found.processes if (one.host, one.pid) == (host, pid)), None)
-    if own is not None:
-        now = evolve(own, realtime=status, age=0.0)
-        return evolve(found, processes=tuple(now if one is own else one for one in found.processes))
-    now = Participant(
-        member="client", host=host, pid=pid, library=__version__, started=0.0, sums=sums, realtime=status
+    """Return the processes with the client as it is now: with all of its process, where that told of it."""
+    own = record_with(client.metrics)
+    if own is not None and any(one.member == own.member for one in found.processes):
+        now = tuple(own if one.member == own.member else one for one in found.processes)
+        return evolve(found, processes=now)
+    alone = Participant(
+        member="client",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        library=__version__,
+        started=0.0,
+        sums=client.metrics.sums(),
+        realtime=client.status,
     )
-    return evolve(found, processes=(now, *found.processes), sums=_added(found.sums, sums))
+    return evolve(found, processes=(alone, *found.processes), sums=_added(found.sums, alone.sums))
 
 
 def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

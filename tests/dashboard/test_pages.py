@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from html import unescape
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -22,13 +23,14 @@ from smartbatch.jobs.records import IncidentRow, ShardState
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.observe.participants import LaneStatus, Participant, Participants, RealtimeStatus
+from smartbatch.providers.callable import CallableProvider
 from smartbatch.realtime.shared.back_end import BackEndUnavailable
 from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
 from smartbatch.types import Answer as ProviderAnswer
 from smartbatch.types import Result, Route, Usage
 from tests.dashboard.visits import LOCAL, Answer, Visitor
 from tests.jobs.stores import Bench, led, new_items, result, started
-from tests.realtime.scenes import Scripted
+from tests.realtime.scenes import PATIENCE, Scripted, eventually
 
 PRICES = {"scripted:default": Price(input=1e6, output=0.0)}
 """A USD a token."""
@@ -83,6 +85,59 @@ def test_a_client_shows_its_own_queue(
         assert f"{status.lanes[0].model}" in text_of(page, "limits")
         assert "waiting 0 in flight 0" in text_of(page, "queue")
         assert "living" in text_of(page, "processes")
+
+
+@pytest.fixture
+def held() -> Iterator[Callable[..., BatchingClient]]:
+    """Makes clients of one thread whose calls last until the end of the test."""
+    over = Event()
+    made: list[BatchingClient] = []
+
+    def make(name: str, **settings: Any) -> BatchingClient:
+        provider = CallableProvider(lambda *asked: "yes" if over.wait(PATIENCE) else "no", name=name)
+        made.append(BatchingClient(provider, parallelism=1, **settings))
+        return made[-1]
+
+    yield make
+    over.set()
+    for client in made:
+        client.stop()
+
+
+def submitted(client: BatchingClient, count: int) -> None:
+    """Submit so many requests, and have one of them in a call."""
+    for number in range(count):
+        client.submit(str(number))
+    eventually(lambda: client.status.in_flight == 1)
+
+
+def test_a_client_adds_its_queue_to_those_of_others_in_its_process(
+    held: Callable[..., BatchingClient], tmp_path: Path
+) -> None:
+    """All of a process are shown as they are this moment, once it has told of them."""
+    place = f"sqlite:///{tmp_path / 'limits.db'}"
+    one, other = held("one", shared=place), held("other", shared=place)
+    submitted(one, 3)
+    submitted(other, 30)
+    eventually(lambda: participants(place).processes)
+    page = Visitor(app(client=one, access=LOCAL)).get("/")
+    assert "waiting 31 in flight 2" in text_of(page, "queue")
+    assert "one:default" in text_of(page, "limits")
+    assert "other:default" in text_of(page, "limits")
+    assert text_of(page, "processes").count("living") == 1
+
+
+def test_a_client_that_does_not_share_there_is_added_to_those_that_do(
+    held: Callable[..., BatchingClient], tmp_path: Path
+) -> None:
+    place = f"sqlite:///{tmp_path / 'limits.db'}"
+    sharing, alone = held("sharing", shared=place), held("alone", shared="off")
+    submitted(sharing, 3)
+    submitted(alone, 5)
+    eventually(lambda: participants(place).processes)
+    page = Visitor(app(client=alone, shared=place, access=LOCAL)).get("/")
+    assert "alone:default" in text_of(page, "limits")
+    assert text_of(page, "processes").count("living") == 2
 
 
 def test_limits_say_what_the_last_minute_took_and_what_waits_for_what(

@@ -20,7 +20,7 @@ from smartbatch.events import Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.observe import logs
 from smartbatch.observe.families import OPERATION_SECONDS, OPERATIONS, key_of
 from smartbatch.observe.metrics import BatchMetrics
-from smartbatch.observe.participants import EVERY, text_of
+from smartbatch.observe.participants import EVERY, Participant, text_of
 from smartbatch.realtime.shared.addresses import full_address, open_back_end
 from smartbatch.realtime.shared.back_end import (
     BackEnd,
@@ -167,6 +167,13 @@ class SharedLeases:
             if self._thread is not None and not self._is_unavailable and self._publication.due() == -math.inf:
                 self._begin_locked()
                 self._left.wait_for(lambda: self._publication.due() > -math.inf, LEAVE)
+
+    def record_with(self, metrics: BatchMetrics) -> Participant | None:
+        """Return what this process tells, as it is now; ``None`` unless it tells of a client with these
+        figures, and before anything can have been told."""
+        if self._salt is None or not self._publication.tells_of(metrics):
+            return None
+        return self._publication.current(self._counted, self._hidden)
 
     def _begin_locked(self) -> None:
         self._woken = True
@@ -381,3 +388,10 @@ def leases_of(address: str, clock: Clock, *, has_account: bool) -> SharedLeases 
     """
     alone = not has_account or not isinstance(clock, RealClock)
     return None if address == "off" or (address == "auto" and alone) else shared_leases(address, clock)
+
+
+def record_with(metrics: BatchMetrics) -> Participant | None:
+    """Return what this process tells where it tells of the client with these figures, as it is now; ``None``
+    where that is nowhere."""
+    own = [leases for (process, _, _), leases in list(_leases.items()) if process == identity()]
+    return next((found for leases in own if (found := leases.record_with(metrics)) is not None), None)

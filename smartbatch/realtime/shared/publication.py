@@ -98,22 +98,45 @@ class Publication:
     def _has_clients(self) -> bool:
         return any(client.look is not None for client in self._clients.values())
 
+    def tells_of(self, metrics: BatchMetrics) -> bool:
+        """Whether the record has what a client with these figures counts, or counted until it was stopped."""
+        with self._lock:
+            known = self._clients.get(id(metrics))
+            return known is not None and known.metrics() is metrics
+
     def record(self, counted: Mapping[str, float], hide: Hide) -> Participant:
-        """Return the record of this moment; after the last client's end it is the last one.
+        """Return the record that is due; after the last client's end it is the last one.
 
         Args:
             counted: further sums, which the thread itself counted.
         """
+        with self._lock:
+            looks = self._looks_locked()
+            self._next = self._clock.now() + EVERY if self._has_clients else math.inf
+        return self._record(looks, counted, hide)
+
+    def current(self, counted: Mapping[str, float], hide: Hide) -> Participant:
+        """Return the record of this moment, which is not told to others; arguments as of :meth:`record`."""
+        with self._lock:
+            looks = self._looks_locked()
+        return self._record(looks, counted, hide)
+
+    def _looks_locked(self) -> list[tuple[Look, BatchMetrics]]:
+        """Add up what all clients counted; return how to see those that run."""
+        looks = []
+        for key, client in list(self._clients.items()):
+            metrics = self._add_up(client)
+            if metrics is None:
+                del self._clients[key]
+            elif client.look is not None:
+                looks.append((client.look, metrics))
+        return looks
+
+    def _record(
+        self, looks: list[tuple[Look, BatchMetrics]], counted: Mapping[str, float], hide: Hide
+    ) -> Participant:
         now = self._clock.now()
         with self._lock:
-            looks: list[tuple[Look, BatchMetrics]] = []
-            for key, client in list(self._clients.items()):
-                metrics = self._add_up(client)
-                if metrics is None:
-                    del self._clients[key]
-                elif client.look is not None:
-                    looks.append((client.look, metrics))
-            self._next = now + EVERY if self._has_clients else math.inf
             sums = {**self._sums, **counted}
             errors = {kind: round(now - at, 1) for kind, at in self._failed_at.items()}
         statuses = []
