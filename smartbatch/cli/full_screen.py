@@ -101,9 +101,9 @@ class FullScreen:
         self._take()
 
     def _write(self, text: str) -> None:
-        encoding = self._stream.encoding or "utf-8"
-        self._stream.write(text.encode(encoding, "replace").decode(encoding))
-        self._stream.flush()
+        data = text.encode(self._stream.encoding or "utf-8", "replace")
+        while data:  # to the descriptor: a buffer may not be written to by a signal handler, too
+            data = data[os.write(self._stream.fileno(), data) :]
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:

@@ -215,7 +215,7 @@ class Screen:
 @contextmanager
 def top(screen: Screen, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run the command in a terminal until the block ends."""
-    environ = {**os.environ, "TERM": "xterm", **environ}
+    environ = {**os.environ, "TERM": "xterm", "PYTHONUNBUFFERED": "", **environ}  # as a terminal has it
     command = [sys.executable, "-m", "smartbatch", "top"]
     streams = {"stdin": screen.follower, "stdout": screen.follower, "stderr": screen.follower}
     with subprocess.Popen(command, env=environ, start_new_session=True, **streams) as running:  # type: ignore[call-overload]

@@ -136,7 +136,7 @@ def test_what_a_batch_cost_is_the_sum_of_what_was_run() -> None:
     assert totals.price == "0.0000 USD"
     page = [billed(0, "succeeded", 0.5), billed(1, "unrun", 0.0), billed(2, "failed", 0.25)]
     totals.add([*page, billed(3, "failed", 0.0, 0), billed(4, "succeeded", 1.0, 0)], {0, 3})
-    counts = {"billed": 3, "used": 1, "doubled": 0, "usd": 1.75, "wasted": 1.25, "size": 0}
+    counts = {"billed": 3, "used": 1, "doubled": 0, "usd": 1.75, "wasted": 1.25, "twice": 0.0, "size": 0}
     assert asdict(totals) == {**counts, "unended": False, "cut": False, "uncertain": False}
     assert totals.price == "1.7500 USD"
     totals.add([billed(5, "succeeded", None), billed(6, "again", 0.5)], {6})
