@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
-from attrs import evolve
+from attrs import define, evolve
 
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch._fork import something_ended, something_started
@@ -79,6 +79,19 @@ class ItemWaiter(Protocol):
         ...
 
 
+@define(eq=False)
+class _Stop:
+    """A stop that gives jobs back.
+
+    Attributes:
+        store: the one that its jobs are in.
+        closes: whether it closes the store, unless that is used again by then.
+    """
+
+    store: SqlStore | None
+    closes: bool
+
+
 class JobService:
     """The jobs of one client in one process: submission, work, and those who wait. Safe from any thread.
 
@@ -126,7 +139,7 @@ class JobService:
         self._attended: set[str] = set()
         self._closed = False
         self._end = clock.monitor()
-        self._ending: list[SqlStore | None] = []  # the stores of stops that give jobs back; under `_end`
+        self._stops: list[_Stop] = []  # those that give jobs back; under `_end`
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -517,39 +530,42 @@ class JobService:
 
         Each part waits in memory for what threads have under way; the calls of the store that come last are
         made on a thread of their own. In order: answers that came are stored; remote calls under way end; who
-        waits for jobs hears of it; then jobs are given back, and the store is closed. A thread that comes
-        while another does this waits for its end. Where its time is over before, it ends what was started
-        in between, and leaves the store to the other if it is the same.
+        waits for jobs hears of it; then jobs are given back, and the store is closed. Where the service was
+        opened again meanwhile, the store stays open up to the next stop. A thread that comes while another
+        does this waits for its end. Where its time is over before, it ends what was started in between, and
+        leaves the store to the other if that one closes it.
 
         Args:
             until: monotonic seconds.
             save: called before the store is closed, with the calls that may hang.
         """
         with self._end:
-            wait_while(lambda: self._ending, self._end, self.clock, until - self.clock.now())
-            if self._ending and self._supervisor is None:
+            wait_while(lambda: self._stops, self._end, self.clock, until - self.clock.now())
+            store = self._opened.peek()
+            closes = not any(other.closes and other.store is store for other in self._stops)
+            if not closes and self._supervisor is None:
                 return
             with self._lock:
                 supervisor, self._supervisor = self._supervisor, None
                 watchers, self._watchers = list(self._watchers.values()), {}
-            store = self._opened.peek()
-            closes = store not in self._ending
-            self._ending.append(store)
+            stop = _Stop(store, closes)
+            self._stops.append(stop)
         try:
-            self._finish(until, save if closes else None, supervisor, watchers)
+            self._finish(until, save, stop, supervisor, watchers)
         finally:
             with self._end:
-                self._ending.remove(store)
+                self._stops.remove(stop)
                 self._end.notify_all()
 
     def _finish(
         self,
         until: float,
-        save: Callable[[], object] | None,
+        save: Callable[[], object],
+        stop: _Stop,
         supervisor: JobSupervisor | None,
         watchers: Sequence[Watcher],
     ) -> None:
-        """Do what :meth:`finish` does; without ``save`` the store is left open."""
+        """Do what :meth:`finish` does."""
 
         def left(reserved: float) -> float:
             return max(0.0, until - reserved - self.clock.now())
@@ -566,11 +582,12 @@ class JobService:
         for watcher in watchers:
             watcher.finish(left(LAST_NEWS))
             watcher.give_up(error)
-        self.serving.close()
-        store = None if save is None else self._opened.detach()
+        store = self._detach(stop)
+        if stop.closes:
+            self.serving.close()
 
         def close() -> None:
-            if save is not None:
+            if stop.closes:
                 save()
             if store is not None:
                 self._dependencies.save(store)
@@ -586,6 +603,17 @@ class JobService:
             self.report(None, StoreError(text))
         if supervisor is not None:
             something_ended()  # not before: the thread of what runs may be the one that closes the store
+
+    def _detach(self, stop: _Stop) -> SqlStore | None:
+        """Return the store that a stop closes; ``None`` where another stop does. The cases, in order:
+
+        1. An earlier stop does.
+        2. The service was opened again, or carries jobs on that a later stop is to end: that one does.
+        3. Nobody uses it any more.
+        """
+        with self._end, self._lock:
+            stop.closes = stop.closes and self._closed and self._supervisor is None
+            return self._opened.detach() if stop.closes else None
 
     def look(
         self, read: Callable[[], T], seconds: float | None, error: Callable[[str], SmartbatchError]

@@ -112,6 +112,58 @@ def test_a_stop_ends_what_was_started_while_another_one_still_closes_the_store(
     assert client.start().job(job.id).wait(LONG).state == "done"
 
 
+def test_a_start_while_a_stop_waits_for_a_step_keeps_the_store_open_up_to_the_next_stop(
+    client: BatchingClient, remote: Remote, clock: VirtualClock
+) -> None:
+    """The stop gives its jobs back, and both they and what was submitted after the start are carried on."""
+    with clock.held():
+        first = slow_upload(client, remote)
+        stop = InTime(clock, client.stop)
+        eventually(lambda: not inside(client).jobs.is_working)
+        store = inside(client.start()).jobs.service.store
+        second = client.submit_batch(["c", "d"])
+    stop.result()
+    assert [job.wait(3_600.0).state for job in (first, second)] == ["done", "done"]
+    client.stop()
+    with pytest.raises(StoreError, match="closed"):
+        store.jobs.get(first.id)
+
+
+def test_the_next_stop_closes_a_store_that_a_start_kept_open_for_nothing(
+    client: BatchingClient, remote: Remote, clock: VirtualClock
+) -> None:
+    """Up to then the store can be used, although no job was started again."""
+    with clock.held():
+        job = slow_upload(client, remote)
+        first = InTime(clock, client.stop)
+        eventually(lambda: not inside(client).jobs.is_working)
+        store = inside(client.start()).jobs.service.store
+    first.result()
+    assert store.jobs.get(job.id) is not None
+    client.stop(timeout=0)
+    with pytest.raises(StoreError, match="closed"):
+        store.jobs.get(job.id)
+
+
+def test_a_stop_leaves_the_store_to_a_later_one_whose_answers_are_still_to_come(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """The later one waits for calls that end long after the step for which the earlier one waits."""
+    remote = Remote(clock, latency=60.0)
+    client = client_of(remote, store=store)
+    with clock.held():
+        slow_upload(client, remote)
+        first = InTime(clock, client.stop)
+        eventually(lambda: not inside(client).jobs.is_working)
+        client.start()
+        job = client.submit_batch(["c", "d"], strategy="individual", batch_fallback="individual")
+        eventually(lambda: len(remote.asked) == 2)
+        second = InTime(clock, client.stop)
+    first.result()
+    second.result()
+    assert client.job(job.id).status().completed == 2
+
+
 # -- what is accepted ----------------------------------------------------------------------------------------
 
 
