@@ -116,6 +116,7 @@ class RealtimeRunner:
                 known.wanting, known.withdrawn = True, False
                 if freed:
                     known.short, known.resumes_at = False, -math.inf
+                self._start_locked()
                 self._monitor.notify()
                 return
         row = self._store.jobs.get(lease.job_id)

@@ -238,7 +238,8 @@ class JobService:
             self._closed = False
 
     def carry_on(self, job_id: str | None = None) -> None:
-        """Have this process carry on the jobs of the store, unless it does already or was stopped.
+        """Have this process carry on the jobs of the store, unless it does already or was stopped. Where no
+        thread can be had for that, the next call tries again.
 
         Args:
             job_id: a job that somebody here waits for; attended ones are carried on for nobody else.
@@ -254,9 +255,9 @@ class JobService:
             supervisor = self._supervisor = running or self._new_supervisor(store)
         if running is None:
             something_started()
-            supervisor.start()
         elif new:
             supervisor.notify(job_id)
+        supervisor.start()
 
     def has_ended(self, job_id: str) -> None:
         """A job was seen to have ended, in whichever process: keep nothing of it."""

@@ -66,7 +66,7 @@ class OwnedJob:
 
 @define(eq=False, slots=False, repr=False)
 class JobSupervisor:
-    """Owns jobs and runs their steps. Start it once; it cannot be started again after :meth:`stop`.
+    """Owns jobs and runs their steps. It cannot be started again after :meth:`stop`.
 
     Args:
         serves: whether this process can do anything for a job.
@@ -105,13 +105,13 @@ class JobSupervisor:
     # -- for others ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread that watches the time. Starting twice is fine."""
+        """Start the thread that watches the time, unless it runs; where none can be had, the next call tries
+        again."""
         with self._monitor:
             if self._started or self._stopping:
                 return
-            self._started = True
             watch = partial(_watch, weakref.ref(self), self._monitor)
-            self._spawn_locked(watch, "smartbatch-supervisor")
+            self._started = self._spawn_locked(watch, "smartbatch-supervisor")
 
     def notify(self, job_id: str | None = None) -> None:
         """Run a step of an own job at once, or claim a job at once; without an id, search for jobs."""

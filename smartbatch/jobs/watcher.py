@@ -130,6 +130,8 @@ class WatchedService(Protocol):
     @property
     def report(self) -> Callable[[str | None, BaseException], None]: ...
 
+    def carry_on(self, job_id: str) -> None: ...
+
     def refresh_interval(self, job_id: str) -> float: ...
 
     def status_of(self, row: JobRow) -> JobStatus: ...
@@ -187,7 +189,11 @@ class Watcher:
         return not self._running
 
     def futures(self, total: int) -> list[Future[Result]]:
-        """Return a future for each item, in order."""
+        """Return a future for each item, in order.
+
+        Raises:
+            RuntimeError: no thread can be had; nothing is kept. So it is below.
+        """
         futures = [self._service.new_future() for _ in range(total)]
         if futures:
             self._settle_later(_FutureGroup(dict(enumerate(futures)), self._service.result_of))
@@ -199,15 +205,15 @@ class Watcher:
 
     def _settle_later(self, group: _FutureGroup) -> None:
         with self._monitor:
-            self._groups.append(group)
             self._start_locked()
+            self._groups.append(group)
         self._service.notifier.notify(self._job_id)
 
     def listen(self, call: Callable[[JobStatus], object]) -> None:
         """Call ``call`` with the status, now and after each change, up to the end."""
         with self._monitor:
-            self._callbacks.append(_Callback(call))
             self._start_locked()
+            self._callbacks.append(_Callback(call))
         self._service.notifier.notify(self._job_id)
 
     def end(self, error: SmartbatchError) -> None:
@@ -260,7 +266,8 @@ class Watcher:
                 service.notifier.wait_for_change(seen, service.refresh_interval(self._job_id))
 
     def update(self) -> None:
-        """Settle the futures whose results are stored, and call the callbacks whose status changed.
+        """Settle the futures whose results are stored, call the callbacks whose status changed, and have the
+        job carried on.
 
         Raises:
             JobNotFound: the job was deleted from the store.
@@ -270,6 +277,8 @@ class Watcher:
         for group in groups:
             self._settle(group)
         row = stored_job(self._service.store, self._job_id)
+        if row.state is not JobState.DONE:
+            self._service.carry_on(self._job_id)
         if groups:
             self._service.tell_held(row)
         if callbacks:

@@ -6,7 +6,7 @@ job. A request whose key the store knows is not stored again: its future waits f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attrs import define, evolve
@@ -31,6 +31,7 @@ GATHER = 0.005
 group is a job, which has a lease and a thread that watches it."""
 LONGEST_GATHER = 0.25
 NOT_STORED = "the request could not be stored"
+NOT_AWAITED = "the request is stored, but its result could not be waited for; submit it again"
 LAST_STORE = 5.0
 """Seconds for what is being stored at a stop without a time of its own."""
 
@@ -173,8 +174,11 @@ class DurableRequests:
                 waiters.waiting.append(each)
                 self._stored[each.future] = waiters
         for job_id, of_job in found.items():
-            self._parts.jobs.service.carry_on(job_id)
-            self._parts.jobs.service.deliver(job_id, of_job)
+            try:
+                self._parts.jobs.service.carry_on(job_id)
+                self._parts.jobs.service.deliver(job_id, of_job)
+            except BaseException as raised:
+                self._fail(of_job.values(), raised)
         for each in conflicting:
             text = f"the {each.name:.80} belongs to a request with another prompt or other parameters"
             error = JobConflict(f"{text}: choose another key")
@@ -186,9 +190,7 @@ class DurableRequests:
         """Settle the futures of those who wait for one request. The first has its cost, unless the answer was
         there before; the others took part in it."""
         with self._monitor:
-            del self._waiters[waiters.place.job_id, waiters.place.ix]
-            for each in waiters.waiting:
-                self._stored.pop(each.future, None)
+            self._forget_locked(waiters)
         reading, own = self._parts.reading, 1
         if waiters.place.answered:
             result, own = as_kept(result), len(waiters.waiting)
@@ -198,6 +200,20 @@ class DurableRequests:
             )
         with self._monitor:
             self._monitor.notify_all()
+
+    def _fail(self, group: Iterable[_Waiters], error: BaseException) -> None:
+        """Fail the futures of those who wait for requests whose results nobody delivers."""
+        for waiters in group:
+            with self._monitor:
+                self._forget_locked(waiters)
+            fail(waiters.waiting, error, NOT_AWAITED)
+        with self._monitor:
+            self._monitor.notify_all()
+
+    def _forget_locked(self, waiters: _Waiters) -> None:
+        del self._waiters[waiters.place.job_id, waiters.place.ix]
+        for each in waiters.waiting:
+            self._stored.pop(each.future, None)
 
     # -- life ------------------------------------------------------------------------------------------------
 

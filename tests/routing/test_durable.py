@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,30 @@ def test_hooks_run_for_each_who_asked(client_of: ClientOf, clock: VirtualClock, 
     assert client.submit("a", durable=True).result(LONG).text == "<re: a>"
     assert client.submit("a", durable=True).result(LONG).text == "<re: a>"
     assert client.submit("b", durable=True).result(LONG).text == "mine"
+
+
+@pytest.mark.catches("RuntimeError")
+def test_a_request_whose_answer_no_thread_could_wait_for_finds_it_the_next_time(
+    client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system allows no further thread for a moment; the request fails, and is asked once all the same."""
+    start, refused = threading.Thread.start, list[str]()
+
+    def refuses(thread: threading.Thread) -> None:
+        if thread.name == "smartbatch-job" and not refused:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    remote = Remote(clock)
+    client = client_of(remote, store=store)
+    with pytest.raises(SmartbatchError, match="RuntimeError"):
+        client.submit("a", key="mine").result(60.0)
+    again = client.submit("a", key="mine")
+    clock.sleep(60.0)
+    assert again.result(0).text == "re: a"
+    assert remote.asked == ["a"]
 
 
 def test_another_request_under_a_key_is_a_conflict(

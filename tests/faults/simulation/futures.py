@@ -90,6 +90,9 @@ class _Service:
     def result_of(self, row: ResultRow, job_id: str) -> Result:
         return decode_result(row.body, request_id=f"{job_id}-{row.ix}")
 
+    def carry_on(self, job_id: str) -> None:
+        """The simulation does."""
+
     def refresh_interval(self, job_id: str) -> NoReturn:
         raise AssertionError("no thread waits here")
 
