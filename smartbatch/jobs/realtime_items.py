@@ -32,7 +32,7 @@ class RealtimeItems:
         wanting: there may be more to claim.
         turn: how many are claimed before it is another job's turn.
         begun: some were claimed.
-        goes_on: it was neither cancelled nor recalled since its row was read last.
+        goes_on: nobody acted on it since its row was read last; else what is claimed is not sent.
         resumes_at: when more is claimed, by the clock.
         noted: the store has a note what the job waits for.
         failures: claims in a row that failed.
@@ -59,6 +59,11 @@ class RealtimeItems:
     short: bool = False
     cancelled: set[int] = field(factory=set)
     withdrawn: bool = False
+
+    @property
+    def sends(self) -> bool:
+        """Whether items that are claimed may be sent."""
+        return self.goes_on and not self.withdrawn
 
     @property
     def settled(self) -> bool:

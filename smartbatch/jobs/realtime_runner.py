@@ -134,7 +134,8 @@ class RealtimeRunner:
             self._monitor.notify()
 
     def recall(self, job_id: str) -> None:
-        """Take back the items of a job whose calls have not started."""
+        """Take back the items of a job whose calls have not started, also those that are claimed and not
+        submitted yet."""
         with self._monitor:
             job = self._jobs.get(job_id)
             futures = [] if job is None else list(job.under_way.values())
@@ -362,7 +363,8 @@ class RealtimeRunner:
         """Submit an item. The cases, in order:
 
         1. It was cancelled: it ends, and is not sent.
-        2. The runner was halted, results cannot be stored, or the job was withdrawn: it stays in the store.
+        2. The runner was halted, results cannot be stored, or the job was recalled, withdrawn or forgotten:
+           it stays in the store.
         3. It cannot be submitted (the client is closed, the queue full, …): its error decides.
         4. It is submitted; where 1 or 2 came true meanwhile, its call is taken back.
         """
@@ -377,12 +379,12 @@ class RealtimeRunner:
         user_id = item_id(job.row.id, item.ix, item.user_id)
         with self._monitor:
             stuck, cancelled = self._health.is_stuck, item.ix in job.cancelled
-            self._submitting = not (self._halted or stuck or job.withdrawn or cancelled)
+            self._submitting = job.sends and not (self._halted or stuck or cancelled)
         if cancelled:
             not_asked(RequestCancelled("the request was cancelled before it was sent", request_id=user_id))
             return
         if not self._submitting:
-            reason = "no answer can be stored at the moment" if stuck else "nobody waits for it any more"
+            reason = "no answer can be stored at the moment" if stuck else "its job does not go on here now"
             not_asked(ClientClosed(reason, request_id=user_id))
             return
         future: Future[Result] | None = None
@@ -395,7 +397,7 @@ class RealtimeRunner:
             if future is not None and item.ix in job.under_way:
                 job.under_way[item.ix] = future
             self._submitting = False
-            late = self._halted or self._health.is_stuck or job.withdrawn or item.ix in job.cancelled
+            late = self._halted or self._health.is_stuck or not job.sends or item.ix in job.cancelled
             self._empty.notify_all()
         if late and future is not None:
             self._drop(future)

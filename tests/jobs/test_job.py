@@ -13,7 +13,9 @@ from jobs.remote import LONG, Remote
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, JobNotFound, JobTimeout, RequestCancelled, StoreError
+from smartbatch.events import Event, RequestSubmitted
 from smartbatch.jobs import watcher
+from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 
 ClientOf = Callable[..., BatchingClient]
@@ -286,4 +288,25 @@ def test_cancelling_a_job_in_real_time_stops_what_has_not_started(
     status = job.wait(LONG)
     assert len(remote.asked) <= asked + 2
     assert status.completed == len(remote.asked)
+    assert status.cancelled == 50 - status.completed
+
+
+def test_after_a_cancel_no_row_is_sent_that_was_only_claimed(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """The cancel comes while the first of 32 claimed rows is submitted."""
+    jobs: list[Job] = []
+    submitted = threading.Event()
+
+    def cancel(event: Event) -> None:
+        if isinstance(event, RequestSubmitted):
+            assert submitted.wait(30.0)
+            jobs[0].cancel()
+
+    remote = Remote(clock, batches=False, latency=10.0)
+    client = client_of(remote, store=store, parallelism=16, observers=[cancel])
+    jobs.append(client.submit_batch(prompts(50), batch_fallback="individual"))
+    submitted.set()
+    status = jobs[0].wait(LONG)
+    assert status.completed == len(remote.asked) <= 1
     assert status.cancelled == 50 - status.completed

@@ -464,8 +464,11 @@ def test_failures_of_an_items_own_end_it_and_the_others_go_on(
     assert error.request_id == results[3].request_id
 
 
-def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: str, tmp_path: Path) -> None:
-    """The halt comes while the second of fifty claimed items is submitted; the others stay open for later."""
+@pytest.mark.parametrize("how", ["halted", "forgotten"])
+def test_of_a_halted_runner_and_of_a_forgotten_job_no_claimed_item_is_submitted(
+    how: str, clock: VirtualClock, place: str, tmp_path: Path
+) -> None:
+    """It comes while the second of fifty claimed items is submitted; the others stay open for later."""
     bench = Bench("sqlite", place, tmp_path)
     store = bench.open()
     items = [
@@ -477,13 +480,13 @@ def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: s
     lease = store.leases.claim(job.id, LONG)
     assert lease is not None
     asked: list[str] = []
-    halted = threading.Event()
+    ended = threading.Event()
 
     def ask(item: RealtimeItem) -> Future[Result]:
         asked.append(str(item.request.prompt))
         if len(asked) == 2:
-            runner.halt()
-            halted.set()
+            runner.halt() if how == "halted" else runner.forget(job.id)
+            ended.set()
         item.sink(Result(item.request.id, "an answer"))
         return Future()
 
@@ -501,7 +504,7 @@ def test_after_a_halt_no_claimed_item_is_submitted(clock: VirtualClock, place: s
         done=lambda _: None,
     )
     runner.offer(lease)
-    assert halted.wait(PATIENCE)
+    assert ended.wait(PATIENCE)
     assert not runner.finish(LONG)
     assert asked == ["p0", "p1"]
     assert len(store.items.in_state(job.id, state=ItemState.REALTIME)) == 48
