@@ -79,7 +79,7 @@ class ItemWaiter(Protocol):
         ...
 
 
-@define(eq=False)
+@define(eq=False, repr=False)
 class _Stop:
     """A stop that gives jobs back.
 
