@@ -8,6 +8,7 @@ No event is logged unless the user passes a logger, or calls :func:`enable`. Lin
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
@@ -132,13 +133,19 @@ def get_logger(logger: EventLogger | logging.Logger | None = None) -> EventLogge
 def warn(name: str, /, **fields: str) -> None:
     """Log an error that no request and no job reports, where logging is on.
 
+    What the log raises, as one whose stream is closed or whose disk is full, goes to the standard logger:
+    whoever reports an error goes on.
+
     Args:
         name: of the entry.
         fields: class names and ids; the text of a user's error may hold an answer.
     """
     log = get_logger()
     if log is not None:
-        log.warning(name, **fields)
+        try:
+            log.warning(name, **fields)
+        except Exception as error:
+            user_error("the log", error)
 
 
 _USER_LOGGER = logging.getLogger("smartbatch")
@@ -174,7 +181,7 @@ def user_error(where: str, error: BaseException) -> None:
         _last_logged.clear()
     _last_logged[place] = (now, 0)
     more = f", and {count:,} times more since it was last logged" if count else ""
-    _USER_LOGGER.error("exception in %s%s", where, more, exc_info=error)
+    _log(logging.ERROR, "exception in %s%s", where, more, cause=error)
 
 
 def user_errors_left() -> None:
@@ -182,9 +189,8 @@ def user_errors_left() -> None:
     for place, (last, count) in list(_last_logged.items()):
         if count:
             _last_logged[place] = (last, 0)
-            _USER_LOGGER.error(
-                "exception in %s (%s, line %d), %s times more since it was last logged", *place, f"{count:,}"
-            )
+            text = "exception in %s (%s, line %d), %s times more since it was last logged"
+            _log(logging.ERROR, text, *place, f"{count:,}")
 
 
 def alarm(text: str, *, lost: bool = False) -> None:
@@ -192,7 +198,13 @@ def alarm(text: str, *, lost: bool = False) -> None:
 
     It goes to the standard logger ``smartbatch``: a warning, and an error where they are lost.
     """
-    _USER_LOGGER.log(logging.ERROR if lost else logging.WARNING, "%s", scrub(text))
+    _log(logging.ERROR if lost else logging.WARNING, "%s", scrub(text))
+
+
+def _log(level: int, text: str, *values: object, cause: BaseException | None = None) -> None:
+    """Log to the standard logger, whose handlers raise where standard error is closed."""
+    with contextlib.suppress(Exception):
+        _USER_LOGGER.log(level, text, *values, exc_info=cause)
 
 
 def job_error(job_id: str | None, error: BaseException) -> None:

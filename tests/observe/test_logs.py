@@ -195,6 +195,33 @@ def test_an_observer_that_raises_is_logged_and_ends_nothing() -> None:
     assert {entry["error"] for entry in entries} == {"ValueError"}
 
 
+def test_a_log_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream is closed, and so is standard error, which the standard logger writes to; requests are
+    answered all the same."""
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(logging.getLogger("smartbatch"), "propagate", False)
+    logs.enable("debug")
+    stream.close()
+    with BatchingClient("sim:small", clock=VirtualClock()) as client:
+        assert client.submit("hello").result().ok
+
+
+def test_an_error_of_the_log_goes_to_the_standard_logger(caplog: pytest.LogCaptureFixture) -> None:
+    """With its traceback, as what observers raise; the disk is full, for example."""
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    logs.enable("warning", Full())
+    logs.warn("something")
+    [record] = caplog.records
+    assert record.getMessage().startswith("exception in the log")
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], OSError)
+
+
 def test_events_have_no_place_for_prompts_or_answers() -> None:
     """The fields of all events are a closed list; none of them holds a text of the user's or the model's."""
     known = {
