@@ -8,6 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 from attrs import define
@@ -103,7 +104,6 @@ class _Joined:
     """A share and its exchanges."""
 
     share: Share
-    key: str = ""
     lost_at: float = -math.inf
     again_at: float = -math.inf
     retry: float = _RETRY
@@ -226,6 +226,7 @@ class SharedLeases:
         idle = not any(joined.share.waits for joined in all_joined)  # may take locks: not under the monitor
         if not self._is_needed:  # before the next thread can begin, which would use what this one closes
             self._back_end.close()
+            self._salt = None
         with self._monitor:
             if not self._is_needed:
                 self._thread = None
@@ -275,8 +276,8 @@ class SharedLeases:
         until = self._clock.now() + (0.0 if joined.has_met else FIRST_WAIT)
         while True:
             try:
-                joined.key = joined.key or self._hidden(f"{joined.share.scope}\n{joined.share.model}")
-                grant = self._timed("exchange", lambda: self._back_end.exchange(joined.key, asked))
+                key = self._hidden(f"{joined.share.scope}\n{joined.share.model}")
+                grant = self._timed("exchange", partial(self._back_end.exchange, key, asked))
             except BackEndBusy:
                 if joined.is_leaving or self._clock.now() >= until:
                     raise
@@ -294,10 +295,16 @@ class SharedLeases:
         return hidden(self._salt, name)
 
     def _timed(self, what: str, operation: Callable[[], _T]) -> _T:
-        """Do something at the back end, and count it and its seconds."""
+        """Do something at the back end, and count it and its seconds.
+
+        Where it fails, the back end is prepared before the next time: it may have been made anew.
+        """
         began = self._clock.now()
         try:
             return operation()
+        except Exception:
+            self._salt = None
+            raise
         finally:
             for family, more in ((OPERATIONS, 1.0), (OPERATION_SECONDS, self._clock.now() - began)):
                 key = key_of(family, what)

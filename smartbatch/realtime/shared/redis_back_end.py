@@ -69,8 +69,7 @@ class RedisBackEnd(BackEnd):
         self._scripts = [
             folder.joinpath(f"{name}.lua").read_text("utf-8") for name in ("exchange", "publish")
         ]
-        self._exchange: Any = None
-        self._publish: Any = None
+        self._exchange = self._publish = ""
 
     def _connected(self) -> Any:
         """Return the connection of this process: a forked child must not use its parent's."""
@@ -82,12 +81,13 @@ class RedisBackEnd(BackEnd):
                 socket_connect_timeout=TIMEOUT,
                 retry=Retry(NoBackoff(), 0),  # an exchange whose answer was lost may have been made
             )
-            self._exchange, self._publish = map(self._server.register_script, self._scripts)
         return self._server
 
     def prepare(self) -> bytes:
         try:
             server = self._connected()
+            # known until the server is started again: then it is to be prepared anew, its keys may be gone
+            self._exchange, self._publish = map(server.script_load, self._scripts)
             server.hsetnx(f"{_PREFIX}shared", "version", VERSION)
             server.hsetnx(f"{_PREFIX}shared", "salt", secrets.token_hex(16))
             version, salt = server.hmget(f"{_PREFIX}shared", "version", "salt")
@@ -97,17 +97,17 @@ class RedisBackEnd(BackEnd):
         return bytes.fromhex(salt.decode())
 
     def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
-        self._connected()
+        record = f"{_PREFIX}{{{key}}}"
         try:
-            answer = self._exchange(keys=[f"{_PREFIX}{{{key}}}"], args=[json.dumps(asdict(ask))])
+            answer = self._connected().evalsha(self._exchange, 1, record, json.dumps(asdict(ask)))
         except redis.RedisError as error:
             raise self._unavailable(error) from None
         return LeaseGrant(**json.loads(answer))
 
     def publish(self, member: str, record: str, before: Mapping[str, float]) -> None:
-        self._connected()
+        told = (member, record, json.dumps(before), KEPT)
         try:
-            self._publish(keys=_PARTICIPANTS, args=[member, record, json.dumps(before), KEPT])
+            self._connected().evalsha(self._publish, len(_PARTICIPANTS), *_PARTICIPANTS, *told)
         except redis.RedisError as error:
             raise self._unavailable(error) from None
 

@@ -70,6 +70,7 @@ class SqliteBackEnd(BackEnd):
         self._now = now
         self._host = socket.gethostname()
         self._noted_at = 0.0
+        self._file = (0, 0)
         self._connections = SqliteConnections(self._connect)
 
     def prepare(self) -> bytes:
@@ -80,6 +81,7 @@ class SqliteBackEnd(BackEnd):
             check_own(self.place)
             check_logs(self.place)
             with self._connections.writing():
+                self._file = _inode(self.place)
                 return self._prepared(self._connections.writer())
         except (sqlite3.Error, OSError, StoreError) as error:
             raise self._unavailable(error) from None
@@ -174,9 +176,13 @@ class SqliteBackEnd(BackEnd):
         return Published(heard, sums)
 
     def _whole(self, act: Callable[[sqlite3.Connection], _T], *, lasting: bool) -> _T:
-        """Do ``act`` as one transaction; a ``lasting`` one survives a loss of power."""
+        """Do ``act`` as one transaction; a ``lasting`` one survives a loss of power. A file that was deleted
+        or replaced since it was prepared is not used: others have another one.
+        """
         try:
             with self._connections.writing():
+                if _inode(self.place) != self._file:
+                    raise OSError("it was replaced")
                 connection = self._connections.writer()
                 # what was spent must survive; a rate need not
                 connection.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'OFF'}")
@@ -188,7 +194,7 @@ class SqliteBackEnd(BackEnd):
                     self._connections.undo()
                     raise
                 return done
-        except (sqlite3.Error, LateExchange) as error:
+        except (sqlite3.Error, OSError, LateExchange) as error:
             raise self._unavailable(error) from None
 
     def _unavailable(self, error: Exception) -> BackEndUnavailable:
@@ -202,6 +208,12 @@ class SqliteBackEnd(BackEnd):
 
     def _connect(self) -> sqlite3.Connection:
         return connect_sqlite(self.place, timeout=TIMEOUT)
+
+
+def _inode(path: str) -> tuple[int, int]:
+    """Return the device and inode of a file, which tell it from another of its name."""
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
 
 
 def _facts_in(connection: sqlite3.Connection) -> dict[str, str]:

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+import redis
 from realtime.scenes import Scripted
+from realtime.shared.servers import KINDS, address_of, redis_server
 
 from smartbatch._clock import RealClock, VirtualClock
+from smartbatch._postgres import Address
 from smartbatch.core.limits.shared_record import LeaseAsk
 from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderError
 from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored
@@ -21,6 +25,8 @@ from smartbatch.realtime.shared.back_end import Incompatible, hidden
 from smartbatch.realtime.shared.limit_leases import shared_leases
 from smartbatch.realtime.shared_quota import forget_all
 from smartbatch.types import Answer, LimitReport, Usage
+
+__all__ = ["redis_server"]  # a fixture
 
 LIMIT = {"caps": [594.0, 0.0, 0.0, 0.0], "rates": [9.95, 0.0, 0.0, 0.0]}
 
@@ -49,6 +55,11 @@ class Neighbour:
 
     def sees(self) -> float:
         return self._back_end.exchange(self._key, LeaseAsk("neighbour", **LIMIT)).left[0]
+
+    def counts(self) -> int:
+        members = self._back_end.exchange(self._key, LeaseAsk("neighbour", **LIMIT)).members
+        self._back_end.close()
+        return members
 
 
 def test_what_others_leased_is_not_there(
@@ -102,6 +113,49 @@ def test_a_place_that_cannot_be_used_is_told_once_and_left_until_it_can(
     assert client.generate(map(str, range(20))).failed == 0
     client.stop()
     assert any(isinstance(event, SharedLimitsRestored) for event in seen)
+
+
+def lose_all(kind: str, used: bool, request: pytest.FixtureRequest, address: str, folder: Path) -> None:
+    """Have a place lose what it keeps: its file is deleted, its server started again or, where it is not
+    ``used``, emptied, its schema dropped."""
+    if kind == "sqlite":
+        for path in folder.glob("limits.db*"):
+            path.unlink()
+    elif kind == "redis" and not used:
+        redis.Redis.from_url(address).flushdb()
+    elif kind == "redis":
+        server = request.getfixturevalue("redis_server")
+        server.kill()
+        server.start()
+    else:
+        place = Address.of(address, "shared")
+        with psycopg.connect(**place.parameters, autocommit=True) as session:
+            session.execute(f"DROP SCHEMA {place.schema} CASCADE".encode())
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_place_that_lost_all_it_kept_is_shared_as_before(
+    kind: str,
+    stopped: bool,
+    clock: VirtualClock,
+    client_of: Callable[..., Any],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    """Also by processes that knew it before, whether a client of theirs uses it meanwhile or a later one."""
+    address = address_of(kind, request, tmp_path)
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    client = client_of(provider, max_rpm=600, shared=address)
+    assert client.generate(map(str, range(5))).failed == 0
+    if stopped:
+        client.stop()
+    lose_all(kind, not stopped, request, address, tmp_path)
+    clock.sleep(10.0)
+    if stopped:
+        client = client_of(provider, max_rpm=600, shared=address)
+    assert client.generate(map(str, range(5, 10))).failed == 0
+    assert Neighbour(address, provider, clock).counts() == 2
 
 
 def test_a_file_of_another_version_is_not_shared(
