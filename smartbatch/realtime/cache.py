@@ -31,7 +31,8 @@ PATIENCE = 2.0
 PAUSE = 30.0
 """Seconds without writes after one that failed: each would cost a worker the same wait."""
 TRIM_EVERY = 100
-"""Writes between two looks at the size, which reads the whole index."""
+"""Writes over a connection from one look at the size, which reads the whole index, to the next. The first
+looks, as many processes may write a few answers each."""
 TRIM_TO = 0.9
 """Part of the allowed size that is left after trimming, so that not every write trims."""
 
@@ -118,6 +119,8 @@ class ResponseCache:
             if self._now() < self._paused_until:  # looked at again: others waited while one failed
                 return False
             try:
+                if not self._connections.has_writer:
+                    self._writes = 0
                 self._write(self._connections.writer(), row)
                 self._failing = False
                 return True
@@ -132,9 +135,9 @@ class ResponseCache:
     def _write(self, connection: sqlite3.Connection, row: tuple[object, ...]) -> None:
         try:
             connection.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)", row)
-            self._writes += 1
             if self._writes % TRIM_EVERY == 0:
                 self._trim(connection)
+            self._writes += 1
         except BaseException:
             self._connections.undo()
             raise

@@ -195,13 +195,55 @@ def test_the_oldest_answers_go_when_the_size_is_reached(path: str) -> None:
     """After many writes the file holds the newest ones, within the size."""
     now = [1000.0]
     cache = opened(path, wall=lambda: now[0], max_bytes=20_000)
-    for number in range(2 * TRIM_EVERY):
+    for number in range(2 * TRIM_EVERY + 1):
         now[0] += 0.01
         cache.put(b"%d" % number, Answer("x" * 500))
     assert cache.get(b"0") is None
-    assert cache.get(b"%d" % (2 * TRIM_EVERY - 1)) is not None
+    assert cache.get(b"%d" % (2 * TRIM_EVERY)) is not None
     total = sqlite3.connect(path).execute("SELECT sum(size) FROM answers").fetchone()[0]
     assert total <= 20_000
+
+
+def test_the_size_holds_for_runs_of_a_few_requests_each(path: str) -> None:
+    """What is too old goes with them, too: a program that is started each hour never makes many writes."""
+    now = [1000.0]
+
+    def kept(run: int, **limits: Any) -> list[bytes]:
+        cache = opened(path, wall=lambda: now[0], **limits)
+        now[0] += 1.0
+        for number in range(10):
+            cache.put(b"%d-%d" % (run, number), Answer("x" * 500))
+        return [key for (key,) in sqlite3.connect(path).execute("SELECT key FROM answers ORDER BY created")]
+
+    filled = [kept(run, max_bytes=10_000) for run in range(10)]
+    assert max(map(len, filled)) < 30
+    assert kept(10, ttl=0.5) == [b"10-%d" % number for number in range(10)]
+
+
+FORKS_OF_FEW_WRITES = """
+import sqlite3, time
+from smartbatch.realtime.cache import ResponseCache
+from smartbatch.types import Answer
+
+cache = ResponseCache("answers.db", ttl=60.0, max_bytes=10_000, wall=time.time)
+cache.put(b"parent", Answer("kept"))
+for child in range(10):
+    if os.fork() == 0:
+        for number in range(10):
+            assert cache.put(b"%d-%d" % (child, number), Answer("x" * 500))
+        os._exit(0)
+    assert os.wait()[1] == 0
+print(sqlite3.connect("answers.db").execute("SELECT count(*) < 30 FROM answers").fetchone())
+"""
+
+
+@pytest.mark.full
+def test_the_size_holds_for_children_that_write_a_few_answers_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = run_script(FORKS_OF_FEW_WRITES)
+    assert (ended.err, ended.out.strip()) == ("", "(1,)")
 
 
 @pytest.mark.parametrize("column", ["digest", "body"])
