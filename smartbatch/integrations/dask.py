@@ -75,6 +75,7 @@ def map(
     Raises:
         ConfigError: for settings, no store, or a worker that has no key for the account.
         InvalidRequest: names the row.
+        JobConflict: the key belongs to a list of other prompts, or of another model or parameters.
         AllRequestsFailed: when not one request was answered.
         distributed.KilledWorker: several workers died of a unit.
         ConnectionError: the scheduler is lost; the same call with another one goes on.
@@ -174,7 +175,7 @@ class _ListRun:
         """
         batch = f"{self._key}/batch"
         if self._is_stored(batch):
-            yield from self._client.job(batch, reserve=True).results(progress=self._progress)
+            yield from self._client.submit_batch(rows, key=batch).results(progress=self._progress)
             return
         constraints = {**self._constraints}
         if self._is_stored(self._key_of_unit(0)):

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hosts.incidents import named_in_incidents
 
-from smartbatch import BatchingClient, ConfigError, InvalidRequest, ListProgress, ResultList
+from smartbatch import BatchingClient, ConfigError, InvalidRequest, JobConflict, ListProgress, ResultList
 from smartbatch._clock import RealClock
 from smartbatch.cli.main import main
 from smartbatch.testing import Emulator, answer_for, emulator
@@ -347,6 +347,31 @@ def test_a_list_that_goes_by_batch_is_one_job_of_the_caller(scheduler: Any, stor
             assert results.texts == expected(prompts)
     with BatchingClient("sim:demo", store=store) as client:
         assert [job.total for job in client.jobs()] == [120]
+
+
+def test_the_key_of_a_list_that_went_by_batch_is_refused_to_another_list(tmp_path: Path) -> None:
+    """The list that has the key is still found by it."""
+    place = str(tmp_path / "jobs.db")
+    idle = distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=":0")
+    with idle as made, distributed.Client(made, set_as_default=False) as scheduler:
+
+        def ask_by_batch(prompts: list[str], model: str = "sim:demo?batch_seconds=0") -> Any:
+            settings: dict[str, Any] = {"strategy": "batch", "batch_poll_interval": 0.05}
+            return dask.map(
+                prompts, model=model, scheduler=scheduler, store=place, key="cities", **settings
+            ).texts
+
+        prompts = [f"question {n}" for n in range(12)]
+        texts = ask_by_batch(prompts)
+        assert all(texts)
+        for other in ([f"another {n}" for n in range(12)], prompts[:11], [*prompts, "one more"]):
+            with pytest.raises(JobConflict, match="cities"):
+                ask_by_batch(other)
+        with pytest.raises(JobConflict, match="another model"):
+            ask_by_batch(prompts, "sim:another?batch_seconds=0")
+        assert ask_by_batch(prompts) == texts
+    with BatchingClient("sim:demo", store=place) as client:
+        assert [job.total for job in client.jobs()] == [12]
 
 
 @pytest.mark.full
