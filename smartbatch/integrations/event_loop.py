@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from attrs import define
@@ -86,7 +87,8 @@ class Tasks:
         Raises:
             TimeoutError: it took longer, and was cancelled.
             CancelledError: of :mod:`concurrent.futures`, after :meth:`cancel`.
-            Exception: whatever the coroutine raises.
+            RuntimeError: no thread can be had for the loop.
+            BaseException: whatever the coroutine raises.
         """
 
         async def limited() -> _T:
@@ -96,7 +98,8 @@ class Tasks:
         call = _Call()
         self._calls.add(call)
         try:
-            future = asyncio.run_coroutine_threadsafe(limited(), _threads.get().loop())
+            loop = _threads.get().loop()
+            future = asyncio.run_coroutine_threadsafe(limited(), loop)
             call.begin(future)
             # Code that swallows its cancellation, or blocks in a thread, must not keep the worker.
             return future.result(timeout + _GRACE)
@@ -122,13 +125,33 @@ class _LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop, which runs.
+
+        Raises:
+            RuntimeError: no thread can be had; the next call tries again.
+        """
         with self._starting:
             if self._loop is None:
-                self._loop = _Loop()
-                threading.Thread(
-                    target=self._loop.run_forever, name="smartbatch-asyncio", daemon=True
-                ).start()
+                loop = _Loop()
+                thread = threading.Thread(target=_run, args=(loop,), name="smartbatch-asyncio", daemon=True)
+                try:
+                    thread.start()
+                except BaseException:
+                    loop.close()
+                    raise
+                self._loop = loop
             return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop for as long as the process lives.
+
+    A coroutine's ``SystemExit`` or ``KeyboardInterrupt`` is for whoever waits for it; ``asyncio`` would end
+    the loop with it as well.
+    """
+    while True:
+        with suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()
 
 
 _threads = PerProcess(_LoopThread)

@@ -257,6 +257,23 @@ def test_usage_limits_end_a_run_for_good() -> None:
     assert (error.kind, error.code, error.usage) == (ErrorKind.CLIENT_ERROR, "usage_limit", Usage(10, 10))
 
 
+@pytest.mark.parametrize("ending", [SystemExit, KeyboardInterrupt])
+def test_a_tool_that_ends_the_program_fails_its_run_only(ending: type[BaseException]) -> None:
+    """Runs after it have an event loop as before."""
+    agent = Agent(TestModel())
+
+    @agent.tool_plain
+    async def leave() -> str:
+        raise ending
+
+    for call in (agent_call(agent, timeout=PATIENCE), AgentProvider(agent)):
+        with BatchingClient(call, retries=0) as client:
+            error = client.submit("x").exception(PATIENCE / 2)
+        assert isinstance(error, ProviderError)
+        assert isinstance(error.__cause__, ending)
+    assert agent_call(Agent(saying()), timeout=PATIENCE / 2)(REQUEST, 0).text == "Lima"
+
+
 @pytest.mark.parametrize(
     ("prompt", "field"),
     [
@@ -336,6 +353,31 @@ def test_a_run_is_cancelled_that_has_begun_before_its_future_is_known(
     with pytest.raises(CancelledError):
         tasks.run(run, 5.0)
     assert ended.wait(PATIENCE)
+
+
+def test_the_loop_is_started_by_the_next_run_where_no_thread_could_be_had() -> None:
+    """A process that was at its limit of threads comes back to work, with nothing left behind."""
+    ended = run_script(
+        """
+        import threading
+        from smartbatch.integrations.event_loop import Tasks
+
+        async def done():
+            return "done"
+
+        def refused(thread):
+            raise RuntimeError("can't start new thread")
+
+        start, threading.Thread.start = threading.Thread.start, refused
+        try:
+            Tasks().run(done, 5.0)
+        except RuntimeError as error:
+            print(error)
+        threading.Thread.start = start
+        print(Tasks().run(done, 5.0))
+        """
+    )
+    assert (ended.err, ended.lines, ended.code) == ("", ["can't start new thread", "done"], 0)
 
 
 def test_the_provider_of_a_client_takes_agents_and_factories() -> None:
