@@ -23,7 +23,7 @@ from smartbatch.jobs.acceptance import Items, checked_metadata
 from smartbatch.jobs.job import LAST_CALLBACKS, Job, interrupted
 from smartbatch.jobs.job_budget import ClientBudget, CostCeiling
 from smartbatch.jobs.job_options import JobOptions, WaitOptions, checked_key
-from smartbatch.jobs.payload import Shared, as_stored, encode_params
+from smartbatch.jobs.payload import Shared, encode_params
 from smartbatch.jobs.preconditions import batches_of, check_priced
 from smartbatch.jobs.records import JobRow, NamedPlace, NewItem
 from smartbatch.jobs.service import JobService
@@ -174,8 +174,7 @@ class JobSubmission:
 
     def digest_of(self, request: Request) -> str:
         """Return a digest of what is sent for a request, and of who is asked; the same in every process."""
-        plain = request if request.params.schema is None else as_stored(request)
-        return fingerprint(plain, self._model.label, self._model.provider.scope).hex()
+        return fingerprint(request, self._model.label, self._model.provider.scope).hex()
 
     def adopt(self, id_or_key: str) -> JobRow:
         """Return a job of an earlier process, and reserve in the client's budget what it can still spend.

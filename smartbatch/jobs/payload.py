@@ -137,13 +137,6 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
     return _checked(form, row)
 
 
-def as_stored(request: Request) -> Request:
-    """Return a request as a store gives it back, without its context: a schema made of a class is a plain one
-    there."""
-    nothing = Shared()
-    return decode_request(encode_request(evolve(request, context=None), nothing), nothing, id=None)
-
-
 def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: float | None = None) -> Request:
     """Return the request :func:`encode_request` was given, with ``id``; of its own it has what it had then.
 

@@ -19,6 +19,7 @@ from smartbatch._clock import Clock
 from smartbatch._fork import something_ended, something_started
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls
+from smartbatch.core.preparation.fingerprint import object_key
 from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ClientClosed, InvalidRequest, RequestCancelled, SmartbatchError, WrongProcess
@@ -191,8 +192,9 @@ class Realtime:
         lane = engine.lanes.of(model.provider, model.name, request.embedding, flex=flex)
         if not streamed:
             lane = lane.lane_for(request, self._clock.now())
-        # who pays for speed must not wait for an answer of the slower tier
-        shared = key + b"flex" if key is not None and lane.standard is not None else key
+        shared = None if key is None else object_key(key, request)
+        if shared is not None and lane.standard is not None:
+            shared += b"flex"  # who pays for speed must not wait for an answer of the slower tier
         estimated = estimate_request(request)
         # without a budget nothing depends on the cost: it is not computed
         priced = options.own_budget is not None or config.budget is not None

@@ -133,6 +133,45 @@ def test_a_kept_answer_is_read_by_the_schema_again(path: str, client_of: ClientO
     assert (kept.parsed, kept.route) == (City("Lima"), Route.CACHED)
 
 
+def test_an_answer_with_a_schema_is_not_paid_again_by_another_class_of_the_same_form(
+    path: str, client_of: ClientOf
+) -> None:
+    """In the next run the class is another one; what is sent is the same, and so is what is kept."""
+    kinds = [frozen(type("City", (), {"__annotations__": {"name": str}})) for _ in range(2)]
+    first, second = same_account(answers=['{"name": "Lima"}']), same_account()
+    client_of(first, cache=path).submit("Where?", schema=kinds[0]).result(30)
+    kept = client_of(second, cache=path).submit("Where?", schema=kinds[1]).result(30)
+    assert (kept.parsed, kept.route) == (kinds[1]("Lima"), Route.CACHED)
+
+
+WITH_SCHEMA = """
+from attrs import frozen
+from smartbatch import BatchingClient
+
+@frozen
+class City:
+    name: str
+
+with BatchingClient("sim:demo", cache="answers.db") as client:
+    print(client.submit("Where?", schema={schema}).result(20).route.value)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "schema", ["City", "{'properties': {'name': {'type': 'string'}}}"], ids=["class", "dictionary"]
+)
+def test_an_answer_with_a_schema_is_kept_for_the_next_process(
+    schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the objects of a process lie in memory is nothing that the provider is told."""
+    monkeypatch.chdir(tmp_path)
+    assert [run_script(WITH_SCHEMA.format(schema=schema)).lines for _ in range(2)] == [
+        ["individual"],
+        ["cached"],
+    ]
+
+
 def test_kept_answers_are_counted_like_any_other_request(path: str, client_of: ClientOf) -> None:
     """Submitted and succeeded, with no call."""
     client = client_of(MockProvider(), cache=path)

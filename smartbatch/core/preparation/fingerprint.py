@@ -29,7 +29,8 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
         scope: the provider's scope: account, server, organisation.
 
     Keys of requests with different isolation keys differ. The key of a request with its own callable equals
-    that of no other living request. The order of a dictionary's keys makes no difference.
+    that of no other living request; that of any other request is the same in every process. The order of a
+    dictionary's keys makes no difference, nor does the class that a schema was made of.
     """
     key = hashlib.blake2b(_head(scope, model, request.isolation_key), digest_size=32)
     key.update(_canonical(request.params))
@@ -47,6 +48,18 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
     return key.digest()
 
 
+def object_key(key: bytes, request: Request) -> bytes:
+    """Return a key for requests that may share the object made of their answer, not only the answer.
+
+    It counts in this process, and while one of the requests is there.
+
+    Args:
+        key: the :func:`fingerprint` of ``request``.
+    """
+    schema = request.params.schema
+    return key + b"build:%d" % id(schema.build) if isinstance(schema, BuiltSchema) else key
+
+
 def remember(params: Generation) -> None:
     """Keep the canonical JSON of ``params`` for all requests that carry this very object. Any thread may."""
     number = id(params)
@@ -60,12 +73,7 @@ def _canonical(params: Generation) -> bytes:
 
 
 def _write(params: Generation) -> bytes:
-    """Return the canonical JSON. Equal schemas of different classes differ: their answers become other
-    objects.
-    """
-    written = _json(asdict(params))
-    schema = params.schema
-    return written + b"build:%d:" % id(schema.build) if isinstance(schema, BuiltSchema) else written
+    return _json(asdict(params))
 
 
 @lru_cache(maxsize=256)

@@ -15,13 +15,14 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from attrs import asdict, evolve
+from attrs import asdict, evolve, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.json_snapshot import MAX_DEPTH, NotJson, snapshot
 from smartbatch.core.preparation.preparer import RequestPreparer
+from smartbatch.core.preparation.schemas import schema_of
 from smartbatch.core.preparation.validation import admit_defaults, check_prompt, normalise
 from smartbatch.errors import InvalidRequest
 from smartbatch.types import Embedding, Generation, Message, Priority, Request
@@ -444,6 +445,14 @@ class TestFingerprint:
             self.key(embedding=Embedding(None, 8)),
         ]
         assert len(set(different)) == len(different)
+
+    def test_a_class_and_its_schema_are_the_same_to_the_provider(self) -> None:
+        @frozen
+        class City:
+            city: str
+
+        schema, _ = schema_of(City)
+        assert self.key(schema=City) == self.key(schema=schema)
 
     def test_own_callables_are_never_the_same(self) -> None:
         one, two = (normalise(Request("a", call=print)) for _ in range(2))
