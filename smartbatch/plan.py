@@ -118,9 +118,9 @@ class Plan(Generic[T]):
         """Run the list by the planned route.
 
         The deadline, if there is one, counts from now. Spending stays within the plan's budget; without one,
-        a plan in real time stays within ``cost_high``. Requests beyond that fail with ``BudgetExceeded``, and
-        finished ones are kept. For a plan with a batch ``cost_high`` would be too low a limit, since the most
-        that each request can cost is reserved.
+        a plan in real time stays within ``cost_high`` and the most that the requests in flight can cost.
+        Requests beyond that fail with ``BudgetExceeded``, and finished ones are kept. A plan with a batch has
+        no such limit, since the most that each request can cost is reserved.
 
         Args:
             budget: USD to stay within instead, or as ``"5 USD"``.
@@ -137,11 +137,9 @@ class Plan(Generic[T]):
                 "client.plan(), or store the prompts as a job by it with client.submit_run(prompts, plan)"
             )
         decision = self.decision
-        # checked as that of a list
-        limit: Any = decision.constraints.budget if budget is None else budget
-        if limit is None and not self.route.by_batch:
-            limit = self.cost_high
-        decision = evolve(decision, constraints=evolve(decision.constraints, budget=limit))
+        if budget is not None:
+            given: Any = budget  # checked as that of a list
+            decision = evolve(decision, constraints=evolve(decision.constraints, budget=given))
         try:
             return self._run(decision, progress)
         except KeyboardInterrupt as error:

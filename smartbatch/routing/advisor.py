@@ -5,6 +5,7 @@ The decision itself is :func:`smartbatch.core.routing.choice.choose`; this gathe
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 import threading
@@ -113,17 +114,33 @@ class Advisor:
         calibration = self._history.calibration(self._model.label, kind)
         return Workload(calibration, rates, kept=self._config.cache is not None)
 
-    def ceiling(self, requests: Iterable[Request], kind: Kind) -> float | None:
-        """Return the most that requests can cost in real time, USD; ``None`` where the price is unknown."""
+    def ceilings(self, requests: Iterable[Request], kind: Kind) -> list[float] | None:
+        """Return the most USD that each request can cost in real time; ``None`` where no price is known."""
         rates, learned = self._rates("standard"), self._history.calibration(self._model.label, kind)
         if rates is None:
             return None
-        most = 0.0
+        most = []
         for request in requests:
-            made = 0 if kind is Kind.EMBED else learned.most_output(request.params.max_tokens)
+            made = 0 if request.embedding is not None else learned.most_output(request.params.max_tokens)
             given = learned.input(estimate_request(request))
-            most += rates.cost(rates.expected_usage(given, made))
+            most.append(rates.cost(rates.expected_usage(given, made)))
         return most
+
+    def limit(self, decision: Decision, requests: Iterable[Request], kind: Kind) -> float | None:
+        """Return the USD that requests may spend by the chosen route, where no budget says it.
+
+        1. By batch, or where no price is known: ``None`` for any sum. What each request can cost at most is
+           reserved while its batch runs, and may be far more than it is forecast to cost.
+        2. In real time, where only the requests in flight reserve it: the high end of the forecast, and next
+           to it room for the dearest requests, as many as are in flight.
+        """
+        chosen, cost = decision.chosen, decision.chosen.cost
+        ceilings = None if chosen.route.by_batch else self.ceilings(requests, kind)
+        if cost is None or ceilings is None:
+            return None
+        per_call = math.ceil(decision.load.requests / max(1, chosen.calls))
+        in_flight = self._config.parallelism * max(1, per_call)
+        return cost.high + sum(heapq.nlargest(in_flight, ceilings))
 
     def consider(
         self,

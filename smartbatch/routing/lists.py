@@ -298,7 +298,8 @@ class ListRouter:
         asked = CheckedList(list(requests), {}, constraints, kind, batchable=True)
         decision = self._considered(asked)
         if self._config.budget is not None:  # of the client's own, hold back no more than the job can cost
-            constraints = evolve(constraints, budget=self._advisor.ceiling(requests, kind))
+            ceilings = self._advisor.ceilings(requests, kind)
+            constraints = evolve(constraints, budget=None if ceilings is None else sum(ceilings))
             decision = evolve(decision, constraints=constraints)
         return self._submit_decided(asked, iter(requests), decision, JobOptions(key))
 
@@ -440,8 +441,11 @@ class ListRouter:
         decision: Decision,
         progress: bool | None,
     ) -> ResultList:
-        """Execute a plan of prompts as they were given within its budget, which is checked here."""
+        """Execute a plan of prompts as they were given within its budget, which is checked here; without one,
+        within what the route is forecast to cost."""
         budget = self._constraints({"budget": decision.constraints.budget}).budget
+        if budget is None:
+            budget = self._advisor.limit(decision, asked.requests, asked.kind)
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
         options, display = self._options(
             len(asked.requests), ReaderOptions("result", None, progress, whole=True)

@@ -27,13 +27,15 @@ PRICES = dict.fromkeys(("m", "scripted:default"), Price(input=0.0, output=1_000_
 ClientOf = Callable[..., BatchingClient]
 
 
-def spending_client(tokens: Any, **settings: Any) -> BatchingClient:
+def spending_client(
+    tokens: Any, *, latency: float = 0.0, sleep: Any = None, **settings: Any
+) -> BatchingClient:
     """A client whose answers use ``tokens(prompt)`` tokens, a USD each."""
 
     def answer(request: Request) -> Answer:
         return Answer("ok", usage=Usage(1, tokens(request.prompt)))
 
-    provider = MockProvider(answer)
+    provider = MockProvider(answer, latency=latency, sleep=sleep)
     provider.capabilities = type(provider.capabilities)(priced=True)
     return BatchingClient("m", provider=provider, prices=PRICES, **settings)
 
@@ -54,6 +56,31 @@ def test_a_list_stops_before_its_budget_does_and_keeps_what_was_answered() -> No
     assert spent(results) == pytest.approx(9.0)
     assert all(isinstance(result.error, BudgetExceeded) for result in results if not result.ok)
     assert "this list's budget" in str(results[-1].error)
+
+
+@pytest.mark.parametrize("taught", sampled([0, 30], first=1))
+@pytest.mark.parametrize("planned", sampled([1, 3, 40], first=2))
+def test_a_plan_is_run_as_forecast_where_its_requests_may_cost_far_more(taught: int, planned: int) -> None:
+    """A call reserves the most it can cost; that leaves room for the others within the forecast."""
+    clock = VirtualClock()
+    with spending_client(lambda _: 3, clock=clock, latency=1.0, sleep=clock.sleep) as client:
+        client.generate(questions(taught), max_tokens=1000)
+        plan = client.plan(list(questions(planned, "planned")), max_tokens=1000)
+        began = clock.now()
+        results = plan.run()
+        assert clock.now() - began == pytest.approx(-(-planned // client.config.parallelism), rel=0.1)
+    assert results.succeeded == planned
+
+
+def test_a_plan_without_a_budget_stops_where_its_answers_cost_far_more_than_forecast() -> None:
+    """It spends its high cost, and next to it no more than the calls in flight can cost."""
+    with spending_client(lambda prompt: 900 if prompt.startswith("planned") else 3) as client:
+        client.generate(questions(30), max_tokens=1000)
+        plan = client.plan(list(questions(200, "planned")), max_tokens=1000)
+        assert plan.cost_high is not None
+        results = plan.run()
+        assert plan.cost_high < spent(results) <= plan.cost_high + client.config.parallelism * 1000
+    assert all(isinstance(result.error, BudgetExceeded) for result in results if not result.ok)
 
 
 def test_a_call_whose_answer_is_lost_counts_at_its_most() -> None:
