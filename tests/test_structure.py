@@ -119,9 +119,9 @@ FOLDERS: dict[str, frozenset[str]] = {
 
 ALLOWED_IN_CORE = frozenset(
     {"__future__", "array", "attrs", "bisect", "cattrs", "collections", "contextlib", "copy", "dataclasses"}
-    | {"datetime", "enum", "functools", "hashlib", "itertools", "json", "json_repair", "jsonschema"}
-    | {"jsonschema_specifications", "math", "numbers", "operator", "re", "statistics", "struct", "types"}
-    | {"typing", "weakref"}
+    | {"datetime", "enum", "fractions", "functools", "hashlib", "itertools", "json", "json_repair"}
+    | {"jsonschema", "jsonschema_specifications", "math", "numbers", "operator", "re", "statistics"}
+    | {"struct", "types", "typing", "weakref"}
 )
 """Decisions take time and random sources as arguments, and have no threads, files or sockets: nothing else
 that is not the library's own is imported."""

@@ -1,13 +1,16 @@
-"""Keywords of JSON schemas that are checked in bounded time, in place of those of ``jsonschema``.
+"""Keywords of JSON schemas that are checked exactly and in bounded time, in place of those of ``jsonschema``.
 
 There, patterns are run by an engine that backtracks, elements are compared each with each, and a part of an
 answer is checked once for each way that leads to it: of a tree of unions the ways double with each level.
+Numbers are divided as binary fractions, of which 19.99 is no multiple of 0.01.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from itertools import islice
 from typing import Any
 
@@ -79,6 +82,11 @@ def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Any
         yield _flaw(f"Additional properties are not allowed ({told} unexpected)")
 
 
+def _multiple_of(validator: Any, step: float, value: Any, _schema: Any) -> Iterator[Any]:
+    if validator.is_type(value, "number") and not _is_multiple(value, step):
+        yield _flaw(f"{_quoted(value)} is not a multiple of {step}")
+
+
 def _unique_items(validator: Any, unique: Any, value: Any, _schema: Any) -> Iterator[Any]:
     if unique and validator.is_type(value, "array") and len({_form(item) for item in value}) < len(value):
         yield _flaw(f"{_quoted(value)} has non-unique elements")
@@ -115,6 +123,7 @@ def _once(keyword: Any) -> Any:
 
 
 _OWN = {
+    "multipleOf": _multiple_of,
     "pattern": _pattern,
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional_properties,
@@ -131,6 +140,17 @@ def _flaw(message: str) -> Any:
 def _quoted(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _is_multiple(value: float, step: float) -> bool:
+    if isinstance(value, float) and not math.isfinite(value):  # as 1e999 is read
+        return False
+    return _written(value) % _written(step) == 0
+
+
+def _written(number: float) -> Fraction:
+    """Return the number that its JSON text stands for: a tenth for 0.1, not the nearest binary fraction."""
+    return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
 def _form(value: Any) -> str:

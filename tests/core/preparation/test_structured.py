@@ -348,6 +348,25 @@ class TestVerdicts:
         with pytest.raises(ValueError, match=r"schema|refers"):
             check_schema(schema)
 
+    @pytest.mark.parametrize(
+        ("step", "fits", "breaks"),
+        [
+            (0.01, ["19.99", "4.35", "-0.29", "0", "7", "1e2", "1e308"], ["4.355", "0.001", "1e-3", "1e999"]),
+            (0.1, ["0.3", "1234567.7"], ["0.35", "0.30000000000000004"]),
+            (5, ["10", "10.0", "-5", "1e30"], ["7", "2.5", "1e999"]),
+        ],
+    )
+    def test_multiples_are_those_of_the_numbers_as_they_are_written(
+        self, step: float, fits: list[str], breaks: list[str]
+    ) -> None:
+        """19.99 is 1999 hundredths, though no binary fraction is either of them."""
+        for text in fits:
+            assert isinstance(verdict({"multipleOf": step}, text), Parsed), text
+        for text in breaks:
+            found = verdict({"multipleOf": step}, text)
+            assert isinstance(found, Problem), text
+            assert found.advice.endswith(f" is not a multiple of {step}.")
+
     def test_the_model_is_told_three_flaws_at_most_each_in_short(self) -> None:
         """A flaw quotes what is wrong, which may be long."""
         found = verdict({"additionalProperties": {"type": "integer"}}, dict.fromkeys("abcd", "x" * 600))
