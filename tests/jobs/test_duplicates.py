@@ -179,6 +179,26 @@ def test_a_batch_whose_requests_an_orphan_has_answered_is_cancelled(late: Late, 
     assert job.status().wasted == 0.0
 
 
+def test_a_batch_that_no_cancel_ends_comes_to_its_own_end(
+    late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some servers have no route for it; what the batch cost is counted, and the rest is not held back."""
+    client, api, land = late
+
+    def refuse(*_: object) -> None:
+        raise ProviderError("no such route", kind=ErrorKind.CLIENT_ERROR, status=405)
+
+    monkeypatch.setattr(api, "cancel", refuse)
+    job = client.submit_batch(QUESTIONS, budget=0.5)
+    while not api.made:
+        clock.sleep(60.0)
+    land()
+    cost = job.wait(HOUR).cost
+    clock.sleep(4 * HOUR)
+    assert [shard.state for shard in job.status().shards] == ["dead", "settled"]
+    assert client.spent == pytest.approx(2 * cost)
+
+
 @pytest.mark.full
 def test_what_was_not_sent_when_an_orphan_has_answered_it_is_not_sent(
     late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch

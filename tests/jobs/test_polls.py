@@ -158,7 +158,8 @@ def test_a_cancel_that_is_refused_is_tried_again_unless_the_batch_is_not_there(
     status: int, known: bool, done: list[Any]
 ) -> None:
     refusal = ProviderError("no", kind=ErrorKind.CLIENT_ERROR, status=status)
-    step: Any = Step(SENT, job__cancel_requested=True, refusal=refusal, batch=object() if known else None)
+    running = SimpleNamespace(state=RemoteState.RUNNING)
+    step: Any = Step(SENT, job__cancel_requested=True, refusal=refusal, batch=running if known else None)
     assert poll(step, shard()) is step
     assert step.done == done
 

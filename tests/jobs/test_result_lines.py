@@ -135,6 +135,9 @@ def test_what_a_batch_cost_is_the_sum_of_what_was_run() -> None:
     totals = ResultTotals()
     assert totals.price == "0.0000 USD"
     page = [billed(0, "succeeded", 0.5), billed(1, "unrun", 0.0), billed(2, "failed", 0.25)]
+    nothing = ResultTotals()
+    nothing.add(page[1:2], set(), {1})
+    assert (nothing.doubled, nothing.twice) == (0, 0.0)
     totals.add([*page, billed(3, "failed", 0.0, 0), billed(4, "succeeded", 1.0, 0)], {0, 3})
     counts = {"billed": 3, "used": 1, "doubled": 0, "usd": 1.75, "wasted": 1.25, "twice": 0.0, "size": 0}
     assert asdict(totals) == {**counts, "unended": False, "cut": False, "uncertain": False}

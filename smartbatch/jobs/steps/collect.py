@@ -286,9 +286,9 @@ class ResultTotals:
         self, results: list[NewResult], final: Collection[int], doubled: Collection[int] = frozenset()
     ) -> None:
         """Add a page of results, of which those in ``final`` were stored now, and those in ``doubled`` are of
-        requests that had another answer."""
-        self.doubled += len(doubled)
+        requests that had another answer. A line that says that its request was not run is no answer."""
         for result in results:
+            self.doubled += result.ix in doubled and result.outcome != "unrun"
             if result.outcome == "unrun" or not (result.usage.input_tokens or result.outcome == "succeeded"):
                 continue
             self.billed += 1

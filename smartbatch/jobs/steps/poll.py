@@ -68,21 +68,32 @@ def cancel(step: StepContext, shard: ShardRow, reason: str) -> ShardRow:
     try:
         step.api.cancel(shard.batch_id, step.limits.call_timeout)
     except Exception as error:
-        found = step.api.classify(error)
-        if found.status == 404 and _is_unknown(step, shard.batch_id):
-            return _vanished(step, shard)
-        return step.retry_later(shard, found)
+        return _not_cancelled(step, shard, step.api.classify(error))
     remote = evolve(shard.remote, cancel_sent_at=step.wall)
     pause = min(step.limits.poll_interval, AFTER_CANCEL)
     return step.reschedule(shard, pause, tries=0, cancelled=True, note=reason, remote=remote)
 
 
-def _is_unknown(step: StepContext, batch_id: str) -> bool:
+def _not_cancelled(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
+    """A cancel failed with ``error``. The cases, in order:
+
+    1. The batch is not to be looked at either: the cancel is tried again later.
+    2. The provider does not know the batch: see :func:`_vanished`.
+    3. It has ended: go on with it. Some servers have no cancel, and a batch must come to its end all the same.
+    4. Otherwise the cancel is tried again later.
+    """
+    assert shard.batch_id is not None
     try:
-        return step.api.get(batch_id, step.limits.call_timeout) is None
-    except Exception as error:  # then it is not certain
-        step.ignored("poll of a batch", error)
-        return False
+        batch = step.api.get(shard.batch_id, step.limits.call_timeout)
+    except Exception as raised:
+        step.ignored("poll of a batch", raised)
+        return step.retry_later(shard, error)
+    if batch is None and error.status == 404:
+        return _vanished(step, shard)
+    if batch is not None and batch.state.ended:
+        enqueued_quota.tell(step, shard, ended=True)
+        return _ended(step, shard, batch, _progress(duplicates.search_once(step, shard, batch), batch))
+    return step.retry_later(shard, error)
 
 
 def _reason_to_cancel(step: StepContext, shard: ShardRow) -> str | None:
