@@ -129,7 +129,8 @@ class _Jobs:
         job = _named(stored, self._args.ids[0])
         if self._args.wait and not self._wait_for([job]):
             return 1
-        _write_results(job, self._args.output)
+        with suppress(ReaderLeft):
+            _write_results(job, self._args.output)
         status = job.status()
         if not status.done:
             say(
@@ -263,7 +264,8 @@ class _Jobs:
         return self._code(statuses) if done else 1
 
     def _print_status(self, status: JobStatus) -> None:
-        print_out(_as_json(status) if self._args.json else _as_text(status, time.time()))
+        with suppress(ReaderLeft):  # the exit code says how the job stands all the same
+            print_out(_as_json(status) if self._args.json else _as_text(status, time.time()))
 
     def _code(self, statuses: Iterable[JobStatus]) -> int:
         return int(any(not status.done or status.completed < status.total for status in statuses))
