@@ -185,7 +185,7 @@ class SqliteBackEnd(BackEnd):
                     raise OSError("it was replaced")
                 connection = self._connections.writer()
                 # what was spent must survive; a rate need not
-                connection.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'OFF'}")
+                connection.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
                 connection.execute("BEGIN IMMEDIATE")
                 try:
                     done = act(connection)
