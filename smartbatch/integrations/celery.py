@@ -58,7 +58,8 @@ class CeleryTasks:
         return TimeLimit("task", limit, self._began.get(task.request.id, now)).left()
 
     def ask(self, prompt: Prompt, **params: Any) -> Result[Any]:
-        """Ask one request and return its result; the task's time limit is the request's deadline.
+        """Ask one request and return its result; its time is over with its time-out or the task's time limit,
+        whichever is sooner.
 
         A task that is delivered again asks again, and pays again: :meth:`generate` does not.
 
@@ -69,7 +70,8 @@ class CeleryTasks:
             RequestTimeout: no answer came before the time limit.
             SmartbatchError: what the request failed with.
         """
-        return self.client.submit(prompt, **within(self.time_left(), prompt, params)).result()
+        params = within(self.time_left(), prompt, params, self.client.config.request_timeout)
+        return self.client.submit(prompt, **params).result()
 
     def generate(
         self, prompts: Iterable[Prompt], *, key: str | None = None, **params: Any

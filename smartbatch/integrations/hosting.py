@@ -83,16 +83,21 @@ class TimeLimit(Value):
         return left
 
 
-def within(left: float | None, prompt: object, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a call with a ``timeout`` of at most ``left`` seconds; ``None`` sets none.
+def within(
+    left: float | None, prompt: object, params: Mapping[str, Any], default: float | None
+) -> dict[str, Any]:
+    """Return the keywords of a call, with a ``timeout`` of at most ``left`` seconds unless that is ``None``.
 
     Args:
         prompt: what is asked; a request's own time-out stays, if it is shorter.
+        default: seconds that requests have which name none themselves; ``None`` for no limit.
     """
+    if left is None:
+        return {**params}
     own = prompt.timeout if isinstance(prompt, Request) else None
-    given = seconds_of("timeout", params.get("timeout", own))
-    seconds = min((each for each in (left, given) if each is not None), default=None)
-    return {**params} if seconds is None else {**params, "timeout": seconds}
+    named = seconds_of("timeout", params.get("timeout", own))
+    seconds = default if named is None else named
+    return {**params, "timeout": left if seconds is None else min(left, seconds)}
 
 
 @frozen(eq=False, repr=False)
@@ -107,14 +112,18 @@ class _LimitedClient(Value):
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
-        own = frozenset() if name == "submit_and_wait" else _OWN_TIME
-        return partial(self._call, found, own) if name in _WAITED_FOR else found
+        if name not in _WAITED_FOR:
+            return found
+        return partial(self._wait if name == "submit_and_wait" else self._ask, found)
 
-    def _call(self, method: Callable[..., Any], own: frozenset[str], *asked: Any, **params: Any) -> Any:
-        if not own & params.keys():
+    def _ask(self, method: Callable[..., Any], *asked: Any, **params: Any) -> Any:
+        if not _OWN_TIME & params.keys():
             prompt = asked[0] if asked else params.get("prompt")
-            params = within(self._limit.left(), prompt, params)
+            params = within(self._limit.left(), prompt, params, self._client.config.request_timeout)
         return method(*asked, **params)
+
+    def _wait(self, method: Callable[..., Any], *asked: Any, **params: Any) -> Any:
+        return method(*asked, **within(self._limit.left(), None, params, None))
 
 
 # -- settings ------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from realtime.shared.servers import RedisServer, redis_program
 from run_script import GUARD, PACKAGE
 from web_servers import Provider, provider, runs_on
 
-from smartbatch import BatchingConfig, StoredJobs
+from smartbatch import Answer, BatchingClient, BatchingConfig, Request, StoredJobs
+from smartbatch.integrations.celery import CeleryTasks
 from smartbatch.testing import answer_for
 
 pytestmark = pytest.mark.full
@@ -198,6 +199,33 @@ except Exception as error:
 """
         )
         assert out == "RequestTimeout", workers.log.read_text()
+
+
+def test_the_shorter_time_out_of_a_request_stays_below_a_time_limit() -> None:
+    """It is that of the call, of the request, or of the client's settings, in this order."""
+    celery = pytest.importorskip("celery")
+    app = celery.Celery("shop")
+    app.conf.update(task_always_eager=True, task_soft_time_limit=600)
+    seen: list[float | None] = []
+
+    def answered(request: Request) -> Answer:
+        seen.append(request.timeout)
+        return Answer("fine")
+
+    client = BatchingClient("sim:demo", preprocess=[answered], request_timeout=20)
+    tasks = CeleryTasks(client)
+
+    @app.task
+    def ask() -> None:
+        tasks.ask("a")
+        tasks.ask(Request("a", timeout=30))
+        tasks.ask(Request("a", timeout=30), timeout=40)
+        tasks.ask("a", timeout=900)
+
+    ask.delay().get()
+    client.stop()
+    assert seen[:3] == [20, 30, 40]
+    assert seen[3] == pytest.approx(599, abs=GUARD)
 
 
 def test_a_task_whose_time_is_over_runs_again_and_goes_on(broker: str, tmp_path: Path) -> None:

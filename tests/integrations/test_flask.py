@@ -179,6 +179,17 @@ def test_what_says_its_own_time_keeps_it(
     assert timeouts_in_a_view(app_of, act, web_timeout="200s") == [expected]
 
 
+@pytest.mark.parametrize("timeout", [5, 900])
+@pytest.mark.parametrize("act", [LIMITED["one"], LIMITED["a list"]], ids=["one", "a list"])
+def test_the_time_that_requests_have_by_the_settings_is_kept_where_it_is_shorter(
+    act: Callable[[], object], timeout: float, app_of: AppOf
+) -> None:
+    """A limit of the web request never makes it longer."""
+    (found,) = timeouts_in_a_view(app_of, act, web_timeout="200s", request_timeout=timeout)
+    assert found is not None
+    assert found == timeout if timeout < 199 else 0 < found < 199
+
+
 def test_whoever_waits_for_a_job_does_so_within_the_limit(app_of: AppOf) -> None:
     """The job goes on."""
     app = app_of(model="sim:demo?batch_seconds=600", web_timeout="1.05s")
@@ -190,6 +201,17 @@ def test_whoever_waits_for_a_job_does_so_within_the_limit(app_of: AppOf) -> None
         return "done"
 
     assert app.test_client().get("/").text == "done"
+
+
+def test_the_time_that_requests_have_is_no_limit_for_whoever_waits_for_a_job(app_of: AppOf) -> None:
+    batches = {"model": "sim:demo?batch_seconds=0.2", "batch_poll_interval": 0.05}
+    app = app_of(**batches, web_timeout="30s", request_timeout=0.1)
+
+    @app.get("/")
+    def view() -> str:
+        return current_smartbatch.submit_and_wait(["a"], strategy="batch")[0].text or ""
+
+    assert "simulated" in app.test_client().get("/").text
 
 
 def test_without_a_limit_requests_have_none(app_of: AppOf) -> None:
