@@ -70,8 +70,9 @@ class CeleryTasks:
             RequestTimeout: no answer came before the time limit.
             SmartbatchError: what the request failed with.
         """
-        params = within(self.time_left(), prompt, params, self.client.config.request_timeout)
-        return self.client.submit(prompt, **params).result()
+        client = self.client.start()  # before the time is looked at: the first start of a process takes some
+        params = within(self.time_left(), prompt, params, client.config.request_timeout)
+        return client.submit(prompt, **params).result()
 
     def generate(
         self, prompts: Iterable[Prompt], *, key: str | None = None, **params: Any
