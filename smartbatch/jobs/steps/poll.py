@@ -79,7 +79,7 @@ def _not_cancelled(step: StepContext, shard: ShardRow, error: ProviderError) -> 
 
     1. The batch is not to be looked at either: the cancel is tried again later.
     2. The provider does not know the batch: see :func:`_vanished`.
-    3. It has ended: go on with it. Some servers have no cancel, and a batch must come to its end all the same.
+    3. It has ended: go on with it. Some servers have no cancel, and a batch must end all the same.
     4. Otherwise the cancel is tried again later.
     """
     assert shard.batch_id is not None
