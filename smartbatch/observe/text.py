@@ -33,11 +33,14 @@ class SafeStream:
     """A stream that others may close: once writing fails, nothing more is written.
 
     Characters the stream's encoding lacks are written as escapes.
+
+    Args:
+        stream: ``None`` where there is none, as the standard ones of a program that was started without.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._broken = False
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream: Any = stream
+        self._broken = stream is None
 
     def write(self, text: str) -> int:
         if not self._broken:

@@ -434,6 +434,17 @@ def test_characters_a_stream_cannot_encode_are_escaped() -> None:
     assert raw.getvalue() == b"5 \\u20ac\n"
 
 
+@pytest.mark.parametrize("mode", ["bar", "lines", "auto"])
+def test_a_program_without_standard_error_shows_nothing(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that was started with it closed, or without a console: what was asked and paid is not lost."""
+    monkeypatch.setattr(sys, "stderr", None)
+    with BatchingClient("sim:demo?latency=0") as client, Progress(2, mode) as shown:
+        for result in client.map(["a", "b"]):
+            shown.advance(result)
+        results = client.generate(["a", "b"], progress=True)
+    assert results.succeeded == 2
+
+
 # -- progress= -----------------------------------------------------------------------------------------------
 
 LIST_CALLS: dict[str, Callable[..., Any]] = {
