@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from itertools import takewhile
 
 from smartbatch.core.batching.packing import HEAD_TOKENS, ITEM_OUTPUT, ITEM_TOKENS, PackRoom
 from smartbatch.core.batching.request_batch import Batch, BatchState
@@ -32,7 +33,7 @@ from smartbatch.realtime.lane_queue import LaneQueue
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.router import InFlightCall, ResponseRouter
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.realtime.ticket import Ticket
+from smartbatch.realtime.ticket import Ticket, TicketState
 from smartbatch.types import Usage
 
 PASSED_OVER = 200
@@ -102,7 +103,7 @@ class Collector:
                 if found > now:
                     wake = min(wake, found)
                     break
-                if lane_queue.unfunded:
+                if lane_queue.unfunded and not lane_queue.waiting:
                     lane_queue.promote_funded()
         return now if self._moved else wake
 
@@ -234,10 +235,11 @@ class Collector:
 
         1. The slower tier is left alone for now: on to the standard lane.
         2. The most it can cost is more than what is left to spend: fail.
-        3. The breaker is closed, or lets it go as a probe: it stays.
+        3. The breaker is closed, or all gates let it go as a probe: it stays.
         4. There is a fallback model: on to its lane.
         5. The provider refused the key, the account or the model, so waiting does not help: fail.
-        6. It has waited longer for the end of the outage than requests do, or they are not to wait: fail.
+        6. It has waited longer for the end of the outage than requests do, or they are not to wait: fail, and
+           with it all that came before.
         """
         lane, now = lane_queue.lane, effects.now
         if lane.standard is not None and not lane.quota.flex.is_open(now):
@@ -259,7 +261,7 @@ class Collector:
             self._router.fail_locked(head, error, effects)
             return True
         since = lane.provider_health.open_since
-        if since is None or lane.breaker.look(now) <= now:
+        if since is None or self._gates.look(lane, _demand(lane, [head]), now) <= now:
             return False
         if self._config.on_breaker_open == "fallback":
             # Vectors of two models cannot be compared, so a request for one waits for this model.
@@ -271,12 +273,23 @@ class Collector:
         if stopped is not None:
             self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), effects)
             return True
-        if self._config.on_breaker_open == "fail" or head.down_for(since, now) > self._config.outage_patience:
-            failing = "less than a second" if now - since < 1 else duration(now - since)
-            reason = f"it has been failing for {failing} and the circuit breaker is open"
-            self._router.fail_locked(head, _unavailable(lane, reason, head.last_error), effects)
-            return True
-        return False
+        failing = [head] if self._config.on_breaker_open == "fail" or self._left(head, since, now) < 0 else []
+        if now - since > self._config.outage_patience:
+            failing += takewhile(lambda each: self._left(each, since, now) < 0, self._queue.live)
+        for ticket in failing:
+            if ticket.lane is lane and ticket.state is TicketState.WAITING:
+                self._fail_for_outage_locked(ticket, since, effects)
+        return head.state is not TicketState.WAITING
+
+    def _fail_for_outage_locked(self, ticket: Ticket, since: float, effects: DeferredEffects) -> None:
+        seconds = effects.now - since
+        failing = "less than a second" if seconds < 1 else duration(seconds)
+        reason = f"it has been failing for {failing} and the circuit breaker is open"
+        self._router.fail_locked(ticket, _unavailable(ticket.lane, reason, ticket.last_error), effects)
+
+    def _left(self, ticket: Ticket, since: float, now: float) -> float:
+        """Return the seconds that a ticket still waits for the end of an outage."""
+        return self._config.outage_patience - ticket.down_for(since, now)
 
     def _move_locked(self, lane_queue: LaneQueue, other: Lane, head: Ticket, now: float) -> None:
         """Let the head of a lane wait in ``other``, where it may take more tokens and cost more."""
@@ -309,7 +322,7 @@ class Collector:
             return effects.now
         self._gates.lack(lane, lane_queue.waiting, self._config.parallelism)
         self._note_wait(lane, at, effects)
-        return self._end_of_patience(lane, head, at, effects.now)
+        return self._end_of_patience(lane, at, effects.now)
 
     def _note_wait(self, lane: Lane, at: float, effects: DeferredEffects) -> None:
         """Note a wait for a gate, and tell of a long one for the limits; of one for the breaker or a cooldown
@@ -323,15 +336,19 @@ class Collector:
         lane.wait_told = at
         effects.tell(LongWait(at=now, scope=lane.provider.scope, model=lane.label, seconds=at - now))
 
-    def _end_of_patience(self, lane: Lane, head: Ticket, at: float, now: float) -> float:
-        """Return ``at``, or when the head has waited too long for the end of an outage, if that is sooner and
-        still to come.
+    def _end_of_patience(self, lane: Lane, at: float, now: float) -> float:
+        """Return ``at``, or when the first of a lane has waited too long for the end of an outage, if that is
+        sooner and still to come.
         """
         since = lane.provider_health.open_since
         if since is None:
             return at
-        left = self._config.outage_patience + 0.001 - head.down_for(since, now)
-        return min(at, now + left) if left > 0 else at
+        until = since + self._config.outage_patience + 0.001
+        if until <= now:  # those of the beginning have failed
+            tickets = (each for each in self._queue.live if each.lane is lane)
+            first = next((each for each in tickets if each.state is TicketState.WAITING), None)
+            until = now if first is None else now + self._left(first, since, now) + 0.001
+        return min(at, until) if until > now else at
 
 
 def _demand(lane: Lane, tickets: list[Ticket]) -> Demand:

@@ -195,6 +195,39 @@ def test_each_request_waits_as_long_as_the_others_did(clock: VirtualClock, clien
     assert 200.0 <= clock.now() <= 265.0
 
 
+def test_nobody_waits_longer_for_the_end_of_an_outage_behind_those_who_came_later(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """More urgent requests go first, and the others fail all the same when their patience is over."""
+    down = Down(clock, 0.0, 9_000.0)
+    client = client_of(down.provider, parallelism=4, outage_patience=10.0, breaker_threshold=1)
+    ended: list[float] = []
+
+    def ask() -> None:
+        for number in range(25):
+            client.submit(f"urgent {number}", priority="urgent")
+            clock.sleep(4.0)
+
+    with clock.held():
+        early = submit_all(client, [f"p{i}" for i in range(3)])
+        for future in early:
+            future.add_done_callback(lambda _: ended.append(clock.now()))
+        asking = InTime(clock, ask)
+    assert all(isinstance(future.exception(PATIENCE), ProviderError) for future in early)
+    asking.result()
+    client.stop()
+    assert max(ended) <= 15.0
+
+
+def test_patience_ends_also_where_a_limit_lets_no_probe_go(clock: VirtualClock, client_of: ClientOf) -> None:
+    down = Down(clock, 0.0, 9_000.0)
+    client = client_of(down.provider, parallelism=4, outage_patience=3.0, breaker_threshold=1, max_rpm=1)
+    with clock.held():
+        futures = submit_all(client, [f"p{i}" for i in range(20)])
+    assert all(isinstance(future.exception(PATIENCE), ProviderError) for future in futures)
+    assert clock.now() <= 10.0
+
+
 @pytest.mark.parametrize("patience", [0.0, 60.0, 10_800.0])
 def test_an_outage_that_ended_while_nobody_asked_is_over(
     patience: float, clock: VirtualClock, client_of: ClientOf
