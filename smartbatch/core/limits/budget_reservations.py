@@ -211,7 +211,8 @@ class JobReservations:
         reservation.usd = before + more
         if known is None:
             known = _JobReservation(self.budget.reserve(0.0, lasting=True), cost, ())
-        self._jobs[job_id] = evolve(known, changes=(*known.changes, reservation))
+        going_on = tuple(change for change in known.changes if change.going_on)
+        self._jobs[job_id] = evolve(known, changes=(*going_on, reservation))
         self.budget.resize(known.held, reservation.usd)
         return True
 
