@@ -132,20 +132,26 @@ def recover_json(text: str) -> Any:
 
 
 def _fenced(text: str) -> Iterator[str]:
-    """Yield the contents of the fenced blocks in ``text``; each character is looked at once or twice."""
+    """Yield the contents of the fenced blocks in ``text``.
+
+    A fence in a line of its own ends a block, as JSON may hold others in its texts; where there is none, the
+    next one does.
+    """
     start = text.find("```")
     while start >= 0:
         head = _FENCE_HEAD.match(text, start)
         if head is None:
             start = text.find("```", start + 1)
             continue
-        end = text.find("```", head.end())
+        tail = _FENCE_TAIL.search(text, head.end() - 1)
+        end = text.find("```", head.end()) if tail is None else tail.start("fence")
         if end < 0:
             return
         yield text[head.end() : end]
         start = text.find("```", end + 3)
 
 
+_FENCE_TAIL = re.compile(r"\n[ \t]*+(?P<fence>```)[ \t]*+\r?(?:\n|\Z)")
 _FENCE_HEAD = re.compile(r"```[a-zA-Z0-9]*+[ \t]*+\r?\n")
 _TRIES = 20
 """Opening brackets at which a value is looked for; a hostile text must not cost much time."""
@@ -244,9 +250,30 @@ def check_schema(schema: Mapping[str, Any]) -> None:
     """Check that answers can be checked against ``schema``.
 
     Raises:
-        ValueError: it is no JSON schema, or refers to another document: none is ever fetched.
+        ValueError: it is no JSON schema, or refers to what it does not have, such as another document: none
+            is ever fetched.
     """
-    _validator(json.dumps(schema))
+    text = json.dumps(schema)
+    _validator(text)
+    if '"$id": ' in text:  # a part with an address of its own has references of its own
+        return
+    decoded = json.loads(text)
+    for reference in _references(decoded):
+        if reference.startswith("#/") and "%" not in reference and not _has(decoded, reference):
+            raise ValueError(f"refers to {reference[:80]!r}, which it does not have")
+
+
+def _has(schema: Any, reference: str) -> bool:
+    """Whether a JSON pointer, as a fragment (RFC 6901), leads to a part of a schema."""
+    for name in reference[2:].split("/"):
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and name.isascii() and name.isdigit() and int(name) < len(schema):
+            schema = schema[int(name)]
+        elif isinstance(schema, Mapping) and name in schema:
+            schema = schema[name]
+        else:
+            return False
+    return True
 
 
 @lru_cache(maxsize=128)
@@ -282,6 +309,8 @@ def _validator(schema: str) -> Any:
 
 _VALUES = ("enum", "const", "default", "examples")
 """Keywords that hold values, not schemas."""
+_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+"""Keywords that hold schemas by names, which are no keywords whatever they are."""
 
 
 def _without_dialects(schema: Any) -> Any:
@@ -291,11 +320,13 @@ def _without_dialects(schema: Any) -> Any:
         return [_without_dialects(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    return {
-        key: value if key in _VALUES else _without_dialects(value)
-        for key, value in schema.items()
-        if key != "$schema" or not isinstance(value, str)  # a property may have the name
-    }
+    plain: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _BY_NAME and isinstance(value, Mapping):
+            plain[key] = {name: _without_dialects(inner) for name, inner in value.items()}
+        elif key != "$schema" or not isinstance(value, str):
+            plain[key] = value if key in _VALUES else _without_dialects(value)
+    return plain
 
 
 def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -307,7 +338,8 @@ def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
         for key, value in schema.items():
             if key not in _VALUES:
                 yield key, value
-                yield from _keywords(value)
+                named = key in _BY_NAME and isinstance(value, Mapping)
+                yield from _keywords(list(value.values()) if named else value)
 
 
 def _patterns(schema: Any) -> Iterator[str]:

@@ -84,6 +84,8 @@ class TestRecovering:
             f"```json\n{OBJECT}\n```",
             f"```\n{OBJECT}\n```",
             f"Sure, here it is:\n```json\n{OBJECT}\n```\nAnything else?",
+            f"```json {OBJECT}```",
+            f"```json\n{OBJECT}``` as you wished",
             f"The answer is {OBJECT}. I hope [this] helps [1].",
             '{"a": 1, "b": [true, null,],}',
             "{'a': 1, 'b': [True, None]}",
@@ -94,6 +96,11 @@ class TestRecovering:
     def test_json_is_found_in_what_models_wrap_around_it(self, text: str) -> None:
         """Fences, words and small slips do not cost another call."""
         assert recover_json(text) == VALUE
+
+    def test_fences_within_the_texts_of_json_are_its_own(self) -> None:
+        """As in answers with code, or with Markdown."""
+        value = {"md": "Use:\n```python\nprint(1)\n```", "a": "``` ```"}
+        assert recover_json(f"Here:\n```json\n{json.dumps(value)}\n```\nDone.") == value
 
     @pytest.mark.parametrize(
         "text",
@@ -341,12 +348,30 @@ class TestVerdicts:
             {"$ref": "https://example.org/x.json"},
             {"anyOf": [{"type": "null"}, {"$ref": "https://example.org/x.json"}]},
             {"required": "a"},
+            {"properties": {"a": {"$ref": "#/nowhere"}}},
+            {"$defs": {"a~b": {}}, "$ref": "#/$defs/a~1b"},
+            {"properties": {"default": {"$ref": "https://example.org/x.json"}}},
+            {"properties": {"enum": {"pattern": r"(a)\1"}}},
         ],
     )
     def test_a_broken_or_foreign_schema_is_refused(self, schema: dict[str, Any]) -> None:
         """Before it is sent, and without fetching anything."""
-        with pytest.raises(ValueError, match=r"schema|refers"):
+        with pytest.raises(ValueError, match=r"schema|refers|checked"):
             check_schema(schema)
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            {"$defs": {"a/b~c": {}}, "properties": {"x": {"$ref": "#/$defs/a~1b~0c"}}},
+            {"anyOf": [{"type": "null"}, {"type": "object"}], "properties": {"x": {"$ref": "#/anyOf/1"}}},
+            {"properties": {"const": {"type": "string"}, "properties": {"properties": {"enum": {}}}}},
+            {"enum": [{"$ref": "#/nowhere"}]},
+        ],
+    )
+    def test_references_within_a_schema_and_names_like_keywords_are_fine(
+        self, schema: dict[str, Any]
+    ) -> None:
+        check_schema(schema)
 
     @pytest.mark.parametrize(
         ("step", "fits", "breaks"),
