@@ -201,7 +201,8 @@ class _Runs:
         options: dict[str, Any] = {"usage": usage, **self._options, "model_settings": settings}
         if request.params.system:
             more = options.get("instructions") or ()
-            options["instructions"] = [request.params.system, *([more] if isinstance(more, str) else more)]
+            own = more if isinstance(more, list | tuple) else [more]  # one text, or one function
+            options["instructions"] = [request.params.system, *own]
 
         async def run() -> Any:
             # The HTTP client of an agent that was made for this attempt is closed here.

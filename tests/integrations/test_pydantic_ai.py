@@ -70,6 +70,20 @@ class City(BaseModel):
 # -- outputs --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("instructions", ["Be short.", lambda: "Be short.", ["Be short."], ("Be short.",)])
+def test_the_system_text_of_a_request_comes_before_the_instructions_of_the_call(instructions: Any) -> None:
+    heard: list[str] = []
+
+    def answer(messages: list[Any], _: Any) -> ModelResponse:
+        heard.append(messages[-1].instructions)
+        return ModelResponse([TextPart("Lima")])
+
+    call = agent_call(Agent(FunctionModel(answer)), instructions=instructions)
+    with BatchingClient(call) as client:
+        assert client.submit("Capital of Peru?", system="Speak Quechua.").result(PATIENCE).text == "Lima"
+    assert [text.split("\n")[::2] for text in heard] == [["Speak Quechua.", "Be short."]]
+
+
 def test_a_text_is_the_text_and_an_object_is_the_parsed_value() -> None:
     """What the agent returns is found where a callable's return value is."""
     with BatchingClient("sim:demo") as client:
