@@ -152,7 +152,10 @@ class PostgresBackEnd(BackEnd):
         schema = self._address.schema
         folder = files(__package__)
         functions = [folder.joinpath(f"{name}.sql").read_text("utf-8") for name in ("exchange", "publish")]
-        session.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}".encode())
+        # asked first: to make one, even one that is there, wants a right to the whole database
+        known = session.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone()
+        if known is None:
+            session.execute(f"CREATE SCHEMA {schema}".encode())
         for text in (_TABLES, *functions):
             session.execute(text.format(schema=schema).encode())
         for fact in (("version", str(VERSION)), ("salt", secrets.token_hex(16))):

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
@@ -139,3 +140,17 @@ def test_two_processes_find_the_same_salt_and_the_same_record(
     assert second.left[0] == pytest.approx(63.0, abs=2.0)
     one.close()
     other.close()
+
+
+@pytest.mark.full
+def test_a_schema_that_was_made_for_a_user_is_all_that_user_needs(postgres_address: str) -> None:
+    """As an administrator makes it, who lets programs make none of their own."""
+    psycopg = pytest.importorskip("psycopg")
+    parts = psycopg.conninfo.conninfo_to_dict(postgres_address)
+    with psycopg.connect(postgres_address, autocommit=True) as session:
+        session.execute("CREATE ROLE clerk LOGIN PASSWORD 'x'")
+        session.execute("CREATE SCHEMA of_clerk AUTHORIZATION clerk")
+    place = f"{quote(str(parts['host']), safe='')}:{parts.get('port', 5432)}/{parts['dbname']}"
+    back_end = open_back_end(f"postgresql://clerk:x@{place}?schema=of_clerk", lambda: 0.0)
+    assert back_end.prepare() == back_end.prepare()
+    back_end.close()
