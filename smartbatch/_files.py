@@ -93,6 +93,16 @@ def check_logs(path: str) -> None:
                 raise _foreign(f"the file {path}{ending} belongs to another user")
 
 
+def inode_of(path: str) -> tuple[int, int]:
+    """Return the device and inode of a file, which tell it from another of its name.
+
+    Raises:
+        OSError: it cannot be looked at; FileNotFoundError where there is none.
+    """
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
 def resolved_file(path: str) -> str:
     """Return where a file is that is opened, or made where it is not there yet.
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from smartbatch._clock import RealClock
-from smartbatch._files import check_logs, check_own, lock_file, new_file
+from smartbatch._files import check_logs, check_own, inode_of, lock_file, new_file
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.errors import StoreError
 from smartbatch.jobs.records import StoredCounts
@@ -241,14 +241,13 @@ class SqliteDatabase(Database):
             raise StoreError(checks.GONE.format(path=self.place))
 
     def _inode(self, path: str) -> tuple[int, int] | None:
-        """Return the device and inode of a file, which tell it from another of its name."""
+        """Return what tells a file from another of its name; ``None`` where there is none."""
         try:
-            found = os.stat(path)
+            return inode_of(path)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._explained(error) from None
-        return found.st_dev, found.st_ino
 
     def _explained(self, error: Exception) -> StoreError:
         """Return what an error means for people; after a sign of damage nothing is written any more."""

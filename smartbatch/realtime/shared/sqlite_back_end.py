@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from smartbatch._clock import RealClock
-from smartbatch._files import check_logs, check_own, new_file, private_folder
+from smartbatch._files import check_logs, check_own, inode_of, new_file, private_folder
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.core.limits.shared_record import (
     CLOCK_STEP,
@@ -81,7 +81,7 @@ class SqliteBackEnd(BackEnd):
             check_own(self.place)
             check_logs(self.place)
             with self._connections.writing():
-                self._file = _inode(self.place)
+                self._file = inode_of(self.place)
                 return self._prepared(self._connections.writer())
         except (sqlite3.Error, OSError, StoreError) as error:
             raise self._unavailable(error) from None
@@ -181,7 +181,7 @@ class SqliteBackEnd(BackEnd):
         """
         try:
             with self._connections.writing():
-                if _inode(self.place) != self._file:
+                if inode_of(self.place) != self._file:
                     raise OSError("it was replaced")
                 connection = self._connections.writer()
                 # what was spent must survive; a rate need not
@@ -208,12 +208,6 @@ class SqliteBackEnd(BackEnd):
 
     def _connect(self) -> sqlite3.Connection:
         return connect_sqlite(self.place, timeout=TIMEOUT)
-
-
-def _inode(path: str) -> tuple[int, int]:
-    """Return the device and inode of a file, which tell it from another of its name."""
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
 
 
 def _facts_in(connection: sqlite3.Connection) -> dict[str, str]:
