@@ -39,20 +39,36 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 class Creates:
-    """Tells, from inside the emulator, that the creates of batches arrive."""
+    """Tells, from inside the emulator, that the creates of batches arrive; holds the first ones.
 
-    def __init__(self) -> None:
+    Without the hold, a kill that is late by some milliseconds may fall between the intent of the next
+    create and its sending. Nobody knows then whether that batch exists, and it is searched for for minutes.
+
+    Args:
+        kills: how many creates are held, from the first on, until their sender is dead.
+    """
+
+    def __init__(self, kills: int) -> None:
         self._monitor = threading.Condition()
-        self._seen = 0
+        self._kills = kills
+        self._seen = self._killed = 0
 
     def __call__(self, index: int, _label: Mapping[str, str]) -> None:
         with self._monitor:
             self._seen = index + 1
             self._monitor.notify_all()
+            if index < self._kills:
+                self._monitor.wait_for(lambda: self._killed > index, PATIENCE)
 
     def wait_for(self, count: int) -> None:
         with self._monitor:
             assert self._monitor.wait_for(lambda: self._seen >= count, PATIENCE), "no create came"
+
+    def killed(self) -> None:
+        """Let the held create go on: its sender is dead."""
+        with self._monitor:
+            self._killed += 1
+            self._monitor.notify_all()
 
 
 def command(questions: Path, model: str, *options: object) -> list[str]:
@@ -85,7 +101,7 @@ def cost_in_real_time(questions: Path, model: str, folder: Path, answers: Mappin
 def killed_twice(questions: Path, model: str, folder: Path, *, batch: int) -> None:
     asked = rows_of(questions)
     answers = {row["question"]: row["answer"] for row in asked}
-    out, creates = folder / "out.jsonl", Creates()
+    out, creates = folder / "out.jsonl", Creates(kills=2)
     options = ("--strategy", "batch", "--store", folder / "jobs.db", "--batch-poll-interval", 0.1)
     line = command(questions, model, "-o", out, *options, "--batch-max-requests", batch)
     with emulator(answers=answers, batch_turnaround=0.3, batch_fault_for=creates) as emu:
@@ -94,6 +110,7 @@ def killed_twice(questions: Path, model: str, folder: Path, *, batch: int) -> No
             creates.wait_for(create)
             process.send_signal(signal.SIGKILL)
             process.communicate()
+            creates.killed()
             assert process.returncode == -signal.SIGKILL, f"the run ended before kill {kill + 1}"
         ended = subprocess.run(line, env=surroundings(emu), capture_output=True, timeout=PATIENCE * 2)
         assert ended.returncode == 0, ended.stderr
