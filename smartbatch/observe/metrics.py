@@ -259,7 +259,8 @@ class BatchMetrics:
             return self._recent.last_minute(now), self._recent.minutes(wall, now)
 
     def reset(self) -> None:
-        """Begin again at zero, but for :meth:`sums`. Requests not ended yet stay, as if submitted anew."""
+        """Begin again at zero, but for :meth:`sums`. Requests not ended yet stay, as if submitted anew, and
+        so does what tells how things stand now."""
         with self._lock.get():
             sums = self.sums()
             now = self._now()
@@ -268,6 +269,7 @@ class BatchMetrics:
                 # below 0 where an end was told before its submission
                 self._totals.submitted[priority] = count - before.ended[priority]
             self._totals.busy = -self._open_calls * now
+            self._totals.counts.limits_unshared = before.counts.limits_unshared
             self._since = now
             self._resets += 1
             begun = sums_of(self._figures_locked())

@@ -25,6 +25,8 @@ from smartbatch.events import (
     Event,
     ParameterDropped,
     ShardChanged,
+    SharedLimitsLost,
+    SharedLimitsRestored,
 )
 from smartbatch.jobs.records import ShardState
 from smartbatch.observe.metrics import KINDS, BatchMetrics, _TokenSums
@@ -263,6 +265,17 @@ def test_reset_keeps_what_is_not_over(metrics: BatchMetrics, clock: ManualClock)
     assert (s.elapsed, s.busy_seconds, s.utilisation) == (2.0, 2.0, 1.0)
     s = feed(metrics, called(at=8.0, seconds=8.0), ended())
     assert (s.succeeded, s.total, s.busy_seconds) == (1, 1, 2.0)
+
+
+def test_a_reset_leaves_how_many_limits_are_not_shared_now(metrics: BatchMetrics) -> None:
+    """That is no count of what happened, but how things stand."""
+    lost = SharedLimitsLost(at=1.0, place="p", scope="s", model="m", reason="gone", processes=1)
+    restored = SharedLimitsRestored(at=2.0, place="p", scope="s", model="m", seconds=1.0)
+    feed(metrics, lost, lost)
+    metrics.reset()
+    s = metrics.snapshot()
+    assert (s.shared_limits_lost, s.limits_unshared) == (0, 2)
+    assert feed(metrics, restored).limits_unshared == 1
 
 
 @given(events)
