@@ -1,9 +1,13 @@
 -- One exchange with a shared limit, as smartbatch.core.limits.shared_record.exchange: the same steps in the
--- same order. KEYS[1]: the record. ARGV[1]: what is asked, as JSON. Returns what is granted, as JSON.
+-- same order. KEYS[1]: the record. ARGV: what is asked, as JSON, and the salt by which the record is named.
+-- Returns what is granted, as JSON.
 local GONE, WAITING, SLICES, ADVANCE, MONEY_SLICES = 15, 2, 4, 1, 2
 local SLOT_SECONDS, CLOCK_STEP, QUIET, SLOTS_AHEAD, SLACK, NO_BOUND, MEASURED = 0.5, 2, 8, 1, 0.001, 1e15, 0.8
 local KEPT, REMEMBERED, SETTLED, LASTING = 604800000, 604800, 60, 3600
 
+if redis.call('HGET', 'smartbatch:shared', 'salt') ~= ARGV[2] then
+    return redis.error_reply('EMPTIED it lost what it kept: its records have other names')
+end
 local time = redis.call('TIME')
 -- numbers are stored with 14 digits: seconds since 2023 keep their microseconds
 local now = tonumber(time[1]) - 1700000000 + tonumber(time[2]) / 1e6

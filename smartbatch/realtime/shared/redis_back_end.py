@@ -69,7 +69,7 @@ class RedisBackEnd(BackEnd):
         self._scripts = [
             folder.joinpath(f"{name}.lua").read_text("utf-8") for name in ("exchange", "publish")
         ]
-        self._exchange = self._publish = ""
+        self._exchange = self._publish = self._salt = ""
 
     def _connected(self) -> Any:
         """Return the connection of this process: a forked child must not use its parent's."""
@@ -94,12 +94,15 @@ class RedisBackEnd(BackEnd):
         except redis.RedisError as error:
             raise self._unavailable(error) from None
         check_version(version.decode(), self.place, "database")
-        return bytes.fromhex(salt.decode())
+        self._salt = salt.decode()
+        return bytes.fromhex(self._salt)
 
     def exchange(self, key: str, ask: LeaseAsk) -> LeaseGrant:
         record = f"{_PREFIX}{{{key}}}"
         try:
-            answer = self._connected().evalsha(self._exchange, 1, record, json.dumps(asdict(ask)))
+            asked = json.dumps(asdict(ask))
+            # a server that was emptied knows its scripts still: the salt tells that others begin it anew
+            answer = self._connected().evalsha(self._exchange, 1, record, asked, self._salt)
         except redis.RedisError as error:
             raise self._unavailable(error) from None
         return LeaseGrant(**json.loads(answer))

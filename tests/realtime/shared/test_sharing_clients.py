@@ -158,6 +158,21 @@ def test_a_place_that_lost_all_it_kept_is_shared_as_before(
     assert Neighbour(address, provider, clock).counts() == 2
 
 
+def test_a_redis_that_is_emptied_while_it_is_used_is_shared_as_before(
+    clock: VirtualClock, client_of: Callable[..., Any], request: pytest.FixtureRequest
+) -> None:
+    """Its scripts stay known, so nothing failed: those that came later had a limit of their own."""
+    address = address_of("redis", request, Path())
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    client = client_of(provider, max_rpm=600, shared=address)
+    assert client.generate(map(str, range(5))).failed == 0
+    redis.Redis.from_url(address).flushdb()
+    later = Neighbour(address, provider, clock)
+    clock.sleep(10.0)
+    assert client.generate(map(str, range(5, 10))).failed == 0
+    assert later.counts() == 2
+
+
 def test_a_file_of_another_version_is_not_shared(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
