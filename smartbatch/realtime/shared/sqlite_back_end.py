@@ -93,12 +93,12 @@ class SqliteBackEnd(BackEnd):
             found = self._filled(connection)
         check_version(found["version"], self.place, "file")
         self._noted_at = float(found["host_seen"])
-        if found["host"] != self._host and self._noted_at > RealClock.wall() - LEFT:
+        if found["host"] != self._host and self._is_noted_within(LEFT):
             raise Incompatible(
                 f"the file {self.place} is used by the machine {found['host']} and this is {self._host}:"
                 " machines cannot share an SQLite file; name a Redis or PostgreSQL server"
             )
-        if found["host"] != self._host or self._noted_at < RealClock.wall() - LEFT / 4:
+        if found["host"] != self._host or not self._is_noted_within(LEFT / 4):
             self._note_host(connection)
         return bytes.fromhex(found["salt"])
 
@@ -120,6 +120,10 @@ class SqliteBackEnd(BackEnd):
         connection.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", facts.items())
         return _facts_in(connection)
 
+    def _is_noted_within(self, seconds: float) -> bool:
+        """Whether the machine was noted in the last ``seconds``, or by a clock that is no more ahead."""
+        return abs(RealClock.wall() - self._noted_at) < seconds
+
     def _note_host(self, connection: sqlite3.Connection) -> None:
         self._noted_at = RealClock.wall()
         facts = [("host", self._host), ("host_seen", repr(self._noted_at))]
@@ -130,7 +134,7 @@ class SqliteBackEnd(BackEnd):
             row = connection.execute("SELECT record FROM records WHERE key = ?", (key,)).fetchone()
             record = SharedRecord() if row is None else record_of(json.loads(row[0]))
             grant = exchange(record, ask, self._now())
-            if RealClock.wall() > self._noted_at + LEFT / 4:
+            if not self._is_noted_within(LEFT / 4):
                 self._note_host(connection)
             connection.execute(
                 "INSERT OR REPLACE INTO records VALUES (?, ?)", (key, json.dumps(document_of(record)))

@@ -294,6 +294,27 @@ def test_a_file_is_one_machines_at_a_time(
     assert Neighbour(address, provider, clock).lease(1.0) == 1.0
 
 
+def test_a_machine_whose_clock_was_ahead_has_left_a_file_after_ten_minutes(
+    clock: VirtualClock, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as there until that time came. Its own processes note it anew, so that it does not count as
+    away while they use the file."""
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    wall = RealClock.wall()
+    monkeypatch.setattr(RealClock, "wall", lambda: wall + 86_400.0)
+    first = Neighbour(address, provider, clock)
+    monkeypatch.setattr(RealClock, "wall", lambda: wall)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("socket.gethostname", lambda: "elsewhere")
+        assert Neighbour(address, provider, clock).lease(1.0) == 1.0
+    monkeypatch.setattr(RealClock, "wall", lambda: wall + 601.0)
+    assert first.lease(1.0) == 1.0
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("socket.gethostname", lambda: "elsewhere")
+        with pytest.raises(Incompatible, match="machines cannot share"):
+            Neighbour(address, provider, clock)
+
+
 @pytest.mark.parametrize(
     ("address", "said"),
     [
