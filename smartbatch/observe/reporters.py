@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -100,12 +101,15 @@ class PeriodicReporter:
 
     def __enter__(self) -> Self:
         self._monitor = self._clock.monitor()
+        self._process = os.getpid()
         self._running = True
         self._clock.spawned()
         threading.Thread(target=self._run, name="smartbatch-reports", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if os.getpid() != self._process:  # there is no thread of it here, and a lock may be held for ever
+            return
         with self._monitor:
             self._running = False
             self._monitor.notify_all()

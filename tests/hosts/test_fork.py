@@ -44,6 +44,24 @@ def passes(script: str, *, out: list[str], guard: float = 30) -> None:
     assert ended.code == 0
 
 
+def test_a_child_that_leaves_the_block_of_a_periodic_reporter_reports_nothing() -> None:
+    """It has no thread of it; it printed the empty figures of the child, and could wait for a lock."""
+    passes(
+        """
+        from smartbatch.observe.reporters import PeriodicReporter
+        class Told:
+            def report(self):
+                say("parent" if os.getpid() == parent else "child")
+        parent = os.getpid()
+        with PeriodicReporter(Told(), "1h") as reporter:
+            with reporter._monitor:
+                pid = in_child(lambda: reporter.__exit__(None, None, None))
+            say(code_of(pid))
+        """,
+        out=["0", "parent"],
+    )
+
+
 @pytest.mark.full
 def test_300_forks_under_load_leave_no_child_hanging() -> None:
     """Whatever lock a thread of the parent holds at that moment, each child asks and is answered (M4)."""
