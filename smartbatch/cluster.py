@@ -12,8 +12,10 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Self, TypeAlias, final
+from uuid import uuid4
 
 import distributed
 from attrs import asdict, define, evolve, has
@@ -30,7 +32,7 @@ UNIT = 100
 TIMES = 3
 """How often a unit is sent whose worker died or was closed; Dask by itself sends it to three others."""
 GRACE = 5.0
-"""Seconds for calls under way when a worker closes."""
+"""Seconds for calls under way when a worker closes, and for workers to hear that a call has ended."""
 AGAIN = "nothing is lost: the same call again goes on"
 STEP = 0.5
 """Seconds between looks whether a wait was interrupted."""
@@ -59,31 +61,45 @@ class Unit:
 
 @final
 class _WorkerClient(WorkerPlugin):  # type: ignore[misc]
-    """The client of a worker process, made by its first unit and stopped when the worker closes."""
+    """The client of one call in a worker process, made by its first unit and stopped when the call ends, or
+    the worker closes.
 
-    idempotent = True
+    Each call has its own: one that is found by its settings would have the key, or the budget, of an earlier
+    call, or nobody would know when to end it.
+    """
 
     def __init__(self, model: str, config: BatchingConfig, options: Options | None) -> None:
         self._made = model, config, options
-        known = {name: value for name, value in (options or {}).items() if name != "api_key"}
-        self.name = f"smartbatch-{digest([model, config, known])}"
+        self.name = f"smartbatch-{uuid4().hex}"
         self._client: BatchingClient | None = None
+        self._has_ended = False
 
     def setup(self, worker: distributed.Worker) -> None:  # noqa: ARG002 (its name is Dask's)
         """Begin with no client: this must not block the worker's loop."""
         self._lock = threading.Lock()
 
-    async def teardown(self, worker: distributed.Worker) -> None:  # noqa: ARG002 (its name is Dask's)
-        """Give jobs back, once calls under way have ended."""
+    async def teardown(self, worker: distributed.Worker) -> None:
+        """Give jobs back, once calls under way have ended; a worker that goes on is not held up by them."""
         with self._lock:
+            self._has_ended = True
             client = self._client
-        if client is not None:
+        if client is None:
+            return
+        if worker.status in (distributed.Status.running, distributed.Status.paused):
+            threading.Thread(target=client.stop, name="smartbatch-end", daemon=True).start()
+        else:
             await asyncio.to_thread(client.stop, GRACE)
 
     def client(self) -> BatchingClient:
-        """Return the client of this process."""
+        """Return the client of this process.
+
+        Raises:
+            ClientClosed: the call has ended, or the worker closes.
+        """
         model, config, options = self._made
         with self._lock:
+            if self._has_ended:
+                raise ClientClosed("the call has ended, or the worker closes")
             if self._client is None:
                 self._client = BatchingClient(model, config, provider_options=options)
             return self._client
@@ -125,8 +141,19 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._own:
-            self._dask.close()
+        try:
+            self._end_clients()
+        finally:
+            if self._own:
+                self._dask.close()
+
+    def _end_clients(self) -> None:
+        """Have each worker end the client that it made; waits for :data:`GRACE` seconds at most."""
+        if not self._plugin or self._dask.status != "running":
+            return
+        unregister = self._dask.scheduler.unregister_worker_plugin
+        with suppress(OSError, ValueError):  # workers or the scheduler are gone: the results are there
+            self._dask.sync(unregister, name=self._plugin, callback_timeout=GRACE)
 
     @property
     def processes(self) -> int:

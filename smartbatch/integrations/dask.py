@@ -47,9 +47,9 @@ def map(
     """Ask all prompts on the workers of a cluster, and return the results in order, as what they came in.
 
     The route is chosen once, here. A list that goes by batch is one job of this process. In real time its
-    rows are stored as units of 100; workers carry them on, each process with one client, and this process
-    reads the results from the store. The same call again, with the same key, goes on: what is answered is not
-    asked again.
+    rows are stored as units of 100; workers carry them on, each process with one client for the call, and
+    this process reads the results from the store. The same call again, with the same key, goes on: what is
+    answered is not asked again.
 
     Args:
         prompts: a list or any iterable of texts, chats or requests; a bag of Dask; or a dataframe, of Dask or

@@ -56,7 +56,7 @@ def expected(prompts: list[str]) -> list[str]:
 def test_a_list_is_answered_in_order_by_all_workers_and_the_same_call_pays_nothing(
     scheduler: Any, store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Other settings of the workers make other clients, and not another list."""
+    """Other settings of the workers do not make another list."""
     prompts = [f"question {n}" for n in range(250)]
     with emulator(latency=0.01) as server:
         results = ask(server, prompts, scheduler, store)
@@ -66,8 +66,6 @@ def test_a_list_is_answered_in_order_by_all_workers_and_the_same_call_pays_nothi
         assert ask(server, prompts, scheduler, store, parallelism=2, progress=True).texts == results.texts
         assert "250/250" in capsys.readouterr().err
         assert server.ledger.received == 250
-    clients = scheduler.run(lambda dask_worker: [str(n) for n in dask_worker.plugins if "smartbatch" in n])
-    assert [len(names) for names in clients.values()] == [2, 2]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -76,6 +74,47 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert RealClock.now() < ended
         RealClock().sleep(0.02)
+
+
+def threads_of_clients(dask_worker: Any) -> list[str]:
+    """What a worker has of clients: their threads, and what Dask would give to a worker that comes."""
+    names = [*(thread.name for thread in threading.enumerate()), *map(str, dask_worker.plugins)]
+    return [name for name in names if name.startswith("smartbatch")]
+
+
+@pytest.mark.full
+def test_the_clients_of_the_workers_end_with_their_call(scheduler: Any, store: str, tmp_path: Path) -> None:
+    """Each call with a budget has clients of its own: they stayed until the worker closed. Those of a call
+    that is interrupted end, too, once what was under way has its answer."""
+    shared = store if store.startswith("postgresql") else f"sqlite:///{tmp_path}/limits.db"
+    prompts = [f"question {n}" for n in range(120)]
+
+    def interrupt_at(progress: ListProgress) -> None:
+        raise KeyboardInterrupt
+
+    with emulator(latency=0.01) as server:
+        for key in ("one", "other"):
+            assert ask(server, prompts, scheduler, store, key=key, shared=shared, budget=1.0).failed == 0
+        with pytest.raises(KeyboardInterrupt):
+            ask(server, prompts, scheduler, store, key="third", on_progress=interrupt_at)
+        until(lambda: not any(scheduler.run(threads_of_clients).values()))
+
+
+@pytest.mark.full
+def test_the_workers_ask_with_the_key_of_the_call(scheduler: Any, store: str) -> None:
+    """They asked with that of an earlier call, whose settings were the same."""
+    with emulator() as server:
+        for key in ("first", "second"):
+            options = {"base_url": server.base_url, "api_key": key}
+            results = dask.map(
+                [f"question for {key}"],
+                model=MODEL,
+                scheduler=scheduler,
+                store=store,
+                provider_options=options,
+                strategy="individual",
+            )
+            assert results.texts == expected([f"question for {key}"])
 
 
 def kill_one(scheduler: Any) -> None:
@@ -142,8 +181,8 @@ def test_the_command_line_has_a_file_asked_by_the_workers(scheduler: Any, tmp_pa
             assert server.ledger.received == asked
     answers = [json.loads(line)["text"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert answers == expected(rows)
-    clients = scheduler.run(lambda dask_worker: sum("smartbatch" in str(n) for n in dask_worker.plugins))
-    assert all(clients.values())
+    asked_there = scheduler.run(lambda: "smartbatch.providers.openai.provider" in sys.modules)
+    assert all(asked_there.values())
     with BatchingClient("sim:demo", store=str(tmp_path / "jobs.db")) as client:
         assert client.jobs() == []
 
