@@ -4,7 +4,6 @@ dashboard."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack, cast, final
-from weakref import WeakKeyDictionary
 
 import click
 from attrs import asdict
@@ -100,13 +99,14 @@ def dashboard_blueprint(
         url_prefix: where it is.
     """
     pages = Blueprint(f"{_NAME}_dashboard", __name__, url_prefix=url_prefix)
-    made: WeakKeyDictionary[HostClient, WSGIApplication] = WeakKeyDictionary()
 
     @pages.route("/", defaults={"page": ""}, methods=["GET", "POST"])
     @pages.route("/<path:page>", methods=["GET", "POST"])
     def show(page: str) -> Response:
-        host = _host()
-        found = made.get(host) or made.setdefault(host, host.dashboard(access, show_content=show_content))
+        host, kept = _host(), f"{_NAME}:{request.blueprint}"
+        found: WSGIApplication = current_app.extensions.get(kept) or current_app.extensions.setdefault(
+            kept, host.dashboard(access, show_content=show_content)
+        )
         path = page.encode().decode("latin-1")
         root = request.environ["SCRIPT_NAME"] + request.environ["PATH_INFO"].removesuffix(path)
         placed = {**request.environ, "SCRIPT_NAME": root.rstrip("/"), "PATH_INFO": f"/{path}"}

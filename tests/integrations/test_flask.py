@@ -3,10 +3,12 @@ and its health page."""
 
 from __future__ import annotations
 
+import gc
 import html
 import json
 import os
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -289,6 +291,27 @@ def test_the_dashboard_has_the_jobs_of_the_application_at_its_place(app_of: AppO
     assert [browser.get(html.unescape(link)).status_code for link in sorted(links)] == [200] * len(links)
     assert job.id in browser.get(f"/inside/jobs/jobs/{job.id}").text
     assert browser.get("/inside/jobs").location == "http://localhost/inside/jobs/"
+
+
+def test_applications_that_share_a_blueprint_have_dashboards_of_their_own_and_end(tmp_path: Path) -> None:
+    """As a factory makes them; the client of one that nobody holds stayed as long as the blueprint."""
+    pages = dashboard_blueprint(lambda _: "read")
+
+    def key_seen_in(number: int) -> tuple[str, weakref.ref[Any]]:
+        app = Flask("shop")
+        app.config.update(SMARTBATCH_MODEL="sim:demo", SMARTBATCH_STORE=str(tmp_path / f"{number}.db"))
+        Smartbatch(app)
+        app.register_blueprint(pages)
+        with app.app_context():
+            current_smartbatch.submit_batch(["x"], key=f"shop-{number}", strategy="individual").wait()
+            current_smartbatch.stop()
+            client = weakref.ref(current_smartbatch._get_current_object())
+        keys = set(re.findall(r"\bshop-\d", app.test_client().get("/smartbatch/dashboard/jobs").text))
+        return ",".join(keys), client
+
+    seen = [key_seen_in(number) for number in range(2)]
+    gc.collect()
+    assert [(keys, client()) for keys, client in seen] == [("shop-0", None), ("shop-1", None)]
 
 
 def test_the_rule_of_access_is_asked_within_the_web_request(app_of: AppOf) -> None:
