@@ -363,6 +363,7 @@ class BatchMetrics:
                 self._state, self._since, self._workers = "running", event.at, event.workers
             case ClientStopped():
                 counts.failed_at_stop += event.failed
+                counts.limits_unshared = 0  # it shares none, and is told no more
                 self._end_period(event.at)
                 self._state, self._since = "stopped", event.at
             case JobAccepted():

@@ -278,6 +278,17 @@ def test_a_reset_leaves_how_many_limits_are_not_shared_now(metrics: BatchMetrics
     assert feed(metrics, restored).limits_unshared == 1
 
 
+def test_a_client_that_stopped_has_no_limits_that_are_not_shared_now(metrics: BatchMetrics) -> None:
+    """Nobody tells that they are shared again. Started anew, it is told once more that they are not: of one
+    limit two were counted, of which one stayed for ever."""
+    lost = SharedLimitsLost(at=1.0, place="p", scope="s", model="m", reason="gone", processes=1)
+    restored = SharedLimitsRestored(at=4.0, place="p", scope="s", model="m", seconds=1.0)
+    begins, ends = ClientStarted(at=0.0, workers=1), ClientStopped(at=2.0, failed=0)
+    assert feed(metrics, begins, lost, ends).limits_unshared == 0
+    assert feed(metrics, ClientStarted(at=3.0, workers=1), lost).limits_unshared == 1
+    assert feed(metrics, restored).limits_unshared == 0
+
+
 @given(events)
 def test_the_sums_are_those_of_figures_that_were_never_reset(happened: list[Event | str]) -> None:
     """Requests under way count as submitted once, wherever a reset falls and whatever is told first."""
