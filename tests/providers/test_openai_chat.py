@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from asking import KEY, ask
+from asking import KEY, ask, fails
 from raw_server import chat, says
 
 from smartbatch.core.preparation.schemas import schema_of
@@ -112,6 +112,7 @@ def test_line_separators_are_escaped_in_the_body(serve, connect):
     ("changes", "text", "finish"),
     [
         ({"finish_reason": "length"}, "Lima", "length"),
+        ({"finish_reason": "model_length"}, "Lima", "length"),
         ({"finish_reason": "content_filter"}, "Lima", "content_filter"),
         ({"finish_reason": "function_call"}, "Lima", "tool_calls"),
         ({"finish_reason": None}, "Lima", "stop"),
@@ -129,6 +130,32 @@ def test_the_shapes_of_an_answer(serve, connect, changes, text, finish):
     choice = {"index": 0, "finish_reason": "stop", "message": {"content": "Lima"}} | changes
     answer = ask(connect(serve(says(chat(choices=[choice])))))
     assert (answer.text, answer.finish_reason) == (text, finish)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "kind"),
+    [
+        ({"finish_reason": "error"}, "error", ErrorKind.SERVER_ERROR),
+        (
+            {"finish_reason": "error", "error": {"code": 502, "message": "gone"}},
+            "502",
+            ErrorKind.SERVER_ERROR,
+        ),
+        ({"error": {"code": 429, "message": "slow"}}, "429", ErrorKind.RATE_LIMIT),
+        (
+            {"finish_reason": "insufficient_system_resource"},
+            "insufficient_system_resource",
+            ErrorKind.SERVER_ERROR,
+        ),
+        ({"finish_reason": "abort"}, "abort", ErrorKind.SERVER_ERROR),
+    ],
+)
+def test_half_an_answer_is_the_failure_that_ended_it(serve, connect, changes, code, kind):
+    """A 200 in which the server says that it broke off is asked again, not taken for the answer."""
+    choice = {"index": 0, "finish_reason": "stop", "message": {"content": "Li"}} | changes
+    error = fails(connect(serve(says(chat(choices=[choice])))))
+    assert (error.kind, error.code, error.maybe_billed) == (kind, code, True)
+    assert error.usage == Usage(31, 78, 5, 64, cache_write_tokens=20)
 
 
 @pytest.mark.parametrize(

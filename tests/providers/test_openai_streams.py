@@ -31,6 +31,7 @@ HEAD = (
     b"transfer-encoding: chunked\r\nx-request-id: req_7\r\n\r\n"
 )
 DONE = b"data: [DONE]\n\n"
+BROKEN_OFF = {"index": 0, "delta": {"content": ""}, "finish_reason": "error"}
 COUNTED = {"prompt_tokens": 31, "completion_tokens": 2, "total_tokens": 33}
 
 
@@ -160,6 +161,9 @@ def test_missing_usage_is_none_and_not_zero(serve: Serve, connect: Connect) -> N
         (error("too long", None, "context_length_exceeded"), ErrorKind.CONTEXT_TOO_LONG),
         (error("bad", "BadRequestError", 400), ErrorKind.CLIENT_ERROR),
         ({"error": "out of memory"}, ErrorKind.SERVER_ERROR),
+        ({"error": {"code": 502, "message": "gone"}, "choices": [BROKEN_OFF]}, ErrorKind.SERVER_ERROR),
+        ({"choices": [{**BROKEN_OFF, "error": {"code": 429, "message": "slow"}}]}, ErrorKind.RATE_LIMIT),
+        ({"choices": [BROKEN_OFF]}, ErrorKind.SERVER_ERROR),
     ],
 )
 def test_an_error_inside_a_stream_is_classified(

@@ -192,7 +192,7 @@ class EventStream(AnswerStream):
 def _is_error(data: Mapping[str, Any], name: str) -> bool:
     if name == "error" or data.get("type") == "error":
         return True
-    return bool(data.get("error")) and not data.get("choices") and "response" not in data
+    return bool(data.get("error")) and "response" not in data  # OpenRouter puts it next to empty choices
 
 
 MAX_EVENT = 16 * 1024 * 1024

@@ -21,6 +21,7 @@ from smartbatch.providers.foreign_text import (
     detail,
     fields,
     finish_word,
+    plain,
     safe_text,
     short,
     unusable,
@@ -35,11 +36,20 @@ from smartbatch.types import Answer, Kind, Request, Usage
 _OF_CHATS = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
 _OF_RESPONSES = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
 """Names of the tokens that were read and written, and of their details."""
-_FINISH = {"function_call": "tool_calls", "max_output_tokens": "length", "max_tokens": "length"}
+_FINISH = {
+    "function_call": "tool_calls",
+    "max_output_tokens": "length",
+    "max_tokens": "length",
+    "model_length": "length",  # Mistral: the end of the model's context
+}
+_BROKEN_OFF = ("abort", "error", "insufficient_system_resource")
+"""Finish reasons of answers that the server could not finish: vLLM; OpenRouter and Mistral; DeepSeek."""
 
 
 def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
-    """Return the answer of ``/chat/completions``; ``INVALID_RESPONSE`` when there is no message in it."""
+    """Return the answer of ``/chat/completions``; ``INVALID_RESPONSE`` when there is no message in it, and
+    what :func:`check_choice` raises.
+    """
     usage = usage_of(data.get("usage"))
     try:
         choice = data["choices"][0]
@@ -48,9 +58,17 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
         finish = choice.get("finish_reason")
     except (LookupError, TypeError, AttributeError):
         raise ERRORS.unusable(reply, "shape", "the answer has no choices[0].message", usage) from None
+    check_choice(choice, reply, usage)
     if isinstance(refusal, str) and refusal and not content:
         content, finish = refusal, "refusal"
     return _answer(data, reply, _joined(content, reply, usage), usage, finish_word(finish, _FINISH))
+
+
+def check_choice(choice: Mapping[str, Any], reply: Reply, usage: Usage | None) -> None:
+    """Raise the failure that ended a choice in a 200: what came of its text is not the answer."""
+    error, reason = choice.get("error"), choice.get("finish_reason")
+    if error or reason in _BROKEN_OFF:
+        raise _unfinished("answer", {"code": reason, **fields(error)}, reply, usage)
 
 
 def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
@@ -61,7 +79,7 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
     usage = usage_of(data.get("usage"))
     status = data.get("status")
     if status in ("failed", "cancelled"):
-        raise _failed_response(data, reply, usage)
+        raise _unfinished("response", fields(data.get("error")), reply, usage)
     output = data.get("output")
     if not isinstance(output, list) or status in ("queued", "in_progress"):
         raise ERRORS.unusable(reply, "shape", "the response has no output", usage)
@@ -92,14 +110,13 @@ def _answer(data: Mapping[str, Any], reply: Reply, text: str, usage: Usage | Non
     )
 
 
-def _failed_response(data: Mapping[str, Any], reply: Reply, usage: Usage | None) -> ProviderError:
-    error = fields(data.get("error"))
+def _unfinished(what: str, error: Mapping[str, Any], reply: Reply, usage: Usage | None) -> ProviderError:
     code, message = error.get("code"), error.get("message")
     kind = kind_of_status(200, code, None, message if isinstance(message, str) else "")
     if kind is ErrorKind.INVALID_RESPONSE:
         kind = ErrorKind.SERVER_ERROR
-    word = short(code, PLAIN_WORD)
-    text = f"the provider could not finish the response ({word or 'no code'})"
+    word = short(plain(code), PLAIN_WORD)
+    text = f"the provider could not finish the {what} ({word or 'no code'})"
     return ERRORS.unusable(reply, word, text, usage, kind=kind)
 
 

@@ -14,7 +14,7 @@ from attrs import evolve
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.http.event_stream import EventReader
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.openai.answers import read_chat, read_response, usage_of
+from smartbatch.providers.openai.answers import check_choice, read_chat, read_response, usage_of
 from smartbatch.types import Answer
 
 
@@ -40,6 +40,7 @@ class ChatReader(EventReader):
         choice = choices[0]
         if not isinstance(choice, dict):
             raise self.errors.unusable(head, "shape", "a chunk of the stream has no choices[0]")
+        check_choice(choice, head, self.usage)
         self._choices += 1
         self._reason = choice.get("finish_reason") or self._reason
         delta = choice.get("delta")
