@@ -41,7 +41,7 @@ def data(value: Any, name: str = "") -> bytes:
     return f"event: {name}\n".encode() + line if name else line
 
 
-def said(text: str | None = None, finish: str | None = None, **delta: Any) -> bytes:
+def said(text: Any = None, finish: str | None = None, **delta: Any) -> bytes:
     """A chunk of a chat."""
     content = {} if text is None else {"content": text}
     choice = {"index": 0, "delta": {**content, **delta}, "finish_reason": finish}
@@ -128,6 +128,13 @@ def test_keep_alives_and_comments_are_passed_over(serve: Serve, connect: Connect
     """Proxies send them so that the connection is not taken for dead."""
     script = streams(b": ping\n\n", b"\n\n", said("Li"), b":\n\n", data({"choices": []}), said("ma"), DONE)
     assert "".join(stream(connect(serve(script)))) == "Lima"
+
+
+def test_a_text_that_comes_in_parts_is_handed_on_without_the_thoughts(serve: Serve, connect: Connect) -> None:
+    """Mistral's models that reason send lists in the place of texts."""
+    thought = said([{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}])
+    script = streams(thought, said([{"type": "text", "text": "Li"}]), said("ma"), DONE)
+    assert list(stream(connect(serve(script)))) == ["Li", "ma"]
 
 
 def test_a_refusal_is_handed_on_and_named(serve: Serve, connect: Connect) -> None:

@@ -167,17 +167,24 @@ def usage_of(usage: Any) -> Usage | None:
 
 
 def _joined(content: Any, reply: Reply, usage: Usage | None) -> str:
-    """The text of a message; compatible servers may send it in parts, tools leave it out."""
-    if isinstance(content, str):
-        return content
-    if content is None:
-        return ""
+    text = text_of(content)
+    if text is None:
+        text = "the message's content is neither a text nor a list of parts"
+        raise ERRORS.unusable(reply, "shape", text, usage)
+    return text
+
+
+def text_of(content: Any) -> str | None:
+    """Return the text of a message or of a piece of one; ``None`` for what is neither a text nor parts.
+
+    Compatible servers may send it in parts, and a message that calls tools has none.
+    """
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, dict) else part for part in content]
         return "".join(text for text in texts if isinstance(text, str))
-    raise ERRORS.unusable(
-        reply, "shape", "the message's content is neither a text nor a list of parts", usage
-    )
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else None
 
 
 def _parts(output: list[Any]) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from attrs import evolve
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.http.event_stream import EventReader
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.openai.answers import check_choice, read_chat, read_response, usage_of
+from smartbatch.providers.openai.answers import check_choice, read_chat, read_response, text_of, usage_of
 from smartbatch.types import Answer
 
 
@@ -46,7 +46,7 @@ class ChatReader(EventReader):
         delta = choice.get("delta")
         if not isinstance(delta, dict):
             return ""
-        content, refusal = _text_of(delta.get("content")), _text_of(delta.get("refusal"))
+        content, refusal = text_of(delta.get("content")) or "", _text_of(delta.get("refusal"))
         self._said = self._said or bool(content)
         self._refused = self._refused or bool(refusal)
         return content + refusal
