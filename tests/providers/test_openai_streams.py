@@ -235,6 +235,20 @@ def test_limits_are_read_from_the_head(serve: Serve, connect: Connect) -> None:
     assert reading.answer.limits.requests_limit == 500
 
 
+def test_a_finish_reason_is_the_end_where_a_server_sends_no_mark(serve: Serve, connect: Connect) -> None:
+    """Perplexity sends none. What comes behind the reason, such as the usage, is read all the same."""
+    reading = stream(connect(serve(streams(said("Li"), said("ma", "length"), USED))))
+    assert list(reading) == ["Li", "ma"]
+    assert (reading.answer.finish_reason, reading.answer.usage) == ("length", Usage(31, 2))
+
+
+@pytest.mark.parametrize("body", [(said("Li"),), (said("Li"), said("ma", "stop"))])
+def test_a_body_that_is_cut_is_no_end(serve: Serve, connect: Connect, body: tuple[bytes, ...]) -> None:
+    """Neither an orderly one without a finish reason, nor one that breaks after it."""
+    found = error_of(stream(connect(serve(streams(*body, end=len(body) == 1)))))
+    assert (found.kind, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, True)
+
+
 # -- closing -----------------------------------------------------------------------------------------------
 
 

@@ -28,8 +28,8 @@ class EventReader(ABC):
 
     Attributes:
         errors: makes the errors of the API's answers.
-        to_the_end: True where the API has no end mark: then the body is read to its end, and :attr:`ended`
-            says whether it may end there.
+        to_the_end: True where the API has no end mark, or may leave it out: then the body is read to its end,
+            and :attr:`ended` says whether it may end there.
         ended: the end mark has come, or what else says that the answer is whole.
         usage: what was billed until now, where the service says so.
     """

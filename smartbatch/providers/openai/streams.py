@@ -1,7 +1,8 @@
 """Streamed answers of OpenAI's two generation APIs, and of the servers that imitate them.
 
-Source: OpenAI's OpenAPI document 2.3.0. A chat ends with ``[DONE]``, a response with one of three events that
-carry it whole; anything else was cut on its way, whatever the connection says.
+Source: OpenAI's OpenAPI document 2.3.0. A chat ends with ``[DONE]``, or, at servers that do not send it, with
+the body after a finish reason; a response with one of three events that carry it whole. Anything else was cut
+on its way, whatever the connection says.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from smartbatch.types import Answer
 
 
 class ChatReader(EventReader):
-    """Chunks of a chat completion, and ``[DONE]``."""
+    """Chunks of a chat completion, and ``[DONE]``, which Perplexity leaves out."""
+
+    to_the_end = True  # the usage comes after the finish reason
 
     def __init__(self, errors: ErrorReader) -> None:
         super().__init__(errors)
@@ -43,6 +46,7 @@ class ChatReader(EventReader):
         check_choice(choice, head, self.usage)
         self._choices += 1
         self._reason = choice.get("finish_reason") or self._reason
+        self.ended = bool(self._reason)
         delta = choice.get("delta")
         if not isinstance(delta, dict):
             return ""
