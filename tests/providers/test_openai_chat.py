@@ -176,6 +176,32 @@ def test_missing_or_absurd_usage_is_no_usage(serve, connect, usage):
     assert ask(connect(serve(says(chat(usage=usage))))).usage is None
 
 
+@pytest.mark.parametrize(
+    ("details", "total", "output", "reasoning"),
+    [
+        ({"reasoning_tokens": 90}, 105, 95, 90),
+        ({"reasoning_tokens": 2}, 15, 5, 2),
+        ({"reasoning_tokens": 2}, 40, 5, 2),
+        (None, 105, 95, 90),
+        (None, 15, 5, 0),
+        (None, 3, 5, 0),
+    ],
+)
+def test_reasoning_that_only_the_total_counts_is_output(serve, connect, details, total, output, reasoning):
+    """xAI names it, Gemini's layer does not; both bill it. A total that nothing explains is left alone."""
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": total}
+    usage |= {"completion_tokens_details": details}
+    found = ask(connect(serve(says(chat(usage=usage))))).usage
+    assert found == Usage(10, output, reasoning_tokens=reasoning)
+
+
+def test_a_total_that_counts_cached_tokens_twice_is_no_output(serve, connect):
+    """Only what no other detail may explain is taken for output."""
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 24}
+    usage |= {"prompt_tokens_details": {"cached_tokens": 9}}
+    assert ask(connect(serve(says(chat(usage=usage))))).usage == Usage(10, 5, 9)
+
+
 def test_usage_without_details_counts(serve, connect):
     """Compatible servers leave the details out."""
     usage = {"prompt_tokens": 3, "completion_tokens": 4}

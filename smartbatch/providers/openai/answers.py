@@ -151,7 +151,8 @@ def _by_index(items: Any, size: int, dimensions: int | None) -> list[array[float
 def usage_of(usage: Any) -> Usage | None:
     """Return the billed tokens, by the names of either API.
 
-    ``None`` when they are missing or absurd, so that an estimate takes their place.
+    ``None`` when they are missing or absurd, so that an estimate takes their place. xAI and Gemini's layer
+    count the reasoning in the total only: what no other detail explains of it was written.
     """
     if not isinstance(usage, dict):
         return None
@@ -163,6 +164,9 @@ def usage_of(usage: Any) -> Usage | None:
     cached = min(detail(details, "cached_tokens"), taken)
     written = min(detail(details, "cache_write_tokens"), taken - cached)
     reasoning = detail(usage.get(names[3]), "reasoning_tokens")
+    more = detail(usage, "total_tokens") - taken - made
+    if more > 0 and (more == reasoning or not (reasoning or cached or written)):
+        made, reasoning = made + more, more
     return Usage(taken, made, cached, min(reasoning, made), cache_write_tokens=written)
 
 
