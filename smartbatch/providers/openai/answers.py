@@ -123,8 +123,9 @@ def _unfinished(what: str, error: Mapping[str, Any], reply: Reply, usage: Usage 
 def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Request]) -> list[Answer]:
     """Return an answer for each request, placed by the ``index`` of each vector and never by order.
 
-    The provider counts the tokens of the call only; they are split over its texts by their length. Missing,
-    doubled and foreign indices are an ``INVALID_RESPONSE``, as are vectors that are not what was asked for.
+    The provider counts the tokens of the call only; they are split over its texts by their length. Doubled
+    and foreign indices are an ``INVALID_RESPONSE``, as are several that are missing, and vectors that are not
+    what was asked for.
     """
     wanted = requests[0].embedding
     common = Answer(
@@ -139,12 +140,16 @@ def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Re
 
 
 def _by_index(items: Any, size: int, dimensions: int | None) -> list[array[float]]:
+    """The vectors by their index; a single one without is the one left over. Gemini's layer omits zeros."""
+    found = listed(items, size)
+    told = [item.get("index") if isinstance(item, dict) else None for item in found]
+    if told.count(None) == 1:
+        told[told.index(None)] = next(index for index in range(size) if index not in told)
     placed: dict[int, array[float]] = {}
-    for item in listed(items, size):
-        index = item.get("index") if isinstance(item, dict) else None
+    for index, item in zip(told, found, strict=True):
         if type(index) is not int or not 0 <= index < size or index in placed:
             raise unusable("the vectors' indices are not those of the texts")
-        placed[index] = vector(item.get("embedding"), dimensions)
+        placed[index] = vector(fields(item).get("embedding"), dimensions)
     return [placed[index] for index in range(size)]
 
 
