@@ -18,6 +18,8 @@ _CODES = {
     "organization_usage_limit_exceeded": ErrorKind.NO_MONEY,
     "billing_hard_limit_reached": ErrorKind.NO_MONEY,
     "billing_not_active": ErrorKind.NO_MONEY,
+    "budget_exceeded": ErrorKind.NO_MONEY,  # LiteLLM: of a key, a team or a user
+    "exceeded_current_quota_error": ErrorKind.NO_MONEY,  # Moonshot: the account's balance
     "context_length_exceeded": ErrorKind.CONTEXT_TOO_LONG,
     "exceed_context_size_error": ErrorKind.CONTEXT_TOO_LONG,
     "string_above_max_length": ErrorKind.CONTEXT_TOO_LONG,
