@@ -44,6 +44,7 @@ _STATUSES = {
     407: ErrorKind.AUTH_ERROR,
     408: ErrorKind.SERVER_ERROR,  # the server's own time-out: the request may go again
     409: ErrorKind.SERVER_ERROR,  # a lock; again
+    424: ErrorKind.SERVER_ERROR,  # TGI: the generation failed
     425: ErrorKind.SERVER_ERROR,
     429: ErrorKind.RATE_LIMIT,
     498: ErrorKind.SERVER_ERROR,  # Groq: flex capacity exceeded

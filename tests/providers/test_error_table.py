@@ -38,6 +38,7 @@ K = ErrorKind
         (413, None, None, "", K.CLIENT_ERROR),
         (418, None, None, "", K.CLIENT_ERROR),
         (422, None, None, "", K.CLIENT_ERROR),
+        (424, None, "generation", "Request failed during generation: Server error: CUDA", K.SERVER_ERROR),
         (429, "rate_limit_exceeded", "requests", "Please try again in 6ms.", K.RATE_LIMIT),
         (429, None, None, "", K.RATE_LIMIT),
         (429, 429, None, "You exceeded your current quota (per minute)", K.RATE_LIMIT),
