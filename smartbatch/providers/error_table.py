@@ -54,7 +54,11 @@ _STATUSES = {
 }
 
 _TOO_LONG = re.compile(
-    r"maximum context length|context[ _](?:length|size|window)[^.]{0,40}exceed|exceed[^.]{0,40}context", re.I
+    r"maximum context length|context[ _](?:length|size|window)[^.]{0,40}exceed|exceed[^.]{0,40}context|"
+    r"longer than the (?:maximum model|model's context) length|"  # vLLM, SGLang
+    r"maximum prompt length is|"  # xAI
+    r"inputs` (?:tokens \+ `max_new_tokens` must be <=|must have less than)",  # TGI and TEI
+    re.I,
 )
 _NEVER_FITS = re.compile(r"request too large", re.I)
 _SLOW_DOWN = re.compile(r"slow down|maximum pending requests", re.I)

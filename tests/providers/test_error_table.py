@@ -25,6 +25,16 @@ K = ErrorKind
             K.CONTEXT_TOO_LONG,
         ),
         (400, 400, "exceed_context_size_error", "", K.CONTEXT_TOO_LONG),
+        *(
+            (status, None, None, text, K.CONTEXT_TOO_LONG)
+            for status, text in (
+                (400, "The decoder prompt (length 9) is longer than the maximum model length of 8."),
+                (400, "The input (61709 tokens) is longer than the model's context length (40960 tokens)."),
+                (400, "This model's maximum prompt length is 8 but the request contains 9 tokens."),
+                (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8. Given: 9"),
+                (413, "Input validation error: `inputs` must have less than 512 tokens. Given: 600"),
+            )
+        ),
         (400, "content_filter", None, "filtered", K.CLIENT_ERROR),
         (400, "invalid_prompt", None, "", K.CLIENT_ERROR),
         (400, "billing_hard_limit_reached", None, "", K.NO_MONEY),
