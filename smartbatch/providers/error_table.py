@@ -37,6 +37,8 @@ _CODES = {
     "invalid_request_error": ErrorKind.CLIENT_ERROR,
 }
 
+_FILTERS = ("content_filter", "content_policy_violation")
+
 _STATUSES = {
     401: ErrorKind.AUTH_ERROR,
     402: ErrorKind.NO_MONEY,
@@ -63,6 +65,7 @@ _TOO_LONG = re.compile(
 _NEVER_FITS = re.compile(r"request too large", re.I)
 _SLOW_DOWN = re.compile(r"slow down|maximum pending requests", re.I)
 _NO_MONEY = re.compile(r"insufficient (?:credits?|balance|funds)", re.I)
+_FLAGGED = re.compile(r"requires moderation|input was flagged", re.I)
 _BAD_KEY = re.compile(r"api key not valid|(?:incorrect|invalid) api key", re.I)
 
 
@@ -92,7 +95,7 @@ def kind_of_status(
     2. A redirect: no usable answer.
     3. No credit, a context too long and a refused key are what they are, whatever the status.
     4. Statuses that some servers use for something else: a 429 for a request that never fits, a 503 for a
-       rate limit, a 400 for a refused key.
+       rate limit, a 400 for a refused key, a 403 for a prompt that a filter refused.
     5. What the status says.
     """
     message = message or ""
@@ -112,6 +115,8 @@ def kind_of_status(
         return ErrorKind.RATE_LIMIT
     if status == 400 and _BAD_KEY.search(message):
         return ErrorKind.AUTH_ERROR
+    if status == 403 and (code in _FILTERS or type_ in _FILTERS or _FLAGGED.search(message)):
+        return ErrorKind.CLIENT_ERROR
     if status in _STATUSES:
         return _STATUSES[status]
     return ErrorKind.SERVER_ERROR if status >= 500 else ErrorKind.CLIENT_ERROR
