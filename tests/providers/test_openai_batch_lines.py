@@ -103,6 +103,15 @@ def test_what_became_of_a_request_without_an_answer(said, outcome, kind):
     assert line.error.maybe_billed == (kind is ErrorKind.TIMEOUT)
 
 
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_an_error_next_to_the_response_says_what_its_status_means(wrapped):
+    """vLLM's lines have no body where a request failed."""
+    told = {"message": "This model's maximum context length is 8 tokens.", "code": 400}
+    line = read(result_line(400, None, error={"error": told} if wrapped else {"object": "error", **told}))
+    assert (line.outcome, line.error.kind, line.error.status) == (FAILED, ErrorKind.CONTEXT_TOO_LONG, 400)
+    assert "8 tokens" in line.error.message
+
+
 def test_an_answer_that_may_have_been_billed_says_so():
     """Status 0 and gateway time-outs: whether it ran is unknown."""
     assert read(result_line(0, "")).error.maybe_billed

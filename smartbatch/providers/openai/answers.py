@@ -219,13 +219,15 @@ def read_line(line: bytes, kind: Kind, api: str, errors: ErrorReader) -> Line:
             raise _without_response(data.get("error"), errors.secrets)
         if not isinstance(response, dict):
             raise ValueError("the line's response is no object")
-        return _line_answer(response, kind, api, errors)
+        return _line_answer(response, data.get("error"), kind, api, errors)
 
     return line_of(line, "custom_id", read)
 
 
-def _line_answer(response: dict[str, Any], kind: Kind, api: str, errors: ErrorReader) -> Answer:
-    """A request that was run; some servers leave out the status, or the body around the answer."""
+def _line_answer(response: dict[str, Any], told: Any, kind: Kind, api: str, errors: ErrorReader) -> Answer:
+    """A request that was run; some servers leave out the status, or the body around the answer, and vLLM puts
+    an error next to the response: ``told``.
+    """
     body = response.get("body") if "body" in response else response
     status = response.get("status_code", 200)
     if type(status) is not int or not (status == 0 or 100 <= status <= 599):
@@ -236,7 +238,7 @@ def _line_answer(response: dict[str, Any], kind: Kind, api: str, errors: ErrorRe
     request_id = response.get("request_id")
     reply = Reply(status, {"x-request-id": request_id} if isinstance(request_id, str) else {}, b"")
     if not reply.ok:
-        raise errors.read(reply, data=body)
+        raise errors.read(reply, data=body or told)
     if not isinstance(body, dict):
         raise errors.unusable(reply, "shape", "the line's answer is no object")
     errors.check(body, reply)
