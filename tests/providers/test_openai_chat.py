@@ -63,6 +63,12 @@ def test_every_parameter_reaches_the_body(serve, connect):
     }
 
 
+def _closed(**properties):
+    """A schema of an object of exactly these properties."""
+    names = list(properties)
+    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+
+
 @pytest.mark.parametrize(
     ("schema", "strict"),
     [
@@ -71,6 +77,12 @@ def test_every_parameter_reaches_the_body(serve, connect):
         ({"type": "object", "properties": {"a": {}}, "additionalProperties": False}, False),
         ({"type": "object", "additionalProperties": {"type": "string"}}, False),
         ({"type": "array", "items": {"type": "object"}}, False),
+        ({"type": ["object", "null"]}, False),
+        (_closed(default={"type": "object"}), False),
+        (_closed(properties={"type": "object"}), False),
+        (_closed(default={"type": "string"}, properties={"type": "string"}, type={"const": 1}), True),
+        ({**_closed(a={"$ref": "#/$defs/enum"}), "$defs": {"enum": {"type": "object"}}}, False),
+        ({**_closed(a={}), "examples": [{"properties": {"a": 1}}]}, True),
     ],
 )
 def test_strict_mode_is_asked_for_where_the_schema_allows_it(serve, connect, schema, strict):

@@ -18,6 +18,10 @@ MAX_TEXT_TOKENS = 200_000
 """The API takes 300,000 tokens a call; our count is an estimate, so a third is kept free."""
 MAX_STOPS = 4
 _RESERVED = ("model", "messages", "input", "stream", "stream_options", "background")
+_BY_NAME = ("properties", "$defs", "definitions")
+"""Keywords of a JSON schema that hold schemas by names of the user's, which may be keywords themselves."""
+_VALUES = ("enum", "const", "default", "examples")
+"""Those that hold no schemas."""
 _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input_text"}
 
 
@@ -123,15 +127,19 @@ def check_params(params: Generation, api: str) -> None:
 def _is_closed(schema: Any) -> bool:
     """Whether strict mode takes a schema: it refuses objects with open or optional properties."""
     if isinstance(schema, list):
-        return all(_is_closed(item) for item in schema)
+        return all(map(_is_closed, schema))
     if not isinstance(schema, Mapping):
         return True
-    properties = schema.get("properties", {})
-    if schema.get("type") == "object" or properties:
+    properties, types = schema.get("properties", {}), schema.get("type")
+    if "object" in (types if isinstance(types, list) else [types]) or properties:
         closed = schema.get("additionalProperties") is False
         if not closed or set(schema.get("required", ())) != set(properties):
             return False
-    return all(_is_closed(value) for key, value in schema.items() if key not in ("enum", "const", "default"))
+    return all(
+        _is_closed(list(value.values()) if key in _BY_NAME and isinstance(value, Mapping) else value)
+        for key, value in schema.items()
+        if key not in _VALUES
+    )
 
 
 def _input_item(message: Message) -> dict[str, Any]:
