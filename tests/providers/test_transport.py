@@ -179,6 +179,24 @@ def test_compressed_answers_are_decoded(serve, connect, encoding):
     assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize("padding", [b"", b"\0" * 9, b"more"])
+def test_a_body_of_several_gzip_members_is_unpacked_whole(size, padding):
+    """Files that are packed in parts, or put together packed, are one body; padding ends it."""
+    packed = b"".join(map(gzip.compress, [b"line 1\n", b"", b"line 2\n" * 20_000])) + padding
+    pieces = [packed[at : at + size] for at in range(0, len(packed), size)]
+    unpacked = b"".join(decoded(pieces, {"content-encoding": "gzip"}, 1_000_000))
+    assert unpacked == b"line 1\n" + b"line 2\n" * 20_000
+
+
+def test_a_cut_gzip_member_is_an_error_also_after_a_whole_one():
+    """Never a shorter body."""
+    packed = gzip.compress(b"line 1\n") + gzip.compress(b"line 2\n")[:-4]
+    with pytest.raises(ProviderError) as caught:
+        list(decoded([packed], {"content-encoding": "gzip"}, 1000))
+    assert caught.value.code == "truncated"
+
+
 @pytest.mark.parametrize(
     ("body", "encoding", "code"),
     [

@@ -17,6 +17,7 @@ MAX_BODY = 64 * 1024 * 1024
 """Most bytes of a decoded answer; a gzip bomb or an endless body ends here."""
 
 _PIECE = 65536
+_MEMBER = b"\x1f"  # how a further member of gzip begins; anything else behind the last one is padding
 
 
 @frozen(eq=False, repr=False)
@@ -84,12 +85,14 @@ def _inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     begun = False
     for piece in pieces:
         begun = True
-        while piece:
+        while piece and (not decoder.eof or piece[:1] == _MEMBER):
+            if decoder.eof:  # files that were put together, or packed in parts, have several members
+                decoder = zlib.decompressobj(wbits=31)
             try:
                 yield decoder.decompress(piece, _PIECE)
             except zlib.error:
                 raise _broken() from None
-            piece = decoder.unconsumed_tail
+            piece = decoder.unconsumed_tail or decoder.unused_data
     yield decoder.flush()
     if begun and not decoder.eof:
         raise _broken()
