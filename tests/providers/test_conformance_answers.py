@@ -46,7 +46,7 @@ def test_a_web_page_is_not_the_provider(serve, reach):
 @pytest.mark.parametrize("status", sampled([403, 404, 405]))
 def test_a_web_page_that_refuses_is_a_gateways_and_not_the_providers_refusal(serve, reach, service, status):
     """A model that is not there, or no permission, is said by the provider's own error."""
-    found = fails(reach(serve(says("<p>No", f"{status} No", content_type="text/html"))))
+    found = fails(reach(serve(says("<p>No", f"{status} No", content_type="Text/HTML;Charset=UTF-8"))))
     assert (found.code, found.status, found.maybe_billed) == ("html", status, False)
     assert f"a web page came back ({status}), not the provider" in found.message
     assert fails(reach(serve(says(service.error(status, "no"), f"{status} No")))).code != "html"

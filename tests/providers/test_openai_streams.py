@@ -221,7 +221,7 @@ def test_refusals_and_rubbish_are_classified(
 
 def test_a_server_that_does_not_stream_is_understood(serve: Serve, connect: Connect) -> None:
     """Its whole answer is one piece."""
-    reading = stream(connect(serve(says(chat("Lima")))))
+    reading = stream(connect(serve(says(chat("Lima"), content_type="Application/JSON"))))
     assert list(reading) == ["Lima"]
     assert reading.answer.usage == Usage(31, 78, 5, 64, cache_write_tokens=20)
 

@@ -102,7 +102,8 @@ class EventStream(AnswerStream):
         try:
             if not head.ok:
                 raise self._errors.refused(live.whole(), (self._request,))
-            if live.headers.get("content-type", "").startswith(("application/json", "text/html")):
+            content_type = live.headers.get("content-type", "").lower()
+            if content_type.startswith(("application/json", "text/html")):
                 yield from self._in_one_piece(live.whole())
                 return
             yield from self._pieces(live, head)

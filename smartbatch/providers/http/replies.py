@@ -48,7 +48,7 @@ def is_plain(headers: Mapping[str, str]) -> bool:
 
 def is_html(headers: Mapping[str, str]) -> bool:
     """Whether a body is a page for people, from somebody between us and the provider."""
-    return headers.get("content-type", "").startswith("text/html")
+    return headers.get("content-type", "").lower().startswith("text/html")
 
 
 def decoded(pieces: Iterable[bytes], headers: Mapping[str, str], cap: int) -> Iterator[bytes]:
