@@ -121,6 +121,7 @@ def test_what_would_be_said_twice_is_refused_before(serve, connect, params, part
             "content_filter",
         ),
         (response(text("Li"), status="incomplete"), "Li", "length"),
+        (response(text("Li"), status="incomplete", incomplete_details={"reason": None}), "Li", "length"),
         (response(output=[{"type": "function_call", "name": "f"}]), "", "tool_calls"),
         (response(output=[None, 3, {"type": "message", "content": [None, text("a")]}]), "a", "stop"),
         (response(text("a"), status=None), "a", "stop"),

@@ -94,7 +94,7 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
     if refusals and not texts:
         texts, finish = refusals, "refusal"
     if status == "incomplete":
-        finish = finish_word(fields(data.get("incomplete_details")).get("reason", "length"), _FINISH)
+        finish = finish_word(fields(data.get("incomplete_details")).get("reason") or "length", _FINISH)
     return _answer(data, reply, "".join(texts), usage, finish)
 
 
