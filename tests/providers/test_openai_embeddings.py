@@ -9,19 +9,24 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.types import Embedding, Request
 
 
+def ask(provider, size):
+    """The answers to a call for so many vectors."""
+    requests = [Request(prompt=f"text {at}", embedding=Embedding()) for at in range(size)]
+    return provider.embed(requests, model="e", attempt=0, timeout=20.0)
+
+
 def embed(provider, indices):
     """The vectors of a call whose answer has these indices; ``None`` is one without."""
-    requests = [Request(prompt=f"text {at}", embedding=Embedding()) for at in range(len(indices))]
-    return [list(answer.embedding) for answer in provider.embed(requests, model="e", attempt=0, timeout=20.0)]
+    return [list(answer.embedding) for answer in ask(provider, len(indices))]
 
 
-def vectors(indices):
+def vectors(indices, **usage):
     """An answer with these indices, each vector a hundred times its place in the answer."""
     items = [{"object": "embedding", "embedding": [100.0 * place]} for place in range(len(indices))]
     for item, index in zip(items, indices, strict=True):
         if index is not None:
             item["index"] = index
-    return says({"object": "list", "data": items, "model": "e", "usage": {"prompt_tokens": 3}})
+    return says({"object": "list", "data": items, "model": "e", "usage": usage})
 
 
 @pytest.mark.parametrize(
@@ -48,3 +53,19 @@ def test_indices_that_leave_a_doubt_are_refused(serve, connect, indices):
     with pytest.raises(ProviderError) as caught:
         embed(connect(serve(vectors(indices))), indices)
     assert caught.value.kind is ErrorKind.INVALID_RESPONSE
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        ({"prompt_tokens": 7, "total_tokens": 9}, 7),
+        ({"total_tokens": 7}, 7),
+        ({"prompt_tokens": -1, "total_tokens": 7}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_call_for_vectors_read_is_its_total_where_nothing_else_is_told(serve, connect, usage, tokens):
+    """Nothing is written, so the total is what was read; Voyage tells no more."""
+    answers = ask(connect(serve(vectors((0, 1), **usage))), 2)
+    told = [answer.usage for answer in answers]
+    assert told == [None, None] if tokens is None else sum(each.input_tokens for each in told) == tokens

@@ -134,7 +134,8 @@ def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Re
         limits=ERRORS.limits(reply),
         dropped=dropped_of(wanted),
     )
-    total = count(fields(data.get("usage")).get("prompt_tokens"))
+    usage = fields(data.get("usage"))
+    total = count(usage.get("prompt_tokens", usage.get("total_tokens")))  # Voyage tells the total only
     vectors = _by_index(data.get("data"), len(requests), wanted.dimensions if wanted else None)
     return spread(common, vectors, requests, total)
 
