@@ -229,7 +229,7 @@ def _summary(results: ResultList[T]) -> str:
     routes = Counter("not sent" if each.route is None else each.route.value for each in results)
     ways = ", ".join(f"{route} {number:,}" for route, number in routes.most_common())
     known = len(results) - len([each for each in results if each.cost is None])
-    cost = "cost unknown" if not known else f"{results.cost:.6f} USD"
+    cost = "cost unknown" if results and not known else f"{results.cost:.6f} USD"
     least = "at least " if 0 < known < len(results) else ""
     failed = f", {results.failed:,} failed" if results.failed else ""
     took = f"; {results.wall:,.1f} s" if results.wall else ""

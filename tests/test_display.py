@@ -58,6 +58,10 @@ def test_a_short_list_is_shown_as_a_whole() -> None:
     assert [row[0] for row in rows(results._repr_html_())[1:]] == list(map(str, range(11)))
 
 
+def test_a_list_without_results_cost_nothing() -> None:
+    assert repr(ResultList()) == "<ResultList 0 results: 0 succeeded; 0.000000 USD>"
+
+
 def test_what_an_answer_holds_is_text_and_is_cut() -> None:
     """No answer can bring a script into a notebook, nor fill it."""
     html = ResultList([answered(0, SCRIPT), answered(1, BIG)])._repr_html_()
