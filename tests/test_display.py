@@ -136,6 +136,7 @@ def test_metrics_show_the_figures_that_are_not_zero_and_what_they_mean() -> None
     assert found["submitted"] == ["submitted", "1", "Requests taken, joined ones included."]
     assert "mean" in found["response_time"][1]
     assert "failed" not in found
+    assert repr(client.metrics).startswith("<BatchMetrics 1 submitted: 0 waiting, 0 in flight, 1 succeeded")
 
 
 VALUES: dict[str, Callable[[], Any]] = {

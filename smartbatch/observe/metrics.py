@@ -183,6 +183,9 @@ class BatchMetrics:
         self._clear()
         on_fork(self)
 
+    def __repr__(self) -> str:
+        return repr(self.snapshot()).replace("MetricsSnapshot", "BatchMetrics", 1)
+
     def _repr_html_(self) -> str:
         return self.snapshot()._repr_html_()
 
