@@ -503,6 +503,8 @@ _NEAR = {
     "max_cost": "budget",
 }
 """Names that other libraries use, and the name here."""
+_OF_REQUESTS = frozenset({"priority", "purpose", "context", "isolation_key"})
+"""What a request has, and a client or a script's call has not."""
 
 
 def check_names(names: Iterable[str], known: Collection[str]) -> None:
@@ -516,6 +518,8 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
             continue
         if name in _OF_PROVIDERS and "provider_options" in known:
             raise ConfigError(f"{name} is an option of the provider: provider_options={{{name!r}: …}}")
+        if name in _OF_REQUESTS:
+            raise ConfigError(f"unknown setting or parameter {name}: requests have it, Request(…, {name}=…)")
         other = _NEAR.get(name)
         near = f"; did you mean {other}?" if other in known else did_you_mean(name, known)
         raise ConfigError(f"unknown setting or parameter {name}{near}")
