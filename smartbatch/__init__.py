@@ -138,7 +138,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_module_of])
+    return sorted({*globals(), *_module_of})
 
 
 class _JobsPackage(ModuleType):
