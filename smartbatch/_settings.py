@@ -160,7 +160,14 @@ class Spec(Value):
                 f"'5 USD'; {self.range}"
             )
         near = did_you_mean(value, self.choices)
-        return ConfigError(f"{label} = {shown} is out of range: {self.range}{near}")
+        return ConfigError(f"{label} = {shown} is {self._flaw(value)}: {self.range}{near}")
+
+    def _flaw(self, value: Any) -> str:
+        """Return what is wrong with a value: '8' is within 1 to 1024, and no number."""
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if self.kind == "int" and self.unit != "s" and not (number and float(value).is_integer()):
+            return "no whole number"
+        return "no number" if self.kind == "float" and self.unit != "s" and not number else "out of range"
 
     def _number(self, label: str, value: Any) -> float:
         given = value

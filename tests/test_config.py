@@ -79,10 +79,15 @@ def test_both_ends_of_every_range_are_allowed(key: str) -> None:
         assert getattr(config, key) == value
 
 
-@pytest.mark.parametrize("value", [2.5, "3"])
+@pytest.mark.parametrize("value", [2.5, "3", True])
 def test_a_count_is_a_whole_number(value: Any) -> None:
-    with pytest.raises(ConfigError, match="parallelism"):
+    with pytest.raises(ConfigError, match=f"^parallelism = {value!r} is no whole number: 1 to 1024$"):
         BatchingConfig(parallelism=value)
+
+
+def test_a_share_is_a_number() -> None:
+    with pytest.raises(ConfigError, match=r"^urgent_reserve = '0\.5' is no number: 0 to 1$"):
+        BatchingConfig(urgent_reserve="0.5")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
