@@ -253,6 +253,8 @@ def _schema(value: Any, field: str) -> BuiltSchema:
         build = schema_of(value)[1] if isinstance(value, Mapping) else None
         schema = _object(value, field)
         check_schema(schema)
+    except InvalidRequest:  # it names the field
+        raise
     except ValueError as error:
         _refuse(field, str(error))
     assert build is not None

@@ -291,6 +291,10 @@ class TestParameters:
         params = normalise(request, Generation(temperature=0.2, seed=2, max_tokens=9), seed=3).params
         assert (params.temperature, params.seed, params.max_tokens) == (0.1, 3, 9)
 
+    @pytest.mark.parametrize("schema", [str, 7, {"a": ["\ud800"]}, {"type": "strin"}])
+    def test_a_schema_that_is_refused_is_named_once(self, schema: Any) -> None:
+        assert "schema schema" not in str(refused("a", schema=schema))
+
     def test_schema_and_response_format_exclude_each_other_and_both_are_named(self) -> None:
         text = str(refused("a", schema=SCHEMA, response_format={"type": "json_object"}))
         assert "schema" in text
