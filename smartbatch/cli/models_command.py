@@ -51,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
             lines.append(
                 "USD per million tokens; where a price depends on a request's size, that of the smallest."
             )
+            unknown = ", ".join(row["model"] for row in rows if row["input"] is None)
+            if unknown:
+                lines.append(f"no price is known of {unknown}; give one under prices")
     if lines:
         print_out("\n".join(lines))
     return 0
@@ -90,11 +93,10 @@ def _models(name: str, prices: Any) -> Iterator[dict[str, Any]]:
     from smartbatch.providers import registry
 
     prefix, _, model = name.partition(":")
-    if not prefix or not model:
-        registry.parse_model(f"{prefix}:any")
+    if not model and prefix in registry.prefixes():
         named = _known(prefix, prices)
     else:
-        prefix, model = registry.parse_model(name)
+        prefix, model = registry.parse_model(name if model else f"{prefix}:")
         named = [model]
     book, now = PriceBook(prices), time.time()
     for each in named:

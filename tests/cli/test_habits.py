@@ -84,7 +84,16 @@ def test_models_needs_no_key_wherever_the_servers_are(
 
 def test_models_names_the_prefixes_it_knows(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "opnai"]) == 2
-    assert "did you mean openai?" in capfd.readouterr().err
+    refused = capfd.readouterr().err
+    assert "'opnai:'" in refused
+    assert "did you mean openai?" in refused
+
+
+def test_models_says_of_which_no_price_is_known(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "openai:gpt-5-mini", "openai:nope"]) == 0
+    assert "no price is known of openai:nope; give one under prices" in capfd.readouterr().out
+    assert main(["models", "openai:gpt-5-mini"]) == 0
+    assert "no price" not in capfd.readouterr().out
 
 
 # -- doctor --------------------------------------------------------------------------------------------------
