@@ -175,7 +175,9 @@ def _prompt(prompt: Any) -> str | tuple[Message, ...]:
         return _text(prompt, "prompt")
     if isinstance(prompt, Mapping) and "role" not in prompt and "content" not in prompt:
         _refuse(
-            "prompt", "is a mapping and no message: give the text of one of its fields, such as row['text']"
+            "prompt",
+            "is a mapping and no message: say which field of the rows has the prompt, as column='text', or "
+            "make it of several, as template='… {title} … {text} …', or give a text such as row['text']",
         )
     if isinstance(prompt, (Mapping, Message)):
         _refuse("prompt", "is a single message: put it into a list")

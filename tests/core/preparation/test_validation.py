@@ -84,7 +84,10 @@ class TestPrompts:
         assert refused(prompt).field == "prompt"
 
     def test_the_row_of_a_table_is_no_prompt_and_the_error_says_what_to_give(self) -> None:
-        assert "row['text']" in str(refused({"text": "a", "label": 1}))
+        text = str(refused({"text": "a", "label": 1}))
+        assert "row['text']" in text
+        assert "column='text'" in text
+        assert "template=" in text
         for message in ({"role": "user"}, {"content": "a"}):
             assert "put it into a list" in str(refused(message))
 
