@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, final
 
-from attrs import evolve
-
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess
 from smartbatch._settings import seconds_of
-from smartbatch.config import BatchingConfig, ClientParams, check_names
+from smartbatch.config import BatchingConfig, ClientParams, check_names, given_or_loaded
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import GENERATION, Preprocess
 from smartbatch.errors import StoreError
@@ -129,7 +127,7 @@ class BatchingClient:
         given: dict[str, Any] = dict(params)
         check_names(given, {*ClientParams.__optional_keys__, *(BatchingClient.__init__.__kwdefaults__ or ())})
         own = {name: given.pop(name) for name in params if name not in GENERATION}
-        config = BatchingConfig.load(**own) if config is None else evolve(config, **own)
+        config = given_or_loaded(config, **own)
         clock = clock or RealClock()
         opened = open_model(model, provider, provider_options, clock)
         verdicts = Classifiers(classifiers, logs.user_error)

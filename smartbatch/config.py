@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-from attrs import Attribute, fields_dict, frozen
+from attrs import Attribute, evolve, fields_dict, frozen
 
 from smartbatch._settings import Setting, choice, seconds, setting, spec_of
 from smartbatch._values import Value
@@ -523,6 +523,20 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
         other = _NEAR.get(name)
         near = f"; did you mean {other}?" if other in known else did_you_mean(name, known)
         raise ConfigError(f"unknown setting or parameter {name}{near}")
+
+
+def given_or_loaded(config: object, **own: Any) -> BatchingConfig:
+    """Return a config with the settings of ``own`` over it; that of the environment when none was given.
+
+    Raises:
+        ConfigError: it is no config, or a setting cannot be used.
+    """
+    if config is None:
+        return BatchingConfig.load(**own)
+    if not isinstance(config, BatchingConfig):
+        kind = type(config).__name__
+        raise ConfigError(f"config must be a BatchingConfig, not {kind}: make one by BatchingConfig.load(…)")
+    return evolve(config, **own)
 
 
 def checked(setting: str, value: Any) -> Any:

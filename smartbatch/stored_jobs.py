@@ -12,7 +12,7 @@ from typing import final
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork
 from smartbatch._settings import seconds_of
-from smartbatch.config import BatchingConfig
+from smartbatch.config import BatchingConfig, given_or_loaded
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls, ModelLimit, Pause, name_of
 from smartbatch.core.preparation.preparer import RequestPreparer
@@ -65,7 +65,7 @@ class StoredJobs:
     """
 
     def __init__(self, config: BatchingConfig | None = None, clock: Clock | None = None) -> None:
-        self.config = BatchingConfig.load() if config is None else config
+        self.config = given_or_loaded(config)
         settings, time = self.config, clock or RealClock()
         self._states = PerProcess(lambda: _StoreState(settings, time))
 

@@ -14,6 +14,7 @@ from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest, ProviderError
 from smartbatch.providers import CallableProvider, MockProvider, SimProvider
 from smartbatch.realtime.router import ResponseRouter
+from smartbatch.stored_jobs import StoredJobs
 from smartbatch.types import Answer, Priority, Request, Route, Usage
 
 ClientOf = Callable[..., BatchingClient]
@@ -67,6 +68,14 @@ def test_something_else_is_no_model() -> None:
     """The error says what may be given."""
     with pytest.raises(ConfigError, match="text, a provider or a callable"):
         BatchingClient(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("config", [{"parallelism": 3}, "settings.toml"])
+@pytest.mark.parametrize("make", [lambda config: BatchingClient("sim:demo", config), StoredJobs])
+def test_what_is_no_config_is_refused_with_what_makes_one(make: Callable[[Any], object], config: Any) -> None:
+    kind = type(config).__name__
+    with pytest.raises(ConfigError, match=rf"^config must be a BatchingConfig, not {kind}: .*\.load\("):
+        make(config)
 
 
 def test_settings_may_be_given_by_name_and_win(client_of: ClientOf) -> None:
