@@ -127,7 +127,11 @@ def test_further_fields_are_merged(serve, connect_gemini):
 @pytest.mark.parametrize(
     ("request_", "field", "part"),
     [
-        ({"response_format": {"type": "json_schema"}}, "response_format", "schema="),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format",
+            "json_object or text; pass a JSON schema as schema=",
+        ),
         ({"prompt": (Message("tool", "x"),)}, "prompt", "tool"),
         ({"prompt": (Message("system", "x"),)}, "prompt", "needs a user message"),
         ({"extra": {"contents": []}}, "extra", "contents"),

@@ -95,7 +95,8 @@ def check_request(request: Request, model: str) -> None:
     form = request.params.response_format
     if form is not None and form.get("type") not in ("text", "json_object"):
         raise InvalidRequest(
-            "Gemini takes no response_format; pass the JSON schema as schema=", field="response_format"
+            "Gemini takes the response_format json_object or text; pass a JSON schema as schema=",
+            field="response_format",
         )
     check_roles(request.prompt, "Gemini")
     _check_extra(request.params)
