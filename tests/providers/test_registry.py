@@ -21,6 +21,7 @@ from smartbatch.providers import (
     create,
     parse_model,
 )
+from smartbatch.providers.registry import VARIABLES
 
 
 def test_a_model_splits_at_its_first_colon():
@@ -94,3 +95,15 @@ def test_the_registry_imports_no_adapter():
     assert done.stdout.strip() == "[]"
     with pytest.raises(AttributeError):
         providers.Nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("prefix", VARIABLES)
+def test_a_missing_key_is_told_with_a_way_that_works(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = VARIABLES[prefix]
+    for name in (*read.keys, read.address):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        ConfigError, match=rf"set {prefix.upper()}_API_KEY .* the provider the option api_key$"
+    ):
+        create(f"{prefix}:m", clock=VirtualClock())
+    assert create(f"{prefix}:m", clock=VirtualClock(), options={"api_key": "k"})[1] == "m"

@@ -97,7 +97,7 @@ class AnthropicProvider(Provider):
         if not (key or token or known & {"authorization", "x-api-key"}) and url.host == "api.anthropic.com":
             raise ConfigError(
                 "no API key: set ANTHROPIC_API_KEY (or ANTHROPIC_AUTH_TOKEN) in the environment, "
-                "or pass api_key="
+                "or give the provider the option api_key"
             )
         self._errors = evolve(ERRORS, secrets=secrets_of(key, token, own.values(), custom.values()))
         self._version = api_version

@@ -122,7 +122,9 @@ class OpenAIProvider(Provider):
         )
         official = url.host == "api.openai.com"
         if key is None and official and "authorization" not in {name.lower() for name in own}:
-            raise ConfigError("no API key: set OPENAI_API_KEY in the environment, or pass api_key=")
+            raise ConfigError(
+                "no API key: set OPENAI_API_KEY in the environment, or give the provider the option api_key"
+            )
         self._errors = evolve(ERRORS, secrets=secrets_of(key, own.values()))
         self._api = api
         self._path = "/chat/completions" if api == "chat" else "/responses"
