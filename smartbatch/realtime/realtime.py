@@ -342,7 +342,7 @@ class Realtime:
         """Keep to what people set for models, from now on."""
         with self._starting:
             self._controls = controls
-            engines = [engine for engine in (self.engine, self._stopping) if engine is not None]
+            engines = self._engines()
         for engine in engines:
             engine.control(controls)
 
@@ -350,8 +350,7 @@ class Realtime:
         """Have what waits for the budget looked at."""
         with self._leased:
             self._leased.notify_all()
-        engine = self.engine
-        if engine is not None:
+        for engine in self._engines():
             engine.dispatcher.wake()
 
     def tell(self, event: Event) -> None:
@@ -376,11 +375,11 @@ class Realtime:
            tells its end, and waits for callbacks.
         """
         with self._starting:
-            engine, self.engine = self.engine, None
-            self._is_stopped = True
-            stopping = self._stopping
+            engine, stopping = self.engine, self._stopping
             if engine is not None:
                 self._stopping = engine
+            self.engine = None  # last: who looks without a lock finds it in one of the two
+            self._is_stopped = True
         self.look_again()
         if engine is None:
             if stopping is not None:
@@ -409,7 +408,7 @@ class Realtime:
         Args:
             hide: makes a name that says nothing of a quota or a budget; by default there is none.
         """
-        engine = self.engine
+        engine = self.engine or self._stopping
         return RealtimeStatus() if engine is None else engine.status(hide)
 
     def tell_of(self) -> None:
@@ -449,14 +448,12 @@ class Realtime:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
         for provider in self._providers.values():
             provider.abandon()
-        for engine in (self.engine, self._stopping):
-            if engine is not None:
-                engine.abandon(error)
+        for engine in self._engines():
+            engine.abandon(error)
 
     def cancel_pending(self) -> int:
         """Cancel every request whose call has not started; return how many."""
-        engine = self.engine
-        return 0 if engine is None else engine.cancel_pending()
+        return sum(engine.cancel_pending() for engine in self._engines())
 
     def flush(self) -> None:
         """Send what waits in windows at once."""
@@ -466,8 +463,7 @@ class Realtime:
 
     def on_own_thread(self) -> bool:
         """Whether the caller runs on a worker, in an observer or a middleware of the user's."""
-        engine = self.engine
-        return engine is not None and engine.dispatcher.on_own_thread()
+        return any(engine.dispatcher.on_own_thread() for engine in self._engines())
 
     # -- looking ---------------------------------------------------------------------------------------------
 
@@ -517,6 +513,11 @@ class Realtime:
             self._leased.wait_for(done)
 
     # -- inside ----------------------------------------------------------------------------------------------
+
+    def _engines(self) -> list[RealtimeEngine]:
+        """Return those that may have requests: the one that runs, and one that is being stopped."""
+        running = self.engine  # read first, see :meth:`stop`
+        return [engine for engine in (running, self._stopping) if engine is not None]
 
     def _running(self) -> RealtimeEngine:
         engine = self.engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,54 @@ def test_a_worker_may_stop_the_client(where: str, client_of: ClientOf) -> None:
     assert stopped.wait(PATIENCE)
     with pytest.raises(ClientClosed):
         client.submit("y")
+
+
+def test_an_observer_may_stop_the_client_while_it_stops(client_of: ClientOf) -> None:
+    """Also at the end of each request: none of the stops waits for the thread it was called on."""
+    stopped, meet = threading.Event(), threading.Barrier(2)
+
+    def call(request: Any, attempt: int) -> str:
+        meet.wait(PATIENCE)
+        return "fine"
+
+    def observe(event: Any) -> None:
+        if isinstance(event, ClientStopped):
+            stopped.set()
+        if isinstance(event, RequestFinished):
+            meet.wait(PATIENCE)
+            client.stop()
+            eventually(lambda: inside(client).realtime.engine is None)
+            client.stop()
+
+    client = client_of(call, clock=RealClock(), parallelism=2, observers=[observe])
+    for future in submit_all(client, "ab"):
+        assert future.result(PATIENCE).text == "fine"
+    assert stopped.wait(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "cancel",
+    [BatchingClient.cancel_pending, partial(BatchingClient.stop, cancel_waiting=True)],
+    ids=["by cancel_pending", "by a second stop"],
+)
+def test_what_waits_is_seen_and_may_be_cancelled_while_the_client_stops(
+    cancel: Callable[[BatchingClient], object], clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """What is in flight is finished."""
+    provider = Scripted(clock)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        running, *waiting = submit_all(client, "abc")
+        provider.wait_for(1)
+        stopping = InTime(clock, client.stop)
+        eventually(lambda: inside(client).realtime.state == "stopped")
+        assert client.status.waiting == 2
+        cancelling = InTime(clock, lambda: cancel(client))
+        eventually(lambda: inside(client).realtime.counts.cancelled == 2)
+    cancelling.result()
+    stopping.result()
+    assert running.result(PATIENCE).text == "re: a"
+    assert [future.cancelled() for future in waiting] == [True, True]
 
 
 def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, client_of: ClientOf) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 import redis
-from realtime.scenes import Scripted
+from inside import inside
+from realtime.scenes import InTime, Scripted, eventually
 from realtime.shared.servers import KINDS, address_of, redis_server
 
 from smartbatch._clock import RealClock, VirtualClock
@@ -397,6 +398,19 @@ def test_money_that_is_not_spent_goes_back(
     assert first.spent == pytest.approx(0.1)
     assert other.spent == pytest.approx(0.4)
     assert results.succeeded == 40
+
+
+def test_money_is_leased_for_what_waits_at_a_stop(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """A script that submits and leaves its with block at once ends when its requests are answered."""
+    client = spender(clock, client_of, address, 1.0)
+    with clock.held():
+        futures = [client.submit(str(number)) for number in range(3)]
+        stopping = InTime(clock, client.stop)
+        eventually(lambda: client.counts.submitted == 3 and inside(client).realtime.state == "stopped")
+    stopping.result()
+    assert [future.exception(0) for future in futures] == [None] * 3
 
 
 def test_a_budget_that_clients_of_a_process_share_is_told_once(
