@@ -310,7 +310,8 @@ class RealtimeEngine:
         effects = self._effects()
         with self.queue.monitor:
             ticket = waiter.ticket
-            first = ticket is not None and self.queue.cancelled_locked(ticket, waiter)
+            known = ticket is not None and self.queue.has_lane_of(ticket)
+            first = ticket is not None and known and self.queue.cancelled_locked(ticket, waiter)
             if ticket is not None and first:
                 effects.cancelled(ticket, waiter)
                 self.dispatcher.wake_locked()  # others may have waited for it to go first
@@ -327,8 +328,10 @@ class RealtimeEngine:
         effects = self._effects()
         with self.queue.monitor:
             ticket = waiter.ticket
-            alone = ticket is not None and len(ticket.waiters) == 1  # not for the sake of one of several
-            if ticket is not None and alone and ticket.state is TicketState.WAITING:
+            if ticket is None or not self.queue.has_lane_of(ticket):
+                return
+            alone = len(ticket.waiters) == 1  # not for the sake of one of several
+            if alone and ticket.state is TicketState.WAITING:
                 self.router.fail_locked(ticket, _cancellation(waiter), effects)
                 self.dispatcher.wake_locked()
         effects.perform(self._setup.tell)

@@ -105,6 +105,10 @@ class RequestQueue:
         """Serve ``lane`` from now on. One thread at a time may call it; it needs no lock."""
         self.lanes = {**self.lanes, lane: LaneQueue(lane, self.turns)}
 
+    def has_lane_of(self, ticket: Ticket) -> bool:
+        """Whether ``ticket`` came to this queue, and not to that of another run of the client."""
+        return ticket.lane in self.lanes
+
     def admit_locked(self, ticket: Ticket, now: float) -> bool:
         """Let ``ticket`` wait, or let its waiter join an identical one; True when it joined.
 
@@ -257,12 +261,12 @@ class RequestQueue:
         """Cancel the futures that a finaliser left in :attr:`abandoned`; the caller tells of them."""
         removed: list[tuple[Ticket, Waiter]] = []
         while self.abandoned:
-            future = self.abandoned.popleft()
-            if not Future.cancel(future):  # its call is under way, or it has ended
-                continue
-            waiter = future.waiter
+            waiter = self.abandoned.popleft().waiter
             ticket = None if waiter is None else waiter.ticket
-            if waiter is not None and ticket is not None and self.cancelled_locked(ticket, waiter):
+            if waiter is None or ticket is None or not self.has_lane_of(ticket):
+                continue  # it has ended, or is another run's
+            # it is not cancelled where its call is under way
+            if Future.cancel(waiter.future) and self.cancelled_locked(ticket, waiter):
                 removed.append((ticket, waiter))
         return removed
 

@@ -220,11 +220,12 @@ class Realtime:
 
     def drop(self, future: Any) -> None:
         """Cancel a request of :meth:`ask` whose call has not started, waiting for a further try included."""
-        engine = self.engine
-        if engine is None:
+        engines = self._engines()
+        if not engines:
             future.cancel()
         elif isinstance(future, ResultFuture):
-            engine.drop(future)
+            for engine in engines:
+                engine.drop(future)
 
     def submit_prepared(
         self, request: Request, prepared: Request | Answer, future: ResultFuture | None = None
@@ -234,8 +235,7 @@ class Realtime:
 
     def cancelled(self, future: ResultFuture) -> None:
         """Take out the request of a future that :meth:`ask` was given and that was cancelled."""
-        engine = self.engine
-        if engine is not None:
+        for engine in self._engines():
             engine.cancelled(future)
 
     def _submit(self, request: Request, options: CallOptions) -> ResultFuture:
@@ -278,8 +278,7 @@ class Realtime:
 
     def _abandon_futures(self, futures: list[ResultFuture]) -> None:
         """Cancel what nobody waits for any more. Called by a finaliser: runs no user code, takes no lock."""
-        engine = self.engine
-        if engine is not None:
+        for engine in self._engines():
             engine.abandon_futures(futures)
 
     # -- life ------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inside import inside
+from inside import engine_of, inside
 from scenes import PATIENCE, Aside, InTime, Scripted, eventually, submit_all
 
 from smartbatch._clock import RealClock, VirtualClock
@@ -316,6 +317,33 @@ def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, clien
     stopping.result()
     assert client.submit("newer").result(PATIENCE).text == "re: newer"
     assert provider.closed == 0  # another client still uses it
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_list_that_is_dropped_while_its_client_stops_is_cancelled(
+    started: bool, clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Also where the client was started again meanwhile: the new run is not concerned."""
+    go = threading.Event()
+    provider = Scripted(clock, lambda prompt, attempt: prompt if prompt != "1" else str(go.wait(PATIENCE)))
+    client = client_of(provider, parallelism=1)
+    results = client.map(iter("0123456789"))
+    assert next(results).text == "0"
+    provider.wait_for(2)
+    counts = engine_of(client).counts
+    stopping = InTime(clock, client.stop)
+    eventually(lambda: inside(client).realtime.state == "stopped")
+    if started:
+        client.start()
+    del results
+    gc.collect()
+    go.set()
+    stopping.result()
+    assert provider.prompts == ["0", "1"]
+    assert (counts().succeeded, counts().cancelled) == (2, 8)
+    if started:
+        assert client.submit("new").result(PATIENCE).text == "new"
+        assert client.counts.balanced()
 
 
 def test_an_exception_in_the_with_block_cancels_what_has_not_started(
