@@ -141,7 +141,8 @@ class SharedQuota:
             if has_account:
                 self.quota.approach()
             joined: _QuotaShare | None = None
-            if sharing is not None and self.quota.lease is None:
+            # one that others left may be giving back what it leased
+            if sharing is not None and (self.quota.lease is None or self._share is None):
                 joined = self._share = _QuotaShare(self, sharing)
         if joined is None:
             return

@@ -16,7 +16,7 @@ from realtime.shared.servers import KINDS, address_of, redis_server
 
 from smartbatch._clock import RealClock, VirtualClock
 from smartbatch._postgres import Address
-from smartbatch.core.limits.shared_record import LeaseAsk
+from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
 from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderError
 from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.observe.participants import participant_of
@@ -24,6 +24,7 @@ from smartbatch.prices import Price
 from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import Incompatible, hidden
 from smartbatch.realtime.shared.limit_leases import shared_leases
+from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
 from smartbatch.realtime.shared_quota import forget_all
 from smartbatch.types import Answer, LimitReport, Usage
 
@@ -94,6 +95,28 @@ def test_a_client_that_ends_gives_back_what_it_leased(
     assert client.generate(["one"]).failed == 0
     client.stop()
     assert Neighbour(address, provider, clock).sees() == pytest.approx(593.0, abs=1.0)
+
+
+def test_a_client_shares_that_starts_while_the_last_one_still_gives_back_what_it_leased(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place answers after two seconds, and a stop waits for half a second of them."""
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    exchange = SqliteBackEnd.exchange
+
+    def slow(self: SqliteBackEnd, key: str, ask: LeaseAsk) -> LeaseGrant:
+        clock.sleep(2.0 if ask.leaving else 0.0)
+        return exchange(self, key, ask)
+
+    monkeypatch.setattr(SqliteBackEnd, "exchange", slow)
+    first = client_of(provider, max_rpm=600, shared=address)
+    assert first.generate(["one"]).failed == 0
+    first.stop()
+    second = client_of(provider, max_rpm=600, shared=address)
+    assert second.generate(["two"]).failed == 0
+    clock.sleep(10.0)
+    assert second.generate(["three"]).failed == 0
+    assert Neighbour(address, provider, clock).counts() == 2
 
 
 def test_a_place_that_cannot_be_used_is_told_once_and_left_until_it_can(
