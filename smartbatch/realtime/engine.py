@@ -92,7 +92,7 @@ class RealtimeEngine:
 
         A ``future`` that its caller has already tells :meth:`cancelled` when it is cancelled.
         """
-        now = self._clock.now()
+        now, known = self._clock.now(), future is not None
         if future is None:
             future = ResultFuture(self._run_later, self._cancelled, self._interrupted)
         waiter = Waiter.of(submission, future, now)
@@ -113,6 +113,8 @@ class RealtimeEngine:
         except BaseException:  # Ctrl-C, or a signal handler that exits, may come anywhere in it
             future.cancel()  # it may be half taken in, and the caller will never see its future
             raise
+        if known and future.cancelled():  # before its request was here to be taken out
+            self.cancelled(future)
         return future
 
     def counts(self) -> RequestCounts:

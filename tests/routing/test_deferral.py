@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError, Future, wait
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,8 @@ from jobs.remote import Remote
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ConfigError, StoreError
-from smartbatch.events import Event, RouteChosen, RouteScored
+from smartbatch.events import Event, RequestFinished, RouteChosen, RouteScored
+from smartbatch.jobs.deferred_jobs import DeferredJobs
 from smartbatch.jobs.store.job_table import JobTable
 from smartbatch.prices import Price
 from smartbatch.providers.batch_api import Line
@@ -352,6 +353,29 @@ def test_cancelling_all_that_is_pending_withdraws_them(client: BatchingClient, r
     assert client.cancel_pending() == 13
     assert all(future.cancelled() for future in futures)
     assert batches(remote) == []
+
+
+def test_a_request_that_is_cancelled_on_its_way_to_real_time_is_not_sent_and_ends_once(
+    deferring: ClientOf, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is told like any other, so the figures do not count it as waiting for ever."""
+    seen: list[Event] = []
+    client = deferring(remote, observers=[seen.append])
+    futures: list[Future[Result]] = []
+    find = DeferredJobs.find
+
+    def cancelled_meanwhile(self: DeferredJobs, keys: Collection[str]) -> Any:
+        futures[0].cancel()
+        return find(self, keys)
+
+    monkeypatch.setattr(DeferredJobs, "find", cancelled_meanwhile)
+    futures += deferred(client, 3)
+    client.flush()
+    assert routes(futures[1:]) == {Route.INDIVIDUAL}
+    client.stop()
+    ends = [event for event in seen if isinstance(event, RequestFinished)]
+    assert sorted(event.cancelled for event in ends) == [False, False, True]
+    assert client.metrics.snapshot().waiting == 0
 
 
 def test_a_stop_waits_for_the_batch(client: BatchingClient, remote: Remote) -> None:
