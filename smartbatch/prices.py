@@ -202,7 +202,7 @@ class RateCard(Value):
         cached = usage.cached_tokens
         if cached > tokens:  # some servers do not count cached tokens as prompt tokens
             cached = tokens
-        thought = usage.reasoning_tokens
+        thought = min(usage.reasoning_tokens, usage.output_tokens)  # as with cached tokens
         extra = 0.0
         if usage.cache_write_tokens:
             written = min(usage.cache_write_tokens, tokens - cached)
@@ -420,7 +420,7 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
                 usage.cache_write_tokens, max(0, usage.input_tokens - usage.cached_tokens)
             ),
             "output_tokens": usage.output_tokens,
-            "output_reasoning_tokens": usage.reasoning_tokens,
+            "output_reasoning_tokens": min(usage.reasoning_tokens, usage.output_tokens),
         }
         written = tokens["cache_write_tokens"]
         if usage.cache_write_1h_tokens:

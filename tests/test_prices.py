@@ -195,6 +195,12 @@ def test_cached_tokens_beyond_the_prompt_do_not_make_a_request_cheaper_than_a_ca
     assert rates.cost(Usage(100, 0, 500)) == rates.cost(Usage(100, 0, 100))
 
 
+def test_reasoning_tokens_beyond_the_answer_are_not_paid_back_to_the_user() -> None:
+    """Where they are cheaper than others, as here, so many would make a negative cost."""
+    rates = card("perplexity", "sonar-deep-research")
+    assert rates.cost(Usage(100, 10, 0, 500)) == rates.cost(Usage(100, 10, 0, 10)) > 0
+
+
 @pytest.mark.full
 @given(st.integers(0, 10**7), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_more_tokens_never_cost_less(tokens: int, more: int, output: int) -> None:
