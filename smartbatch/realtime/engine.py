@@ -111,7 +111,8 @@ class RealtimeEngine:
             request, label = submission.request, submission.lane.label
             self._setup.tell(request_submitted(request, submission.request_id, label, now, joined=joined))
         except BaseException:  # Ctrl-C, or a signal handler that exits, may come anywhere in it
-            future.cancel()  # it may be half taken in, and the caller will never see its future
+            if not known:  # who has the future fails it with the reason
+                future.cancel()  # it may be half taken in, and the caller will never see its future
             raise
         if known and future.cancelled():  # before its request was here to be taken out
             self.cancelled(future)

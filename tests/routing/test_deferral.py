@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 from jobs.remote import Remote
+from realtime.scenes import eventually
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ClientClosed, ConfigError, StoreError
+from smartbatch.errors import ClientClosed, ConfigError, QueueFull, StoreError
 from smartbatch.events import Event, RequestFinished, RouteChosen, RouteScored
 from smartbatch.jobs.deferred_jobs import DeferredJobs
 from smartbatch.jobs.store.job_table import JobTable
@@ -376,6 +377,22 @@ def test_a_request_that_is_cancelled_on_its_way_to_real_time_is_not_sent_and_end
     ends = [event for event in seen if isinstance(event, RequestFinished)]
     assert sorted(event.cancelled for event in ends) == [False, False, True]
     assert client.metrics.snapshot().waiting == 0
+
+
+def test_what_a_full_queue_does_not_take_fails_with_its_reason(
+    deferring: ClientOf, clock: VirtualClock
+) -> None:
+    """Too few for a batch go in real time."""
+    client = deferring(Remote(clock, latency=1.0), parallelism=1, queue_capacity=100, queue_full="raise")
+    with clock.held():
+        client.submit("running")
+        eventually(lambda: client.counts.in_flight == 1)
+        for number in range(100):
+            client.submit(f"waiting {number}")
+        futures = deferred(client, 3)
+        client.flush()
+        eventually(lambda: all(future.done() for future in futures))
+    assert [type(future.exception()) for future in futures] == [QueueFull] * 3
 
 
 def test_a_stop_waits_for_the_batch(client: BatchingClient, remote: Remote) -> None:
