@@ -253,7 +253,7 @@ class RequestQueue:
 
     def next_deadline_locked(self) -> float:
         """When the time-out of the next waiter is over, monotonic seconds; infinity for none."""
-        while self._deadlines and self._deadlines[0][2].state is TicketState.DONE:
+        while self._deadlines and _has_ended(self._deadlines[0][2], self._deadlines[0][3]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else math.inf
 
@@ -373,7 +373,7 @@ class RequestQueue:
         if waiter.deadline is None:
             return
         if len(self._deadlines) > 2 * (self.counts.waiting + self.counts.in_flight) + _SPARE:
-            pending = [item for item in self._deadlines if item[2].state is not TicketState.DONE]
+            pending = [item for item in self._deadlines if not _has_ended(item[2], item[3])]
             heapq.heapify(pending)
             self._deadlines = pending
         heapq.heappush(self._deadlines, (waiter.deadline, next(_sequence), ticket, waiter))
@@ -390,6 +390,11 @@ class RequestQueue:
         self.refuse_joining_locked(ticket)
         if not self.live:
             self._idle.notify_all()
+
+
+def _has_ended(ticket: Ticket, waiter: Waiter) -> bool:
+    """Whether no time-out of ``waiter`` counts any more: also one that left others waiting for the ticket."""
+    return ticket.state is TicketState.DONE or waiter.future.waiter is None
 
 
 def _refusal(closed: ClientClosed, request_id: str) -> ClientClosed:

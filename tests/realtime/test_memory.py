@@ -94,6 +94,27 @@ def test_cancelled_requests_leave_nothing_in_the_queue(clock: VirtualClock, clie
     client.stop(timeout=0)
 
 
+def test_cancelled_requests_that_joined_one_which_waits_leave_no_time_outs(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """Each submit looked through all that were kept."""
+    provider = Scripted(clock, latency=100.0)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        client.submit("started")
+        provider.wait_for(1)
+        client.submit("waiting")
+        cancelled = []
+        for _ in range(500):
+            future = client.submit("waiting", timeout=1_000.0)
+            future.cancel()
+            cancelled.append(weakref.ref(future))
+        del future
+        gc.collect()
+        assert sum(future() is not None for future in cancelled) < 200
+    client.stop(timeout=0)
+
+
 @pytest.mark.full
 def test_a_request_that_waits_long_keeps_nobody_elses_memory(
     clock: VirtualClock, client_of: ClientOf
