@@ -154,7 +154,9 @@ class DurableRequests:
 
     def _store(self, kind: Kind, group: Sequence[_Waiting]) -> None:
         """Store requests, or find them in the store, and have their futures take the results."""
-        named = {each.name: each for each in group}
+        named: dict[str, _Waiting] = {}
+        for each in group:
+            named.setdefault(each.name, each)  # of one name, the first that came
         # a context may be any object, and stays here
         requests = {name: evolve(each.request, context=None) for name, each in named.items()}
         digests = [each.digest for each in named.values()]

@@ -218,6 +218,19 @@ def test_another_request_under_a_key_is_a_conflict(
         client.submit("a", key="mine", temperature=0.5).result(LONG)
 
 
+def test_a_key_belongs_to_the_first_of_those_that_come_together(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    """As where they come one after the other: the later one has the conflict."""
+    remote = Remote(clock)
+    client = client_of(remote, store=store)
+    with clock.held():
+        first, second = (client.submit(prompt, key="mine") for prompt in "ab")
+    assert first.result(LONG).text == "re: a"
+    assert isinstance(second.exception(LONG), JobConflict)
+    assert remote.asked == ["a"]
+
+
 def test_a_forgotten_answer_is_asked_again(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
     remote = Remote(clock)
     client = client_of(remote, store=store)
