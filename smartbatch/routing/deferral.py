@@ -96,6 +96,7 @@ class Deferral:
         self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
         self._groups: dict[Hashable, _Group] = {}
+        self._sending: list[_Deferred] = []  # the group that was taken last
         self._under_way: set[ResultFuture] = set()
         self._running = False
         self._closing = False
@@ -177,6 +178,7 @@ class Deferral:
         """Cancel every request that is not under way, in real time as well; return how many."""
         with self._monitor:
             waiting = [future for group in self._groups.values() for future in group.waiting]
+            waiting += [each.future for each in self._sending if not each.future.done()]
         return sum(future.cancel() for future in waiting) + self._parts.realtime.cancel_pending()
 
     def flush(self) -> None:
@@ -212,6 +214,7 @@ class Deferral:
     def _next(self) -> list[_Deferred] | None:
         """Wait for the next group that is to go, and take it; ``None``, and no thread, where none waits."""
         with self._monitor:
+            self._sending = []
             while self._groups:
                 closes, lane = min(
                     ((self._closes(group), lane) for lane, group in self._groups.items()),
@@ -219,7 +222,8 @@ class Deferral:
                 )
                 left = closes - self._clock.now()
                 if left <= 0:
-                    return list(self._groups.pop(lane).waiting.values())
+                    self._sending = list(self._groups.pop(lane).waiting.values())
+                    return self._sending
                 self._monitor.wait(left)
             self._running = False
             self._monitor.notify_all()

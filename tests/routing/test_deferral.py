@@ -25,6 +25,7 @@ from smartbatch.providers.batch_api import Line
 from smartbatch.types import Answer, Kind, Priority, Request, Result, Route
 
 ClientOf = Callable[..., BatchingClient]
+LONG = 3_600.0
 
 
 @pytest.fixture
@@ -393,6 +394,28 @@ def test_what_a_full_queue_does_not_take_fails_with_its_reason(
         client.flush()
         eventually(lambda: all(future.done() for future in futures))
     assert [type(future.exception()) for future in futures] == [QueueFull] * 3
+
+
+def test_cancelling_all_reaches_those_that_are_just_being_sent(
+    client: BatchingClient, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were looked for in the store when it came, and are neither stored nor asked."""
+    cancelled: list[int] = []
+    find = DeferredJobs.find
+
+    def meanwhile(self: DeferredJobs, keys: Collection[str]) -> Any:
+        cancelled.append(client.cancel_pending())
+        return find(self, keys)
+
+    monkeypatch.setattr(DeferredJobs, "find", meanwhile)
+    for count in (3, 13):
+        futures = deferred(client, count)
+        client.flush()
+        assert wait(futures, timeout=LONG).not_done == set()
+        assert all(future.cancelled() for future in futures)
+    client.stop()
+    assert cancelled == [3, 13]
+    assert (remote.asked, batches(remote)) == ([], [])
 
 
 def test_a_stop_waits_for_the_batch(client: BatchingClient, remote: Remote) -> None:
