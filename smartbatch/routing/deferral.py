@@ -389,5 +389,5 @@ class Deferral:
         for group in list(self._groups.values()):
             for future in list(group.waiting):
                 future.abandon(error)
-        for future in list(self._under_way):
+        for future in (*(each.future for each in self._sending), *self._under_way):
             future.abandon(error)

@@ -64,6 +64,7 @@ class DurableRequests:
         self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
         self._waiting: dict[ResultFuture, _Waiting] = {}
+        self._storing: list[_Waiting] = []  # the group that was taken last
         self._stored: dict[ResultFuture, _Waiters] = {}
         self._opened = 0.0
         self._waiters: dict[tuple[str, int], _Waiters] = {}
@@ -145,7 +146,7 @@ class DurableRequests:
                 if left <= 0:
                     break
                 self._monitor.wait(left)
-            group = list(self._waiting.values())
+            self._storing = group = list(self._waiting.values())
             self._waiting.clear()
             if not group:
                 self._running = False
@@ -242,7 +243,7 @@ class DurableRequests:
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
-        for future in list(self._waiting):
+        for future in (*self._waiting, *(each.future for each in self._storing)):
             future.abandon(error)
         for waiters in list(self._waiters.values()):
             waiters.abandon(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError, Future, wait
@@ -16,9 +17,10 @@ from realtime.scenes import eventually
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ClientClosed, ConfigError, QueueFull, StoreError
+from smartbatch.errors import ClientClosed, ConfigError, QueueFull, StoreError, WrongProcess
 from smartbatch.events import Event, RequestFinished, RouteChosen, RouteScored
 from smartbatch.jobs.deferred_jobs import DeferredJobs
+from smartbatch.jobs.job_submission import JobSubmission
 from smartbatch.jobs.store.job_table import JobTable
 from smartbatch.prices import Price
 from smartbatch.providers.batch_api import Line
@@ -416,6 +418,38 @@ def test_cancelling_all_reaches_those_that_are_just_being_sent(
     client.stop()
     assert cancelled == [3, 13]
     assert (remote.asked, batches(remote)) == ([], [])
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["deferrable", "durable"])
+def test_a_forked_child_has_no_future_of_requests_that_are_just_being_sent(
+    durable: bool, client: BatchingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copies would never end."""
+    futures: list[Future[Result]] = []
+    codes: list[int] = []
+
+    def forked(work: Callable[..., Any]) -> Callable[..., Any]:
+        def forking(*args: Any) -> Any:
+            child = os.fork()
+            if not child:
+                try:
+                    os._exit(0 if isinstance(futures[0].exception(0), WrongProcess) else 1)
+                finally:
+                    os._exit(2)
+            codes.append(os.waitpid(child, 0)[1])
+            return work(*args)
+
+        return forking
+
+    monkeypatch.setattr(DeferredJobs, "find", forked(DeferredJobs.find))
+    monkeypatch.setattr(JobSubmission, "submit_named", forked(JobSubmission.submit_named))
+    if durable:
+        futures += [client.submit("p", durable=True)]
+    else:
+        futures += deferred(client, 1)
+        client.flush()
+    assert futures[0].result(LONG).ok
+    assert codes == [0]
 
 
 def test_a_stop_waits_for_the_batch(client: BatchingClient, remote: Remote) -> None:
