@@ -115,7 +115,7 @@ class Realtime:
         self._opening = threading.Lock()
         self._starting = threading.Lock()
         self.engine: RealtimeEngine | None = None
-        self._stopping: RealtimeEngine | None = None
+        self._stopping: tuple[RealtimeEngine, ...] = ()  # the one that was stopped last comes last
         self._counts = RequestCounts()  # of the engine that stopped last
         self._controls = ModelControls()
         self._told_at: SharedLeases | None = None  # where others can see how it stands
@@ -369,31 +369,33 @@ class Realtime:
 
         ``None`` waits for everything; ``reason`` goes into the errors of the rest. The cases, in order:
 
-        1. It does not run: another thread that is stopping it is helped, for ``timeout`` seconds at most.
+        1. It does not run: other threads that are stopping it are helped, for ``timeout`` seconds at most.
         2. It runs: its engine is stopped. Then, however that went, it leaves what it shares with others,
            tells its end, and waits for callbacks.
         """
+        began = self._clock.now()
         with self._starting:
             engine, stopping = self.engine, self._stopping
             if engine is not None:
-                self._stopping = engine
+                self._stopping = (*stopping, engine)
             self.engine = None  # last: who looks without a lock finds it in one of the two
             self._is_stopped = True
         self.look_again()
         if engine is None:
-            if stopping is not None:
-                stopping.stop(timeout, reason=reason, release=self.close_providers)
+            for each in stopping:
+                left = None if timeout is None else max(0.0, began + timeout - self._clock.now())
+                each.stop(left, reason=reason, release=self.close_providers)
             return
-        failed, began = 0, self._clock.now()
+        failed = 0
         try:
             failed = engine.stop(timeout, reason=reason, release=self.close_providers)
         finally:
             self._counts = engine.counts()
-            if self._stopping is engine:
-                self._stopping = None
+            with self._starting:
+                self._stopping = tuple(each for each in self._stopping if each is not engine)
             engine.detach()
             with self._opening:  # else one that starts now would join before this leaves
-                if self._budget_share is not None and self.engine is None:
+                if self._budget_share is not None and not self._engines():
                     self._budget_share.leases.leave(self._budget_share)
             something_ended()
             engine.tell_later(ClientStopped(at=self._clock.now(), failed=failed))
@@ -407,7 +409,7 @@ class Realtime:
         Args:
             hide: makes a name that says nothing of a quota or a budget; by default there is none.
         """
-        engine = self.engine or self._stopping
+        engine = next(iter(self._engines()), None)
         return RealtimeStatus() if engine is None else engine.status(hide)
 
     def tell_of(self) -> None:
@@ -469,7 +471,7 @@ class Realtime:
     @property
     def counts(self) -> RequestCounts:
         """Requests by where they are, since the last start, also after the stop; always balanced."""
-        engine = self.engine or self._stopping
+        engine = next(iter(self._engines()), None)
         return evolve(self._counts) if engine is None else engine.counts()
 
     @property
@@ -514,9 +516,10 @@ class Realtime:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _engines(self) -> list[RealtimeEngine]:
-        """Return those that may have requests: the one that runs, and one that is being stopped."""
+        """Return those that may have requests, the latest first: the one that runs, and those that stop."""
         running = self.engine  # read first, see :meth:`stop`
-        return [engine for engine in (running, self._stopping) if engine is not None]
+        stopping = reversed(self._stopping)
+        return [*stopping] if running is None else [running, *stopping]
 
     def _running(self) -> RealtimeEngine:
         engine = self.engine

@@ -436,6 +436,23 @@ def test_money_is_leased_for_what_waits_at_a_stop(
     assert [future.exception(0) for future in futures] == [None] * 3
 
 
+def test_money_is_leased_for_what_waits_at_two_stops_at_once(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """A client that was started again while it stopped, and is stopped again before that has ended."""
+    client = spender(clock, client_of, address, 1.0)
+    with clock.held():
+        futures, stops = [], []
+        for number in range(2):
+            client.start()
+            futures.append(client.submit(str(number)))
+            stops.append(InTime(clock, client.stop))
+            eventually(lambda: inside(client).realtime.state == "stopped")
+    for stop in stops:
+        stop.result()
+    assert [future.exception(0) for future in futures] == [None] * 2
+
+
 def test_a_budget_that_clients_of_a_process_share_is_told_once(
     clock: VirtualClock, client_of: Callable[..., Any], address: str
 ) -> None:
