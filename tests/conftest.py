@@ -127,10 +127,14 @@ def pytest_sessionfinish() -> None:
 _states = itertools.count()
 
 
-@pytest.fixture(scope="session")
-def states(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the tests' own state folders, each made when it is needed."""
-    return tmp_path_factory.mktemp("states")
+@pytest.fixture(scope="session", autouse=True)
+def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the tests' own state folders, each made when it is needed; one of them is for what
+    fixtures of several tests do, so that nothing is left in the folder of the user who runs the tests."""
+    folder = tmp_path_factory.mktemp("states")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder / "of-several-tests"))
+        yield folder
 
 
 @pytest.fixture(autouse=True)

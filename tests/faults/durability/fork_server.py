@@ -41,9 +41,9 @@ class ForkServer:
     def __init__(self, log: Path) -> None:
         self.log = log
         self._asking = threading.Lock()
-        kept = {
-            name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "TMPDIR", "LANG")
-        }
+        # the state of the workers is the test's, and not that of the user who runs it
+        names = ("PATH", "HOME", "TMPDIR", "LANG", "XDG_STATE_HOME")
+        kept = {name: value for name, value in os.environ.items() if name in names}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.durability.fork_server", str(log)],
             stdin=subprocess.PIPE,

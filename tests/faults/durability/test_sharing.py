@@ -19,8 +19,12 @@ SEED = 3
 
 @pytest.mark.full
 def test_four_processes_share_twenty_jobs_though_one_dies_and_one_is_frozen(
-    postgres_address: str, tmp_path: Path
+    postgres_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And nothing is left in the home of the user who runs the test."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
     plan = SharingPlan(
         freeze=FREEZE, lease=LEASE, settle=settle_of("anthropic", freeze=2 * FREEZE), seed=SEED
     )
@@ -35,3 +39,4 @@ def test_four_processes_share_twenty_jobs_though_one_dies_and_one_is_frozen(
     assert run.outcomes["lost"] + run.outcomes["dropped"] + run.outcomes["late"] > 0, "no create failed"
     assert run.samples > 50
     assert run.writes > 20 * 12
+    assert list(home.iterdir()) == []
