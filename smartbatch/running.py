@@ -39,6 +39,7 @@ from smartbatch.events import (
 )
 from smartbatch.jobs.client_jobs import ClientJobs, JobParts
 from smartbatch.jobs.preconditions import batches_of, check_priced
+from smartbatch.jobs.store_at_start import StoreAtStart
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.observe import logs
 from smartbatch.observe.event_bus import EventBus
@@ -163,6 +164,8 @@ class RunningState:
         self._bus = EventBus(settings.observers)
         self._warnings = UserWarnings(self._bus)
         self.jobs = jobs = ClientJobs(self._make_jobs, self._connect_jobs)
+        self._store_at_start = StoreAtStart(clock)
+        self._is_heard = False
         self.metrics = BatchMetrics(
             max_batch_size=config.max_batch_size,
             queue_capacity=config.queue_capacity,
@@ -315,6 +318,7 @@ class RunningState:
 
     def start(self) -> None:
         """Start the threads, also after a stop."""
+        self._store_at_start.open()
         self.realtime.allow_start()
         self.deferral.open()
         self.durable.open()
@@ -355,6 +359,7 @@ class RunningState:
 
     def _stop_parts(self, end: float | None, reason: str) -> None:
         """Stop all parts; ``end`` is the monotonic time at which the time for what is pending is over."""
+        self._store_at_start.stop()
         self.jobs.halt()
         try:
             self.realtime.stop(None if end is None else max(0.0, end - self._clock.now()), reason)
@@ -404,25 +409,43 @@ class RunningState:
         self.advisor.learned(event)  # what follows from it is told after it
 
     def _read_controls(self) -> None:
-        """Hear of pauses and limits before the first request goes, where there is a store to hear from."""
+        """Hear of pauses and limits before the first request goes, where there is a store to hear from that
+        answers in time."""
         if not self._carries_store and not self.jobs.is_working:
             return
+        service = self.jobs.service
+        self._is_heard = self.jobs.uses_store or self._store_at_start.opens(lambda: service.store)
+        if not self._is_heard:
+            return
         try:
-            self.jobs.service.controls.read()
+            service.controls.read()
         except SmartbatchError as error:  # requests in real time do not need it
             logs.job_error(None, error)
+            self._is_heard = False
 
     def _started(self, _: ClientStarted) -> None:
         """Carry on the jobs of a store that was named: any process started on it does its share, and keeps
-        there what it learns.
+        there what it learns. Where the store cannot be used, that is done as soon as it can.
         """
         if not self._carries_store:
             return
-        try:
-            self.jobs.service.carry_on()
-            self.history.refresh()
-        except SmartbatchError as error:  # requests in real time do not need it
-            logs.job_error(None, error)
+        service = self.jobs.service
+        if self._is_heard:
+            try:
+                self._carry_on_store()
+            except SmartbatchError as error:
+                logs.job_error(None, error)
+            else:
+                return
+        self._store_at_start.go_on(lambda: service.store, self._use_store_late)
+
+    def _use_store_late(self) -> None:
+        self.jobs.service.controls.read()
+        self._carry_on_store()
+
+    def _carry_on_store(self) -> None:
+        self.jobs.service.carry_on()
+        self.history.refresh()
 
     def _accepted(self, _: JobAccepted) -> None:
         """Be seen where processes share limits, also when nothing is asked in real time."""
