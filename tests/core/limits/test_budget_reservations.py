@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ import pytest
 from ctrl_c import interrupted_at_every_moment
 
 from smartbatch.core.limits.budget import Budget
-from smartbatch.core.limits.budget_reservations import JobReservations
+from smartbatch.core.limits.budget_reservations import JobReservations, NewReservation
 from smartbatch.core.limits.shared_record import SharedRecord, exchange
 
 _T = TypeVar("_T")
@@ -266,3 +267,17 @@ def test_a_job_whose_requests_are_asked_again_leases_what_it_wants_of_a_shared_b
     assert other.hold_back("job-2", 3.0) == 3.0
     assert one.jobs.renew("job-1", 6.0, 1.0, lambda held: held) == 6.0
     assert one.budget.reserved == 6.0
+
+
+def test_a_job_whose_requests_are_asked_again_for_weeks_keeps_nothing_of_the_times_before() -> None:
+    """Only a change that goes on is known, also where it began amid another one."""
+    _, reservations = begun(10.0, 4.0)
+
+    def again(depth: int) -> None:
+        reservations.renew("job-1", 0.0, 0.0, lambda _: again(depth - 1) if depth else None)
+
+    for _ in range(100):
+        again(2)
+    gc.collect()
+    assert sum(type(one) is NewReservation for one in gc.get_objects()) <= 1 + 2
+    assert reservations.jobs == ["job-1"]

@@ -1,0 +1,46 @@
+"""What a file of shared limits writes to its disk before it answers, as a PostgreSQL server does."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch.core.limits.shared_record import LeaseAsk
+from smartbatch.realtime.shared import sqlite_back_end
+from smartbatch.realtime.shared.addresses import open_back_end
+
+NORMAL, FULL = 1, 2
+"""The log is synced before it is written into the file; the log is also synced at each commit."""
+
+
+def test_money_is_on_the_disk_when_it_is_told_and_a_rate_takes_nothing_of_it_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a rate did not sync at all, it wrote a log into the file of which a loss of power left a part."""
+    levels: list[int] = []
+
+    class Noting(sqlite3.Connection):
+        """Notes how each transaction is written as it is committed."""
+
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            if statement == "COMMIT":
+                levels.append(super().execute("PRAGMA synchronous").fetchone()[0])
+            return super().execute(statement, *values)
+
+    def connect(path: str, *, timeout: float) -> sqlite3.Connection:
+        return sqlite3.connect(
+            path, timeout=timeout, isolation_level=None, check_same_thread=False, factory=Noting
+        )
+
+    monkeypatch.setattr(sqlite_back_end, "connect_sqlite", connect)
+    back_end = open_back_end(f"sqlite:///{tmp_path}/limits.db", lambda: 0.0)
+    back_end.prepare()
+    levels.clear()
+    for money in (0, 1, 0):
+        back_end.exchange(f"key {money}", LeaseAsk(member="one", caps=[1.0, 0, 0, 0], money=money))
+    back_end.publish("one", '{"sums": {}}', {})
+    back_end.close()
+    assert levels == [NORMAL, FULL, NORMAL, NORMAL]
