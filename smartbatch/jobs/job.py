@@ -384,8 +384,9 @@ class Job:
         A row gets a new result in its place. The old one stays in :meth:`earlier_results`, and what it cost
         stays counted. A row that was, or may have been, paid for is left out, unless it is among ``rows`` or
         ``billed`` is true; then an incident names it. At most 100,000 rows at a time. A deadline that has
-        passed holds no longer. A client with a budget holds back in it what the job can spend then; what it
-        has no room for ends with ``BudgetExceeded``.
+        passed holds no longer. A client with a budget holds back in it what the job can spend then; where it
+        has less, that is the job's budget from then on, whoever carries the job on, up to the next
+        :meth:`set_budget`. What there is no room for ends with ``BudgetExceeded``.
 
         Args:
             rows: positions of failed requests, from 0; all when ``None``.

@@ -25,6 +25,7 @@ from smartbatch.errors import (
 )
 from smartbatch.events import Event, JobFinished, LimitChanged, PauseChanged
 from smartbatch.jobs.job import Job
+from smartbatch.prices import dollars
 from smartbatch.providers.batch_api import Line, LineOutcome
 
 ClientOf = Callable[..., BatchingClient]
@@ -338,7 +339,11 @@ def failed_batch(
 
 
 def test_rows_that_are_asked_again_spend_what_the_budget_of_the_client_has_left(
-    client_of: ClientOf, clock: VirtualClock, place: str, monkeypatch: pytest.MonkeyPatch
+    client_of: ClientOf,
+    clock: VirtualClock,
+    place: str,
+    elsewhere: StoredJobs,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was held back for their job was spent by others. Those there is no room for are not sent."""
     client, api, job = failed_batch(client_of, clock, place, monkeypatch)
@@ -352,6 +357,8 @@ def test_rows_that_are_asked_again_spend_what_the_budget_of_the_client_has_left(
     assert {type(one.error) for one in job.results() if not one.ok} == {BudgetExceeded}
     assert client.spent == pytest.approx(spent + status.cost)
     assert client.spent <= 0.5
+    [noted] = elsewhere.acts(job_id=job.id)
+    assert (noted.name, noted.detail) == ("retry_failed", f"budget {dollars(0.5 - spent)}")
 
 
 def test_nothing_is_left_for_others_while_rows_are_asked_again(

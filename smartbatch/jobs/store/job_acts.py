@@ -27,6 +27,7 @@ from smartbatch.jobs.store.rows import (
     record_text,
 )
 from smartbatch.jobs.versioned_records import JobPolicy
+from smartbatch.prices import dollars
 
 NAMED_AT_ONCE = 500
 """Rows that one incident names."""
@@ -201,6 +202,8 @@ class JobActs(Value):
             for start in range(0, len(again), NAMED_AT_ONCE):
                 _name(tx, job_id, again[start : start + NAMED_AT_ONCE], by, at)
             act = Act(at=at, by=by, name="retry_failed", target=job_id, job_id=job_id, count=count)
+            if policy.budget is not None and policy.budget != row.policy.budget:
+                act = evolve(act, detail=f"budget {dollars(policy.budget)}")
             note_act(tx, evolve(act, left_out=row.failed - count))
             return count, row.failed - count
 
