@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from smartbatch.providers.sim.answers import number_within
+
 _DEPTH = 16  # recursive schemas end here
 _SIZE = 10_000  # and so do those that branch while they recurse
 
@@ -69,7 +71,8 @@ class _Builder:
             case "string":
                 return self._string(schema)
             case "integer" | "number":
-                return self._number(schema, whole=kind == "integer")
+                number = number_within({**schema, "type": kind}, 0)
+                return number if kind == "integer" else float(number)
             case "boolean":
                 return self._uniform % 2 == 0
         return None
@@ -87,19 +90,6 @@ class _Builder:
         text = text.ljust(min(int(schema.get("minLength", 0)), 100_000), ".")
         most = schema.get("maxLength")
         return text if most is None else text[: int(most)]
-
-    def _number(self, schema: Mapping[str, Any], *, whole: bool) -> int | float:
-        low = schema.get("minimum")
-        if low is None and (above := schema.get("exclusiveMinimum")) is not None:
-            low = above + (1 if whole else 0.5)
-        high = schema.get("maximum")
-        if high is None and (below := schema.get("exclusiveMaximum")) is not None:
-            high = below - (1 if whole else 0.5)
-        value = low if low is not None else 0 if high is None else min(0, high)
-        step = schema.get("multipleOf")
-        if step:
-            value = -(-value // step) * step
-        return int(value) if whole else float(value)
 
     def _resolve(self, ref: str) -> Any:
         found: Any = self._root

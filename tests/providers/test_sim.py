@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch._clock import VirtualClock
+from smartbatch.core.preparation.structured import Parsed, read_answer
+from smartbatch.emulator.schema_instances import instance
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.sim.provider import FAULTS, SimProvider, answer_text, parse_options
 from smartbatch.types import Generation, Message, Request, Usage
@@ -159,6 +161,43 @@ def test_structured_answers_follow_their_schema():
     assert json.loads(ask(provider, response_format=form).text) == 1
     assert set(json.loads(ask(provider, response_format={"type": "json_object"}).text)) == {"answer"}
     assert ask(provider, response_format={"type": "text"}).text == ask(provider).text
+
+
+BOUNDED = {
+    "between_0_and_1": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "up_to_a_half": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5},
+    "below_1": {"type": "number", "exclusiveMaximum": 1},
+    "whole_below_1": {"type": "integer", "exclusiveMaximum": 1},
+    "two_lower_bounds": {"type": "integer", "minimum": 2, "exclusiveMinimum": 2},
+    "whole_from_a_fraction": {"type": "integer", "minimum": 1.5},
+    "whole_above_a_fraction": {"type": "integer", "exclusiveMinimum": 1.5, "exclusiveMaximum": 3},
+    "cents": {"type": "number", "exclusiveMinimum": 0.1, "multipleOf": 0.05},
+    "fives": {"type": "integer", "exclusiveMinimum": 5, "maximum": 10, "multipleOf": 2.5},
+    "at_most_minus_7": {"type": "integer", "maximum": -7, "multipleOf": 5},
+    "any_or_none": {"type": ["number", "null"], "exclusiveMaximum": -1},
+}
+"""Schemas of numbers that only a few numbers follow."""
+SIZED = {
+    "long": {"type": "string", "minLength": 900},
+    "pair": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "minItems": 2},
+}
+
+
+@pytest.mark.parametrize("part", [pytest.param(part, id=name) for name, part in (BOUNDED | SIZED).items()])
+def test_answers_keep_the_bounds_of_their_schema(part):
+    """What the simulation answers passes the check of structured answers."""
+    provider, _ = sim()
+    schema = {"type": "object", "properties": {"value": part}, "required": ["value"]}
+    text = ask(provider, schema=schema).text
+    assert read_answer(Generation(schema=schema), text, "stop") == Parsed(json.loads(text))
+
+
+@pytest.mark.parametrize("part", [pytest.param(part, id=name) for name, part in BOUNDED.items()])
+def test_so_do_numbers_of_the_emulator(part):
+    """Both choose numbers alike."""
+    schema = {"type": "object", "properties": {"value": part}, "required": ["value"]}
+    text = json.dumps(instance(schema, "Hello?"))
+    assert read_answer(Generation(schema=schema), text, "stop") == Parsed(json.loads(text))
 
 
 def test_options_are_read_from_the_model():

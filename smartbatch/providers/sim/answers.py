@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from fractions import Fraction
+from math import ceil, floor, isfinite
 from typing import Any
 
 _DEPTH = 16  # recursive schemas end here
@@ -29,7 +31,7 @@ def packed_answers(prompt: str, answer_to: Callable[[str], str]) -> str | None:
 def instance(schema: Mapping[str, Any], text: str) -> Any:
     """Return a value that follows ``schema``: required properties only, strings are ``text``.
 
-    Local references are followed; patterns and formats are not.
+    Local references are followed; patterns, formats and ``uniqueItems`` are not.
     """
     return _value(schema, text, schema, 0)
 
@@ -57,18 +59,55 @@ def _value(schema: Any, text: str, root: Mapping[str, Any], depth: int) -> Any:
         required = schema.get("required", ())
         return {name: _value(properties.get(name, {}), text, root, depth + 1) for name in required}
     if kind == "array":
-        return [_value(schema.get("items"), text, root, depth + 1)] * int(schema.get("minItems", 0))
+        first = [_value(each, text, root, depth + 1) for each in schema.get("prefixItems", ())]
+        further = int(schema.get("minItems", 0)) - len(first)
+        return first + [_value(schema.get("items"), text, root, depth + 1)] * further
     if kind in ("integer", "number"):
-        return _number(schema)
-    return {"boolean": True, "null": None}.get(str(kind), text[: schema.get("maxLength")])
+        return number_within({**schema, "type": kind}, 1)
+    return {"boolean": True, "null": None}.get(str(kind), _text(schema, text))
 
 
-def _number(schema: Mapping[str, Any]) -> Any:
-    if "minimum" in schema:
-        return schema["minimum"]
-    if "exclusiveMinimum" in schema:
-        return schema["exclusiveMinimum"] + 1
-    return min(1, schema.get("maximum", 1))
+def _text(schema: Mapping[str, Any], text: str) -> str:
+    return text.ljust(int(schema.get("minLength", 0)), ".")[: schema.get("maxLength")]
+
+
+def number_within(schema: Mapping[str, Any], usual: int) -> int | float:
+    """Return a number of the type, bounds and step of a schema: the least, or ``usual`` where that is none.
+
+    Where its bounds leave no number, any is returned.
+    """
+    step = _exact(schema.get("multipleOf"))
+    if schema.get("type") == "integer":
+        step = Fraction(step.numerator if step else 1)  # what is whole of the multiples of p/q
+    low, above = _exact(schema.get("minimum")), _exact(schema.get("exclusiveMinimum"))
+    high, below = _exact(schema.get("maximum")), _exact(schema.get("exclusiveMaximum"))
+    least = max((bound for bound in (low, above) if bound is not None), default=None)
+    most = min((bound for bound in (high, below) if bound is not None), default=None)
+    wanted = [] if least is None else [least, least + (step or 1)]
+    wanted.append(Fraction(usual))
+    wanted += [] if most is None else [most, most - (step or 1)]
+    wanted += [] if least is None or most is None else [(least + most) / 2]
+    numbers = [
+        number
+        for each in wanted
+        for number in ((ceil(each / step) * step, floor(each / step) * step) if step else (each,))
+    ]
+    fitting = (
+        number
+        for number in numbers
+        if (least is None or number >= least)
+        and (most is None or number <= most)
+        and number not in (above, below)
+    )
+    found = next(fitting, numbers[0])
+    return found.numerator if found.denominator == 1 else float(found)
+
+
+def _exact(number: Any) -> Fraction | None:
+    """Return a number of a schema as it is written: 0.1 is a tenth. ``None`` for anything else."""
+    if isinstance(number, int) and not isinstance(number, bool):
+        return Fraction(number)
+    return Fraction(repr(number)) if isinstance(number, float) and isfinite(number) else None
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
