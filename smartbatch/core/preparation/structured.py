@@ -105,7 +105,8 @@ def recover_json(text: str) -> Any:
 
     1. The whole text is JSON.
     2. There is exactly one fenced block, and its content is JSON.
-    3. Exactly one object, or list of objects or lists, stands in the text (in the one fenced block, if any).
+    3. Exactly one object, or list of objects or lists, stands in the text (in the one fenced block, if any),
+       and no broken object after it.
     4. Brackets close, but it is not quite JSON (single quotes, trailing commas, comments): it is repaired.
 
     Its time grows with the length of the text, but for the last case, which has a limit of its own.
@@ -125,7 +126,7 @@ def recover_json(text: str) -> Any:
             return _loads(text)
     found = list(_documents(text))
     if len(found) > 1:
-        raise JsonNotFound("it holds several JSON values; which one is meant is not clear")
+        raise JsonNotFound(_SEVERAL)
     if found:
         return found[0]
     return _mended(text)
@@ -135,8 +136,9 @@ def _fenced(text: str) -> Iterator[str]:
     """Yield the contents of the fenced blocks in ``text``.
 
     A fence in a line of its own ends a block, as JSON may hold others in its texts; where there is none, the
-    next one does.
+    next one does. A block that does not end is one only behind others.
     """
+    several = False
     start = text.find("```")
     while start >= 0:
         head = _FENCE_HEAD.match(text, start)
@@ -146,8 +148,11 @@ def _fenced(text: str) -> Iterator[str]:
         tail = _FENCE_TAIL.search(text, head.end() - 1)
         end = text.find("```", head.end()) if tail is None else tail.start("fence")
         if end < 0:
+            if several:
+                yield text[head.end() :]
             return
         yield text[head.end() : end]
+        several = True
         start = text.find("```", end + 3)
 
 
@@ -172,8 +177,12 @@ def _loads(text: str) -> Any:
 
 
 def _documents(text: str) -> Iterator[Any]:
-    """Yield the objects, and the lists of objects or lists, that stand in ``text`` one after the other."""
-    position = 0
+    """Yield the objects, and the lists of objects or lists, that stand in ``text`` one after the other.
+
+    Raises:
+        JsonNotFound: a broken object follows one of them, or one is nested too deep.
+    """
+    position, found = 0, False
     for _ in range(_TRIES):
         start = _OPENING.search(text, position)
         if start is None:
@@ -182,14 +191,20 @@ def _documents(text: str) -> Iterator[Any]:
             value, position = _decoder.raw_decode(text, start.start())
         except (ValueError, RecursionError):
             if text[start.start()] == "{":
+                if found and _OBJECT.match(text, start.start()):
+                    raise JsonNotFound(_SEVERAL) from None
                 return  # what stands inside a broken object is not the answer
             position = start.end()
             continue
         if isinstance(value, dict) or any(isinstance(item, dict | list) for item in value):
+            found = True
             yield _shallow(value)
 
 
 _OPENING = re.compile(r"[{\[]")
+_OBJECT = re.compile(r"""\{\s*+(?:["']|\w++\s*+:)""")
+"""How an object begins, be it broken; ``{placeholder}`` is none."""
+_SEVERAL = "it holds several JSON values; which one is meant is not clear"
 
 
 def _mended(text: str) -> Any:
