@@ -250,16 +250,15 @@ def _schema(value: Any, field: str) -> BuiltSchema:
     """Return a checked copy of a JSON schema, or the schema of a class, with the function that builds
     objects."""
     try:
+        found, build = schema_of(value)
         if isinstance(value, type):
-            return BuiltSchema(*schema_of(value))
-        build = schema_of(value)[1] if isinstance(value, Mapping) else None
+            return BuiltSchema(found, build)
         schema = _object(value, field)
         check_schema(schema)
     except InvalidRequest:  # it names the field
         raise
     except ValueError as error:
         _refuse(field, str(error))
-    assert build is not None
     return BuiltSchema(schema, build)
 
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import math
+import re
 import weakref
 from collections.abc import Mapping
 from datetime import datetime
@@ -297,6 +298,17 @@ class TestParameters:
     @pytest.mark.parametrize("schema", [str, 7, {"a": ["\ud800"]}, {"type": "strin"}])
     def test_a_schema_that_is_refused_is_named_once(self, schema: Any) -> None:
         assert "schema schema" not in str(refused("a", schema=schema))
+
+    @pytest.mark.parametrize("kind", [int, object, list[int], "text", 7])
+    def test_what_is_no_schema_is_refused_in_one_sentence(self, kind: Any) -> None:
+        """The field is named once, and the kinds that are taken."""
+        text = str(refused("a", schema=kind))
+        assert re.match(
+            r"schema (must|cannot) be .*attrs class, (a )?dataclass or (a )?pydantic model$", text
+        )
+
+    def test_a_flaw_within_a_schema_is_told_with_its_place(self) -> None:
+        assert str(refused("a", schema={"a": {"b": {1}}})).startswith("schema at ")
 
     def test_schema_and_response_format_exclude_each_other_and_both_are_named(self) -> None:
         text = str(refused("a", schema=SCHEMA, response_format={"type": "json_object"}))
