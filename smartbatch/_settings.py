@@ -40,7 +40,10 @@ def seconds_in(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     with suppress(ValueError):  # a text with units
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # an integer beyond all floats
+            return math.inf if int(value) > 0 else -math.inf
     total, at, text = 0.0, 0, str(value)
     while at < len(text):
         part = _PART.match(text, at)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
+import sys
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
@@ -160,7 +160,7 @@ class StoredJobs:
         given = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
         for field, value in given.items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and 0 < value < math.inf):
+            if value is not None and not (number and 0 < value <= sys.float_info.max):
                 raise InvalidRequest(f"{field} = {value!r:.60} is no number above 0", field=field)
         self._acted(
             self._state.service.store.controls.set_limit(

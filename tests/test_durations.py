@@ -137,6 +137,13 @@ def test_a_duration_out_of_range_is_told_its_range() -> None:
         of_a_request("-3")
 
 
+@pytest.mark.parametrize("place", ["setting", "argument of a client", "mapping", "request", "deadline"])
+@pytest.mark.parametrize("beyond", [10**400, -(10**400), "1e400"], ids=["above", "below", "text"])
+def test_a_number_beyond_all_floats_is_out_of_range(place: str, beyond: object) -> None:
+    with pytest.raises((ConfigError, InvalidRequest), match=r"timeout|deadline"):
+        PLACES[place](beyond)
+
+
 @pytest.mark.full
 def test_the_command_line_takes_them_and_names_the_option(capfd: pytest.CaptureFixture[str]) -> None:
     Path("in.txt").write_text("a\n")

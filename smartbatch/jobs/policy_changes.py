@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 
 from attrs import evolve
 
@@ -36,7 +36,7 @@ def change_budget(store: SqlStore, job_id: str, budget: float | str | None, by: 
     """
     most = None if budget is None else usd(budget)
     number = isinstance(most, int | float) and not isinstance(most, bool)
-    if most is not None and not (number and 0 <= most < math.inf):
+    if most is not None and not (number and 0 <= most <= sys.float_info.max):
         raise InvalidRequest(f"budget = {budget!r:.60} is no amount of USD", field="budget")
     limit = None if most is None else float(most)
     detail = "none" if limit is None else dollars(limit)

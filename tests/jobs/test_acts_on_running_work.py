@@ -158,7 +158,7 @@ def test_a_limit_that_is_set_holds_instead_of_that_of_the_settings(
     assert limits == [60.0, None]
 
 
-@pytest.mark.parametrize("wrong", [0, -1, float("inf"), "60", True])
+@pytest.mark.parametrize("wrong", [0, -1, float("inf"), pytest.param(10**400, id="huge"), "60", True])
 def test_a_limit_that_is_none_is_refused(elsewhere: StoredJobs, wrong: object) -> None:
     with pytest.raises(InvalidRequest, match="requests_per_minute"):
         elsewhere.set_limit(*MODEL, requests_per_minute=wrong)  # type: ignore[arg-type]
@@ -280,7 +280,7 @@ def test_a_budget_below_what_is_reserved_ends_what_was_not_sent(
     assert {type(result.error) for result in job.results() if not result.ok} == {BudgetExceeded}
 
 
-@pytest.mark.parametrize("wrong", [-1, "much", True, float("nan")])
+@pytest.mark.parametrize("wrong", [-1, "much", True, float("nan"), pytest.param(10**400, id="huge")])
 def test_an_amount_that_is_none_is_refused(
     client_of: ClientOf, remote: Remote, place: str, wrong: object
 ) -> None:
