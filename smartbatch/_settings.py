@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
+from numbers import Integral
 from typing import Any, overload
 
 from attrs import Attribute, Converter, field, frozen
@@ -70,6 +71,18 @@ def seconds_of(field: str, value: Duration | None) -> float | None:
     if found is None or not found >= 0:  # also what NaN fails
         raise ConfigError(f"{field} = {value!r:.60} is no duration: write {EXAMPLES}")
     return found
+
+
+def count_of(field: str, value: Any) -> int:
+    """Return an argument that counts, such as the most of what is wanted.
+
+    Raises:
+        ConfigError: it is no whole number from 0 to the most that databases take.
+    """
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or not 0 <= value < 2**63:
+        raise ConfigError(f"{field} = {value!r:.60} is no whole number of 0 or more")
+    return int(value)
 
 
 @frozen(kw_only=True, eq=False, repr=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, final
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess
-from smartbatch._settings import seconds_of
+from smartbatch._settings import count_of, seconds_of
 from smartbatch.config import BatchingConfig, ClientParams, check_names, given_or_loaded
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import GENERATION, Preprocess
@@ -474,10 +474,11 @@ class BatchingClient:
         """Return the jobs of the store, newest first, those of other models and processes included.
 
         Raises:
+            ConfigError: ``limit`` is no number of 0 or more.
             StoreError: the store cannot be used, or has not answered for 30 seconds.
         """
-        service = self._running.jobs.service
-        rows = service.look(lambda: service.store.jobs.latest(limit=limit), STATUS_TIMEOUT, StoreError)
+        most, service = count_of("limit", limit), self._running.jobs.service
+        rows = service.look(lambda: service.store.jobs.latest(limit=most), STATUS_TIMEOUT, StoreError)
         return [self._handle(row) for row in rows]
 
     def job(self, id_or_key: str, *, reserve: bool = False) -> Job:

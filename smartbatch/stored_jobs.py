@@ -11,7 +11,7 @@ from typing import final
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork
-from smartbatch._settings import seconds_of
+from smartbatch._settings import count_of, seconds_of
 from smartbatch.config import BatchingConfig, given_or_loaded
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.model_controls import ModelControls, ModelLimit, Pause, name_of
@@ -89,7 +89,7 @@ class StoredJobs:
             unfinished: only those that have not ended.
             limit: at most so many.
         """
-        rows = self._state.service.store.jobs.latest(limit=limit, unfinished=unfinished)
+        rows = self._state.service.store.jobs.latest(limit=count_of("limit", limit), unfinished=unfinished)
         return [self._handle(row) for row in rows]
 
     def kept_decisions(self, beginning: str) -> list[tuple[str, StoredDecision]]:
@@ -113,7 +113,7 @@ class StoredJobs:
         wall = service.clock.wall()
         return [
             status_of(row, (), asking=0, incidents=(), remaining=None, note=None, wall=wall)
-            for row in service.store.jobs.latest(limit=limit)
+            for row in service.store.jobs.latest(limit=count_of("limit", limit))
         ]
 
     # -- acting ----------------------------------------------------------------------------------------------
@@ -212,7 +212,8 @@ class StoredJobs:
             before: only those before the act of this number.
             job_id: only those on this job alone.
         """
-        return self._state.service.store.controls.latest(before=before, job_id=job_id, limit=limit)
+        before, most = None if before is None else count_of("before", before), count_of("limit", limit)
+        return self._state.service.store.controls.latest(before=before, job_id=job_id, limit=most)
 
     def close(self, timeout: Duration | None = None) -> None:
         """Store what comes within ``timeout`` seconds, by default ``exit_grace``, and give the jobs back."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from smartbatch._display import paragraph, short
-from smartbatch._settings import seconds_of
+from smartbatch._settings import count_of, seconds_of
 from smartbatch._values import Value
 from smartbatch.errors import JobTimeout, RequestCancelled, SmartbatchError, StoreError
 from smartbatch.interrupted import Interrupted
@@ -414,7 +414,7 @@ class Job:
             limit: at most so many.
         """
         begin = (-1, 0) if after is None else (after.index, after.sequence)
-        kept = self._service.store.acts.earlier_results(self.id, after=begin, limit=limit)
+        kept = self._service.store.acts.earlier_results(self.id, after=begin, limit=count_of("limit", limit))
         return [
             StoredResult(one.ix, one.seq, decode_result(one.body, request_id=item_id(self.id, one.ix, None)))
             for one in kept

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, frozen
 
 from smartbatch._clock import Clock
+from smartbatch._settings import count_of
 from smartbatch._values import Value
 from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.limits.budget import Budget
@@ -234,6 +235,7 @@ class ListRouter:
     ) -> Plan:
         """Return what prompts would take that are read once; see
         :meth:`smartbatch.BatchingClient.forecast`."""
+        count = None if count is None else count_of("count", count)
         prompts, params = _prompts(prompts, params)
         plain, given = _split(params, ListParams.__optional_keys__ - {"key"})
         constraints = self._constraints(given)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from inside import inside
@@ -287,6 +288,26 @@ def test_an_amount_that_is_none_is_refused(
     job = client_of(remote, store=place).submit_batch(["p"] * 3)
     with pytest.raises(InvalidRequest, match="budget"):
         job.set_budget(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["5", "x", -1, True, 1.5, float("nan"), pytest.param(10**400, id="huge"), object()]
+)
+def test_a_count_that_is_none_is_refused_by_name(
+    client_of: ClientOf, remote: Remote, elsewhere: StoredJobs, place: str, wrong: Any
+) -> None:
+    """A store takes some of these in its own way, and says of others what users do not know."""
+    client = client_of(remote, store=place)
+    job = client.submit_batch(["p"] * 3)
+    with pytest.raises(ConfigError, match=r"count = .* is no whole number of 0 or more"):
+        client.forecast(iter(["p"]), count=wrong)
+    looks = (client.jobs, elsewhere.statuses, elsewhere.jobs, elsewhere.acts, job.earlier_results)
+    for look in looks:
+        with pytest.raises(ConfigError, match=r"limit = .* is no whole number of 0 or more"):
+            look(limit=wrong)
+    with pytest.raises(ConfigError, match="before"):
+        elsewhere.acts(before=wrong)
+    assert (client.jobs(limit=0), len(client.jobs(limit=2**63 - 1))) == ([], 1)
 
 
 def test_failed_rows_are_asked_again_and_their_job_ends_once_more(
