@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -154,13 +153,14 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code: 0, or 2 for bad usage."""
     # Imported here so that the other subcommands do not pay for a server.
+    from smartbatch.cli.messages import say
     from smartbatch.cli.standard_output import print_out
     from smartbatch.emulator.http.server import Emulator
 
     try:
         emulator = Emulator(**settings_of(args))
     except ConfigError as error:
-        print(f"smartbatch emulator: {error}", file=sys.stderr)
+        say(f"smartbatch emulator: {error}")
         return 2
     url = emulator.base_url
     line = (

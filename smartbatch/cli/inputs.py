@@ -174,6 +174,8 @@ def _format_of(file: IO[bytes]) -> Iterator[str]:
 def _open_twice_readable(path: str) -> tuple[IO[bytes], bool]:
     """Return the open file, and whether it is the copy of a stream."""
     if path == "-":
+        if sys.stdin is None:
+            raise InputError("standard input: is closed")
         return _spooled(sys.stdin.buffer), True
     file = open(path, "rb")  # noqa: SIM115 - the source keeps it open for both passes
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -21,7 +21,7 @@ from smartbatch.cli.jobs_of_run import jobs_named
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import check_output_name, replaced
 from smartbatch.cli.result_tables import table_format
-from smartbatch.cli.standard_output import ReaderLeft, print_out, standard_output
+from smartbatch.cli.standard_output import ReaderLeft, binary_output, print_out, standard_output
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import InputError, JobNotFound, StoreError
 from smartbatch.jobs.job import Job
@@ -281,11 +281,11 @@ def _write_results(job: Job, output: str | None) -> None:
     standard output.
 
     Raises:
-        InputError: the file exists already, or cannot be written.
+        InputError: the file exists already, or cannot be written; or standard output is closed.
     """
     if output is None:
         with standard_output():
-            _write_lines(job, sys.stdout.buffer)
+            _write_lines(job, binary_output())
         return
     check = partial(_check_free, output)
     check()

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -190,6 +191,8 @@ def main(
         program: its name in the usage.
         settings: of a host application, as from a file; ``--config`` names other ones.
     """
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        _occupy_descriptors()
     first = next(iter(sys.argv[1:] if argv is None else argv), "")
     completes = argv is None and completion_command.IS_ASKED in os.environ
     parser = build_parser(program, None if completes or first not in _COMMANDS else first)
@@ -208,7 +211,7 @@ def main(
         return 2
     if settings is not None and args.config is None:
         args.config = settings
-    from smartbatch.cli.messages import NoteHandler  # late: --help and --version need none of it
+    from smartbatch.cli.messages import NoteHandler, say  # late: --help and --version need none of it
     from smartbatch.cli.standard_output import ReaderLeft
 
     handler = NoteHandler(quiet=getattr(args, "quiet", False) and not getattr(args, "verbose", False))
@@ -220,7 +223,7 @@ def main(
             command = import_module(f"smartbatch.cli.{name}")
         code: int = command.run(args)
     except KeyboardInterrupt:
-        print("smartbatch: interrupted", file=sys.stderr)
+        say("smartbatch: interrupted")
         return 130
     except ReaderLeft:
         return 0
@@ -229,6 +232,15 @@ def main(
     finally:
         logger.removeHandler(handler)
     return code
+
+
+def _occupy_descriptors() -> None:
+    """Have no file or connection get the number of a standard stream that is closed, as by ``>&-``: what
+    libraries in C write to standard error would be written into it."""
+    with suppress(OSError):
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(descriptor)
 
 
 def _refused(command: str, error: SmartbatchError) -> int:

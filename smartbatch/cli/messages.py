@@ -27,7 +27,7 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Print one line in place of a progress bar, which is drawn again below it."""
-    _print((_CLEAR_LINE if sys.stderr.isatty() else "") + escape(text))
+    _print((_CLEAR_LINE if sys.stderr is not None and sys.stderr.isatty() else "") + escape(text))
 
 
 def _print(text: str) -> None:

@@ -68,6 +68,7 @@ class _Run:
             check_output_name(args.output)
             self._out = open_output(args.output)
             stack.enter_context(self._out)
+        self._sink = self._out or StandardOutput()
         stack.callback(self._client.stop, timeout=0)
         self._input = InputRequests(
             source,
@@ -143,11 +144,10 @@ class _Run:
 
     def _write(self, groups: Rows, progress: Progress) -> None:
         """Write rows as their results come. A line that is lost with this process is written by the next."""
-        sink: OutputFile | TableOutput | StandardOutput = self._out or StandardOutput()
         try:
             for rows in groups:
                 with progress.aside():
-                    self._append(sink, rows)
+                    self._append(rows)
                 for row, outcome in rows:
                     self._count(row, outcome)
         except ReaderLeft:
@@ -164,16 +164,12 @@ class _Run:
         if not outcome.result.ok and self._args.verbose:
             note(failure_line(row, outcome.result))
 
-    def _append(
-        self,
-        sink: OutputFile | TableOutput | StandardOutput,
-        rows: Sequence[tuple[KeyedRow, RowResult]],
-    ) -> None:
+    def _append(self, rows: Sequence[tuple[KeyedRow, RowResult]]) -> None:
         """Write rows, unless the output was changed: the run goes on, as the store has the answers too."""
         model = self._args.model
         results = ((row, outcome.result) for row, outcome in rows)
         try:
-            sink.append([(row, encode(row, result, model), result.ok) for row, result in results])
+            self._sink.append([(row, encode(row, result, model), result.ok) for row, result in results])
         except OutputChanged as error:
             if self._changed is None and not self._args.quiet:
                 note(error.message)

@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from smartbatch.errors import SmartbatchError
+from smartbatch.errors import InputError, SmartbatchError
 from smartbatch.observe.text import escape
 
 if TYPE_CHECKING:  # most commands print a few lines, and need none of it
@@ -56,14 +56,29 @@ def print_out(text: str) -> None:
         print(text, flush=True)
 
 
+def binary_output() -> BinaryIO:
+    """Return standard output for results, which would be lost where it is closed, as by ``>&-``.
+
+    Raises:
+        InputError: it is closed.
+    """
+    if sys.stdout is None:
+        raise InputError("standard output is closed; -o names a file for the results")
+    return sys.stdout.buffer
+
+
 class StandardOutput:
     """Writes each row as it comes, in the order of the calls: JSON lines, or readable ones on a terminal.
 
     Attributes:
         readable: lines such as ``1  prompt… → answer`` instead of JSON, for a terminal.
+
+    Raises:
+        InputError: it is closed.
     """
 
     def __init__(self) -> None:
+        self._stream = binary_output()
         self.readable = sys.stdout.isatty()
 
     def append(self, rows: Sequence[OutputRow]) -> None:
@@ -72,8 +87,8 @@ class StandardOutput:
             for row, line, answered in rows:
                 if self.readable:
                     line = _readable(row, json.loads(line), answered).encode("utf-8", "backslashreplace")
-                sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
+                self._stream.write(line)
+            self._stream.flush()
 
 
 def discard_standard_output() -> None:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     config = config_of(args)
     source = Source(store=config.store, shared=config.shared)
     _check(source)
-    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+    if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         width = shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns
         print_out("\n".join(line.text for line in frame(source, width, None)))
         return 0

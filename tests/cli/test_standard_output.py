@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,3 +119,74 @@ def test_all_that_is_named_is_paused_when_the_reader_went_away(
         assert main(["pause", "openai", "anthropic"]) == 0
     assert main(["pause"]) == 0
     assert len(capfd.readouterr().out.splitlines()) == 2
+
+
+# -- standard streams that are closed ------------------------------------------------------------------------
+
+
+CLOSED = [words for words in COMMANDS if words[:2] != ["jobs", "results"]]
+
+
+@pytest.mark.parametrize("words", sampled(CLOSED, keep=4), ids=" ".join)
+def test_a_command_that_only_tells_does_so_nowhere_where_standard_output_is_closed(
+    job: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ``>&-``."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words) == 0
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "in.txt", "--model", OWN], ["jobs", "results", "letters"]], ids=" ".join
+)
+def test_results_are_refused_where_standard_output_is_closed(
+    job: str, calls: Any, words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They would be lost, so nothing is asked; what has a name is written."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words) == 2
+    assert (
+        "smartbatch: standard output is closed; -o names a file for the results\n" in capfd.readouterr().err
+    )
+    assert calls.asked == []
+    assert main([*words, "-o", "out.jsonl"]) == 0
+    assert len(Path("out.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_run_of_standard_input_that_is_closed_is_refused(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As with ``<&-``."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["run", "-", "--model", OWN]) == 2
+    assert capfd.readouterr().err == "smartbatch: standard input: is closed\n"
+
+
+def test_a_run_says_nothing_where_standard_error_is_closed(
+    calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As with ``2>&-``; nor does anything that is for it stand among the results."""
+    prompts(2)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["run", "in.txt", "--model", "sim:m?faults=500:1&latency=0", "-v", "--retries", "0"]) == 1
+    assert main(["emulator", "--port", "99999999"]) == 2
+    printed = capfd.readouterr().out.splitlines()
+    assert len(printed) == 2
+    assert all(json.loads(line)["error"] for line in printed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_no_file_gets_the_number_of_a_stream_that_is_closed(folder: Path, closed: str) -> None:
+    """What libraries in C write to standard error would stand in it."""
+    prompts(2)
+    code = (
+        "import os, sys\n"
+        "from smartbatch.cli.main import main\n"
+        "code = main(sys.argv[1:])\n"
+        "for number in range(3): os.fstat(number)\n"
+        "sys.exit(code)\n"
+    )
+    line = [sys.executable, "-c", code, "run", "in.txt", "--model", SIM, "-o", "out.jsonl"]
+    assert subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *line]).returncode == 0
+    assert len(Path("out.jsonl").read_text().splitlines()) == 2
