@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import metadata
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -61,17 +62,18 @@ def add_parser(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; return 1 when one of them is wrong."""
-    from smartbatch.cli.standard_output import print_out
+    from smartbatch.cli.standard_output import ReaderLeft, print_out
     from smartbatch.errors import scrub
     from smartbatch.observe.text import escape
 
     findings = list(_findings(args))
-    for one in findings:
-        text = scrub(one.text, *_secrets(), limit=1000)
-        if args.json:
-            print_out(json.dumps({"about": one.about, "text": text, "wrong": one.wrong}))
-        else:
-            print_out(escape(f"{'!' if one.wrong else ' '} {one.about:<10} {text}"))
+    with suppress(ReaderLeft):  # the exit code says whether all is well all the same
+        for one in findings:
+            text = scrub(one.text, *_secrets(), limit=1000)
+            if args.json:
+                print_out(json.dumps({"about": one.about, "text": text, "wrong": one.wrong}))
+            else:
+                print_out(escape(f"{'!' if one.wrong else ' '} {one.about:<10} {text}"))
     return 1 if any(one.wrong for one in findings) else 0
 
 

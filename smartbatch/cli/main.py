@@ -183,8 +183,8 @@ def main(
 
     1. A shell asks for completions: they are printed, and the process ends.
     2. The arguments are wrong, or ask for help: 2 or 0, as ``argparse`` says. Without a command: help, and 2.
-    3. The command runs: its own code; 130 after Ctrl-C, 0 where whoever read its output went away, and that
-       of the error where one is refused.
+    3. The command runs: its own code, also where whoever read its output went away, which is no error; 130
+       after Ctrl-C, and that of the error where one is refused.
 
     Args:
         argv: the arguments after the program's name; the process's own when ``None``.

@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     config = config_of(args)
     path = missing_store(config.store)
     if path is not None and not (args.command == "pause" and args.names):  # looking makes no file
-        print_out(f"nothing is paused: there is no store at {escape(path)} yet")
+        with suppress(ReaderLeft):
+            print_out(f"nothing is paused: there is no store at {escape(path)} yet")
         return int(args.command == "resume")
     stored = StoredJobs(config)
     missing = 0

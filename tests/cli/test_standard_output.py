@@ -121,6 +121,30 @@ def test_all_that_is_named_is_paused_when_the_reader_went_away(
     assert len(capfd.readouterr().out.splitlines()) == 2
 
 
+def test_the_exit_code_is_that_of_the_command_when_the_reader_went_away(
+    job: str, calls: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As ``| head`` under ``pipefail``: who reads a part is no reason to hide that something is wrong."""
+    with BatchingClient(f"{SIM}&faults=500:1", batch_poll_interval=0.05, retries=0) as client:
+        client.submit_batch(["a", "b"], key="failed").wait(20)
+    monkeypatch.setenv("SMARTBATCH_PARALLELISM", "none of these")
+    wrong = [["doctor"], ["doctor", "--json"]]
+    for words in wrong:
+        with standard_output(without_reader()):
+            assert main(words) == 1
+    monkeypatch.delenv("SMARTBATCH_PARALLELISM")
+    for action in ("show", "results", "watch", "resume"):
+        with standard_output(without_reader()):
+            assert main(["jobs", action, "letters"]) == 0
+    for words in (["show", "letters", "nosuch"], ["results", "failed"], ["watch", "failed"]):
+        with standard_output(without_reader()):
+            assert main(["jobs", *words]) == 1
+    with standard_output(without_reader()):
+        assert main(["resume", "openai"]) == 1
+    with standard_output(without_reader()):
+        assert main(["resume", "openai", "--store", "none.db"]) == 1
+
+
 # -- standard streams that are closed ------------------------------------------------------------------------
 
 
