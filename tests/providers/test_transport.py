@@ -197,11 +197,36 @@ def test_a_cut_gzip_member_is_an_error_also_after_a_whole_one():
     assert caught.value.code == "truncated"
 
 
+def test_an_answer_of_several_gzip_members_is_read_whole(serve, connect):
+    """As a proxy sends that compresses each piece by itself."""
+    body = json.dumps(chat()).encode()
+    packed = b"".join(gzip.compress(part) for part in (body[:10], b"", body[10:]))
+    assert ask(connect(serve(says(packed, content_encoding="gzip")))).text == "Lima"
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize("behind", [b"", bytes(9), b"no member"], ids=["nothing", "padding", "a text"])
+def test_members_come_in_pieces_of_any_size(size, behind):
+    """What stands behind them is left out."""
+    packed = gzip.compress(b"one, ") + gzip.compress(b"two") + behind
+    pieces = (packed[at : at + size] for at in range(0, len(packed), size))
+    assert b"".join(decoded(pieces, {"content-encoding": "gzip"}, 100)) == b"one, two"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_what_stands_behind_a_long_answer_does_not_hold_its_reader_up(encoding):
+    """It is more than is decoded at once, in one piece with the last of it."""
+    packed = (zlib if encoding == "deflate" else gzip).compress(b"0" * 600_000) + bytes(9)
+    assert b"".join(decoded([packed], {"content-encoding": encoding}, 10**6)) == b"0" * 600_000
+
+
 @pytest.mark.parametrize(
     ("body", "encoding", "code"),
     [
         (gzip.compress(b"0" * 5_000_000, mtime=0), "gzip", "too_large"),
+        (gzip.compress(b"0" * 600_000, mtime=0) * 2, "gzip", "too_large"),
         (gzip.compress(b"{}", mtime=0)[:-9], "gzip", "truncated"),
+        ((gzip.compress(b"{}", mtime=0) * 2)[:-9], "gzip", "truncated"),
         (b"not gzip", "gzip", "truncated"),
         (b"anything", "br", "encoding"),
         (b"0" * 1_000_001, "", "too_large"),

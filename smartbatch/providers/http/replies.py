@@ -17,7 +17,7 @@ MAX_BODY = 64 * 1024 * 1024
 """Most bytes of a decoded answer; a gzip bomb or an endless body ends here."""
 
 _PIECE = 65536
-_MEMBER = b"\x1f"  # how a further member of gzip begins; anything else behind the last one is padding
+_MEMBER = b"\x1f"  # how one of gzip begins; its second byte may still be to come
 
 
 @frozen(eq=False, repr=False)
@@ -79,23 +79,30 @@ def _encoding(headers: Mapping[str, str]) -> str:
 
 
 def _inflated(pieces: Iterable[bytes], encoding: str) -> Iterator[bytes]:
+    """Yield what is compressed; of gzip that of all its members, what stands behind them is left out."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise encoded_otherwise()
-    decoder = zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, told apart by the header
-    begun = False
+    decoder = _decoder()
+    begun = ended = False
     for piece in pieces:
         begun = True
-        while piece and (not decoder.eof or piece[:1] == _MEMBER):
-            if decoder.eof:  # files that were put together, or packed in parts, have several members
-                decoder = zlib.decompressobj(wbits=31)
+        while piece and not ended:
+            if decoder.eof:
+                ended = encoding == "deflate" or not piece.startswith(_MEMBER)
+                decoder = decoder if ended else _decoder()
+                continue
             try:
                 yield decoder.decompress(piece, _PIECE)
             except zlib.error:
                 raise _broken() from None
-            piece = decoder.unconsumed_tail or decoder.unused_data
+            piece = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
     yield decoder.flush()
     if begun and not decoder.eof:
         raise _broken()
+
+
+def _decoder() -> Any:
+    return zlib.decompressobj(wbits=47)  # 32 + 15: gzip or zlib, told apart by the header
 
 
 def _broken() -> ProviderError:
