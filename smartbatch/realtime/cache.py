@@ -13,6 +13,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -163,14 +164,20 @@ class ResponseCache:
         return connection
 
     def _trim(self, connection: sqlite3.Connection) -> None:
-        """Delete what is too old, then the oldest until the size is right."""
-        connection.execute("DELETE FROM answers WHERE created < ?", (self._wall() - self._ttl,))
+        """Delete what counts no more, then the oldest until the size is right.
+
+        Those of the future go first: they were kept before the clock was set, and are older than they say.
+        """
+        wall = self._wall()
+        uncounted = "DELETE FROM answers WHERE created < ? OR created >= ?"
+        connection.execute(uncounted, (wall - self._ttl, wall + self._ttl))
         total = connection.execute("SELECT coalesce(sum(size), 0) FROM answers").fetchone()[0]
         if total <= self._max_bytes:
             return
         surplus = total - TRIM_TO * self._max_bytes
         oldest = []
-        for key, size in connection.execute("SELECT key, size FROM answers ORDER BY created"):
+        by_age = "SELECT key, size FROM answers WHERE created {} ? ORDER BY created"
+        for key, size in chain(*(connection.execute(by_age.format(side), (wall,)) for side in (">", "<="))):
             oldest.append((key,))
             surplus -= size
             if surplus <= 0:

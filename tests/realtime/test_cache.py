@@ -8,6 +8,7 @@ import stat
 import time
 from array import array
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -228,6 +229,21 @@ def test_a_log_of_another_user_is_not_taken_for_the_caches(
     monkeypatch.setattr(os, "lstat", lstat)
     with pytest.raises(ConfigError, match=r"answers.db-wal belongs to another user"):
         opened(path)
+
+
+@pytest.mark.parametrize("ahead", [50.0, 10 * DAY], ids=["a little", "days"])
+def test_answers_kept_while_the_clock_was_ahead_take_no_room_from_newer_ones(ahead: float, path: str) -> None:
+    """They are older than they say; those that count no more are deleted, whatever the size is."""
+    early = opened(path, wall=lambda: 1000.0 + ahead, max_bytes=20_000)
+    for number in range(TRIM_EVERY):
+        early.put(b"ahead %d" % number, Answer("x" * 150))
+    cache = opened(path, wall=lambda: 1000.0, max_bytes=20_000)
+    for number in range(TRIM_EVERY + 1):
+        cache.put(b"%d" % number, Answer("x" * 50))
+    assert cache.get(b"0") == cache.get(b"%d" % TRIM_EVERY) == Answer("x" * 50)
+    with closing(sqlite3.connect(path)) as file:
+        kept = file.execute("SELECT count(*) FROM answers WHERE created > 1000").fetchone()[0]
+    assert kept < (TRIM_EVERY if ahead < DAY else 1)
 
 
 def test_the_oldest_answers_go_when_the_size_is_reached(path: str) -> None:
