@@ -76,10 +76,13 @@ def test_a_stop_without_time_leaves_the_store_to_an_earlier_one_that_waits_for_a
         client.start()
         store = inside(client).jobs.service.store
         client.submit_batch(["c", "d"])
-        second = InTime(clock, partial(client.stop, 0))
-    second.result()
-    assert not inside(client).jobs.is_working
-    assert store.jobs.get(job.id) is not None
+
+        def stop_and_look() -> tuple[bool, bool]:
+            client.stop(0)
+            return inside(client).jobs.is_working, store.jobs.get(job.id) is not None
+
+        second = InTime(clock, stop_and_look)  # it looks in time, too: 20 s later the first closes the store
+    assert second.result() == (False, True)
     first.result()
     assert client.job(job.id).is_unowned()
 
