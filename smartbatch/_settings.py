@@ -181,7 +181,7 @@ class Spec(Value):
     def _flaw(self, value: Any) -> str:
         """Return what is wrong with a value: '8' is within 1 to 1024, and no number."""
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if self.kind == "int" and self.unit != "s" and not (number and float(value).is_integer()):
+        if self.kind == "int" and self.unit != "s" and not (number and value % 1 == 0):
             return "no whole number"
         return "no number" if self.kind == "float" and self.unit != "s" and not number else "out of range"
 

@@ -85,6 +85,12 @@ def test_a_count_is_a_whole_number(value: Any) -> None:
         BatchingConfig(parallelism=value)
 
 
+@pytest.mark.parametrize("value", [0, 1025, 10**400, -(10**400), 1025.0], ids=lambda value: f"{value!r:.5}")
+def test_a_whole_number_is_out_of_range_however_large_it_is(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^parallelism = .* is out of range: 1 to 1024$"):
+        BatchingConfig(parallelism=value)
+
+
 def test_a_share_is_a_number() -> None:
     with pytest.raises(ConfigError, match=r"^urgent_reserve = '0\.5' is no number: 0 to 1$"):
         BatchingConfig(urgent_reserve="0.5")  # type: ignore[arg-type]
