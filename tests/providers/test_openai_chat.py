@@ -207,11 +207,18 @@ def test_reasoning_that_only_the_total_counts_is_output(serve, connect, details,
     assert found == Usage(10, output, reasoning_tokens=reasoning)
 
 
-def test_a_total_that_counts_cached_tokens_twice_is_no_output(serve, connect):
-    """Only what no other detail may explain is taken for output."""
-    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 24}
-    usage |= {"prompt_tokens_details": {"cached_tokens": 9}}
-    assert ask(connect(serve(says(chat(usage=usage))))).usage == Usage(10, 5, 9)
+@pytest.mark.parametrize(
+    ("others", "cached"),
+    [
+        ({"prompt_tokens_details": {"cached_tokens": 9}}, 9),
+        ({"cache_read_input_tokens": 9, "cache_creation_input_tokens": 0}, 0),
+        ({"citation_tokens": 9}, 0),
+    ],
+)
+def test_a_total_that_another_count_explains_is_no_output(serve, connect, others, cached):
+    """As of cached tokens that are counted twice, or by Anthropic's names next to the prompt's."""
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 24, **others}
+    assert ask(connect(serve(says(chat(usage=usage))))).usage == Usage(10, 5, cached)
 
 
 def test_usage_without_details_counts(serve, connect):

@@ -158,7 +158,7 @@ def usage_of(usage: Any) -> Usage | None:
     """Return the billed tokens, by the names of either API.
 
     ``None`` when they are missing or absurd, so that an estimate takes their place. xAI and Gemini's layer
-    count the reasoning in the total only: what no other detail explains of it was written.
+    count the reasoning in the total only: what no other count explains of it was written.
     """
     if not isinstance(usage, dict):
         return None
@@ -171,7 +171,8 @@ def usage_of(usage: Any) -> Usage | None:
     written = min(detail(details, "cache_write_tokens"), taken - cached)
     reasoning = detail(usage.get(names[3]), "reasoning_tokens")
     more = detail(usage, "total_tokens") - taken - made
-    if more > 0 and (more == reasoning or not (reasoning or cached or written)):
+    others = any(count(usage[name]) for name in usage if name not in (*names[:2], "total_tokens"))
+    if more > 0 and (more == reasoning or not (reasoning or cached or written or others)):
         made, reasoning = made + more, more
     return Usage(taken, made, cached, min(reasoning, made), cache_write_tokens=written)
 
