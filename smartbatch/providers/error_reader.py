@@ -39,6 +39,13 @@ def error_in(data: Any) -> Mapping[str, Any]:
     return error if isinstance(error.get("message", ""), str) else {**error, "message": ""}
 
 
+def says_something(error: Any) -> bool:
+    """Whether what stands in the place of an error is one: gateways such as one-api put an object there whose
+    fields are all empty.
+    """
+    return any(error.values()) if isinstance(error, Mapping) else bool(error)
+
+
 @frozen(eq=False, repr=False)
 class Refusal(Value):
     """What an error body says, taken apart.

@@ -128,6 +128,7 @@ def test_line_separators_are_escaped_in_the_body(serve, connect):
         ({"finish_reason": "content_filter"}, "Lima", "content_filter"),
         ({"finish_reason": "function_call"}, "Lima", "tool_calls"),
         ({"finish_reason": None}, "Lima", "stop"),
+        ({"error": {"message": "", "code": None}}, "Lima", "stop"),
         ({"finish_reason": "eos_token"}, "Lima", "eos_token"),
         ({"finish_reason": "<b>\x1b[31m"}, "Lima", "unknown"),
         ({"message": {"content": None, "refusal": "I cannot."}}, "I cannot.", "refusal"),

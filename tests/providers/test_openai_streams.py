@@ -181,6 +181,14 @@ def test_an_error_inside_a_stream_is_classified(
     assert (found.kind, found.maybe_billed) == (kind, True)
 
 
+@pytest.mark.parametrize("empty", [None, {}, "", {"message": "", "type": "", "param": "", "code": None}])
+def test_an_error_that_says_nothing_is_none(serve: Serve, connect: Connect, empty: Any) -> None:
+    """Gateways such as one-api put it next to each answer."""
+    choice = {"index": 0, "delta": {"content": "Lima"}, "finish_reason": "stop", "error": empty}
+    script = streams(data({"choices": [choice], "error": empty}), DONE)
+    assert list(stream(connect(serve(script)))) == ["Lima"]
+
+
 def test_an_error_inside_a_stream_carries_no_prompt_and_no_key(serve: Serve, connect: Connect) -> None:
     """Whatever the server repeats."""
     prompt = "a very secret prompt that nobody may see"

@@ -10,7 +10,7 @@ from typing import Any
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream
-from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.error_reader import ErrorReader, says_something
 from smartbatch.providers.foreign_text import WellFormedText, plain, unusable
 from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.json_text import decode_json
@@ -193,7 +193,8 @@ class EventStream(AnswerStream):
 def _is_error(data: Mapping[str, Any], name: str) -> bool:
     if name == "error" or data.get("type") == "error":
         return True
-    return bool(data.get("error")) and "response" not in data  # OpenRouter puts it next to empty choices
+    # OpenRouter puts it next to empty choices.
+    return says_something(data.get("error")) and "response" not in data
 
 
 MAX_EVENT = 16 * 1024 * 1024

@@ -12,7 +12,7 @@ from typing import Any
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import Line, NotRun, line_of
-from smartbatch.providers.error_reader import ErrorReader, error_in
+from smartbatch.providers.error_reader import ErrorReader, error_in, says_something
 from smartbatch.providers.error_table import kind_of_code, kind_of_status
 from smartbatch.providers.foreign_text import (
     PLAIN_ID,
@@ -67,7 +67,7 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
 def check_choice(choice: Mapping[str, Any], reply: Reply, usage: Usage | None) -> None:
     """Raise the failure that ended a choice in a 200: what came of its text is not the answer."""
     error, reason = choice.get("error"), choice.get("finish_reason")
-    if error or reason in _BROKEN_OFF:
+    if says_something(error) or reason in _BROKEN_OFF:
         raise _unfinished("answer", {"code": reason, **fields(error)}, reply, usage)
 
 
