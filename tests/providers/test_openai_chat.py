@@ -155,6 +155,8 @@ def test_the_shapes_of_an_answer(serve, connect, changes, text, finish):
             ErrorKind.SERVER_ERROR,
         ),
         ({"error": {"code": 429, "message": "slow"}}, "429", ErrorKind.RATE_LIMIT),
+        ({"error": {"message": "gone"}}, None, ErrorKind.SERVER_ERROR),
+        ({"error": "insufficient credits"}, None, ErrorKind.NO_MONEY),
         (
             {"finish_reason": "insufficient_system_resource"},
             "insufficient_system_resource",

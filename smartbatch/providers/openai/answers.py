@@ -66,9 +66,10 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
 
 def check_choice(choice: Mapping[str, Any], reply: Reply, usage: Usage | None) -> None:
     """Raise the failure that ended a choice in a 200: what came of its text is not the answer."""
-    error, reason = choice.get("error"), choice.get("finish_reason")
-    if says_something(error) or reason in _BROKEN_OFF:
-        raise _unfinished("answer", {"code": reason, **fields(error)}, reply, usage)
+    reason = choice.get("finish_reason")
+    code = reason if reason in _BROKEN_OFF else None
+    if code or says_something(choice.get("error")):
+        raise _unfinished("answer", {"code": code, **error_in(choice)}, reply, usage)
 
 
 def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
