@@ -176,8 +176,8 @@ def _prompt(prompt: Any) -> str | tuple[Message, ...]:
     if isinstance(prompt, Mapping) and "role" not in prompt and "content" not in prompt:
         _refuse(
             "prompt",
-            "is a mapping and no message: say which field of the rows has the prompt, as column='text', or "
-            "make it of several, as template='… {title} … {text} …', or give a text such as row['text']",
+            "is a mapping and no message: give a text such as row['text']; calls that take a list also take "
+            "column='text' for its rows, or template='… {title} … {text} …'",
         )
     if isinstance(prompt, (Mapping, Message)):
         _refuse("prompt", "is a single message: put it into a list")

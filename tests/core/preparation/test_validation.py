@@ -85,10 +85,9 @@ class TestPrompts:
         assert refused(prompt).field == "prompt"
 
     def test_the_row_of_a_table_is_no_prompt_and_the_error_says_what_to_give(self) -> None:
+        """A single request takes a text only, so that is told first, and of what the others are for."""
         text = str(refused({"text": "a", "label": 1}))
-        assert "row['text']" in text
-        assert "column='text'" in text
-        assert "template=" in text
+        assert re.search(r"give a text such as row\['text'\]; .* list .*column='text'.*template=", text)
         for message in ({"role": "user"}, {"content": "a"}):
             assert "put it into a list" in str(refused(message))
 
