@@ -106,7 +106,7 @@ def recover_json(text: str) -> Any:
     1. The whole text is JSON.
     2. There is exactly one fenced block, and its content is JSON.
     3. Exactly one object, or list of objects or lists, stands in the text (in the one fenced block, if any),
-       and no broken object after it.
+       and no broken object of the same kind after it.
     4. Brackets close, but it is not quite JSON (single quotes, trailing commas, comments): it is repaired.
 
     Its time grows with the length of the text, but for the last case, which has a limit of its own.
@@ -180,9 +180,10 @@ def _documents(text: str) -> Iterator[Any]:
     """Yield the objects, and the lists of objects or lists, that stand in ``text`` one after the other.
 
     Raises:
-        JsonNotFound: a broken object follows one of them, or one is nested too deep.
+        JsonNotFound: a broken object that begins with a name of theirs follows one of them, or one is nested
+            too deep.
     """
-    position, found = 0, False
+    position, names = 0, set[str]()
     for _ in range(_TRIES):
         start = _OPENING.search(text, position)
         if start is None:
@@ -191,19 +192,21 @@ def _documents(text: str) -> Iterator[Any]:
             value, position = _decoder.raw_decode(text, start.start())
         except (ValueError, RecursionError):
             if text[start.start()] == "{":
-                if found and _OBJECT.match(text, start.start()):
+                begun = _OBJECT.match(text, start.start())
+                if begun is not None and begun["name"].strip() in names:
                     raise JsonNotFound(_SEVERAL) from None
                 return  # what stands inside a broken object is not the answer
             position = start.end()
             continue
         if isinstance(value, dict) or any(isinstance(item, dict | list) for item in value):
-            found = True
+            for item in [value] if isinstance(value, dict) else value:
+                names.update(item if isinstance(item, dict) else ())
             yield _shallow(value)
 
 
 _OPENING = re.compile(r"[{\[]")
-_OBJECT = re.compile(r"""\{\s*+(?:["']|\w++\s*+:)""")
-"""How an object begins, be it broken; ``{placeholder}`` is none."""
+_OBJECT = re.compile(r"""\{\s*+(?P<quote>["']?)(?P<name>[^"':{}\[\],]++)(?P=quote)\s*+:""")
+"""How an object begins, be it broken; a remark such as ``{x: y}`` begins so, too, with names of its own."""
 _SEVERAL = "it holds several JSON values; which one is meant is not clear"
 
 
