@@ -47,8 +47,9 @@ class StoreAtStart:
             self._threads.start(partial(self._try, turn, store, then), "smartbatch-open")
 
     def open(self) -> None:
-        """Allow it, again after a :meth:`stop`."""
-        self._turn = object()
+        """Allow it, again after a :meth:`stop`; where it was allowed, a try that goes on is kept."""
+        if self._turn is None:
+            self._turn = object()
 
     def stop(self) -> None:
         """Try no longer, before the next :meth:`open`."""

@@ -107,3 +107,16 @@ def test_a_store_is_not_tried_after_a_stop(
     asked = server.asked
     clock.sleep(60.0)
     assert server.asked == asked > 3
+
+
+@pytest.mark.catches("StoreError")
+def test_a_second_start_does_not_end_the_tries(
+    server: Server, clock: VirtualClock, client_of: ClientOf, store: str
+) -> None:
+    client = client_of(Remote(clock), store=store)
+    client.start()
+    with client:
+        clock.sleep(60.0)
+        asked = server.asked
+        clock.sleep(60.0)
+        assert server.asked > asked + 2
