@@ -434,14 +434,14 @@ class Realtime:
         """Have them see what the client counted, a last time."""
         metrics = self._setup.metrics
         with self._opening:  # else it could be the end of one that starts now
-            if self._told_at is not None and metrics is not None and self.engine is None:
+            if self._told_at is not None and metrics is not None and self._has_ended:
                 leases, self._told_at = self._told_at, None
                 leases.tell_end_of(metrics)
 
     def close_providers(self) -> None:
         """Close what no engine uses any more; one may have been started while another was stopping."""
         with self._opening, self._starting:
-            if self.engine is None:
+            if self._has_ended:
                 for provider in list(self._providers.values()):
                     provider.close()
 
@@ -520,6 +520,11 @@ class Realtime:
         running = self.engine  # read first, see :meth:`stop`
         stopping = reversed(self._stopping)
         return [*stopping] if running is None else [running, *stopping]
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether no engine runs, and no one that stops has a request left: the last may end first."""
+        return self.engine is None and not any(engine.queue.live for engine in self._stopping)
 
     def _running(self) -> RealtimeEngine:
         engine = self.engine

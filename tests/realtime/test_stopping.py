@@ -319,6 +319,26 @@ def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, clien
     assert provider.closed == 0  # another client still uses it
 
 
+def test_a_second_run_that_ends_first_closes_nothing_under_the_calls_of_the_first(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """A stop without a time finishes what is in flight, whatever ends meanwhile."""
+    provider = Scripted(clock, latency=lambda prompt: 100.0 if prompt == "old" else 1.0)
+    client = client_of(provider, parallelism=1)
+    with clock.held():
+        old = client.submit("old")
+        provider.wait_for(1)
+        stopping = InTime(clock, client.stop)
+        eventually(lambda: inside(client).realtime.engine is None)
+        client.start()
+        new = client.submit("new")
+    client.stop()
+    assert (new.done(), old.done(), provider.closed) == (True, False, 0)
+    stopping.result()
+    assert old.result(PATIENCE).text == "re: old"
+    assert provider.closed == 1
+
+
 @pytest.mark.parametrize("started", [False, True])
 def test_a_list_that_is_dropped_while_its_client_stops_is_cancelled(
     started: bool, clock: VirtualClock, client_of: ClientOf

@@ -23,7 +23,7 @@ from smartbatch.observe.participants import participant_of
 from smartbatch.prices import Price
 from smartbatch.realtime.shared.addresses import open_back_end
 from smartbatch.realtime.shared.back_end import Incompatible, hidden
-from smartbatch.realtime.shared.limit_leases import shared_leases
+from smartbatch.realtime.shared.limit_leases import record_with, shared_leases
 from smartbatch.realtime.shared.sqlite_back_end import SqliteBackEnd
 from smartbatch.realtime.shared_quota import forget_all
 from smartbatch.types import Answer, LimitReport, Usage
@@ -451,6 +451,28 @@ def test_money_is_leased_for_what_waits_at_two_stops_at_once(
     for stop in stops:
         stop.result()
     assert [future.exception(0) for future in futures] == [None] * 2
+
+
+def test_a_client_is_told_of_until_the_last_of_its_runs_has_ended(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str
+) -> None:
+    """Also where the run that was started last ends first."""
+    provider = Scripted(clock, latency=lambda prompt: 100.0 if prompt == "old" else 1.0)
+    client = client_of(provider, parallelism=1, shared=address)
+    with clock.held():
+        client.submit("old")
+        provider.wait_for(1)
+        stopping = InTime(clock, client.stop)
+        eventually(lambda: inside(client).realtime.state == "stopped")
+        client.start()
+        client.submit("new")
+    client.stop()
+    told = record_with(client.metrics)
+    assert told is not None
+    assert (told.is_alive, told.realtime.in_flight) == (True, 1)
+    stopping.result()
+    told = record_with(client.metrics)  # the last one may be on its way still
+    assert told is None or told.ended
 
 
 def test_a_budget_that_clients_of_a_process_share_is_told_once(
