@@ -180,6 +180,7 @@ class Watcher:
         self._threads = OwnThreads(service.clock)
         self._running = False
         self._groups: list[_FutureGroup] = []
+        self._settling: Any = None  # hooks of the user's may run for it, and a process fork meanwhile
         self._callbacks: list[_Callback] = []
         self._ending: SmartbatchError | None = None
 
@@ -241,6 +242,9 @@ class Watcher:
         for group in list(self._groups):
             for future in list(group.waiting.values()):
                 future.abandon(error)
+        settling = self._settling
+        if settling is not None:
+            settling.abandon(error)
 
     def _start_locked(self) -> None:
         if not self._running:
@@ -293,9 +297,11 @@ class Watcher:
             page = self._service.store.items.fresh(self._job_id, after=group.after, limit=PAGE)
             for row in page:
                 group.after = row.seq
+                self._settling = group.waiting.get(row.ix)  # first: a forked child finds it in one of the two
                 future = group.waiting.pop(row.ix, None)
                 if future is not None:
                     future.settle(group.read(row, self._job_id))
+                self._settling = None
             if not page:
                 return
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,10 @@ from smartbatch.errors import (
     JobConflict,
     RequestTimeout,
     StoreError,
+    WrongProcess,
 )
 from smartbatch.jobs.job import Job
-from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Route, Usage, evolve
+from smartbatch.types import Answer, Embedding, Kind, Priority, Request, Result, Route, Usage, evolve
 
 ClientOf = Callable[..., BatchingClient]
 PATIENCE = 30.0
@@ -302,6 +305,32 @@ def test_results_are_post_processed_when_they_are_read(
     alone = client.submit_and_wait(["b"])
     assert [result.text for result in by_batch.results(timeout=LONG)] == ["<by batch: a>"]
     assert alone.texts == ["<re: b>"]
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["of a job", "durable"])
+def test_a_child_that_is_forked_while_a_result_is_post_processed_has_no_copy_of_its_future(
+    durable: bool, client_of: ClientOf, store: str, clock: VirtualClock
+) -> None:
+    """It would never end."""
+    futures: list[Future[Result]] = []
+    codes: list[int] = []
+
+    def forking(result: Result) -> Result:
+        child = os.fork()
+        if not child:
+            try:
+                os._exit(0 if isinstance(futures[0].exception(0), WrongProcess) else 1)
+            finally:
+                os._exit(2)
+        codes.append(os.waitpid(child, 0)[1])
+        return result
+
+    client = client_of(Remote(clock), store=store, post_process=forking)
+    with clock.held():
+        job = [] if durable else client.submit_batch(["p"]).futures()
+        futures += job or [client.submit("p", durable=True)]
+    assert futures[0].result(LONG).ok
+    assert codes == [0]
 
 
 @pytest.mark.full
