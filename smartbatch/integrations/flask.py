@@ -104,13 +104,13 @@ def dashboard_blueprint(
     @pages.route("/<path:page>", methods=["GET", "POST"])
     def show(page: str) -> Response:
         host, kept = _host(), f"{_NAME}:{request.blueprint}"
-        found: WSGIApplication = current_app.extensions.get(kept) or current_app.extensions.setdefault(
-            kept, host.dashboard(access, show_content=show_content)
-        )
+        found: tuple[HostClient, WSGIApplication] | None = current_app.extensions.get(kept)
+        if found is None or found[0] is not host:  # init_app may have given it another client since
+            found = current_app.extensions[kept] = host, host.dashboard(access, show_content=show_content)
         path = page.encode().decode("latin-1")
         root = request.environ["SCRIPT_NAME"] + request.environ["PATH_INFO"].removesuffix(path)
         placed = {**request.environ, "SCRIPT_NAME": root.rstrip("/"), "PATH_INFO": f"/{path}"}
-        return cast(Response, current_app.response_class.from_app(found, placed))
+        return cast(Response, current_app.response_class.from_app(found[1], placed))
 
     return pages
 

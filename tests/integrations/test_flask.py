@@ -293,6 +293,20 @@ def test_the_dashboard_has_the_jobs_of_the_application_at_its_place(app_of: AppO
     assert browser.get("/inside/jobs").location == "http://localhost/inside/jobs/"
 
 
+def test_the_dashboard_is_that_of_the_client_an_application_has_now(tmp_path: Path) -> None:
+    """As where tests give the one application of a module settings of their own."""
+    app = Flask("shop")
+    app.register_blueprint(dashboard_blueprint(lambda _: "read"))
+    for number in range(2):
+        app.config.update(SMARTBATCH_MODEL="sim:demo", SMARTBATCH_STORE=str(tmp_path / f"{number}.db"))
+        Smartbatch().init_app(app)
+        with app.app_context():
+            current_smartbatch.submit_batch(["x"], key=f"shop-{number}", strategy="individual").wait()
+            current_smartbatch.stop()
+        page = app.test_client().get("/smartbatch/dashboard/jobs").text
+        assert set(re.findall(r"\bshop-\d", page)) == {f"shop-{number}"}
+
+
 def test_applications_that_share_a_blueprint_have_dashboards_of_their_own_and_end(tmp_path: Path) -> None:
     """As a factory makes them; the client of one that nobody holds stayed as long as the blueprint."""
     pages = dashboard_blueprint(lambda _: "read")
