@@ -200,6 +200,7 @@ class BatchMetrics:
         self._resets = 0
         self._before: dict[str, float] = {}  # the sums at the last reset, less what the totals began with
         self._state = "new"
+        self._runs = 0  # that go on: one may be started while another still stops
         self._pauses: dict[tuple[str, str], float] = {}
 
     def after_fork(self) -> None:
@@ -362,13 +363,11 @@ class BatchMetrics:
             case ParameterDropped():
                 counts.parameters_dropped += 1
             case ClientStarted():
-                self._end_period(event.at)
-                self._state, self._since, self._workers = "running", event.at, event.workers
+                self._change_runs(1, event.at)
+                self._workers = event.workers
             case ClientStopped():
                 counts.failed_at_stop += event.failed
-                counts.limits_unshared = 0  # it shares none, and is told no more
-                self._end_period(event.at)
-                self._state, self._since = "stopped", event.at
+                self._change_runs(-1, event.at)
             case JobAccepted():
                 counts.jobs_accepted += 1
             case ShardChanged(before=before, after=after) if before != after:
@@ -498,6 +497,14 @@ class BatchMetrics:
         figures.succeeded += event.succeeded
         figures.failed += event.failed
         figures.cancelled += event.cancelled
+
+    def _change_runs(self, by: int, at: float) -> None:
+        """A run of the client has begun, or ended; two threads may tell of its end first."""
+        self._end_period(at)
+        self._runs += by
+        self._state, self._since = "running" if self._runs > 0 else "stopped", at
+        if self._runs <= 0:
+            self._totals.counts.limits_unshared = 0  # it shares none, and is told no more
 
     def _end_period(self, at: float) -> None:
         """End the running period, if there is one."""

@@ -289,6 +289,22 @@ def test_a_client_that_stopped_has_no_limits_that_are_not_shared_now(metrics: Ba
     assert feed(metrics, restored).limits_unshared == 0
 
 
+def test_a_client_runs_until_the_last_of_its_runs_has_stopped(
+    metrics: BatchMetrics, clock: ManualClock
+) -> None:
+    """One may be started while another still stops: the end of the first is not that of the client."""
+    lost = SharedLimitsLost(at=1.0, place="p", scope="s", model="m", reason="gone", processes=1)
+    begins = ClientStarted(at=0.0, workers=1)
+    feed(metrics, begins, begins, lost, ClientStopped(at=2.0, failed=0))
+    clock.time = 9.0
+    s = metrics.snapshot()
+    assert (s.elapsed, s.limits_unshared) == (9.0, 1)
+    feed(metrics, ClientStopped(at=9.0, failed=0))
+    clock.time = 20.0
+    s = metrics.snapshot()
+    assert (s.elapsed, s.limits_unshared) == (9.0, 0)
+
+
 @given(events)
 def test_the_sums_are_those_of_figures_that_were_never_reset(happened: list[Event | str]) -> None:
     """Requests under way count as submitted once, wherever a reset falls and whatever is told first."""
