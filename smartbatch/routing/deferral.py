@@ -222,7 +222,8 @@ class Deferral:
                 )
                 left = closes - self._clock.now()
                 if left <= 0:
-                    self._sending = list(self._groups.pop(lane).waiting.values())
+                    self._sending = list(self._groups[lane].waiting.values())
+                    del self._groups[lane]  # last: a forked child finds them in one of the two
                     return self._sending
                 self._monitor.wait(left)
             self._running = False

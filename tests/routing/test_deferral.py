@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError, Future, wait
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from attrs import evolve, frozen
+from inside import inside
 from jobs.remote import Remote
 from realtime.scenes import eventually
 
@@ -24,6 +26,8 @@ from smartbatch.jobs.job_submission import JobSubmission
 from smartbatch.jobs.store.job_table import JobTable
 from smartbatch.prices import Price
 from smartbatch.providers.batch_api import Line
+from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.routing.deferral import Deferral
 from smartbatch.types import Answer, Kind, Priority, Request, Result, Route
 
 ClientOf = Callable[..., BatchingClient]
@@ -450,6 +454,36 @@ def test_a_forked_child_has_no_future_of_requests_that_are_just_being_sent(
         client.flush()
     assert futures[0].result(LONG).ok
     assert codes == [0]
+
+
+def test_a_group_is_found_at_every_step_of_being_taken(
+    client: BatchingClient, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may fork between any two of them."""
+    found: list[Future[Result]] = []
+    missed: list[int] = []
+    futures: list[Future[Result]] = []
+
+    def step(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not Deferral._next.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        found.clear()
+        inside(client).deferral.abandon(WrongProcess("forked"))
+        missed.extend([frame.f_lineno] * bool({one for one in futures if not one.done()} - {*found}))
+        return step
+
+    monkeypatch.setattr(ResultFuture, "abandon", lambda future, _: found.append(future))
+    threading.settrace(step)
+    try:
+        with clock.held():
+            futures += deferred(client, 12)
+            client.flush()
+    finally:
+        threading.settrace(None)  # type: ignore[arg-type]
+    assert wait(futures, timeout=LONG).not_done == set()
+    assert found
+    assert missed == []
 
 
 def test_a_stop_waits_for_the_batch(client: BatchingClient, remote: Remote) -> None:
