@@ -141,7 +141,7 @@ class SharedQuota:
             if has_account:
                 self.quota.approach()
             joined: _QuotaShare | None = None
-            # one that others left may be giving back what it leased
+            # a lease without a share is being given back: it ends, and must not be used any more
             if sharing is not None and (self.quota.lease is None or self._share is None):
                 joined = self._share = _QuotaShare(self, sharing)
         if joined is None:

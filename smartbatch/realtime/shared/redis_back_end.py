@@ -101,7 +101,8 @@ class RedisBackEnd(BackEnd):
         record = f"{_PREFIX}{{{key}}}"
         try:
             asked = json.dumps(asdict(ask))
-            # a server that was emptied knows its scripts still: the salt tells that others begin it anew
+            # an emptied server still knows its scripts: without the salt they would go on by names that
+            # processes which come later do not use
             answer = self._connected().evalsha(self._exchange, 1, record, asked, self._salt)
         except redis.RedisError as error:
             raise self._unavailable(error) from None
