@@ -14,8 +14,10 @@ from jobs.remote import Api, Remote
 from smartbatch import Price
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.jobs.job import Job
+from smartbatch.jobs.records import IncidentRow, JobLease
+from smartbatch.jobs.store.fact_table import FactTable
 from smartbatch.providers.batch_api import Creation, RemoteBatch
 
 HOUR = 3600.0
@@ -245,3 +247,35 @@ def test_what_a_batch_cost_whose_requests_an_orphan_has_answered_is_told_and_spe
     assert row is not None
     assert row.reserved == pytest.approx(cost)
     assert client.spent == pytest.approx(2 * cost)
+
+
+@pytest.mark.catches("StoreError")
+def test_answers_of_an_orphan_that_were_used_are_no_waste_where_they_are_read_once_more(
+    late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store fails, or the process dies, when they are stored and the shard is not cleaned up yet."""
+    client, api, land = late
+    add_incident = FactTable.add_incident
+    failed: list[IncidentRow] = []
+
+    def failing(table: FactTable, lease: JobLease, incident: IncidentRow) -> bool:
+        if not failed:
+            failed.append(incident)
+            raise StoreError("the disk is full")
+        return add_incident(table, lease, incident)
+
+    job = client.submit_batch(QUESTIONS, budget=0.5)
+    while not api.made:
+        clock.sleep(60.0)
+    monkeypatch.setattr(FactTable, "add_incident", failing)
+    land()
+    cost = job.wait(HOUR).cost
+    clock.sleep(HOUR)
+    assert [one.kind for one in failed] == ["double_submission"]
+    assert job.status().wasted == 0.0
+    [told] = job.incidents()
+    assert "10 of its answers were still of use" in told.detail
+    row = inside(client).jobs.service.store.jobs.get(job.id)
+    assert row is not None
+    assert row.reserved == 0.0
+    assert client.spent == pytest.approx(cost)

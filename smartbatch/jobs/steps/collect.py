@@ -255,9 +255,10 @@ class ResultTotals:
     Attributes:
         billed: requests that were run.
         used: of these, those whose result was stored now.
+        unused: of these, those whose result is not the one that its request has, also by an earlier reading.
         doubled: requests that had another answer already.
         usd: what the billed ones cost; ``None`` when the price of one is unknown.
-        wasted: what those of them cost that were not used.
+        wasted: what the unused ones cost.
         twice: what those of them cost whose request had another answer already.
         size: bytes of the files.
         unended: a file ends without a newline.
@@ -268,6 +269,7 @@ class ResultTotals:
 
     billed: int = 0
     used: int = 0
+    unused: int = 0
     doubled: int = 0
     usd: float | None = 0.0
     wasted: float | None = 0.0
@@ -291,13 +293,15 @@ class ResultTotals:
             self.doubled += result.ix in doubled and result.outcome != "unrun"
             if result.outcome == "unrun" or not (result.usage.input_tokens or result.outcome == "succeeded"):
                 continue
+            unused = result.ix in doubled or not result.final
             self.billed += 1
             self.used += result.ix in final
+            self.unused += unused
             if result.cost is None or self.usd is None or self.wasted is None or self.twice is None:
                 self.usd = self.wasted = self.twice = None
                 continue
             self.usd += result.cost
-            self.wasted += 0.0 if result.ix in final else result.cost
+            self.wasted += result.cost if unused else 0.0
             self.twice += result.cost if result.ix in doubled else 0.0
 
 

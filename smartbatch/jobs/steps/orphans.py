@@ -86,7 +86,7 @@ def _salvage_orphan(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> S
         step.incident(
             "double_submission",
             f"batch {batch.id} was given up, but exists: {totals.billed:,} requests were run by it, for "
-            f"{totals.price}; {totals.used:,} of its answers were still of use",
+            f"{totals.price}; {totals.billed - totals.unused:,} of its answers were still of use",
             shard,
             totals.wasted,
         )
