@@ -131,6 +131,25 @@ def test_an_answer_counts_and_frees_at_once(store: SqlStore, bench: Bench) -> No
     assert [item.ix for item in store.items.in_state(job.id, state=ItemState.REALTIME)] == [1, 2]
 
 
+def test_an_answer_in_real_time_that_comes_after_an_orphan_s_stays_reserved_and_is_told(
+    store: SqlStore, bench: Bench
+) -> None:
+    """It was paid for, and no result has it."""
+    job, lease = started(store, bench, 3, policy=JobPolicy(budget=10.0))
+    orphan = led(store, lease, store.shards.plan(lease, bench.shard(0, 1, 2)), ShardState.UNCERTAIN)
+    orphan = store.shards.discard(lease, orphan, items=ItemState.REALTIME, tried=True, note="", at=1.0)
+    store.items.claim_realtime(lease, 3)
+    store.jobs.reserve(lease, 2.0)
+    store.shards.ingest(lease, orphan, [result(ix, text=b"orphan") for ix in (0, 1)], at=2.0)
+    late = [result(0, cost=0.25), result(1, "failed", cost=0.0), result(2)]
+    stored = store.items.answer(lease, late, at=3.0, freed=0.75)
+    assert (stored.final, stored.doubled) == ((2,), (0, 1))
+    assert seen(store, job) == (1.5, 1.5)
+    [told] = store.facts.incidents(job.id)
+    assert (told.kind, told.money) == ("doubled_line", 0.25)
+    assert told.detail.endswith("rows 0")
+
+
 def test_a_job_without_a_budget_has_no_bounds(store: SqlStore, bench: Bench) -> None:
     job, lease = started(store, bench, 2)
     store.shards.plan(lease, bench.shard(0, reserved=1e9))

@@ -117,7 +117,7 @@ class ItemTable(Value):
         by :meth:`.LeaseTable.tell_counts`.
 
         ``again`` makes them ``REALTIME`` with one try more, ``unrun`` without; what those cost all
-        the same is charged.
+        the same is charged. What answers cost that do not count is kept reserved, and told by an incident.
 
         Args:
             freed: USD that were reserved for them and no longer are.
@@ -137,6 +137,7 @@ class ItemTable(Value):
         in_flight = ItemState.IN_FLIGHT.value
         outcomes.charge(tx, job, [r for r in results if not r.final and items[r.ix][0] == in_flight], at)
         outcomes.reserve(tx, job, -freed)
+        outcomes.keep_paid_twice(tx, job, [result for result in results if result.ix in doubled], at)
         if note is not None:
             outcomes.note(tx, job, note)
         counts, tx.counted = tuple(tx.counted), []

@@ -297,14 +297,35 @@ def end_in_flight(tx: Transaction, lease: JobLease, job: int, unknown: bytes | N
         return
     if unknown is not None:
         end_alike(tx, job, asked, NewResult(-1, "failed", unknown, cost=None), now)
-    named = ", ".join(str(position(no)) for no in asked[:ROWS_NAMED])
-    named += ", …" if len(asked) > ROWS_NAMED else ""
+    named = _named([position(no) for no in asked])
     end = "are sent again" if unknown is None else "end as failed"
     detail = (
         f"{len(asked)} requests were in flight in real time when their process ended, and {end}: rows"
         f" {named} (owner {lease.epoch})"
     )
     add_incident(tx, IncidentRow("maybe_billed", lease.job_id, None, detail, None, now))
+
+
+def keep_paid_twice(tx: Transaction, job: int, doubled: Iterable[NewResult], at: float) -> None:
+    """Keep reserved what answers in real time cost whose items had another one already, as an orphan can give
+    it, and say so."""
+    paid = [result for result in doubled if result.cost or result.usage.total_tokens]
+    if not paid:
+        return
+    [(job_id,)] = tx.rows("SELECT id FROM job WHERE no = ?", job)
+    detail = (
+        f"{len(paid)} requests had another answer already, which counts, when they were answered in real"
+        f" time: rows {_named([result.ix for result in paid])}"
+    )
+    known = [result.cost for result in paid if result.cost is not None]
+    money = sum(known) if len(known) == len(paid) else None
+    add_incident(tx, IncidentRow("doubled_line", job_id, None, detail, money, at))
+    reserve_anyway(tx, job, sum(known))
+
+
+def _named(ixs: Sequence[int]) -> str:
+    """Return the first rows of an incident, in words."""
+    return ", ".join(map(str, ixs[:ROWS_NAMED])) + (", …" if len(ixs) > ROWS_NAMED else "")
 
 
 def add_incident(tx: Transaction, incident: IncidentRow) -> bool:
