@@ -188,6 +188,24 @@ def test_a_process_that_dies_while_its_input_arrives_leaves_no_job_and_its_items
     assert bench.behind("SELECT count(*) FROM payload") == [(1,)]
 
 
+def test_items_of_an_input_that_a_stop_cuts_off_are_swept(bench: Bench, monkeypatch: Any) -> None:
+    """Who stops closes the store, so the thread that stores them cannot delete them any more."""
+    monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
+    stopping, other = bench.open(), bench.open()
+
+    def items() -> Iterator[NewItem]:
+        yield from new_items(25)
+        stopping.close()
+
+    with pytest.raises(StoreError, match="closed"):
+        stopping.jobs.accept(bench.job(), items())
+    assert bench.behind("SELECT count(*) FROM item") == [(20,)]
+    job, _ = other.jobs.accept(bench.job(), new_items(1))
+    assert other.leases.claim(job.id, 60) is not None  # who becomes an owner sweeps
+    for table, left in {"item": 1, "payload": 1, "incomplete_job": 0}.items():
+        assert bench.behind(f"SELECT count(*) FROM {table}") == [(left,)], table
+
+
 def test_an_input_that_still_arrives_is_not_swept(bench: Bench, monkeypatch: Any) -> None:
     monkeypatch.setattr(jobs_module, "PAGE_ITEMS", 10)
     slow, other = bench.open(), bench.open()

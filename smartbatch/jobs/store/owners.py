@@ -120,10 +120,11 @@ class Owner:
     def _sweep(self, own: str) -> None:
         """Delete what dead owners left: rows, locks, and items that never came to a job."""
         with_jobs = {owner for (owner,) in self._db.rows("SELECT DISTINCT owner FROM job") if owner}
-        for no, owner in self._db.rows("SELECT no, owner FROM incomplete_job"):
-            if owner != own and not (owner and self._locks.alive(owner)):
-                delete_items(self._db, no, owner)
+        incomplete = self._db.rows("SELECT no, owner FROM incomplete_job")
         listed = {owner for (owner,) in self._db.rows("SELECT id FROM owner")}
+        for no, owner in incomplete:  # one that left is not listed, and may have no lock left to look at
+            if owner != own and not (owner in listed and self._locks.alive(owner)):
+                delete_items(self._db, no, owner)
         kept = {owner for owner in listed if owner == own or owner in with_jobs or self._locks.alive(owner)}
         if listed > kept:
             self._db.change("DELETE FROM owner WHERE id IN {texts}", sorted(listed - kept))
