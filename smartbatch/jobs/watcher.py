@@ -15,7 +15,7 @@ from attrs import define, frozen
 
 from smartbatch._clock import Clock, Monitor
 from smartbatch._values import Value
-from smartbatch.errors import JobNotFound, SmartbatchError, WrongProcess
+from smartbatch.errors import JobNotFound, SmartbatchError, StoreError, WrongProcess
 from smartbatch.jobs.records import JobRow, JobState, ResultRow
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.store import SqlStore
@@ -300,10 +300,17 @@ class Watcher:
                 self._settling = group.waiting.get(row.ix)  # first: a forked child finds it in one of the two
                 future = group.waiting.pop(row.ix, None)
                 if future is not None:
-                    future.settle(group.read(row, self._job_id))
+                    future.settle(self._read(group, row))
                 self._settling = None
             if not page:
                 return
+
+    def _read(self, group: _FutureGroup, row: ResultRow) -> Result:
+        """Return the result in a row; a failed one where it is damaged, or of a newer version."""
+        try:
+            return group.read(row, self._job_id)
+        except StoreError as error:
+            return Result("", error=error)
 
     def _call(self, callbacks: Sequence[_Callback], row: JobRow) -> None:
         status = self._service.status_of(row)

@@ -335,7 +335,7 @@ class Deferral:
 
     def _settle(self, waiters: _Waiters, result: Result) -> None:
         """Settle the futures of those who wait for one request of a job."""
-        stored = not isinstance(result.error, ClientClosed | JobNotFound)
+        stored = not isinstance(result.error, ClientClosed | JobNotFound | StoreError)
         with self._threads.counted():  # a hook of the user's could stop the client
             waiters.hand_out(
                 self._parts.reading, result, own=int(waiters.first), key_of=lambda each: each.cache_key

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import signal
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +25,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import (
     JobNotFound,
     JobTimeout,
+    StoreError,
 )
 from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress, RouteScored
 from smartbatch.jobs.job import Job
@@ -59,6 +62,21 @@ def test_a_job_outlives_its_client(client_of: ClientOf, clock: VirtualClock, sto
     assert remote.api is not None
     assert len(remote.api.made) == 1
     assert job.status().done  # the old handle reads the same store
+
+
+def test_a_result_that_cannot_be_read_fails_its_own_future_and_no_other(
+    client: BatchingClient, store: str
+) -> None:
+    """As one does that a newer smartbatch stored in a form of its own while this process still runs."""
+    job = client.submit_batch(["a", "b", "c"])
+    job.wait(LONG)
+    with closing(sqlite3.connect(store)) as behind:
+        behind.execute("UPDATE result SET body = ? WHERE no & 4294967295 = 1", (b'{"v": 99}',))
+        behind.commit()
+    first, unread, last = job.futures()
+    assert [first.result().text, last.result().text] == ["by batch: a", "by batch: c"]
+    with pytest.raises(StoreError, match="update it"):
+        unread.result(10.0)
 
 
 @pytest.mark.full

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -308,6 +310,28 @@ def test_requests_that_cannot_be_stored_go_in_real_time(
     monkeypatch.setattr(JobTable, "accept", full)
     assert routes(deferred(client, 12)) == {Route.INDIVIDUAL}
     assert batches(remote) == []
+
+
+def test_answers_that_cannot_be_read_are_kept_for_whoever_can(
+    deferring: ClientOf, remote: Remote, store: str
+) -> None:
+    """Such as those that another process, of a newer version, stored; they are not asked and paid again."""
+    client = deferring(remote)
+    assert client.jobs() == []
+    unread = "UPDATE result SET body = CAST(replace(CAST(body AS TEXT), ?, ?) AS BLOB)"
+    with closing(sqlite3.connect(store)) as behind:
+        garbled = unread.replace("?", "'\"v\":'", 1).replace("?", "'\"w\":'")
+        behind.execute(f"CREATE TRIGGER newer AFTER INSERT ON result BEGIN {garbled}; END")
+        for future in deferred(client, 12):
+            with pytest.raises(StoreError, match="damaged"):
+                future.result()
+        client.stop()
+        behind.execute(unread, ('"w":', '"v":'))
+        behind.commit()
+    assert [answer.text for answer in results(deferred(deferring(remote), 12))] == [
+        f"by batch: p{n}" for n in range(12)
+    ]
+    assert batches(remote) == [12]
 
 
 def test_the_job_is_a_decision_that_is_told_and_scored(deferring: ClientOf, remote: Remote) -> None:
