@@ -31,7 +31,7 @@ PREFIX = "deferred-"
 UNTAKEN = 7 * 86_400.0
 """Seconds for which an answer that nobody was given stands ready for an equal request."""
 LOOKED_AT = 1_000
-"""The latest jobs of a store, among which deferred ones are looked for."""
+"""The latest jobs of deferred requests that are looked at."""
 PAGE = 500
 """Requests read at a time."""
 _NOTHING = Shared()
@@ -180,10 +180,9 @@ class DeferredJobs:
     def _look(self) -> None:
         """Read the jobs of deferred requests that were stored since the last look."""
         store, now = self._service.store, self._service.wall()
-        for row in store.jobs.latest(limit=LOOKED_AT):
+        for row in store.jobs.with_keys(PREFIX, limit=LOOKED_AT):
             ours = row.model == self._model.label and row.scope == self._model.provider.scope
-            deferred = row.key is not None and row.key.startswith(PREFIX)
-            if not (ours and deferred) or row.created_at < now - UNTAKEN or row.id in self._looked_at:
+            if not ours or row.created_at < now - UNTAKEN or row.id in self._looked_at:
                 continue
             if self._is_of_use(row.id):
                 self._add(row.id, _Known(dict(self._keys_of(store, row)), set()))

@@ -408,3 +408,11 @@ def test_what_is_done_to_one_job_leaves_the_others_as_they_are(store: SqlStore, 
         (JobState.ACTIVE, None, False),
         (JobState.HELD, "look at 2", True),
     ]
+
+
+def test_jobs_are_found_by_the_beginning_of_their_keys_newest_first(store: SqlStore, bench: Bench) -> None:
+    keys = ["a-1", "b-1", None, "a", "a-\udc80", "a-\U0010ffff", "a.", "A-1"]
+    for key in keys:
+        store.jobs.accept(bench.job(key=key), new_items(1))
+    assert [job.key for job in store.jobs.with_keys("a-", limit=9)] == ["a-\U0010ffff", "a-\udc80", "a-1"]
+    assert [job.key for job in store.jobs.with_keys("a-", limit=1)] == ["a-\U0010ffff"]

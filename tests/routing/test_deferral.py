@@ -23,6 +23,7 @@ from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed, ConfigError, QueueFull, StoreError, WrongProcess
 from smartbatch.events import Event, RequestFinished, RouteChosen, RouteScored
+from smartbatch.jobs import deferred_jobs
 from smartbatch.jobs.deferred_jobs import DeferredJobs
 from smartbatch.jobs.job_submission import JobSubmission
 from smartbatch.jobs.store.job_table import JobTable
@@ -224,6 +225,22 @@ def test_clients_of_one_store_take_part_in_each_others_batches(
     clock.sleep(5.0)
     two = deferred(second, 12)
     assert [answer.text for answer in results(two)] == [answer.text for answer in results(one)]
+    assert batches(remote) == [12]
+
+
+def test_answers_of_a_process_that_ended_are_found_among_any_number_of_other_jobs(
+    deferring: ClientOf, remote: Remote, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Durable requests, say, of which each group is a job of its own."""
+    monkeypatch.setattr(deferred_jobs, "LOOKED_AT", 3)
+    first, second = (deferring(remote) for _ in range(2))
+    deferred(first, 12)
+    first.flush()
+    clock.sleep(5.0)
+    first.stop(timeout=0)
+    for n in range(4):
+        second.submit(f"q{n}", durable=True).result()
+    assert [answer.text for answer in results(deferred(second, 12))] == [f"by batch: p{n}" for n in range(12)]
     assert batches(remote) == [12]
 
 

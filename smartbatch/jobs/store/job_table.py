@@ -146,6 +146,12 @@ class JobTable(Value):
         those = "WHERE j.state <> {done} " if unfinished else ""
         return [job_row(row) for row in self.db.rows(f"{JOBS}{those}ORDER BY j.no DESC LIMIT ?", limit)]
 
+    def with_keys(self, beginning: str, *, limit: int) -> list[JobRow]:
+        """Return jobs whose keys begin with a text, newest first."""
+        low = beginning.encode()
+        found = f"{JOBS}WHERE j.user_key >= ? AND j.user_key < ? ORDER BY j.no DESC LIMIT ?"
+        return [job_row(row) for row in self.db.rows(found, low, low + b"\xff", limit)]
+
     def forget(self, job_id: str, by: str | None = None, *, keep_decision: bool = False) -> None:
         """Delete a finished job with everything it has, and give the room back.
 
