@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +279,54 @@ def test_answers_of_an_orphan_that_were_used_are_no_waste_where_they_are_read_on
     assert row is not None
     assert row.reserved == 0.0
     assert client.spent == pytest.approx(cost)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("labels", [True, False])
+def test_an_orphan_whose_results_the_provider_keeps_no_longer_is_given_up_and_told(
+    labels: bool, late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its job is taken up again after days. Nobody can know what it cost, so that stays reserved."""
+    client, api, land = late
+    api.abilities = evolve(api.abilities, labels=labels, fence=False, retention=6 * HOUR)
+    job = client.submit_batch(QUESTIONS, budget=0.5)
+    while not api.made:
+        clock.sleep(60.0)
+    land()
+    refuse_downloads(api, list(api.made)[-1], monkeypatch)
+    assert job.wait(10 * HOUR).completed == 10
+    clock.sleep(6 * HOUR)
+    row = inside(client).jobs.service.store.jobs.get(job.id)
+    assert row is not None
+    assert row.reserved > 0.0
+    assert [one.kind for one in job.incidents()] == ["maybe_billed"]
+    calls = len(api.calls)
+    clock.sleep(24 * HOUR)
+    assert api.calls[calls:].count("get") == 0
+
+
+@pytest.mark.full
+def test_a_second_batch_whose_results_the_provider_keeps_no_longer_is_examined_no_more(
+    repeated: Callable[..., tuple[Job, Api]], clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, api = repeated(True)
+    api.abilities = evolve(api.abilities, retention=6 * HOUR)
+    clock.sleep(2 * BETWEEN + 1.0)
+    refuse_downloads(api, next(iter(api.made)), monkeypatch)
+    assert job.wait(10 * HOUR).completed == 2
+    clock.sleep(8 * HOUR)
+    calls = len(api.calls)
+    clock.sleep(24 * HOUR)
+    assert api.calls[calls:] == []
+
+
+def refuse_downloads(api: Api, batch_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the results of a batch be deleted at the provider."""
+    download = api.download
+
+    def refusing(batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:
+        if batch.id == batch_id:
+            raise ProviderError("no such file", kind=ErrorKind.CLIENT_ERROR, status=404)
+        return download(batch, output, timeout)
+
+    monkeypatch.setattr(api, "download", refusing)

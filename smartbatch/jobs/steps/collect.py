@@ -248,6 +248,27 @@ def nonces_in(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> set[str
     return found
 
 
+def are_gone(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> bool:
+    """Whether the provider refuses results of a second batch of a shard, or of its orphan, which it keeps no
+    longer.
+
+    Raises:
+        Exception: whatever else the provider's adapter raised.
+    """
+    since = max(shard.submitted_at or 0.0, batch.created_at or 0.0)
+    if step.wall < since + step.api.abilities.retention:
+        return False
+    try:
+        for output in batch.outputs:
+            with closing(_received(step, batch, output)) as pieces:
+                next(pieces, None)
+    except Exception as error:
+        if step.api.classify(error).kind is ErrorKind.CLIENT_ERROR:
+            return True
+        raise
+    return False
+
+
 @define
 class ResultTotals:
     """Counts and costs of the results in a batch's files.

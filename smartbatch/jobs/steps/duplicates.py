@@ -74,7 +74,7 @@ def examine_suspect(step: StepContext, shard: ShardRow) -> ShardRow:
     1. It runs: later.
     2. It has results of which none can be read: read again a few times, then nothing can be found out.
     3. Its results carry the shard's ids: it is a duplicate, and an incident says what it cost.
-    4. It is gone, unreadable, or foreign: nothing more is to be done.
+    4. It, or its results, are gone, unreadable, or foreign: nothing more is to be done.
     """
     suspect, *others = shard.remote.suspected_duplicates
     twice = 0.0
@@ -82,9 +82,10 @@ def examine_suspect(step: StepContext, shard: ShardRow) -> ShardRow:
         batch = step.api.get(suspect, step.limits.call_timeout)
         if batch is not None and not batch.state.ended:
             return step.reschedule(shard, step.limits.poll_interval, tries=0)
-        nonces = set() if batch is None else collect.nonces_in(step, shard, batch)
+        gone = batch is None or collect.are_gone(step, shard, batch)
+        nonces = set() if batch is None or gone else collect.nonces_in(step, shard, batch)
         pause = step.reread_pause(shard.tries)
-        if not nonces and batch is not None and batch.outputs and pause is not None:
+        if not (nonces or gone) and batch is not None and batch.outputs and pause is not None:
             return step.reschedule(shard, pause, tries=shard.tries + 1)
         if batch is not None and shard.nonce in nonces:
             twice = _tell_cost(step, shard, batch)

@@ -46,9 +46,11 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
     1. It is not there: read again a few times; then somebody deleted it, and it is remembered as foreign.
     2. It runs, and its label proves it: cancel it once, and wait for its end.
     3. It runs, and has no label: it may be foreign, so it is left alone until its results tell.
-    4. It has ended without a label, and no result can be read: read again a few times, then an incident.
-    5. Its results carry other ids: it is foreign.
-    6. It is the shard's: salvage it.
+    4. It is proven by its label, and the provider keeps its results no longer: an incident, and what is
+       reserved stays so.
+    5. It has ended without a label, and no result can be read: read again a few times, then an incident.
+    6. Its results carry other ids: it is foreign.
+    7. It is the shard's: salvage it.
     """
     batch = step.api.get(batch_id, step.limits.call_timeout)
     if batch is None:
@@ -61,8 +63,13 @@ def _handle_orphan(step: StepContext, shard: ShardRow, batch_id: str) -> ShardRo
             step.api.cancel(batch.id, step.limits.call_timeout)
             return step.reschedule(shard, step.limits.poll_interval, cancelled=True)
         return step.reschedule(shard, step.limits.poll_interval)
+    gone = collect.are_gone(step, shard, batch)
+    if gone and labels:
+        tell_unreadable(step, shard, batch)
+        collect.clear(step, shard)
+        return step.reschedule(shard, 0.0, cleaned_up=True, batch_id=batch.id)
     if not labels:
-        nonces = collect.nonces_in(step, shard, batch)
+        nonces = set() if gone else collect.nonces_in(step, shard, batch)
         if not nonces and (pause := step.reread_pause(shard.tries)) is not None:
             return step.reschedule(shard, pause, tries=shard.tries + 1)
         if not nonces:
