@@ -163,6 +163,7 @@ def late(
 
     monkeypatch.setattr(api, "create", losing)
     settings = {"max_tokens": 4, "budget": 1.0, "batch_settle": 300.0, "batch_poll_interval": 600.0}
+    settings |= {"batch_retention": 2 * HOUR}
     prices = {"remote:default": Price(input=1000.0, output=1000.0)}
     return client_of(remote, store=str(tmp_path / "jobs.db"), prices=prices, **settings), api, land
 
@@ -279,6 +280,25 @@ def test_answers_of_an_orphan_that_were_used_are_no_waste_where_they_are_read_on
     assert row is not None
     assert row.reserved == 0.0
     assert client.spent == pytest.approx(cost)
+
+
+def test_what_the_provider_keeps_of_an_orphan_is_deleted_when_the_retention_is_over(
+    late: Late, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of every other batch of the job."""
+    client, api, land = late
+    deleted: list[str] = []
+    monkeypatch.setattr(api, "delete_batch", lambda batch_id, _: deleted.append(batch_id))
+    job = client.submit_batch(QUESTIONS)
+    while not api.made:
+        clock.sleep(60.0)
+    land()
+    assert job.wait(HOUR).completed == 10
+    clock.sleep(HOUR / 2)
+    assert deleted == []
+    clock.sleep(3 * HOUR)
+    assert sorted(deleted) == sorted(api.made)
+    assert job.status().wasted == 0.0
 
 
 @pytest.mark.full

@@ -7,7 +7,7 @@ open, and an incident says what it cost.
 from __future__ import annotations
 
 from smartbatch.jobs.records import ShardRow
-from smartbatch.jobs.steps import collect
+from smartbatch.jobs.steps import collect, settle
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.listing import is_watched, newer_than_intent
 from smartbatch.jobs.steps.recover import tell_unreadable
@@ -20,11 +20,14 @@ LOOKS = 4
 def watch_dead_shard(step: StepContext, shard: ShardRow) -> ShardRow:
     """``DEAD``, not cleaned up. The cases, in order:
 
-    1. A list showed a batch that is, or could be, an orphan: handle it.
-    2. An orphan may still appear: read the list, which notes orphans on their shards, this one included.
-    3. None can appear any more: delete the input file, unless the fence did, and the local files; the shard
+    1. An orphan was salvaged: what the provider keeps of it is deleted as of a batch that was settled.
+    2. A list showed a batch that is, or could be, an orphan: handle it.
+    3. An orphan may still appear: read the list, which notes orphans on their shards, this one included.
+    4. None can appear any more: delete the input file, unless the fence did, and the local files; the shard
        is cleaned up.
     """
+    if shard.candidate is not None and shard.candidate == shard.batch_id:
+        return settle.clean_up(step, shard)
     with step.provider_calls():
         if shard.candidate is not None:
             return _handle_orphan(step, shard, shard.candidate)
@@ -99,4 +102,5 @@ def _salvage_orphan(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> S
         )
     collect.clear(step, shard)
     wasted = shard.reserved if totals.wasted is None else totals.wasted  # used answers are charged already
-    return step.reschedule(shard, 0.0, cleaned_up=True, batch_id=batch.id, reserved=wasted)
+    cleaned_up = step.policy.retention is None
+    return step.reschedule(shard, 0.0, cleaned_up=cleaned_up, batch_id=batch.id, reserved=wasted)
