@@ -236,9 +236,11 @@ class Collector:
         1. The slower tier is left alone for now: on to the standard lane.
         2. The most it can cost is more than what is left to spend: fail.
         3. The breaker is closed, or all gates let it go as a probe: it stays.
-        4. There is a fallback model: on to its lane.
-        5. The provider refused the key, the account or the model, so waiting does not help: fail.
-        6. It has waited longer for the end of the outage than requests do, or they are not to wait: fail, and
+        4. A probe is due that lacks only what the client is about to lease: it stays for as long as requests
+           wait for the end of an outage. What is leased goes back soon: else there might never be a probe.
+        5. There is a fallback model: on to its lane.
+        6. The provider refused the key, the account or the model, so waiting does not help: fail.
+        7. It has waited longer for the end of the outage than requests do, or they are not to wait: fail, and
            with it all that came before.
         """
         lane, now = lane_queue.lane, effects.now
@@ -261,9 +263,12 @@ class Collector:
             self._router.fail_locked(head, error, effects)
             return True
         since = lane.provider_health.open_since
-        if since is None or self._gates.look(lane, _demand(lane, [head]), now) <= now:
+        at = now if since is None else self._gates.look(lane, _demand(lane, [head]), now)
+        if since is None or at <= now:
             return False
-        if self._config.on_breaker_open == "fallback":
+        leases = at == math.inf and lane.breaker.look(now) <= now and self._gates.lack_lease(lane)
+        instead = "wait" if leases else self._config.on_breaker_open
+        if instead == "fallback":
             # Vectors of two models cannot be compared, so a request for one waits for this model.
             other = None if head.request.embedding else self._fallback(lane)
             if other is not None and other is not lane:
@@ -273,7 +278,7 @@ class Collector:
         if stopped is not None:
             self._router.fail_locked(head, _unavailable(lane, str(stopped), stopped), effects)
             return True
-        failing = [head] if self._config.on_breaker_open == "fail" or self._left(head, since, now) < 0 else []
+        failing = [head] if instead == "fail" or self._left(head, since, now) < 0 else []
         if now - since > self._config.outage_patience:
             failing += takewhile(lambda each: self._left(each, since, now) < 0, self._queue.live)
         for ticket in failing:

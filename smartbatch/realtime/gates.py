@@ -141,6 +141,11 @@ class Gates:
         lease = lane.quota.quota.lease
         return "" if lease is None else lease.refusal
 
+    def lack_lease(self, lane: Lane) -> bool:
+        """Whether a call lacked what is leased of a limit or the budget, and more is asked for."""
+        leases = (lane.quota.quota.lease, self.budget.lease)
+        return any(lease is not None and lease.is_lacking for lease in leases)
+
     def lack(self, lane: Lane, waiting: int, parallelism: int) -> None:
         """So many requests wait for a gate: an unknown limit is approached faster for few of them, and of one
         that processes share as much is leased as all can use that have a worker."""

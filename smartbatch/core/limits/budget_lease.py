@@ -76,6 +76,11 @@ class BudgetLease:
             self._wake()
         self._lacking = min(self._lacking, cost) if cost else self._lacking
 
+    @property
+    def is_lacking(self) -> bool:
+        """Whether a cost did not fit, and no exchange was made since."""
+        return self._lacking > 0.0
+
     def is_hopeless(self, cost: float) -> bool:
         """Whether nobody will ever lease ``cost`` USD to this client, as far as is known."""
         return cost >= self._hopeless

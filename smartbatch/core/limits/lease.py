@@ -260,6 +260,11 @@ class LimitLease:
         return self._news or self._lacking is not None or self.holds
 
     @property
+    def is_lacking(self) -> bool:
+        """Whether a call lacked something that was not leased since."""
+        return self._lacking is not None
+
+    @property
     def is_limited(self) -> bool:
         """Whether any limit is known."""
         return bool(self._limited)

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import redis
 from inside import inside
-from realtime.scenes import InTime, Scripted, eventually
+from realtime.scenes import PATIENCE, InTime, Scripted, eventually, submit_all, unavailable
 from realtime.shared.servers import KINDS, address_of, redis_server
 
 from smartbatch._clock import RealClock, VirtualClock
@@ -386,6 +386,34 @@ def test_an_outage_that_another_process_found_opens_the_breaker(
     neighbour.tells(outage=-1)
     clock.sleep(6.0)
     assert future.result(1.0).text == "yes"
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [{"max_rpm": 600}, {"budget": 5.0, "budget_scope": "shared:team", "max_tokens": 100}],
+    ids=["a limit", "a budget"],
+)
+@pytest.mark.parametrize("instead", ["fail", "fallback"])
+def test_an_outage_ends_for_a_client_that_asks_seldom(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str, instead: str, shared: dict[str, Any]
+) -> None:
+    """What it leases goes back between two requests, and each request is the probe that lacks it."""
+    provider = Scripted(clock, lambda *_: unavailable() if clock.now() < 20.0 else "yes", priced=True)
+    more = {"fallback_model": "sim:spare"} if instead == "fallback" else {}
+    client = client_of(
+        provider,
+        on_breaker_open=instead,
+        shared=address,
+        prices={"scripted:default": Price(input=0.0, output=100.0)},
+        **more,
+        **shared,
+    )
+    with clock.held():
+        futures = submit_all(client, map(str, range(20)))
+    for number in range(8):
+        clock.sleep(5.0)
+        futures.append(client.submit(f"later {number}"))
+    assert futures[-1].result(PATIENCE).text == "yes"
 
 
 def spender(clock: VirtualClock, client_of: Callable[..., Any], address: str, budget: float) -> Any:
