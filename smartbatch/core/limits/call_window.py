@@ -100,8 +100,11 @@ class CallWindow:
 
     @property
     def opened(self) -> float:
-        """Calls in flight to which it opened at first contact without a refusal; else 0."""
-        return self.size if self.is_opening and self.began < math.inf and self._held_at == math.inf else 0.0
+        """Calls in flight to which it opened at first contact without a refusal; else 0. Always finite: other
+        processes are told it.
+        """
+        opens = self.is_opening and self.began < math.inf and self._held_at == math.inf
+        return min(self.size, _WIDE) if opens else 0.0
 
     def join(self, members: int, in_flight: float) -> None:
         """At first contact: so many processes begin together, and some know of so many calls in flight in

@@ -58,6 +58,21 @@ def test_a_list_that_all_workers_can_take_at_once_goes_with_the_first_answer() -
         assert len(take_all(quota, 0.05)) == more
 
 
+def test_what_others_are_told_is_a_number_also_once_nothing_limits() -> None:
+    """Answers take two seconds, and those that wait have a worker: each answer opens for all of them."""
+    quota, now = unknown(), 0.0
+    calls = take_all(quota, now)
+    while quota.in_flight < 100:
+        now = quota.look(now, 0.0)
+        calls += take_all(quota, now, 100 - quota.in_flight)
+    quota.lack(90, workers=100)
+    told = []
+    for call in calls:
+        quota.succeeded(call, now + 1.0, 0.0)
+        told.append(quota.facts(now + 1.0).opened)
+    assert max(told) == 4_096.0
+
+
 def test_an_answer_that_tells_the_limit_opens_at_once() -> None:
     quota = unknown()
     call = take_all(quota, 0.0)[0]

@@ -197,6 +197,23 @@ def test_a_redis_that_is_emptied_while_it_is_used_is_shared_as_before(
     assert later.counts() == 2
 
 
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_limits_are_shared_that_nobody_met_with_many_calls_at_once(
+    clock: VirtualClock,
+    client_of: Callable[..., Any],
+    kind: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    """Answers are slow, and all that wait have a worker: nothing holds calls back any more."""
+    seen: list[Event] = []
+    provider = Scripted(clock, latency=2.0, priced=True)
+    address = address_of(kind, request, tmp_path)
+    client = client_of(provider, parallelism=100, shared=address, observers=[seen.append])
+    assert client.generate(map(str, range(190))).failed == 0
+    assert not [event for event in seen if isinstance(event, SharedLimitsLost)]
+
+
 def test_a_file_of_another_version_is_not_shared(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
