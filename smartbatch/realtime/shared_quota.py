@@ -84,7 +84,8 @@ class _QuotaShare:
     def adopt(self, grant: LeaseGrant, now: float) -> None:
         with self._shared.lock:
             self._lease.adopt(grant, now)
-            self._shared.quota.follow(now)
+            if self._shared.quota.lease is self._lease:  # else a client has come since, or come and gone
+                self._shared.quota.follow(now)
 
     def lose(self, now: float, incompatible: str) -> int | None:
         with self._shared.lock:

@@ -119,6 +119,25 @@ def test_a_client_shares_that_starts_while_the_last_one_still_gives_back_what_it
     assert Neighbour(address, provider, clock).counts() == 2
 
 
+def test_limits_are_shared_again_at_a_place_that_was_left_slowly_for_another_one(
+    clock: VirtualClock, client_of: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of the other one comes and ends while the answer to what was given back is on its way."""
+    provider = Scripted(clock, lambda prompt, attempt: "yes", latency=0.01)
+    exchange = SqliteBackEnd.exchange
+
+    def slow(self: SqliteBackEnd, key: str, ask: LeaseAsk) -> LeaseGrant:
+        grant = exchange(self, key, ask)
+        clock.sleep(2.0 if ask.leaving and self.place.endswith("one.db") else 0.0)
+        return grant
+
+    monkeypatch.setattr(SqliteBackEnd, "exchange", slow)
+    for name in ("one", "other", "one"):
+        client = client_of(provider, max_rpm=600, shared=f"sqlite:///{tmp_path / name}.db")
+        assert client.submit("anything").result(PATIENCE).text == "yes"
+        client.stop()
+
+
 def test_a_place_that_cannot_be_used_is_told_once_and_left_until_it_can(
     clock: VirtualClock, client_of: Callable[..., Any], address: str, tmp_path: Path
 ) -> None:
