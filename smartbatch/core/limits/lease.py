@@ -230,12 +230,11 @@ class LimitLease:
     def settle(self, now: float, surplus: Amounts) -> None:
         """Give back what a call did not need of each dimension, or take more where it is negative."""
         self._used = list(map(sub, self._used, surplus))
-        safe = self._safe if self.lost else ()
-        for d in self._limited:
-            if d not in safe:
+        if not self.lost or self._on_lost == "stop":  # else calls take nothing of what is leased
+            for d in self._limited:
                 self._held[d] += surplus[d]
-        for d in safe:
-            self._safe[d].settle(now, surplus[d])
+        for d, bucket in self._safe.items():
+            bucket.settle(now, surplus[d])
 
     def owe(self, under_way: Amounts) -> None:
         """Take of limits that became known by the last exchange what calls under way need."""

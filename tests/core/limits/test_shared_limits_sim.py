@@ -411,6 +411,23 @@ def test_it_is_measured_anew_once_somebody_comes_and_not_while_the_back_end_is_l
     assert lease.others_rate(0.0) == 0.0
 
 
+@pytest.mark.parametrize("on_lost", ["share", "stop", "local"])
+def test_what_calls_did_not_need_while_the_back_end_was_lost_is_not_given_back(on_lost: str) -> None:
+    """They took nothing of what is leased; else others get tokens that nobody had."""
+    record, quota = SharedRecord(), Quota()
+    quota.configure(None, 600_000, 0.0)
+    lease = quota.lease = LimitLease("one", lambda: None, on_lost)
+    lease.adopt(exchange(record, lease.ask(0.0, quota.facts(0.0)), EPOCH), 0.0)
+    assert lease.lose(1.0)
+    now = 1.0
+    for _ in range(20):
+        if quota.look(now, 4_000.0) <= now:
+            quota.succeeded(quota.take(now, 4_000.0), now, 100.0)
+        now += 0.1
+    asked = lease.ask(now, quota.facts(now))
+    assert asked.kept == asked.returned == [0.0] * 4
+
+
 @pytest.mark.parametrize(
     ("left", "own", "until"),
     [(2.0, 0.0, 12.0), (2.0, 11.9, None), (2.0, 11.5, 12.0), (0.1, 0.0, None), (0.25, 0.0, 10.25)],
