@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +133,24 @@ def test_another_model_may_take_over(clock: VirtualClock, client_of: ClientOf) -
     assert all(result.ok for result in results)
     assert {result.model for result in results} == {"sim:spare"}
     assert clock.now() < 60
+
+
+@pytest.mark.parametrize("instead", ["fail", "fallback"])
+def test_a_later_client_finds_out_that_an_outage_has_ended_in_which_the_last_one_stopped(
+    clock: VirtualClock, client_of: ClientOf, tmp_path: Path, instead: str
+) -> None:
+    """They share limits, as is usual: what the first one told would keep the other from any call."""
+    more = {"fallback_model": "sim:spare"} if instead == "fallback" else {}
+    down = Down(clock, 0.0, 600.0, priced=True)
+    for _ in range(2):
+        shared = f"sqlite:///{tmp_path / 'limits.db'}"
+        client = client_of(down.provider, shared=shared, on_breaker_open=instead, retries=0, **more)
+        with clock.held():
+            futures = submit_all(client, [f"p{i}" for i in range(40)])
+        texts = [None if future.exception(PATIENCE) else future.result().text for future in futures]
+        client.stop()
+        clock.sleep(3_600.0)
+    assert texts == [f"re: p{i}" for i in range(40)]
 
 
 def test_a_vector_is_not_asked_of_another_model(clock: VirtualClock, client_of: ClientOf) -> None:

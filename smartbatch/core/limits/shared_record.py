@@ -261,8 +261,9 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     The steps, in order:
 
     1. Time goes on, never back; where the clock was set back, all times are. Processes that are gone are
-       forgotten; what they held comes back. While there was no exchange, the back end was unavailable, and
-       processes may have used what came in by their safe shares.
+       forgotten; what they held comes back. An outage is forgotten with the last of them: nobody could tell
+       its end, and those that come later would make no call to find out. While there was no exchange, the
+       back end was unavailable, and processes may have used what came in by their safe shares.
     2. Limits: the tightest that a living process knows, or what the provider named before; they refill.
     3. What the process gives back is added; of a budget also what it was granted by an answer that it never
        got. What the provider said is left bounds what is, next to what the others hold.
@@ -286,6 +287,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     elapsed, record.at = now - record.at, now
     mine = record.members.pop(ask.member, None)
     back = _forget_gone(record, now, LASTING if ask.lasting else GONE)
+    if mine is None and not record.members:
+        record.outage = 0
     if elapsed > QUIET and (mine is not None or record.members):
         elapsed = 0.0
     for d in range(DIMENSIONS):

@@ -66,6 +66,7 @@ for name, one in pairs(accounts) do
     if now - one.seen > (one.held > 0 and REMEMBERED or SETTLED) then accounts[name] = nil end
 end
 
+if not mine and not next(members) then record.outage = 0 end
 if elapsed > QUIET and (mine or next(members)) then elapsed = 0 end
 
 for d = 1, 4 do

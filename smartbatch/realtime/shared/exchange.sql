@@ -50,6 +50,7 @@ BEGIN
     DELETE FROM {schema}.shared_accounts WHERE key = record_key
         AND now_at - seen > (CASE WHEN held > 0 THEN remembered ELSE settled END);
     SELECT count(*) INTO others FROM {schema}.shared_members WHERE key = record_key;
+    IF NOT known AND others = 0 THEN r.outage := 0; END IF;
     IF elapsed > quiet AND (known OR others > 0) THEN elapsed := 0; END IF;
     FOR d IN 1..4 LOOP
         SELECT min(caps[d]), min(rates[d]), coalesce(sum(held[d]), 0) INTO told_cap, told_rate, level

@@ -67,6 +67,22 @@ def test_random_exchanges_give_what_the_rules_say(back_end: BackEnd, time: Time,
                 )
 
 
+def test_an_outage_is_known_as_long_as_a_process_is_there(back_end: BackEnd, time: Time) -> None:
+    """Those that come later find out by themselves: nobody told them that it has ended."""
+    key = hidden(back_end.prepare(), f"outage {uuid4()}")
+    for end in ("leaves", "is killed"):
+        back_end.exchange(key, LeaseAsk(f"one {end}"))
+        known = back_end.exchange(key, LeaseAsk(f"other {end}")).generation
+        back_end.exchange(key, LeaseAsk(f"one {end}", generation=known, outage=1))
+        assert back_end.exchange(key, LeaseAsk(f"one {end}", leaving=1)).outage == 1
+        assert back_end.exchange(key, LeaseAsk(f"third {end}", leaving=1)).outage == 1
+        if end == "leaves":
+            back_end.exchange(key, LeaseAsk(f"other {end}", leaving=1))
+        else:
+            time.now += 16.0
+        assert back_end.exchange(key, LeaseAsk(f"next {end}", leaving=1)).outage == 0
+
+
 def test_what_was_spent_of_a_budget_stays_spent(back_end: BackEnd, time: Time) -> None:
     """Also what a process leased that died, and where another process tells a higher limit."""
     key = hidden(back_end.prepare(), f"budget {uuid4()}")
