@@ -337,7 +337,9 @@ class LimitLease:
         self._told_spaced, self._is_opening = facts.spaced, facts.opened > 0.0
         lowered = facts.spaced > 0.0 and (facts.spaced < self._spaced or self._spaced == 0.0)
         self._news, self._asked_at, self._asked_nothing = False, now, not active
-        own_outage, self._own_outage = self._own_outage, None
+        own_outage = self._own_outage
+        if own_outage:  # its end is told until it is known: those that come later would begin with an outage
+            self._own_outage = None
         then = next((then for at, then in reversed(self._told) if at <= facts.admitted), None)
         return LeaseAsk(
             member=self.member,
@@ -398,6 +400,10 @@ class LimitLease:
         self._more_at = now + (_SOON if any(grant.granted) or grant.slots else _IDLE)
         if not grant.wait:
             self._lacking, self._urgent_lacks = None, False
+        if self._own_outage is False and grant.outage:
+            self._news = True  # another process told something before it
+        elif self._own_outage is False:
+            self._own_outage = None
         if self.outage != bool(grant.outage):
             self.outage = bool(grant.outage)
             self.outages += 1

@@ -411,6 +411,32 @@ def test_it_is_measured_anew_once_somebody_comes_and_not_while_the_back_end_is_l
     assert lease.others_rate(0.0) == 0.0
 
 
+@pytest.mark.parametrize("meanwhile", ["another was refused", "the exchange was lost"])
+def test_the_end_of_an_outage_is_told_until_it_is_known(meanwhile: str) -> None:
+    """Else those that come later begin with an open breaker, and those that follow wait for a probe."""
+    record, one, other = SharedRecord(), LimitLease("one", int), LimitLease("other", int)
+
+    def exchanged(lease: LimitLease, now: float, cool_until: float = -math.inf) -> None:
+        asked = lease.ask(now, evolve(Quota().facts(now), cool_until=cool_until))
+        lease.adopt(exchange(record, asked, EPOCH + now), now)
+
+    one.tell_outage(begins=True)
+    for lease, now in ((one, 0.0), (other, 0.0)):
+        exchanged(lease, now)
+    assert other.outage
+    one.tell_outage(begins=False)
+    if meanwhile == "another was refused":
+        exchanged(other, 1.0, cool_until=2.0)
+    else:
+        one.ask(1.0, Quota().facts(1.0))
+        one.lose(1.0)
+    exchanged(one, 2.0)
+    exchanged(one, 2.1)
+    exchanged(other, 3.0)
+    assert not one.outage
+    assert not other.outage
+
+
 @pytest.mark.parametrize("on_lost", ["share", "stop", "local"])
 def test_what_calls_did_not_need_while_the_back_end_was_lost_is_not_given_back(on_lost: str) -> None:
     """They took nothing of what is leased; else others get tokens that nobody had."""
