@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 from collections.abc import Iterator
 from typing import Protocol, Self, TextIO
 
 from smartbatch._clock import Clock, RealClock
+from smartbatch._fork import identity
 from smartbatch._settings import seconds_of
 from smartbatch.errors import ConfigError
 from smartbatch.events import ClientStopped, Event
@@ -101,14 +101,14 @@ class PeriodicReporter:
 
     def __enter__(self) -> Self:
         self._monitor = self._clock.monitor()
-        self._process = os.getpid()
+        self._process = identity()
         self._running = True
         self._clock.spawned()
         threading.Thread(target=self._run, name="smartbatch-reports", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if os.getpid() != self._process:  # there is no thread of it here, and a lock may be held for ever
+        if identity() != self._process:  # there is no thread of it here, and a lock may be held for ever
             return
         with self._monitor:
             self._running = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import exit_code_of_child
 from inside import inside
 from jobs.remote import LONG, Remote
 from realtime.scenes import InTime, eventually
@@ -316,13 +316,7 @@ def test_a_child_that_is_forked_while_a_result_is_post_processed_has_no_copy_of_
     codes: list[int] = []
 
     def forking(result: Result) -> Result:
-        child = os.fork()
-        if not child:
-            try:
-                os._exit(0 if isinstance(futures[0].exception(0), WrongProcess) else 1)
-            finally:
-                os._exit(2)
-        codes.append(os.waitpid(child, 0)[1])
+        codes.append(exit_code_of_child(lambda: isinstance(futures[0].exception(0), WrongProcess)))
         return result
 
     client = client_of(Remote(clock), store=store, post_process=forking)

@@ -18,6 +18,7 @@ from smartbatch._clock import RealClock, VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ClientClosed
 from smartbatch.events import ClientStarted, ClientStopped, RequestFinished
+from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Request, Result
 
 ClientOf = Callable[..., BatchingClient]
@@ -301,17 +302,28 @@ def test_what_waits_is_seen_and_may_be_cancelled_while_the_client_stops(
     assert [future.cancelled() for future in waiting] == [True, True]
 
 
-def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, client_of: ClientOf) -> None:
-    """The old requests end with the old threads, the new ones are served by new threads, also afterwards."""
-    provider = Scripted(clock, latency=lambda prompt: 100.0 if prompt == "old" else 1.0)
-    client = client_of(provider, parallelism=1)
+def slow_for_old(clock: VirtualClock) -> Scripted:
+    return Scripted(clock, latency=lambda prompt: 100.0 if prompt == "old" else 1.0)
+
+
+def started_while_it_stops(
+    client: BatchingClient, provider: Scripted, clock: VirtualClock
+) -> tuple[ResultFuture, InTime, ResultFuture]:
+    """Return a request that its stop waits for, that stop, and a request of the second run."""
     with clock.held():
         old = client.submit("old")
         provider.wait_for(1)
         stopping = InTime(clock, client.stop)
         eventually(lambda: inside(client).realtime.engine is None)
         client.start()
-        new = client.submit("new")
+        return old, stopping, client.submit("new")
+
+
+def test_a_client_may_be_started_while_it_still_stops(clock: VirtualClock, client_of: ClientOf) -> None:
+    """The old requests end with the old threads, the new ones are served by new threads, also afterwards."""
+    provider = slow_for_old(clock)
+    client = client_of(provider, parallelism=1)
+    old, stopping, new = started_while_it_stops(client, provider, clock)
     assert new.result(PATIENCE).text == "re: new"
     assert old.result(PATIENCE).text == "re: old"
     stopping.result()
@@ -323,15 +335,9 @@ def test_a_second_run_that_ends_first_closes_nothing_under_the_calls_of_the_firs
     clock: VirtualClock, client_of: ClientOf
 ) -> None:
     """A stop without a time finishes what is in flight, whatever ends meanwhile."""
-    provider = Scripted(clock, latency=lambda prompt: 100.0 if prompt == "old" else 1.0)
+    provider = slow_for_old(clock)
     client = client_of(provider, parallelism=1)
-    with clock.held():
-        old = client.submit("old")
-        provider.wait_for(1)
-        stopping = InTime(clock, client.stop)
-        eventually(lambda: inside(client).realtime.engine is None)
-        client.start()
-        new = client.submit("new")
+    old, stopping, new = started_while_it_stops(client, provider, clock)
     client.stop()
     assert (new.done(), old.done(), provider.closed) == (True, False, 0)
     stopping.result()

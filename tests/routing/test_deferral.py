@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Callable, Collection
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve, frozen
+from forked import exit_code_of_child
 from inside import inside
 from jobs.remote import Remote
 from realtime.scenes import eventually
@@ -475,13 +475,7 @@ def test_a_forked_child_has_no_future_of_requests_that_are_just_being_sent(
 
     def forked(work: Callable[..., Any]) -> Callable[..., Any]:
         def forking(*args: Any) -> Any:
-            child = os.fork()
-            if not child:
-                try:
-                    os._exit(0 if isinstance(futures[0].exception(0), WrongProcess) else 1)
-                finally:
-                    os._exit(2)
-            codes.append(os.waitpid(child, 0)[1])
+            codes.append(exit_code_of_child(lambda: isinstance(futures[0].exception(0), WrongProcess)))
             return work(*args)
 
         return forking

@@ -286,9 +286,7 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
     now = max(now, record.at)
     elapsed, record.at = now - record.at, now
     mine = record.members.pop(ask.member, None)
-    back = _forget_gone(record, now, LASTING if ask.lasting else GONE)
-    if mine is None and not record.members:
-        record.outage = 0
+    back = _forget_gone(record, ask, now, known=mine is not None)
     if elapsed > QUIET and (mine is not None or record.members):
         elapsed = 0.0
     for d in range(DIMENSIONS):
@@ -302,9 +300,8 @@ def exchange(record: SharedRecord, ask: LeaseAsk, now: float) -> LeaseGrant:
         _note_account(record, ask, now, 0.0)
         return _grant(record, now, 1 + len(record.members), _none())
     since = mine.since if mine is not None and mine.since > 0.0 else now
-    wants = max(*ask.wanted, ask.slots) > 0.0
     granted, slots, slots_in, wait = _none(), 0.0, 0.0, 0.0
-    if wants:
+    if max(*ask.wanted, ask.slots) > 0.0:
         granted, slots, slots_in, wait = _lease(record, ask, now, since)
     record.members[ask.member] = Member(
         seen=now,
@@ -331,8 +328,13 @@ def _set_back(record: SharedRecord, seconds: float) -> None:
         account.seen -= seconds
 
 
-def _forget_gone(record: SharedRecord, now: float, after: float) -> list[float]:
-    back = _none()
+def _forget_gone(record: SharedRecord, ask: LeaseAsk, now: float, *, known: bool) -> list[float]:
+    """Forget processes and clients that are gone; return what the processes held.
+
+    Args:
+        known: whether the process that asks was there before.
+    """
+    back, after = _none(), LASTING if ask.lasting else GONE
     for name, member in list(record.members.items()):
         if now - member.seen > after:
             del record.members[name]
@@ -340,6 +342,8 @@ def _forget_gone(record: SharedRecord, now: float, after: float) -> list[float]:
     for name, account in list(record.accounts.items()):
         if now - account.seen > (REMEMBERED if account.held > 0.0 else SETTLED):
             del record.accounts[name]
+    if not known and not record.members:
+        record.outage = 0
     return back
 
 

@@ -50,7 +50,7 @@ class ChatReader(EventReader):
         delta = choice.get("delta")
         if not isinstance(delta, dict):
             return ""
-        content, refusal = text_of(delta.get("content")) or "", _text_of(delta.get("refusal"))
+        content, refusal = text_of(delta.get("content")) or "", text_of(delta.get("refusal")) or ""
         self._said = self._said or bool(content)
         self._refused = self._refused or bool(refusal)
         return content + refusal
@@ -77,7 +77,7 @@ class ResponseReader(EventReader):
     def take(self, data: Mapping[str, Any], name: str, head: Reply) -> str:
         kind = data.get("type") or name
         if kind in ("response.output_text.delta", "response.refusal.delta"):
-            return _text_of(data.get("delta"))
+            return text_of(data.get("delta")) or ""
         if kind in ("response.completed", "response.incomplete", "response.failed"):
             response = data.get("response")
             if not isinstance(response, dict):
@@ -93,7 +93,3 @@ class ResponseReader(EventReader):
 
     def whole(self, data: Mapping[str, Any], reply: Reply) -> Answer:
         return read_response(data, reply)
-
-
-def _text_of(value: Any) -> str:
-    return value if isinstance(value, str) else ""
