@@ -338,11 +338,11 @@ class RunningState:
         with suppress(RuntimeError):  # no thread can be had: the interpreter ends, and stops all clients
             OwnThreads(self._clock).start(stop, "smartbatch-stop")
 
-    def stop(self, timeout: float | None, reason: str, *, cancel_waiting: bool = False) -> None:
+    def stop(self, timeout: float | None, reason: str, *, cancel_waiting: bool = False) -> int:
         """Finish what is pending within ``timeout`` seconds, fail the rest, give the jobs back, end.
 
-        With ``cancel_waiting`` only what is in flight in real time is finished, and jobs of deferred requests
-        are left in the store.
+        Returns how many of the rest are asked by nobody again. With ``cancel_waiting`` only what is in flight
+        in real time is finished, and jobs of deferred requests are left in the store.
         """
         if cancel_waiting:
             self.deferral.cancel_pending()
@@ -355,14 +355,18 @@ class RunningState:
             self.deferral.cancel_pending()
             self._stop_parts(self._clock.now() + self._grace, reason)
             raise
-        self._stop_parts(None if timeout is None else began + timeout, reason)
+        return self._stop_parts(None if timeout is None else began + timeout, reason)
 
-    def _stop_parts(self, end: float | None, reason: str) -> None:
-        """Stop all parts; ``end`` is the monotonic time at which the time for what is pending is over."""
+    def _stop_parts(self, end: float | None, reason: str) -> int:
+        """Stop all parts; return how many requests were failed for good.
+
+        Args:
+            end: the monotonic time at which the time for what is pending is over.
+        """
         self._store_at_start.stop()
         self.jobs.halt()
         try:
-            self.realtime.stop(None if end is None else max(0.0, end - self._clock.now()), reason)
+            return self.realtime.stop(None if end is None else max(0.0, end - self._clock.now()), reason)
         finally:
             until = last = self._clock.now() + STEP_GRACE
             if end is not None:
@@ -385,9 +389,11 @@ class RunningState:
         self.jobs.abandon(error)
 
     def at_exit(self, waited: float, *, interrupted: bool) -> None:
-        """At the interpreter's end: give what is pending its grace period, fail the rest."""
+        """At the interpreter's end: give what is pending its grace period, fail the rest, and say so."""
         grace = max(0.0, self._grace - waited)
-        self.stop(grace, "the interpreter is exiting", cancel_waiting=interrupted)
+        lost = self.stop(grace, "the interpreter is exiting", cancel_waiting=interrupted)
+        if not interrupted:
+            self._warnings.unanswered(lost, self._grace)
 
     def forgotten(self) -> None:
         """Nobody holds the client any more: finish what is pending and end, on a thread of its own."""

@@ -23,7 +23,7 @@ class OwnThreads:
         self._clock = clock
         self._mine = threading.local()
 
-    def start(self, run: Callable[[], None], name: str) -> None:
+    def start(self, run: Callable[[], object], name: str) -> None:
         """Start a daemon thread: a call that never returns must not keep the interpreter from ending.
 
         Raises:
@@ -50,7 +50,7 @@ class OwnThreads:
         finally:
             self._mine.here = before
 
-    def _run(self, run: Callable[[], None]) -> None:
+    def _run(self, run: Callable[[], object]) -> None:
         self._clock.began()
         try:
             with self.counted():

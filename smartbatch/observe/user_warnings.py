@@ -1,4 +1,5 @@
-"""Warns the user of what would look like a fault: long waits, pauses by people, and parameters left out."""
+"""Warns the user of what would look like a fault: long waits, pauses by people, parameters left out, and
+requests that nobody waited for."""
 
 from __future__ import annotations
 
@@ -40,6 +41,20 @@ class UserWarnings:
         if self._dropped.setdefault((field, reason), mine) is not mine:  # one step, so no lock
             return
         _LOGGER.warning("parameter %s is left out: %s", field, reason)
+
+    def unanswered(self, requests: int, grace: float) -> None:
+        """Log that the interpreter's end failed so many requests, unless there are none.
+
+        Args:
+            grace: seconds that the interpreter's end gives what is pending.
+        """
+        if requests:
+            _LOGGER.warning(
+                "requests not answered when the program ended: %d (exit_grace is %s); "
+                "leave the client's with block, or call stop(), to wait for all",
+                requests,
+                duration(grace),
+            )
 
     def _paused(self, event: PauseChanged) -> None:
         if event.paused:

@@ -52,6 +52,10 @@ class RealtimeEngine:
         lock: guards the budget, and is that of the monitor.
         cache: answers kept from run to run; ``None`` where there is none.
         controls: what people set for models, as it stands when the engine is made.
+
+    Attributes:
+        unanswered: requests that stops had to fail.
+        lost: those of them that are no items of jobs, so that nobody asks them again.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class RealtimeEngine:
         self._run_later, self._cancelled = self.callbacks.run_later, self.cancelled  # one object for all
         self._interrupted = self.cancel_pending
         self._wake = partial(_wake, weakref.ref(self.dispatcher))
+        self.unanswered = self.lost = 0
         self.dispatcher.start()
 
     def submit(self, submission: Submission, future: ResultFuture | None = None) -> ResultFuture:
@@ -211,8 +216,8 @@ class RealtimeEngine:
             return None
         return self.lanes.of(fallback.provider, fallback.name)
 
-    def stop(self, timeout: float | None, *, reason: str, release: Callable[[], None]) -> int:
-        """Finish what is pending within ``timeout`` seconds, fail the rest; return how many were failed.
+    def stop(self, timeout: float | None, *, reason: str, release: Callable[[], None]) -> None:
+        """Finish what is pending within ``timeout`` seconds, fail the rest, and end the threads.
 
         The errors of the rest give the ``reason``; once it is late, ``release`` ends the calls under way.
         Nothing more is taken, and no window counts. Then, in order:
@@ -221,7 +226,7 @@ class RealtimeEngine:
         2. The time is over: the rest is failed.
         3. Ctrl-C comes: the rest is failed at once, and the interrupt goes on.
 
-        After 1 and 2 the threads end, and callbacks have what is left of the time.
+        After 1 and 2 callbacks have what is left of the time.
         """
         with self.queue.monitor:
             if self.queue.closed is None:
@@ -233,7 +238,6 @@ class RealtimeEngine:
         for stream in streams:
             stream.lift()
         began = self._clock.now()
-        failed = 0
         try:
             idle = self.queue.wait_idle(timeout)
         except BaseException:
@@ -242,26 +246,26 @@ class RealtimeEngine:
             self.callbacks.close()
             raise
         if not idle:
-            failed = self._end(reason, release)
+            self._end(reason, release)
         self.dispatcher.stop()
         self._tell_abandoned()
         if timeout is not None:
             timeout = max(timeout - (self._clock.now() - began), LAST_CALLBACKS)
         self.callbacks.drain(timeout)
         self.callbacks.close()
-        return failed
 
-    def _end(self, reason: str, release: Callable[[], None]) -> int:
-        """Fail what is left and end the calls under way; return how many requests were failed."""
+    def _end(self, reason: str, release: Callable[[], None]) -> None:
+        """Fail what is left and end the calls under way."""
         error = ClientClosed(f"{reason} before the request was answered")
         effects = self._effects()
         with self.queue.monitor:
             for ticket in list(self.queue.live):
                 self.router.fail_locked(ticket, error, effects)
+            self.unanswered += len(effects.settlements)
+            self.lost += sum(not waiter.raw for waiter, _ in effects.settlements)
         effects.perform(self.tell_later)
         release()
         self.dispatcher.stop()
-        return len(effects.settlements)
 
     def _tell_abandoned(self) -> None:
         """Cancel what finalisers left since the collector looked last; it does not look any more."""

@@ -364,8 +364,10 @@ class Realtime:
         if self.engine is not None:
             provider.open(self._config.parallelism)
 
-    def stop(self, timeout: float | None, reason: str) -> None:
+    def stop(self, timeout: float | None, reason: str) -> int:
         """Finish what is pending within ``timeout`` seconds, fail the rest, and end the threads.
+
+        Returns how many of the rest nobody asks again: items of jobs are, from the store.
 
         ``None`` waits for everything; ``reason`` goes into the errors of the rest. The cases, in order:
 
@@ -385,10 +387,9 @@ class Realtime:
             for each in stopping:
                 left = None if timeout is None else max(0.0, began + timeout - self._clock.now())
                 each.stop(left, reason=reason, release=self.close_providers)
-            return
-        failed = 0
+            return sum(each.lost for each in stopping)
         try:
-            failed = engine.stop(timeout, reason=reason, release=self.close_providers)
+            engine.stop(timeout, reason=reason, release=self.close_providers)
         finally:
             self._counts = engine.counts()
             with self._starting:
@@ -398,10 +399,11 @@ class Realtime:
                 if self._budget_share is not None and not self._engines():
                     self._budget_share.leases.leave(self._budget_share)
             something_ended()
-            engine.tell_later(ClientStopped(at=self._clock.now(), failed=failed))
+            engine.tell_later(ClientStopped(at=self._clock.now(), failed=engine.unanswered))
             if timeout is not None:  # with what the engine needed of it
                 timeout = max(0.0, began + timeout + LAST_CALLBACKS - self._clock.now())
             engine.callbacks.drain(timeout)
+        return engine.lost
 
     def status(self, hide: Callable[[str], str] = lambda _: "") -> RealtimeStatus:
         """Return how the requests stand, without what the figures of the client tell.

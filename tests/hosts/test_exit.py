@@ -1,4 +1,5 @@
-"""However an interpreter ends, it ends soon, with its own exit code and nothing on standard error (A9, F7).
+"""However an interpreter ends, it ends soon, with its own exit code, and says at most how many requests were
+not answered (A9, F7).
 
 Each case is a script in a process of its own. Where an exit must not wait at all, its grace is longer than
 the guard against hanging, so waiting for it would be found.
@@ -14,6 +15,11 @@ from attrs import field, frozen
 from run_script import run_script
 
 from tests.levels import sampled
+
+LOST = (
+    r"requests not answered when the program ended: {} \(exit_grace is [\d.]+ s\); "
+    r"leave the client's with block, or call stop\(\), to wait for all\n"
+)
 
 LONG = 300
 """An ``exit_grace`` that a test would not survive if anything waited for it."""
@@ -195,6 +201,7 @@ PENDING = {
         heard()
         """,
         out=["ClientClosed"],
+        warning=LOST.format(1),
         guard=10,
     ),
     "an own call that blocks for ever, with others behind it": Case(
@@ -209,6 +216,19 @@ PENDING = {
         call.began.wait()
         """,
         out=["ClientClosed"] * 10,
+        warning=LOST.format(10),
+        guard=10,
+    ),
+    "a job whose items are asked in real time, which goes on from its store": Case(
+        """
+        import tempfile
+        from smartbatch import BatchingClient
+        from exit_scenes import Endless
+        call = Endless()
+        client = BatchingClient(call, exit_grace=0.2, store=tempfile.mkdtemp() + "/jobs.db")
+        client.submit_batch(["one", "two"], strategy="individual")
+        call.began.wait()
+        """,
         guard=10,
     ),
     "a retry that is not due for a long time": Case(
@@ -224,7 +244,8 @@ PENDING = {
         client.submit("one")
         paused.wait()
         """,
-        warning="mock:default: a request that failed is not sent again for 3:2. min, as the provider asked\n",
+        warning="mock:default: a request that failed is not sent again for 3:2. min, as the provider asked\n"
+        + LOST.format(1),
         guard=10,
     ),
     "a callback that blocks for ever": Case(
@@ -252,6 +273,7 @@ PENDING = {
             clients[-1].submit("one")
             call.began.wait()
         """,
+        warning=f"({LOST.format(1)}){{6}}",
         guard=12,
     ),
     "calls and callbacks that both block share one grace": Case(
@@ -266,6 +288,7 @@ PENDING = {
         client.submit(Request("two", call=call))
         call.began.wait()
         """,
+        warning=LOST.format(1),
         guard=7.5,
     ),
     "a hook at exit submits and waits": Case(
@@ -320,13 +343,14 @@ PENDING = {
         call.began.wait()
         """,
         out=["told"],
+        warning=LOST.format(1),
         guard=10,
     ),
     "a daemon thread that keeps submitting": Case(
         """
         from smartbatch import BatchingClient, ClientClosed
         from exit_scenes import echo
-        client = BatchingClient(echo, exit_grace=1)
+        client = BatchingClient(echo, exit_grace=5, queue_capacity=500)
         flowing = threading.Event()
         def work():
             for n in range(10**9):
@@ -367,6 +391,7 @@ PENDING = {
         del client
         gc.collect()
         """,
+        warning=LOST.format(1),
         guard=10,
     ),
     "stop from a signal handler while the main thread waits": Case(
