@@ -28,7 +28,8 @@ def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:
 
     Args:
         headers: the answer's headers, names in lower case. ``retry-after-ms`` (milliseconds) is asked
-            first, then ``retry-after``: seconds, whole or fractional, or an HTTP date (RFC 9110, 10.2.3).
+            first, then ``retry-after``: seconds, whole or fractional, or an HTTP date (RFC 9110, 10.2.3), or
+            a duration such as ``30s``, which some servers send.
             A moment is one of the server's clock, so it is compared with the ``date`` of the answer.
         wall: Unix seconds now, for moments in answers without a date of their own.
     """
@@ -40,6 +41,8 @@ def parse_retry_after(headers: Mapping[str, str], wall: float) -> float | None:
     else:
         text = headers.get("retry-after")
         seconds = _number(text)
+        if seconds is None:
+            seconds = parse_duration(text)
         if seconds is None and (date := http_date(text)) is not None:
             seconds = date - now
     return None if seconds is None else min(max(_until(seconds, now), 0.0), RETRY_AFTER_CEILING)
@@ -102,12 +105,18 @@ _FIELDS = {
 
 _HEADERS = {
     what: tuple(
-        (f"{prefix}limit-{what}", f"{prefix}remaining-{what}", f"{prefix}reset-{what}")
+        (f"{prefix}limit-{name}", f"{prefix}remaining-{name}", f"{prefix}reset-{name}")
+        for name in names
         for prefix in ("x-ratelimit-", "llm_provider-x-ratelimit-")
     )
-    for what in ("requests", "tokens", "project-tokens")
+    for what, names in {
+        "requests": ("requests", "requests-minute", "req-minute"),
+        "tokens": ("tokens", "tokens-minute"),
+        "project-tokens": ("project-tokens",),
+    }.items()
 }
-"""The headers of each limit, by the provider itself and through a gateway."""
+"""The headers of each limit, by the provider itself and through a gateway. Cerebras and Mistral name the
+minute; what they say of longer spans is not read."""
 
 
 def _report(rounded_to: float = 0.0, **figures: _Figures) -> LimitReport | None:

@@ -51,6 +51,10 @@ FORMS = [
     ({"retry-after": "1795003230"}, 30.0),
     ({"retry-after": "1795003230000"}, 30.0),
     ({"retry-after": "1795003230", "date": "Wed, 18 Nov 2026 12:00:10 GMT"}, 20.0),
+    ({"retry-after": "30s"}, 30.0),
+    ({"retry-after": "1m30.5s"}, 90.5),
+    ({"retry-after": "-5s"}, None),
+    ({"retry-after": "9999h"}, 600.0),
     ({"retry-after-ms": "250"}, 0.25),
     ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
     ({"retry-after-ms": "?", "retry-after": "9"}, 9.0),
@@ -174,6 +178,29 @@ def test_limits_passed_on_by_a_gateway_are_read() -> None:
     assert read_limits(passed, NOON) == LimitReport(requests_limit=60, tokens_limit=9)
     own = read_limits(passed | {"x-ratelimit-limit-requests": "30"}, NOON)
     assert own == LimitReport(requests_limit=30, tokens_limit=9)
+
+
+@pytest.mark.parametrize("requests", ["req-minute", "requests-minute"])
+def test_limits_that_name_their_minute_are_read(requests: str) -> None:
+    """Mistral and Cerebras send them so; what they say of a day or a month is no limit of a minute."""
+    headers = {
+        f"x-ratelimit-limit-{requests}": "720",
+        f"x-ratelimit-remaining-{requests}": "717",
+        "x-ratelimit-limit-tokens-minute": "5000000",
+        "x-ratelimit-remaining-tokens-minute": "4999911",
+        "x-ratelimit-reset-tokens-minute": "12.5",
+        "x-ratelimit-tokens-query-cost": "52",
+        "x-ratelimit-limit-requests-day": "14400",
+        "x-ratelimit-remaining-requests-day": "2",
+        "x-ratelimit-limit-tokens-month": "9",
+    }
+    assert read_limits(headers, NOON) == LimitReport(
+        requests_limit=720,
+        requests_remaining=717,
+        tokens_limit=5_000_000,
+        tokens_remaining=4_999_911,
+        tokens_reset=12.5,
+    )
 
 
 @given(st.dictionaries(st.sampled_from(["x-ratelimit-limit-tokens", "x-ratelimit-reset-tokens"]), st.text()))
