@@ -58,6 +58,25 @@ def test_the_waiting_time_may_stand_in_the_text(serve, connect):
 
 
 @pytest.mark.parametrize(
+    ("reset", "seconds"),
+    [
+        ("1795003230000", 20.0),
+        ("1795000000000", 0.0),
+        ("1795089600000", 600.0),
+        (1795003230000, None),
+        ("soon", None),
+    ],
+)
+def test_the_waiting_time_may_stand_in_headers_within_the_body(serve, connect, reset, seconds):
+    """OpenRouter sends it so, as a moment of its own clock."""
+    body = {"error": {"message": "Rate limit exceeded: free-models-per-min.", "code": 429}}
+    body["error"]["metadata"] = {"headers": {"X-RateLimit-Limit": "20", "X-RateLimit-Reset": reset}}
+    answer = says(body, "429 Too Many Requests", date="Wed, 18 Nov 2026 12:00:10 GMT")
+    found = fails(serve, connect, answer)
+    assert (found.kind, found.retry_after) == (ErrorKind.RATE_LIMIT, seconds)
+
+
+@pytest.mark.parametrize(
     ("body", "kind", "part"),
     [
         ({"error": "server busy"}, ErrorKind.SERVER_ERROR, "server busy"),
