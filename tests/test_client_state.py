@@ -22,6 +22,12 @@ from smartbatch.types import Request
 THREADS = 16
 
 
+def store_job(store: str | None, *, key: str) -> None:
+    """Store a job by a client that has ended: a dropped one would end when the test's folder is gone."""
+    with BatchingClient("sim:demo", store=store) as client:
+        client.submit_batch(["one"], key=key)
+
+
 def together(act: Any, threads: int = THREADS) -> None:
     """Run ``act(number)`` on several threads that begin at the same moment."""
     barrier = threading.Barrier(threads)
@@ -150,7 +156,7 @@ def test_a_second_configuration_of_a_store_is_honoured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = str(tmp_path / "jobs.db")
-    BatchingClient("sim:demo", store=store).submit_batch(["one"], key="first")
+    store_job(store, key="first")
     slow = smartbatch.job("first", store=store)
     monkeypatch.setenv("SMARTBATCH_PARALLELISM", "7")
     quick = smartbatch.job("first", store=store)
@@ -169,7 +175,7 @@ def test_a_job_is_looked_for_in_the_store_that_is_meant_now(
         folder.mkdir()
         monkeypatch.chdir(folder)
         monkeypatch.setenv("XDG_STATE_HOME", str(folder))
-        BatchingClient("sim:demo", store=store).submit_batch(["a"], key=name)
+        store_job(store, key=name)
         assert store_of(smartbatch.job(name, store=store)).place.startswith(str(folder))
 
 
