@@ -55,7 +55,7 @@ class RealtimeEngine:
 
     Attributes:
         unanswered: requests that stops had to fail.
-        lost: those of them that are no items of jobs, so that nobody asks them again.
+        lost: those of them that were awaited, and that nobody asks again: no streams, and no items of jobs.
     """
 
     def __init__(
@@ -260,9 +260,12 @@ class RealtimeEngine:
         effects = self._effects()
         with self.queue.monitor:
             for ticket in list(self.queue.live):
+                before = len(effects.settlements)
                 self.router.fail_locked(ticket, error, effects)
-            self.unanswered += len(effects.settlements)
-            self.lost += sum(not waiter.raw for waiter, _ in effects.settlements)
+                failed = effects.settlements[before:]
+                self.unanswered += len(failed)
+                if ticket.stream is None:
+                    self.lost += sum(not waiter.raw for waiter, _ in failed)
         effects.perform(self.tell_later)
         release()
         self.dispatcher.stop()
