@@ -23,10 +23,6 @@ Hide: TypeAlias = Callable[[str], str]
 Look: TypeAlias = "Callable[[Hide], RealtimeStatus | None]"
 """Returns how a client's requests stand now; ``None`` once it has nothing running."""
 
-FIRST_AFTER = 0.5
-"""Seconds from the start of a client until it is told of: making the first record takes a twelfth of the
-processor time until the first request of a script, and one that ends sooner tells of its end."""
-
 _FAILURES = ("call_failures", "request_failures")
 
 
@@ -82,7 +78,7 @@ class Publication:
             if known is None or known.metrics() is not metrics:
                 known = self._clients[id(metrics)] = _Client(weakref.ref(metrics), look)
             known.look = look
-            self._next = min(self._next, self._clock.now() + FIRST_AFTER)
+            self._next = -math.inf
 
     def remove(self, metrics: BatchMetrics) -> None:
         """Of a client that is stopped, tell only what it counted."""
