@@ -341,8 +341,8 @@ class RunningState:
     def stop(self, timeout: float | None, reason: str, *, cancel_waiting: bool = False) -> int:
         """Finish what is pending within ``timeout`` seconds, fail the rest, give the jobs back, end.
 
-        Returns how many of the rest are asked by nobody again. With ``cancel_waiting`` only what is in flight
-        in real time is finished, and jobs of deferred requests are left in the store.
+        Returns how many of the rest are lost. With ``cancel_waiting`` only what is in flight in real time is
+        finished, and jobs of deferred requests are left in the store.
         """
         if cancel_waiting:
             self.deferral.cancel_pending()
@@ -358,7 +358,7 @@ class RunningState:
         return self._stop_parts(None if timeout is None else began + timeout, reason)
 
     def _stop_parts(self, end: float | None, reason: str) -> int:
-        """Stop all parts; return how many requests were failed for good.
+        """Stop all parts; return how many requests are lost.
 
         Args:
             end: the monotonic time at which the time for what is pending is over.
@@ -393,7 +393,7 @@ class RunningState:
         grace = max(0.0, self._grace - waited)
         lost = self.stop(grace, "the interpreter is exiting", cancel_waiting=interrupted)
         if not interrupted:
-            self._warnings.unanswered(lost, self._grace)
+            self._warnings.lost(lost, self._grace)
 
     def forgotten(self) -> None:
         """Nobody holds the client any more: finish what is pending and end, on a thread of its own."""

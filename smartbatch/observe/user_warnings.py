@@ -1,5 +1,5 @@
 """Warns the user of what would look like a fault: long waits, pauses by people, parameters left out, and
-requests that nobody waited for."""
+requests that are lost at the end of the program."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class UserWarnings:
             return
         _LOGGER.warning("parameter %s is left out: %s", field, reason)
 
-    def unanswered(self, requests: int, grace: float) -> None:
-        """Log that the interpreter's end failed so many requests, unless there are none.
+    def lost(self, requests: int, grace: float) -> None:
+        """Log how many requests the interpreter's end failed that nobody asks again, unless there are none.
 
         Args:
             grace: seconds that the interpreter's end gives what is pending.

@@ -54,7 +54,7 @@ class RealtimeEngine:
         controls: what people set for models, as it stands when the engine is made.
 
     Attributes:
-        unanswered: requests that stops had to fail.
+        failed: requests that stops had to fail.
         lost: those of them that were awaited, and that nobody asks again: no streams, and no items of jobs.
     """
 
@@ -89,7 +89,7 @@ class RealtimeEngine:
         self._run_later, self._cancelled = self.callbacks.run_later, self.cancelled  # one object for all
         self._interrupted = self.cancel_pending
         self._wake = partial(_wake, weakref.ref(self.dispatcher))
-        self.unanswered = self.lost = 0
+        self.failed = self.lost = 0
         self.dispatcher.start()
 
     def submit(self, submission: Submission, future: ResultFuture | None = None) -> ResultFuture:
@@ -262,10 +262,10 @@ class RealtimeEngine:
             for ticket in list(self.queue.live):
                 before = len(effects.settlements)
                 self.router.fail_locked(ticket, error, effects)
-                failed = effects.settlements[before:]
-                self.unanswered += len(failed)
+                ended = effects.settlements[before:]
+                self.failed += len(ended)
                 if ticket.stream is None:
-                    self.lost += sum(not waiter.raw for waiter, _ in failed)
+                    self.lost += sum(not waiter.raw for waiter, _ in ended)
         effects.perform(self.tell_later)
         release()
         self.dispatcher.stop()

@@ -367,7 +367,7 @@ class Realtime:
     def stop(self, timeout: float | None, reason: str) -> int:
         """Finish what is pending within ``timeout`` seconds, fail the rest, and end the threads.
 
-        Returns how many of the rest nobody asks again: items of jobs are, from the store.
+        Returns how many of the rest are lost: awaited, and asked again by nobody.
 
         ``None`` waits for everything; ``reason`` goes into the errors of the rest. The cases, in order:
 
@@ -399,7 +399,7 @@ class Realtime:
                 if self._budget_share is not None and not self._engines():
                     self._budget_share.leases.leave(self._budget_share)
             something_ended()
-            engine.tell_later(ClientStopped(at=self._clock.now(), failed=engine.unanswered))
+            engine.tell_later(ClientStopped(at=self._clock.now(), failed=engine.failed))
             if timeout is not None:  # with what the engine needed of it
                 timeout = max(0.0, began + timeout + LAST_CALLBACKS - self._clock.now())
             engine.callbacks.drain(timeout)

@@ -221,11 +221,10 @@ PENDING = {
     ),
     "a job whose items are asked in real time, which goes on from its store": Case(
         """
-        import tempfile
         from smartbatch import BatchingClient
         from exit_scenes import Endless
         call = Endless()
-        client = BatchingClient(call, exit_grace=0.2, store=tempfile.mkdtemp() + "/jobs.db")
+        client = BatchingClient(call, exit_grace=0.2)
         client.submit_batch(["one", "two"], strategy="individual")
         call.began.wait()
         """,

@@ -15,7 +15,6 @@ from smartbatch import BatchingClient
 from smartbatch.testing import Emulator, answer_for, emulator
 
 ROWS = 200
-PARALLELISM = 8
 LATENCY = 0.1
 UNCERTAIN = ROWS // 2
 """The calls in flight, as many that came next, and the answers that gather while others are stored: how many

@@ -200,7 +200,8 @@ def test_two_threads_may_stop_a_client(clock: VirtualClock, client_of: ClientOf)
 def test_a_stop_with_a_time_ends_one_without(clock: VirtualClock, client_of: ClientOf) -> None:
     """While one thread waits for everything, another may end it within a second."""
     provider = Scripted(clock, latency=1_000.0)
-    client = client_of(provider, parallelism=1)
+    events: list[Any] = []
+    client = client_of(provider, parallelism=1, observers=[events.append])
     with clock.held():
         future = client.submit("x")
         provider.wait_for(1)
@@ -209,6 +210,7 @@ def test_a_stop_with_a_time_ends_one_without(clock: VirtualClock, client_of: Cli
     limited.result()
     assert isinstance(future.exception(PATIENCE), ClientClosed)
     unlimited.result()
+    assert [event.failed for event in events if isinstance(event, ClientStopped)] == [1]
 
 
 def test_a_callback_may_stop_the_client(client_of: ClientOf) -> None:

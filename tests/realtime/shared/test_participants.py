@@ -276,7 +276,7 @@ def test_a_file_that_somebody_writes_to_is_read_at_once(
 def test_no_prompt_is_told(asked: Participants, tmp_path: Path) -> None:
     assert asked.processes
     with closing(sqlite3.connect(tmp_path / "limits.db")) as reading:
-        reading.execute("SELECT count(*) FROM sqlite_master").fetchone()  # what is open here is not moved
+        reading.execute("SELECT count(*) FROM sqlite_master").fetchone()  # no file goes while this is open
         written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"requests_submitted:normal" in written
     assert b"secret" not in written
