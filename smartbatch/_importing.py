@@ -62,19 +62,16 @@ def collector_slowed(module: str) -> Iterator[None]:
 
 @contextmanager
 def collected_seldom() -> Iterator[None]:
-    """Have the garbage collector look through new objects after :data:`NEW_OBJECTS` of them, and not through
-    those that are there already: for a program that has many short-lived objects, few of them in cycles.
+    """Have the garbage collector look through new objects after :data:`NEW_OBJECTS` of them, and seldom
+    through those that are there already: for a program that has many short-lived objects, few in cycles.
     """
-    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    before = gc.get_threshold()
     gc.set_threshold(NEW_OBJECTS, *before[1:])
-    if not frozen:
-        gc.freeze()
+    _make_all_old()
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        if not frozen:
-            gc.unfreeze()
 
 
 def _make_all_old() -> None:

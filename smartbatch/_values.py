@@ -26,8 +26,10 @@ def fields_repr(value: Any) -> str:
     return f"{type(value).__qualname__.rsplit('>.', 1)[-1]}({', '.join(shown)})"
 
 
-class Value:
-    """Root of the values: two of one class are equal where all fields are, as with attrs."""
+class Record:
+    """Root of the records, which may change: two of one class are equal where all fields are, as with attrs,
+    and none has a hash.
+    """
 
     __slots__ = ()
 
@@ -37,6 +39,12 @@ class Value:
         if type(other) is not type(self):
             return NotImplemented
         return _compared(self) == _compared(other)
+
+
+class Value(Record):
+    """Root of the values, which do not change, so that they have a hash."""
+
+    __slots__ = ()
 
     def __hash__(self) -> int:
         return hash((type(self), _compared(self)))

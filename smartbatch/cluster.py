@@ -22,6 +22,7 @@ from attrs import asdict, define, evolve, has
 from distributed.comm import CommClosedError
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from smartbatch._values import fields_repr
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ClientClosed, ConfigError
@@ -50,6 +51,8 @@ class Unit:
         future: of the worker's task; ``None`` where the unit had ended before.
         sent: how often it was sent.
     """
+
+    __repr__ = fields_repr
 
     job: Job
     future: distributed.Future | None = None

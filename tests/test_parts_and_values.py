@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from attrs import field, frozen
+import pytest
+from attrs import define, field, frozen
 
-from smartbatch._values import Value
+from smartbatch._values import Record, Value
 from tests.syntax import files, last_name, names_in, nodes
 
 WORKING = frozenset(
@@ -17,8 +18,8 @@ WORKING = frozenset(
 )
 """What only parts hold: its repr would go on through all that it holds in turn."""
 
-COMPILED = {"Embedding", "MetricsSnapshot"}
-"""The one is compared with each request; the other one has the repr and fields of a class that can change."""
+COMPILED = {"Embedding"}
+"""It is compared with each request."""
 
 
 def fields_of(made: ast.ClassDef) -> Iterator[set[str]]:
@@ -46,9 +47,9 @@ def classes(source: list[ast.AST]) -> Iterator[tuple[ast.ClassDef, set[str]]]:
             yield made, methods | {ast.unparse(target).strip("_") for targets in given for target in targets}
 
 
-def is_value(made: ast.ClassDef) -> bool:
+def is_a(root: str, made: ast.ClassDef) -> bool:
     """Whether a class is compared and shown by its fields without attrs."""
-    return "Value" in map(last_name, made.bases)
+    return root in map(last_name, made.bases)
 
 
 def compared_or_shown(source: list[ast.AST]) -> list[str]:
@@ -58,16 +59,16 @@ def compared_or_shown(source: list[ast.AST]) -> list[str]:
         for made, methods in classes(source)
         if any(names & WORKING for names in fields_of(made))
         and (off := left_off(made, "frozen", "define")) is not None
-        and (is_value(made) or not {"eq", "repr"} <= off | methods)
+        and (is_a("Value", made) or is_a("Record", made) or not {"eq", "repr"} <= off | methods)
     ]
 
 
 def compiled(source: list[ast.AST]) -> list[str]:
-    """The frozen classes for which attrs compiles what values share."""
+    """The classes for which attrs compiles what values and records share."""
     return [
         made.name
         for made, methods in classes(source)
-        if (off := left_off(made, "frozen")) is not None and not {"eq", "repr"} <= off | methods
+        if (off := left_off(made, "frozen", "define")) is not None and not {"eq", "repr"} <= off | methods
     ]
 
 
@@ -81,14 +82,15 @@ def test_a_part_that_shows_what_it_holds_would_be_found(tmp_path: Path) -> None:
         "@frozen(eq=False)\nclass Shown:\n    clock: Clock\n"
         "@define\nclass Compared:\n    lock: threading.Lock\n"
         "@frozen(eq=False, repr=False)\nclass Both(Value):\n    clock: Clock\n"
+        "@define(eq=False, repr=False)\nclass Changing(Record):\n    clock: Clock\n"
         "@define(eq=False, repr=False)\nclass Part:\n    clock: Clock\n"
         "@frozen\nclass Value:\n    seconds: float\n    make: Callable[[], Clock]\n"
     )
     source = list(ast.walk(ast.parse((tmp_path / "a.py").read_text())))
-    assert compared_or_shown(source) == ["Shown", "Compared", "Both"]
+    assert compared_or_shown(source) == ["Shown", "Compared", "Both", "Changing"]
 
 
-def test_values_share_how_they_are_compared_and_shown() -> None:
+def test_values_and_records_share_how_they_are_compared_and_shown() -> None:
     """Compiled functions of their own take a tenth of the processor time until the first request."""
     own = [name for file in files() if "emulator" not in file.parts for name in compiled(nodes(file))]
     assert set(own) == COMPILED
@@ -96,18 +98,20 @@ def test_values_share_how_they_are_compared_and_shown() -> None:
 
 def test_what_can_change_is_no_value() -> None:
     """Its hash would change with it."""
-    found = [made for file in files() for made, _ in classes(nodes(file)) if is_value(made)]
+    found = [made for file in files() for made, _ in classes(nodes(file)) if is_a("Value", made)]
     assert len(found) > 100
     assert [made.name for made in found if left_off(made, "frozen") is None] == []
 
 
-def test_a_value_with_compiled_functions_would_be_found() -> None:
+def test_a_class_with_compiled_functions_would_be_found() -> None:
     source = ast.parse(
         "@frozen\nclass Own:\n    seconds: float\n"
         "@frozen(eq=False)\nclass Shown:\n    seconds: float\n"
+        "@define\nclass Changing:\n    seconds: float\n"
+        "@define(eq=False)\nclass Named:\n    seconds: float\n    __repr__ = fields_repr\n"
         "@frozen(eq=False, repr=False)\nclass Shares(Value):\n    seconds: float\n"
     )
-    assert compiled(list(ast.walk(source))) == ["Own", "Shown"]
+    assert compiled(list(ast.walk(source))) == ["Own", "Shown", "Changing"]
 
 
 @frozen(eq=False, repr=False)
@@ -135,3 +139,21 @@ def test_a_value_is_equal_to_one_of_its_class_with_equal_fields() -> None:
 
 def test_a_value_is_shown_by_its_fields() -> None:
     assert repr(Point(1.0, "a", "hidden", (1, 2))) == "Point(x=1.0, name='a', values=2)"
+
+
+@define(eq=False, repr=False)
+class Counts(Record):
+    """It may change."""
+
+    calls: int = 0
+    told: int = field(default=0, eq=False)
+
+
+def test_a_record_is_compared_and_shown_by_its_fields_as_they_are_now_and_has_no_hash() -> None:
+    counts = Counts()
+    counts.calls += 1
+    assert counts == Counts(calls=1, told=2)
+    assert counts != Counts()
+    assert repr(counts) == "Counts(calls=1, told=0)"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(counts)

@@ -28,6 +28,7 @@ from typing import IO, Any, Final, TypeAlias
 from attrs import define
 
 from smartbatch._files import is_foreign_link, lock_file, require_locks, sync_folder
+from smartbatch._values import Record
 from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys
 from smartbatch.cli.result_tables import FORMATS, check_format
 from smartbatch.errors import InputError
@@ -72,8 +73,8 @@ class OutputChanged(OutputLost):
     """Another program changed the output during the run, which writes nothing more into it."""
 
 
-@define
-class Recovered:
+@define(eq=False, repr=False)
+class Recovered(Record):
     """What was found in an output file: rows by outcome, and bytes of a torn last line that were cut off."""
 
     answered: int = 0

@@ -7,6 +7,7 @@ from typing import Final
 
 from attrs import Factory, define
 
+from smartbatch._values import Record
 from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.core.routing.actual_cost import ActualCost
@@ -29,8 +30,8 @@ def failure_line(row: KeyedRow, result: Result) -> str:
     return f"row {row.index + 1}{own}: {kind_name(result.error)}: {escape(result.error.message)}"
 
 
-@define
-class RunSummary:
+@define(eq=False, repr=False)
+class RunSummary(Record):
     """Counts over the results of a run.
 
     Attributes:

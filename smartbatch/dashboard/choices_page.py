@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from attrs import define, field, frozen
 
 from smartbatch._html import Child, Html, el, fragment
-from smartbatch._values import Value
+from smartbatch._values import Record, Value
 from smartbatch.core.routing.measured import Measured
 from smartbatch.dashboard.job_rows import moment_of
 from smartbatch.dashboard.jobs_page import number_of
@@ -137,8 +137,8 @@ class _Gain(Value):
         )
 
 
-@define
-class _Sums:
+@define(eq=False, repr=False)
+class _Sums(Record):
     """What decisions for one route came to, as far as it is known."""
 
     decisions: int = 0

@@ -12,7 +12,7 @@ import distributed
 from attrs import define, field, frozen
 
 from smartbatch._clock import RealClock
-from smartbatch._values import Value
+from smartbatch._values import Value, fields_repr
 from smartbatch.client import BatchingClient
 from smartbatch.cluster import UNIT, Cluster, Options, Unit, changed, digest, one_budget, shared_config
 from smartbatch.config import BatchingConfig
@@ -159,6 +159,8 @@ class _ListCall(Value):
 @define(eq=False)
 class _ListRun:
     """One list on its way."""
+
+    __repr__ = fields_repr
 
     _cluster: Cluster
     _client: BatchingClient

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from attrs import define, evolve, field
 
+from smartbatch._values import fields_repr
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
@@ -52,6 +53,8 @@ class Items:
         within: takes what all can cost at most, and returns the job's budget.
         decision: by which the job goes, where its route was chosen.
     """
+
+    __repr__ = fields_repr
 
     _requests: Iterable[Request]
     _job: JobRow

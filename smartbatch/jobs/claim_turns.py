@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Value
+from smartbatch._values import Value, fields_repr
 from smartbatch.config import BatchingConfig
 from smartbatch.jobs.realtime_items import TURN, RealtimeItems
 from smartbatch.jobs.records import JobRow, StoredItem
@@ -35,6 +35,8 @@ class GatherInterval:
         storing: seconds that storing them took last.
         meanwhile: how many come in both together, as of late: so many are neither asked nor make room.
     """
+
+    __repr__ = fields_repr
 
     pause: float = 0.0
     storing: float = 0.0
@@ -76,6 +78,8 @@ class ClaimTurns:
         under_way: items that are claimed and whose results are not stored yet, by the limit of their jobs:
             the jobs of one limit share it.
     """
+
+    __repr__ = fields_repr
 
     _interval: GatherInterval
     jobs: dict[str, RealtimeItems] = field(factory=dict)

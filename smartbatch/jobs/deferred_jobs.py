@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from attrs import define, evolve, frozen
 
-from smartbatch._values import Value
+from smartbatch._values import Record, Value
 from smartbatch.config import BatchingConfig
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of
@@ -73,8 +73,8 @@ class Storable(Value):
     key: bytes | None
 
 
-@define
-class _Known:
+@define(eq=False, repr=False)
+class _Known(Record):
     """A job.
 
     Attributes:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from attrs import define, field
 
+from smartbatch._values import fields_repr
 from smartbatch.errors import BudgetExceeded, ConfigError, RequestCancelled
 from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job_budget import JobBudget
@@ -41,6 +42,8 @@ class RealtimeItems:
         cancelled: positions of items that are not to be sent any more.
         withdrawn: nothing more of it is asked, and it is given back once nothing is under way.
     """
+
+    __repr__ = fields_repr
 
     lease: JobLease
     row: JobRow

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Value, fields_repr
+from smartbatch._values import Record, Value
 from smartbatch.errors import SmartbatchError
 from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
 from smartbatch.types import Route, Usage
@@ -335,8 +335,8 @@ class JobNote(Value):
     hold: bool = False
 
 
-@define
-class StoredCounts:
+@define(eq=False, repr=False)
+class StoredCounts(Record):
     """What one transaction stored of a job by one route, told once and after its commit.
 
     Attributes:
@@ -348,8 +348,6 @@ class StoredCounts:
         realtime_cost: USD the same would have cost in real time.
         unpriced: results whose cost is unknown.
     """
-
-    __repr__ = fields_repr
 
     model: str
     route: Route | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Value
+from smartbatch._values import Record, Value
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.measured import Measured
 from smartbatch.types import Usage
@@ -49,8 +49,8 @@ class StoredDecision(Value):
     decision: Decision | None = field(repr=False)
 
 
-@define
-class Failures:
+@define(eq=False, repr=False)
+class Failures(Record):
     """Requests that failed with the same kind of error and the same message.
 
     Attributes:
@@ -96,8 +96,8 @@ class ErrorGroup(Value):
     request_id: str | None
 
 
-@define
-class Spending:
+@define(eq=False, repr=False)
+class Spending(Record):
     """What requests of one model by one route came to, within an hour or a part of it.
 
     Attributes:

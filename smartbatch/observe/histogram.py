@@ -10,7 +10,7 @@ import math
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Value
+from smartbatch._values import Record, Value
 
 STEPS = 8
 """Buckets an octave: 2 ** (1/8) = 1.09 between neighbours."""
@@ -48,8 +48,8 @@ class TimeStats(Value):
     octaves: tuple[tuple[float, int], ...] = ()
 
 
-@define
-class Histogram:
+@define(eq=False, repr=False)
+class Histogram(Record):
     """Counts of durations; not thread-safe, its owner holds a lock."""
 
     counts: list[int] = field(factory=lambda: [0] * _BUCKETS)

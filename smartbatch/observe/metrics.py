@@ -13,6 +13,7 @@ from attrs import asdict, define, evolve, field
 from smartbatch import errors
 from smartbatch._clock import RealClock
 from smartbatch._fork import PerProcess, notice_fork, on_fork
+from smartbatch._values import Record
 from smartbatch.events import (
     BreakerChanged,
     CallFinished,
@@ -94,8 +95,8 @@ _FREQUENT: dict[type[Event], Callable[[Any], tuple[Any, ...]]] = {
 """What is put down of the events that each request has."""
 
 
-@define
-class _TokenSums:
+@define(eq=False, repr=False)
+class _TokenSums(Record):
     """Sums of the fields of :class:`Usage`, which would be made anew with each addition."""
 
     input_tokens: int = 0
@@ -126,8 +127,8 @@ class _TokenSums:
         return Usage(**asdict(self))
 
 
-@define
-class _Totals:
+@define(eq=False, repr=False)
+class _Totals(Record):
     """Everything counted since the last reset; not thread-safe."""
 
     counts: EventCounts = field(factory=EventCounts)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from attrs import asdict, define, field, fields, frozen, has
 
 from smartbatch._display import table
-from smartbatch._values import fields_repr
+from smartbatch._values import Record
 from smartbatch.observe.histogram import TimeStats
 from smartbatch.types import Usage
 
@@ -48,11 +48,9 @@ def _documented(kind: _T) -> _T:
 
 
 @_documented
-@define
-class DecisionFigures:
+@define(eq=False, repr=False)
+class DecisionFigures(Record):
     """The choices of routes of a session."""
-
-    __repr__ = fields_repr
 
     chosen: dict[str, int] = _figure("Lists and jobs, by the route that was chosen.", dict)
     forecasts_moved: int = _counter("Changes of forecasts by more than a quarter.")
@@ -70,11 +68,9 @@ class DecisionFigures:
 
 
 @_documented
-@define
-class RouteFigures:
+@define(eq=False, repr=False)
+class RouteFigures(Record):
     """The requests that ended by one route."""
-
-    __repr__ = fields_repr
 
     succeeded: int = _figure("Requests that were answered.")
     failed: int = _figure("Requests that failed for good.")
@@ -90,8 +86,8 @@ class RouteFigures:
 
 
 @_documented
-@define(kw_only=True)
-class EventCounts:
+@define(eq=False, repr=False, kw_only=True)
+class EventCounts(Record):
     """What the events of a client add up to, since its start or the last ``reset()``.
 
     A request of a job that was not asked in real time counts when this process stores its result, as
@@ -99,8 +95,6 @@ class EventCounts:
     ``cached``, ``local``, or ``none`` for requests without an answer in real time and those of jobs that were
     not sent.
     """
-
-    __repr__ = fields_repr
 
     by_route: dict[str, RouteFigures] = _figure("Requests that ended, by route.", dict)
     deduplicated: int = _counter("Requests that joined an identical one in flight, or in their job.")
@@ -142,7 +136,7 @@ class EventCounts:
 
 
 @_documented
-@frozen(kw_only=True, repr=False)
+@frozen(eq=False, repr=False, kw_only=True)
 class MetricsSnapshot(EventCounts):
     """All figures of a client at one moment; they belong together.
 

@@ -7,7 +7,7 @@ from itertools import chain
 
 from attrs import define, frozen
 
-from smartbatch._values import Value
+from smartbatch._values import Record, Value
 from smartbatch.types import Usage
 
 STEP = 10.0
@@ -18,8 +18,8 @@ _MODELS = 64
 """Models that are told apart; calls of further ones count for the whole only."""
 
 
-@define
-class CallCounts:
+@define(eq=False, repr=False)
+class CallCounts(Record):
     """What some seconds had.
 
     Attributes:

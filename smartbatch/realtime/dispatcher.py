@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from attrs import define, frozen
 
 from smartbatch._clock import Clock, Monitor
-from smartbatch._values import Value
+from smartbatch._values import Value, fields_repr
 from smartbatch.core.batching.request_batch import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CalledRequest, CallFinished, CallStarted
@@ -40,6 +40,8 @@ class _HandOver:
     Attributes:
         void: whether another thread was started for the call, so that the one of the pool must not make it.
     """
+
+    __repr__ = fields_repr
 
     call: InFlightCall
     void: bool = False

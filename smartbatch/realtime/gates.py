@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from attrs import define, frozen
 
-from smartbatch._values import Value
+from smartbatch._values import Value, fields_repr
 from smartbatch.core.limits.backoff import Cooldown
 from smartbatch.core.limits.breaker import BreakerPermit, BreakerState, Outcome, Transition
 from smartbatch.core.limits.budget import Budget, SpendReservation
@@ -52,6 +52,8 @@ class Demand:
         urgent: whether its first request is; then its share of a limit is leased before others.
         own_budget: pays for it; the client's budget when ``None``.
     """
+
+    __repr__ = fields_repr
 
     tokens: float
     cost: float
@@ -96,6 +98,8 @@ class Permit:
     Attributes:
         cooldown: that began as it ended, or was lengthened.
     """
+
+    __repr__ = fields_repr
 
     lane: Lane
     demand: Demand

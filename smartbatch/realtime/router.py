@@ -12,7 +12,7 @@ from contextvars import Context, copy_context
 
 from attrs import define, frozen
 
-from smartbatch._values import Value
+from smartbatch._values import Value, fields_repr
 from smartbatch.core.batching.request_batch import Batch, BatchState
 from smartbatch.core.limits.backoff import Cooldown
 from smartbatch.core.limits.breaker import FOLLOWED, BreakerState, Transition
@@ -84,6 +84,8 @@ class InFlightCall:
         end: how it ended, once the limits were told.
         requests: those who wait for it, as events name them.
     """
+
+    __repr__ = fields_repr
 
     batch: Batch[Ticket, Outcome]
     permit: Permit

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define, frozen
 
-from smartbatch._values import Value
+from smartbatch._values import Record, Value
 
 MOST_SAMPLED = 4_000
 """Requests that distributions are made of."""
@@ -61,8 +61,8 @@ class EvenSample:
         return tuple(self._kept)
 
 
-@define
-class FailureGroup:
+@define(eq=False, repr=False)
+class FailureGroup(Record):
     """Requests that failed alike.
 
     Attributes:

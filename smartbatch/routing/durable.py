@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from attrs import define, evolve
 
 from smartbatch._clock import Clock
+from smartbatch._values import fields_repr
 from smartbatch.core.preparation.preparer import kind_of
 from smartbatch.errors import ClientClosed, InvalidRequest, JobConflict, WrongProcess
 from smartbatch.jobs.job_options import checked_key
@@ -45,6 +46,8 @@ class _Waiting:
         name: its key, or one made of what is sent.
         digest: of what is sent.
     """
+
+    __repr__ = fields_repr
 
     request: Request
     name: str

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from smartbatch._clock import Clock
+from smartbatch._values import fields_repr
 from smartbatch.core.forecast.forecaster import ForecastAt, ForecastChange, Forecaster, Observation, Prior
 from smartbatch.core.forecast.turnaround import PROMISE
 from smartbatch.core.preparation.tokens import Calibration
@@ -90,6 +91,8 @@ class _Topic:
         pending: what is to be written, each ``stride``-th of what was seen.
     """
 
+    __repr__ = fields_repr
+
     name: str
     prior: Prior
     route: Route | None
@@ -160,6 +163,8 @@ class _Topic:
 @define(eq=False)
 class _Tokens:
     """What was learned of a model's tokens, and how far it is in the store."""
+
+    __repr__ = fields_repr
 
     name: str
     calibration: Calibration

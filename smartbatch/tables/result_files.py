@@ -18,6 +18,7 @@ from typing import IO, Any, Final, Protocol, TypeAlias
 
 from attrs import define, field, fields_dict
 
+from smartbatch._values import Record
 from smartbatch.errors import SmartbatchError, kind_name
 from smartbatch.tables.answer_columns import parsed_columns, renamed
 from smartbatch.tables.columns import (
@@ -152,8 +153,8 @@ class UnwritableTable(SmartbatchError):
     """Lines have no form as a table; the text says why."""
 
 
-@define
-class _Columns:
+@define(eq=False, repr=False)
+class _Columns(Record):
     """The columns of lines with their shapes: those of the input, and those of the answers."""
 
     input: dict[str, Shape] = field(factory=dict)

@@ -20,7 +20,7 @@ from typing import Any
 
 from attrs import define, evolve, frozen
 
-from smartbatch._values import Value, fields_repr
+from smartbatch._values import Record, Value, fields_repr
 from smartbatch.core.limits.backoff import RandomSource
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.types import Request, Usage, shares
@@ -133,11 +133,9 @@ def _suspicious_words() -> re.Pattern[str]:
     return re.compile(_SUSPICIOUS, re.IGNORECASE | re.VERBOSE)
 
 
-@define
-class PackRoom:
+@define(eq=False, repr=False)
+class PackRoom(Record):
     """What a pack still has room for, in estimated tokens."""
-
-    __repr__ = fields_repr
 
     prompts: int = PROMPT_ROOM - HEAD_TOKENS
     output: int = OUTPUT_ROOM

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from attrs import define, field
 
+from smartbatch._values import fields_repr
 from smartbatch.core.batching.packing import Packed
 from smartbatch.errors import SmartbatchError
 
@@ -72,6 +73,8 @@ class Batch(Generic[T, R]):
         said: the provider's own answers by the fingerprint of what was sent, below a middleware that may be
             shared; empty elsewhere.
     """
+
+    __repr__ = fields_repr
 
     id: str
     model: str

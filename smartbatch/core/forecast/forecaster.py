@@ -28,7 +28,7 @@ from statistics import NormalDist
 
 from attrs import Attribute, define, field, frozen
 
-from smartbatch._values import Value, fields_repr
+from smartbatch._values import Record, Value, fields_repr
 from smartbatch.core.forecast.change_detection import ChangeDetector, LevelCorrection, MomentCounts
 from smartbatch.core.forecast.distribution import Distribution, imputed_level, redistributed
 
@@ -154,15 +154,13 @@ class ForecastChange(Value):
     sudden: bool
 
 
-@define
-class _Kept:
+@define(eq=False, repr=False)
+class _Kept(Record):
     """One observation. ``size``, ``seconds`` and ``least`` are logarithms.
 
     All observations of one ``moment`` count as one. Of one that was given up, ``seconds`` is imputed and
     ``least`` is what it took.
     """
-
-    __repr__ = fields_repr
 
     seen: Observation
     at: float

@@ -6,6 +6,7 @@ import math
 
 from attrs import define, field
 
+from smartbatch._values import fields_repr
 from smartbatch.core.limits.backoff import REFUSED
 from smartbatch.core.limits.header_limits import Reservation
 from smartbatch.core.limits.lease import LimitLease
@@ -25,6 +26,8 @@ class AcceptedCalls:
         since: when that was; minus infinity before.
         is_untried: whether the rate that was refused last was that of a burst, and processes share it.
     """
+
+    __repr__ = fields_repr
 
     since: float = field(default=-math.inf, init=False)
     is_untried: bool = field(default=False, init=False)

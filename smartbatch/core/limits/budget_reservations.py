@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from smartbatch._values import fields_repr
+from smartbatch._values import Record, fields_repr
 from smartbatch.core.limits.budget import Budget, SpendReservation
 
 _T = TypeVar("_T")
@@ -38,15 +38,13 @@ class MoneyWait(Protocol):
         ...
 
 
-@define
-class _JobReservation:
+@define(eq=False, repr=False)
+class _JobReservation(Record):
     """What is held back for a job, and what the job had cost when that was last updated, USD.
 
     Attributes:
         changes: work that stores it, or has requests of it asked again.
     """
-
-    __repr__ = fields_repr
 
     held: SpendReservation
     cost: float
@@ -58,8 +56,8 @@ class _JobReservation:
         return any(change.going_on for change in self.changes)
 
 
-@define
-class NewReservation:
+@define(eq=False, repr=False)
+class NewReservation(Record):
     """Money held back for a job that is being submitted, or of which requests are asked again.
 
     Attributes:
@@ -67,8 +65,6 @@ class NewReservation:
         job_id: of the job that is being submitted, once it was assigned to it.
         going_on: the work that submits it, or has requests of it asked again, has not ended.
     """
-
-    __repr__ = fields_repr
 
     usd: float
     held: SpendReservation | None = None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Value, fields_repr
+from smartbatch._values import Record, Value, fields_repr
 from smartbatch.core.limits.lease import Amounts
 from smartbatch.core.limits.reported_bucket import (
     LimitReading,
@@ -180,8 +180,8 @@ class KnownLimits(Value):
     admitted: float
 
 
-@define
-class EnforcementCheck:
+@define(eq=False, repr=False)
+class EnforcementCheck(Record):
     """The check whether a provider enforces the limit of requests that it names.
 
     Attributes:
@@ -191,8 +191,6 @@ class EnforcementCheck:
         over: whether it is known.
         unenforced: whether it is known that nobody enforces it.
     """
-
-    __repr__ = fields_repr
 
     next: float
     left: int = 1

@@ -13,7 +13,7 @@ from operator import add, sub
 
 from attrs import define, frozen
 
-from smartbatch._values import Value, fields_repr
+from smartbatch._values import Record, Value
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity
 from smartbatch.core.limits.shared_record import DIMENSIONS, LeaseAsk, LeaseGrant
 
@@ -101,11 +101,9 @@ class QuotaFacts(Value):
     learned_rates: Amounts = (0.0, 0.0, 0.0, 0.0)
 
 
-@define
-class _Slots:
+@define(eq=False, repr=False)
+class _Slots(Record):
     """Calls at the spaced rate that were leased together."""
-
-    __repr__ = fields_repr
 
     next_at: float
     left: float

@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import define, field, frozen, validators
 
-from smartbatch._values import Value, fields_repr
+from smartbatch._values import Record, Value
 from smartbatch.core.limits.backoff import (
     RandomSource,
     after_refusals,
@@ -59,8 +59,8 @@ many as are equally unlikely for one with nothing wrong: after 24 where half of 
 have been billed is a whole try everywhere: each further call could be paid for."""
 
 
-@define
-class RetryCount:
+@define(eq=False, repr=False)
+class RetryCount(Record):
     """What one request has met so far; only :func:`decide` changes it.
 
     Attributes:
@@ -71,8 +71,6 @@ class RetryCount:
         rate_limits: refusals for the rate limit, which do not count.
         once: kinds of failure that are retried only once, and were.
     """
-
-    __repr__ = fields_repr
 
     counted: float = 0.0
     whole: int = 0

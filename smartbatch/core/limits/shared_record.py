@@ -13,7 +13,7 @@ import math
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Value, fields_repr
+from smartbatch._values import Record, Value
 
 DIMENSIONS = 4
 """Requests, tokens, input tokens and output tokens, in this order; a budget uses the first alone, in USD."""
@@ -186,11 +186,9 @@ class LeaseGrant(Value):
     opened: float
 
 
-@define
-class Member:
+@define(eq=False, repr=False)
+class Member(Record):
     """A process in a record: when it was heard last, what it holds and knows, and since when it waits."""
-
-    __repr__ = fields_repr
 
     seen: float
     held: list[float]
@@ -202,12 +200,10 @@ class Member:
     accepted: float
 
 
-@define
-class Account:
+@define(eq=False, repr=False)
+class Account(Record):
     """What a client has of a budget, as its last exchange left it: when that was, its number, the totals that
     the client drew and gave, and what it holds of that, in USD."""
-
-    __repr__ = fields_repr
 
     seen: float
     number: int
@@ -216,8 +212,8 @@ class Account:
     held: float
 
 
-@define
-class SharedRecord:
+@define(eq=False, repr=False)
+class SharedRecord(Record):
     """One quota that processes share. Times are seconds of the back end's clock.
 
     Attributes:
@@ -230,8 +226,6 @@ class SharedRecord:
         accounts: of a budget, by client. They outlive the members: what a dead one held stays taken, and one
             that was silent for long may still give back.
     """
-
-    __repr__ = fields_repr
 
     at: float = 0.0
     generation: int = 0

@@ -16,7 +16,7 @@ import math
 
 from attrs import define, field
 
-from smartbatch._values import fields_repr
+from smartbatch._values import Record, fields_repr
 from smartbatch.core.limits.bucket import Bucket, spaced_capacity
 
 _USUAL = 0.1
@@ -58,15 +58,13 @@ _WEIGHT = 0.1
 """Of the latest call in the mean latency."""
 
 
-@define
-class _Cohort:
+@define(eq=False, repr=False)
+class _Cohort(Record):
     """The calls that began in one span of time, and how they ended.
 
     Only calls that began together are compared: failures arrive sooner than answers, so among those that
     ended together there are too many of them.
     """
-
-    __repr__ = fields_repr
 
     began: float = math.inf  # when its first call did
     ended: float = math.inf

@@ -17,6 +17,8 @@ from typing import Any
 
 from attrs import define, field
 
+from smartbatch._values import fields_repr
+
 MAX_STATES = 10_000
 """States of one pattern: repetitions with a number are written out. A garbage collection, which holds the
 interpreter's lock, visits them all: some 30 ms for twice as many."""
@@ -41,6 +43,8 @@ class _State:
         final: whether a match ends here.
     """
 
+    __repr__ = fields_repr
+
     takes: Callable[[str], bool] | None = None
     holds: Callable[[_Search, int], bool] | None = None
     after: list[_State] = field(factory=list)
@@ -56,6 +60,8 @@ class _Front:
         final: whether a match ends there.
         moves: the next front, by the character taken and the kind of the position behind it.
     """
+
+    __repr__ = fields_repr
 
     takers: list[_State]
     final: bool

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from attrs import define
 
+from smartbatch._values import Record
 from smartbatch.core.routing.workload import Rates
 from smartbatch.types import Result, Route
 
@@ -13,8 +14,8 @@ _STANDARD = (Route.INDIVIDUAL, Route.SHARED)
 _BATCH = (Route.BATCH,)
 
 
-@define
-class ActualCost:
+@define(eq=False, repr=False)
+class ActualCost(Record):
     """Adds up results in constant memory. All amounts are USD.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
-from smartbatch._values import Value
+from smartbatch._values import Value, fields_repr
 from smartbatch.core.routing.choice import Decision
 
 
@@ -35,6 +35,8 @@ class ListDecision:
         measured: what it took, once that is known.
         no: its number in the store, once it is there.
     """
+
+    __repr__ = fields_repr
 
     at: float
     model: str

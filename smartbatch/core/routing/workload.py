@@ -8,7 +8,7 @@ from typing import Protocol
 
 from attrs import define, frozen
 
-from smartbatch._values import Value
+from smartbatch._values import Record, Value
 from smartbatch.core.preparation.tokens import Calibration, estimate_request
 from smartbatch.core.routing.distinct_keys import DistinctKeys
 from smartbatch.core.routing.offers import AnswerLengths, Cost, Load
@@ -36,8 +36,8 @@ class Rates(Protocol):
         """Return the tokens of a request that is not sent yet, as they are to be priced."""
 
 
-@define
-class _Usd:
+@define(eq=False, repr=False)
+class _Usd(Record):
     """The USD of requests, each processed alike.
 
     Attributes:

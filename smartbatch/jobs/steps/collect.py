@@ -13,6 +13,7 @@ from pathlib import Path
 
 from attrs import define, evolve
 
+from smartbatch._values import Record
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.core.limits.backoff import backoff
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
@@ -269,8 +270,8 @@ def are_gone(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> bool:
     return False
 
 
-@define
-class ResultTotals:
+@define(eq=False, repr=False)
+class ResultTotals(Record):
     """Counts and costs of the results in a batch's files.
 
     Attributes:

@@ -15,7 +15,7 @@ from typing import IO
 
 from attrs import define, evolve, field, frozen
 
-from smartbatch._values import Value
+from smartbatch._values import Record, Value
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.preparation.tokens import estimate
@@ -75,8 +75,8 @@ def _line(begun: bytearray, first: bool, end: bytes, max_line: int) -> Iterator[
 # -- lines of a shard ----------------------------------------------------------------------------------------
 
 
-@define
-class OddLines:
+@define(eq=False, repr=False)
+class OddLines(Record):
     """What was odd in the result files of a shard.
 
     Attributes:

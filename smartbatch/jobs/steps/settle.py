@@ -10,6 +10,7 @@ from functools import partial
 
 from attrs import define, evolve, field
 
+from smartbatch._values import Record
 from smartbatch.errors import ErrorKind, ProviderError, RequestCancelled, SmartbatchError
 from smartbatch.jobs import job_budget
 from smartbatch.jobs.payload import decode_error, decode_result, encode_result
@@ -161,8 +162,8 @@ def _may_have_run(shard: ShardRow, rest: list[UnsettledItem], billed: int) -> bo
     return (shard.remote.completed or 0) > billed
 
 
-@define
-class _Outcomes:
+@define(eq=False, repr=False)
+class _Outcomes(Record):
     """Where the items of a shard go that have no result: into a new shard, into real time, or to an end."""
 
     opened: list[int] = field(factory=list)

@@ -20,6 +20,7 @@ import httpx2
 from attrs import define
 from urllib3.util import Url
 
+from smartbatch._values import Record
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.http.cutoff import Cutoff
 from smartbatch.providers.http.live_reply import LiveReply
@@ -32,8 +33,8 @@ _KEPT = 256
 """Heads of requests that are kept, each about a kilobyte."""
 
 
-@define
-class _Call:
+@define(eq=False, repr=False)
+class _Call(Record):
     """One call through an SDK: what the SDK does not know of it, and how it ended.
 
     Attributes:
