@@ -14,13 +14,16 @@ _FIRST, _PROVING = 4.0, 0.5
 """A configured limit starts with 4 calls in flight beyond its even rate and half a call more for each
 success, x1.5 a round trip: some ten calls are refused until it is known that a server honours no burst."""
 
+_APPROACH, _APPROACHING = 6.0, 0.5
+"""Where nobody told a limit 6 calls go first, and half as many more with each round trip: what is under way
+when the limit is met is refused. Twice as many after a refusal that turned out to be a random one."""
+
 _OPENS_EVERY = 0.25
-"""Where nobody told a limit 4 calls go first, and twice as many with each round trip, or a quarter of a
-second where answers are slow."""
+"""Seconds in which they double where answers are slow."""
 
 _TOGETHER = 1.0
 """Seconds in which, where processes begin together, as many calls more as are in flight go with the answers:
-what all of them send until each has met the limit by itself is refused."""
+what all of them send until each has met the limit by itself is refused. Together they begin with 4."""
 
 _LONE = 2
 """Lone refusals at first contact before one more with as many calls in flight speaks for a cap."""
@@ -29,9 +32,9 @@ _PROOF, _PROOF_SHARE = 2, 0.5
 """Refusals of calls sent after a refused one that prove a limit, while none of them is answered, and the
 share of these calls that they are: beyond a limit all are refused, and answers take longer than refusals."""
 
-_PROBE_AFTER = 0.5
+_PROBE_AFTER, _PROBE_AGAIN = 0.5, 2.0
 """Seconds after a refusal at first contact in which half of the calls in flight may end, before a call finds
-out whether more than it are refused."""
+out whether more than it are refused; and after which another one goes, as an answer may take a minute."""
 
 _RESTART, _DOUBLING, _DOUBLES_EVERY = 2.0, 1.0, 1.0
 _DECREASE = 0.7
@@ -79,6 +82,7 @@ class CallWindow:
     _grown_at: float = field(default=-math.inf, init=False)
     _held_at: float = field(default=math.inf, init=False)  # when a call was refused at first contact
     _held_from: int = field(default=0, init=False)  # the order of that call
+    _probes_at: float = field(default=0.0, init=False)  # when a call finds out, at the latest
     _opened: float = field(default=0.0, init=False)  # calls in flight then
     _refused: int = field(default=0, init=False)  # of calls sent after that one
     _lone: int = field(default=0, init=False)  # such refusals that turned out to be lone ones
@@ -98,7 +102,7 @@ class CallWindow:
 
     def begin(self) -> None:
         """Approach a limit that nobody told: few calls first, and more with each answer."""
-        self.size, self._growth, self._threshold = _FIRST, _DOUBLING, math.inf
+        self.size, self._growth, self._threshold = _APPROACH, _DOUBLING, math.inf
         self.is_opening, self._held_at = True, math.inf
 
     @property
@@ -117,8 +121,8 @@ class CallWindow:
         if in_flight == math.inf:
             self.open()
         elif self._held_at == math.inf:
-            first = max(1.0, _FIRST // members) if self.began == math.inf else self.size
-            self.size = max(first, in_flight)
+            first = max(1.0, _FIRST // members) if self._together else _APPROACH
+            self.size = max(first if self.began == math.inf else self.size, in_flight)
 
     def open(self) -> None:
         """Limit nothing any more."""
@@ -136,7 +140,7 @@ class CallWindow:
             if self.is_opening:  # further ones with time
                 self.began = min(self.began, now)
                 if self._held_at < math.inf:
-                    self.size = 0.0
+                    self.size, self._probes_at = 0.0, now + _PROBE_AGAIN
                 elif in_flight >= self.size + 1.0:
                     self.size = float(in_flight)
 
@@ -144,7 +148,7 @@ class CallWindow:
         """A call was not refused. One that was sent when the window was not full proves nothing."""
         if self._held_at < math.inf and self.is_opening:
             if call.order > self._held_from:  # the one that was refused was a lone one
-                self.size, self._held_at = max(_FIRST, _DECREASE * self._opened), math.inf
+                self.size, self._held_at = max(_APPROACH, _DECREASE * self._opened), math.inf
                 self._lone += 1
             return
         if call.started > self._filled_at:
@@ -154,7 +158,9 @@ class CallWindow:
             if self._together and now < self._grown_at + _TOGETHER / self.size:
                 return
             self._grown_at = now
-        self.size += self._growth if self.size < self._threshold else 1.0 / self.size
+        slowly = self.is_opening and not self._together and not self._lone
+        growth = _APPROACHING if slowly else self._growth
+        self.size += growth if self.size < self._threshold else 1.0 / self.size
         if self.size > _WIDE:
             self.size = math.inf
 
@@ -175,13 +181,13 @@ class CallWindow:
         """Return when the next call goes at first contact. The cases, in order:
 
         1. Nothing is in flight: now.
-        2. A call was refused: one more goes, half a second later at the latest; it finds out.
+        2. A call was refused: one more goes and finds out, and another one where its answer takes long.
         3. Otherwise the calls in flight double in each quarter of a second.
         """
         if not in_flight:
             return now
         if self._held_at < math.inf:
-            return max(now, self._held_at + _PROBE_AFTER) if self.size else math.inf
+            return max(now, self._probes_at)
         return max(now, self._filled_at + _OPENS_EVERY * math.log2((in_flight + 1) / in_flight))
 
     def refuse(self, call: Reservation, in_flight: int, now: float) -> FirstRefusal:
@@ -194,16 +200,24 @@ class CallWindow:
             if call.order <= self._held_from:
                 return FirstRefusal.LONE
             self._refused += 1
-            self.size = max(1.0, self.size)  # another one finds out
+            self.size, self._probes_at = max(1.0, self.size), now  # another one finds out
             enough = max(_PROOF, _PROOF_SHARE * (call.order - self._held_from))
             return FirstRefusal.PROOF if self._refused >= enough else FirstRefusal.LONE
         if call.started > self._filled_at and self._lone:
             return FirstRefusal.LATER
         again = self._lone >= _LONE and in_flight >= _DECREASE * self._opened
-        self._held_at, self._held_from, self._opened = now, call.order, float(in_flight)
+        self._held_at, self._probes_at = now, now + _PROBE_AFTER
+        self._held_from, self._opened = call.order, float(in_flight)
         self._refused = 0
         self.size = max(1.0, float(in_flight // 2))
         return FirstRefusal.AGAIN if again else FirstRefusal.LONE
+
+    @property
+    def sent_before_refusal(self) -> int:
+        """Calls sent before the one that was refused at first contact: when that proves a limit, they are
+        taken to be accepted, and those sent after it are not.
+        """
+        return self._held_from - 1
 
     def narrow(self, in_flight: float, now: float) -> None:
         """Let so many calls be in flight from now on."""

@@ -299,7 +299,8 @@ class Quota:
         if fresh and narrowed and self._spacing.bucket is not None and self._known is None:
             return None  # 2: by a rate that is not used any more
         no_cap = capped and self._cap.limit == math.inf
-        self._evidence.add(reservation.order)
+        if fresh:
+            self._evidence.add(reservation.order)
         self._evidence.seen(in_flight)
         if self._is_random(reservation, now):
             return None  # 3
@@ -567,7 +568,8 @@ class Quota:
             until, under_way = now, 0
             # before the first pause: after each a burst is accepted
             if self._measured.since == self._window.began:
-                until, under_way = self._cooldown.until, self.in_flight
+                until = self._cooldown.until
+                under_way = max(0, self._window.sent_before_refusal - self._traffic.accepted)
             rate = self._measured.rate(until, under_way, self.lease, spaced=self._spacing.bucket is not None)
             if self._spacing.at_measured(rate, now):
                 self._window.open()

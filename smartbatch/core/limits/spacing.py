@@ -47,8 +47,12 @@ at 0.8 of the rate that was refused: what was accepted while it was searched beg
 _OVERSHOT = 0.5
 """Seconds for which the next call waits at most, as too many were sent lately."""
 
-_HOLD, _HOLD_MOST, _NEAR = 12.0, 64.0, 0.04
-"""Seconds for which it is held; doubled while it is found again within 4 %: each try of more is refused."""
+_HOLD, _HOLD_MOST, _NEAR = 4.0, 64.0, 0.04
+"""Seconds for which it is held, and once it was found again within 4 %: each try of more is refused."""
+
+_HOLD_SHARED = 12.0
+"""Where processes share it, it is held for longer at first, and doubled from then on: it is found again by
+what all of them had answered, of which each hears later."""
 
 _FOUND_GROWTH, _FOUND_SCALE = 0.003, 7.0
 """Growth after that, as above."""
@@ -173,7 +177,7 @@ class Spacing:
         else:
             self._told = self._told or found
             if found:
-                self._hold_at(rate, now)
+                self._hold_at(rate, now, shared=True)
                 self._idle = self._idle if self.bucket is not None else math.inf
             self._base = self._searched_from = rate
             self._at(rate, now)
@@ -205,9 +209,10 @@ class Spacing:
                 least = 1.0
             if others and self._searching:
                 least, measured = _SEARCHED_LEAST, measured * (1.0 + _SEARCH_SHARED)  # it grew meanwhile
-            found = self._believed(min(rate, max(measured, least * rate)), shared=self._told or others > 0.0)
+            shared = self._told or others > 0.0
+            found = self._believed(min(rate, max(measured, least * rate)), shared=shared)
             slower = found * (_HELD_SHARE_SOON if soon or self._searching else _HELD_SHARE)
-            self._hold_at(found, now)
+            self._hold_at(found, now, shared=shared)
             self._lowered_held = held
         elif now < self._held_until and now - self._since < _MEASURED_LEAST:
             slower = rate * _HELD_SHARE_SOON
@@ -297,12 +302,14 @@ class Spacing:
             return max(self._since, now - _MEASURED_SHARED)
         return max(self._since, now - _MEASURED, self._searched_until - _MEASURED_SEARCHING)
 
-    def _hold_at(self, found: float, now: float) -> None:
-        """Hold the rate, for the longer, the more often about the same was found."""
+    def _hold_at(self, found: float, now: float, *, shared: bool) -> None:
+        """Hold the rate, and for long once about the same was found again."""
         again = abs(found - self._found) < _NEAR * found
         self._found, self._idle = found, 0.0
         if now >= self._held_until or not again:
-            self._hold = min(2.0 * self._hold, _HOLD_MOST) if again else _HOLD
+            longer = 2.0 * self._hold if shared else _HOLD_MOST
+            first = _HOLD_SHARED if shared else _HOLD
+            self._hold = min(longer, _HOLD_MOST) if again else first
             self._held_until = now + self._hold
 
     def is_ahead(self, traffic: Traffic, now: float, others: float) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from statistics import fmean
 
 import pytest
-from core.limits.limit_server import bucket, constant, fixed_windows, lognormal, noisy, run
+from core.limits.limit_server import Latency, Run, bucket, constant, fixed_windows, lognormal, noisy, run
 from core.limits.metered_server import Client, SecondMeter, Server, fill
 
 from smartbatch.core.limits.header_limits import Reservation
@@ -28,14 +29,15 @@ def take_all(quota: Quota, now: float, most: int = 64) -> list[Reservation]:
     return calls
 
 
-def test_four_calls_go_first_and_two_more_with_each_answer() -> None:
-    """The answered one's successor, and one more."""
+def test_six_calls_go_first_and_half_as_many_more_with_their_answers() -> None:
+    """Each answered one's successor, and one more with every other answer."""
     quota = unknown()
     calls = take_all(quota, 0.0)
-    assert len(calls) == 4
-    for number in range(4):
+    assert len(calls) == 6
+    for number in range(6):
         quota.succeeded(calls[number], 0.1, 0.0)
-        assert len(take_all(quota, 0.1)) == 2
+        assert len(take_all(quota, 0.1)) == (2, 1)[number % 2]
+    assert quota.in_flight == 9
 
 
 def test_slow_answers_keep_no_call_waiting_for_long() -> None:
@@ -45,12 +47,12 @@ def test_slow_answers_keep_no_call_waiting_for_long() -> None:
     while quota.in_flight < 64:
         now = quota.look(now, 0.0)
         take_all(quota, now)
-    assert now == pytest.approx(1.0, abs=0.1)
+    assert now == pytest.approx(0.85, abs=0.1)
 
 
 def test_a_list_that_all_workers_can_take_at_once_goes_with_the_first_answer() -> None:
     """It loses less than a round trip; a longer list opens slowly."""
-    for waiting, more in ((60, 62), (65, 2)):
+    for waiting, more in ((58, 60), (65, 2)):
         quota = unknown()
         first = take_all(quota, 0.0)[0]
         quota.lack(waiting, workers=64)
@@ -97,26 +99,50 @@ def test_after_a_refusal_one_call_finds_out_whether_it_is_a_lone_one() -> None:
     """No other goes meanwhile; answered, it goes on."""
     quota, rng = unknown(), random.Random(0)
     calls = take_all(quota, 0.0)
-    assert quota.refused(calls[3], 0.01, None, rng) is None
+    assert quota.refused(calls[5], 0.01, None, rng) is None
     assert quota.look(0.02, 0.0) > 0.02
-    for call in calls[:2]:
+    for call in calls[:3]:
         quota.succeeded(call, 0.05, 0.0)
     [probe] = take_all(quota, 0.05)
     quota.succeeded(probe, 0.1, 0.0)
     assert len(take_all(quota, 0.1)) >= 3
 
 
-def test_refusals_of_calls_sent_after_a_refused_one_prove_a_limit() -> None:
-    """A pause for all, and then the rate that was accepted before it and in it."""
-    quota, rng = unknown(), random.Random(0)
+def refused_together(quota: Quota) -> list[Reservation]:
+    """Of six calls two are answered, and then the fourth is refused, and two of the three that were sent with
+    the answers: that proves a limit. Return those that are still in flight.
+    """
+    rng = random.Random(0)
     calls = take_all(quota, 0.0)
-    quota.succeeded(calls[0], 0.05, 0.0)
+    for call in calls[4:]:
+        quota.succeeded(call, 0.05, 0.0)
     later = take_all(quota, 0.05)
-    assert quota.refused(calls[1], 0.06, 1.0, rng) is None
+    assert len(later) == 3
+    assert quota.refused(calls[3], 0.06, 1.0, rng) is None
     assert quota.refused(later[0], 0.061, 1.0, rng) is None
-    pause = quota.refused(later[1], 0.062, 1.0, rng)
-    assert pause is not None
-    assert quota.spaced_rate == pytest.approx(2.5, abs=0.2)  # one answered, two in flight, 1.2 s
+    assert quota.refused(later[1], 0.062, 1.0, rng) is not None
+    return [*calls[:3], later[2]]
+
+
+def test_refusals_of_calls_sent_after_a_refused_one_prove_a_limit() -> None:
+    """A pause for all, and then the rate that was accepted before it and in it: three calls were sent before
+    the first refused one, in some 1.1 s. What is in flight and was sent after it may be refused, too."""
+    quota = unknown()
+    refused_together(quota)
+    assert quota.spaced_rate == pytest.approx(3 / 1.1 * 0.98, abs=0.15)
+
+
+def test_refusals_that_were_on_their_way_when_a_limit_was_proven_prove_nothing_more() -> None:
+    """They had the next refusal, a lone one, pause all calls for as long again."""
+    quota, rng = unknown(), random.Random(0)
+    for late in refused_together(quota):
+        quota.refused(late, 0.07, 1.0, rng)
+    now = 1.1
+    for _ in range(20):
+        now = max(now, quota.look(now, 0.0))
+        quota.succeeded(quota.take(now, 0.0), now + 0.05, 0.0)
+    now = max(now, quota.look(now, 0.0))
+    assert quota.refused(quota.take(now, 0.0), now + 0.05, 1.0, rng) is None
 
 
 def test_the_first_refusal_holds_calls_back_also_where_there_are_fewer_workers() -> None:
@@ -137,25 +163,37 @@ def test_the_first_refusal_holds_calls_back_also_where_there_are_fewer_workers()
 def test_a_probe_that_is_never_sent_holds_nobody_up() -> None:
     quota, rng = unknown(), random.Random(0)
     calls = take_all(quota, 0.0)
-    quota.refused(calls[3], 0.01, None, rng)
-    for call in calls[:3]:
+    quota.refused(calls[5], 0.01, None, rng)
+    for call in calls[:5]:
         quota.succeeded(call, 0.05, 0.0)
     for call in take_all(quota, 0.05):
         quota.dropped(call, 0.06)
     assert quota.look(0.06, 0.0) == 0.06
 
 
+def of_a_silent_server(seed: int, latency: Latency) -> Run:
+    """1,500 calls by 64 workers; twenty are let through in each second of the server's clock."""
+    windows = fixed_windows(20, 1.0, random.Random(seed).random())
+    return run(
+        unknown(), windows, 1500, latency=latency, seed=seed, quick_refusals=True, retry_after=lambda _: 1.0
+    )
+
+
 @pytest.mark.parametrize("latency", sampled(["50 ms", "around 50 ms"]))
 def test_twenty_a_second_without_bursts_that_nobody_told(latency: str) -> None:
-    """64 workers, 1,500 calls: 95 % used, and 15 refused at most; 70 without the approach."""
+    """95 % used, and 22 refused at most; 70 without the approach."""
     how = constant(0.05) if latency == "50 ms" else lognormal(0.05, 0.3)
     for seed in range(3):
-        windows = fixed_windows(20, 1.0, random.Random(seed).random())
-        outcome = run(
-            unknown(), windows, 1500, latency=how, seed=seed, quick_refusals=True, retry_after=lambda _: 1.0
-        )
-        assert outcome.refused <= 15, f"seed={seed}"
+        outcome = of_a_silent_server(seed, how)
+        assert outcome.refused <= 22, f"seed={seed}"
         assert 1500 / (20 * outcome.seconds) >= 0.95, f"seed={seed}"
+
+
+def test_of_twenty_a_second_that_nobody_told_few_are_refused_in_the_mean_of_many_servers() -> None:
+    """0.5 %, and 98 % used."""
+    outcomes = [of_a_silent_server(seed, lognormal(0.05, 0.3)) for seed in range(40)]
+    assert fmean(outcome.refused for outcome in outcomes) <= 0.005 * 1500
+    assert fmean(1500 / (20 * outcome.seconds) for outcome in outcomes) >= 0.98
 
 
 @pytest.mark.parametrize("style", sampled(["openai", "gemini"], keep=2))

@@ -422,7 +422,7 @@ def test_a_probe_whose_answer_takes_long_holds_nobody_up() -> None:
         return True, 100.0 if len(after) == 1 else 0.2
 
     seconds, _ = send(limit, 2_000, 64, answer)
-    assert after[1] - after[0] < 1.0
+    assert after[1] - after[0] <= 2.0
     assert seconds <= 101.0
 
 

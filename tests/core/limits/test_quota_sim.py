@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from statistics import fmean
 
 import pytest
 from core.limits.limit_server import (
@@ -100,11 +101,12 @@ def test_a_limit_that_nobody_told_is_found_and_kept(server: str, latency: str) -
 @pytest.mark.parametrize(("quick", "most"), [(True, 64 + 18), (False, 64 + 54)])
 def test_an_untold_limit_with_a_burst_is_used_whole(latency: str, quick: bool, most: int) -> None:
     """600 at once and then 10 a second, not configured: within 12 % of the ideal 30 s, refused once a
-    worker."""
-    for seed in range(5):
-        outcome = untold(bucket(600, 10.0), LATENCIES[latency], seed=seed, quick_refusals=quick)
-        assert outcome.seconds <= 33.5, f"seed={seed}"
-        assert outcome.refused <= most, f"seed={seed}"
+    worker, in the mean."""
+    outcomes = [
+        untold(bucket(600, 10.0), LATENCIES[latency], seed=seed, quick_refusals=quick) for seed in range(8)
+    ]
+    assert max(outcome.seconds for outcome in outcomes) <= 33.5
+    assert fmean(outcome.refused for outcome in outcomes) <= most
 
 
 def test_a_told_limit_ten_times_too_high_is_corrected() -> None:
