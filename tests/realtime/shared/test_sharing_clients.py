@@ -17,7 +17,7 @@ from realtime.shared.servers import KINDS, address_of, redis_server
 from smartbatch._clock import RealClock, VirtualClock
 from smartbatch._postgres import Address
 from smartbatch.core.limits.shared_record import LeaseAsk, LeaseGrant
-from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderError
+from smartbatch.errors import BudgetExceeded, ConfigError, ErrorKind, ProviderError, ProviderUnavailable
 from smartbatch.events import BreakerChanged, Event, SharedLimitsLost, SharedLimitsRestored
 from smartbatch.observe.participants import participant_of
 from smartbatch.prices import Price
@@ -450,6 +450,29 @@ def test_an_outage_ends_for_a_client_that_asks_seldom(
         clock.sleep(5.0)
         futures.append(client.submit(f"later {number}"))
     assert futures[-1].result(PATIENCE).text == "yes"
+
+
+@pytest.mark.parametrize("instead", ["fail", "fallback"])
+@pytest.mark.parametrize("lasts", [False, True], ids=["is over", "lasts"])
+def test_an_outage_that_another_process_told_of_is_tried_before_requests_fail_or_move(
+    clock: VirtualClock, client_of: Callable[..., Any], address: str, instead: str, lasts: bool
+) -> None:
+    """It may have told hours ago, and had nothing to ask since. Where the outage lasts, a probe shows it."""
+    provider = Scripted(clock, lambda *_: unavailable() if lasts else "yes", latency=0.01)
+    Neighbour(address, provider, clock).tells(outage=1)
+    more = {"fallback_model": "sim:spare"} if instead == "fallback" else {}
+    client = client_of(provider, on_breaker_open=instead, shared=address, **more)
+    with clock.held():
+        futures = submit_all(client, map(str, range(20)))
+    errors = [future.exception(PATIENCE) for future in futures]
+    if lasts and instead == "fail":
+        assert {type(error) for error in errors} == {ProviderUnavailable}
+    else:
+        assert errors == [None] * 20
+    if instead == "fallback":
+        models = {future.result(0).model for future in futures}
+        assert models == ({"sim:spare"} if lasts else {"scripted:default"})
+    assert len(provider.starts) <= 4 if lasts else len(provider.starts) == 20
 
 
 def spender(clock: VirtualClock, client_of: Callable[..., Any], address: str, budget: float) -> Any:
