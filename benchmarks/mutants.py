@@ -32,15 +32,7 @@ from attrs import asdict, frozen
 from benchmarks import mutant_calls
 from benchmarks.mutant_calls import ROOMS
 from benchmarks.mutant_changes import Change, changes_of
-from benchmarks.mutant_runs import (
-    Outcome,
-    TestCalls,
-    Worker,
-    collected,
-    copied,
-    preload,
-    pytest_line,
-)
+from benchmarks.mutant_runs import Outcome, TestCalls, Worker, collected, copied, preload, pytest_line
 
 ROOT = Path(__file__).parents[1]
 TESTED_BY = {"core": "tests/core/", "store": "tests/jobs/", "steps": "tests/jobs/", "outputs": "tests/cli/"}

@@ -19,16 +19,7 @@ from smartbatch.realtime.setup import HookParams
 from smartbatch.results import ResultList
 from smartbatch.routing.list_progress import OnProgress
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
-from smartbatch.types import (
-    Deadline,
-    Embedding,
-    GenerationParams,
-    Prompts,
-    T,
-    TableParams,
-    Texts,
-    evolve,
-)
+from smartbatch.types import Deadline, Embedding, GenerationParams, Prompts, T, TableParams, Texts, evolve
 
 if TYPE_CHECKING:
     from smartbatch.jobs.job import Job

@@ -19,9 +19,7 @@ from smartbatch.core.preparation.preparer import RequestPreparer
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Throughput
 from smartbatch.errors import ClientClosed, ConfigError, InvalidRequest, JobNotFound, WrongProcess
-from smartbatch.events import (
-    CallFinished,
-)
+from smartbatch.events import CallFinished
 from smartbatch.jobs.act_records import Act, Acted, JobSelection, actor, cut
 from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
 from smartbatch.jobs.job import Job
@@ -41,14 +39,7 @@ from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.routing.history import ForecastHistory
 from smartbatch.running import LAST_STEP, ask_item, callback_raised
-from smartbatch.types import (
-    Duration,
-    Generation,
-    Kind,
-    Result,
-    Route,
-    T,
-)
+from smartbatch.types import Duration, Generation, Kind, Result, Route, T
 
 
 @final

@@ -6,14 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.syntax import (
-    ROOT,
-    files,
-    last_name,
-    names_of,
-    nodes,
-    room,
-)
+from tests.syntax import ROOT, files, last_name, names_of, nodes, room
 
 WAITING = {
     "time": {"sleep"},

@@ -12,13 +12,7 @@ from smartbatch._importing import collected_seldom
 from smartbatch.cli.clients import client_of, embedding_of, params_of
 from smartbatch.cli.inputs import RowSource
 from smartbatch.cli.messages import note, say
-from smartbatch.cli.outputs import (
-    OutputChanged,
-    OutputFile,
-    Recovered,
-    check_output_name,
-    encode,
-)
+from smartbatch.cli.outputs import OutputChanged, OutputFile, Recovered, check_output_name, encode
 from smartbatch.cli.prompts import InputRequests, KeyedRow, PromptMaker
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.cli.run_job import JobRun, RowResult, Rows

@@ -12,12 +12,7 @@ from attrs import evolve, frozen
 
 from smartbatch._values import Value
 from smartbatch.dashboard import acts
-from smartbatch.dashboard.access import (
-    Access,
-    TokenAccess,
-    is_from_own_page,
-    is_known_host,
-)
+from smartbatch.dashboard.access import Access, TokenAccess, is_from_own_page, is_known_host
 from smartbatch.dashboard.downloads import KINDS, formats, may_download, results_file
 from smartbatch.dashboard.layout import document, message, policy, static_file
 from smartbatch.dashboard.live import OpenStreams, Streamed, stream, update, version_of

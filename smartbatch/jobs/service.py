@@ -23,15 +23,7 @@ from smartbatch.errors import (
     StoreError,
     WrongProcess,
 )
-from smartbatch.events import (
-    Event,
-    JobAccepted,
-    JobFinished,
-    JobHeld,
-    JobIncident,
-    JobProgress,
-    ShardChanged,
-)
+from smartbatch.events import Event, JobAccepted, JobFinished, JobHeld, JobIncident, JobProgress, ShardChanged
 from smartbatch.jobs.acceptance import Items
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies

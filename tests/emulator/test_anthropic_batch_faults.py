@@ -7,15 +7,7 @@ import json
 import anthropic
 import httpx2
 import pytest
-from anthropic_batch_world import (
-    MODEL,
-    ROOT,
-    counts_of,
-    lines_of,
-    refusal_of,
-    requests,
-    sdk_of,
-)
+from anthropic_batch_world import MODEL, ROOT, counts_of, lines_of, refusal_of, requests, sdk_of
 from virtual_service import check_lost_create_and_cut_download, check_odd_lines, one_batch
 
 from smartbatch.testing import Emulator, answer_for

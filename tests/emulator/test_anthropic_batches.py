@@ -7,17 +7,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from anthropic_batch_world import (
-    MODEL,
-    OLD,
-    ROOT,
-    counts_of,
-    lines_of,
-    params,
-    refusal_of,
-    requests,
-    sdk_of,
-)
+from anthropic_batch_world import MODEL, OLD, ROOT, counts_of, lines_of, params, refusal_of, requests, sdk_of
 from raw_client import RawClient
 from virtual_service import START, VirtualService
 

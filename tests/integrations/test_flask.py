@@ -17,12 +17,7 @@ import pytest
 from flask import Flask, abort, request
 
 from smartbatch import Answer, ConfigError, Request, RequestTimeout
-from smartbatch.integrations.flask import (
-    Smartbatch,
-    blueprint,
-    current_smartbatch,
-    dashboard_blueprint,
-)
+from smartbatch.integrations.flask import Smartbatch, blueprint, current_smartbatch, dashboard_blueprint
 
 AppOf = Callable[..., Flask]
 

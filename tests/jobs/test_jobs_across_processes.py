@@ -22,11 +22,7 @@ import smartbatch
 from smartbatch import Interrupted, shortcuts
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import (
-    JobNotFound,
-    JobTimeout,
-    StoreError,
-)
+from smartbatch.errors import JobNotFound, JobTimeout, StoreError
 from smartbatch.events import Event, JobAccepted, JobFinished, JobProgress, RouteScored
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.watcher import ChangeNotifier

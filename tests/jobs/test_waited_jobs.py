@@ -12,13 +12,7 @@ from jobs.remote import LONG, Remote
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import (
-    AllRequestsFailed,
-    ConfigError,
-    ErrorKind,
-    JobTimeout,
-    ProviderError,
-)
+from smartbatch.errors import AllRequestsFailed, ConfigError, ErrorKind, JobTimeout, ProviderError
 from smartbatch.jobs.job import Job
 from smartbatch.types import Route
 from tests.levels import sampled

@@ -4,20 +4,7 @@ from __future__ import annotations
 
 import pytest
 from asking import KEY, ask, begin, stream_error
-from claude import (
-    BLOCK,
-    END,
-    HEAD,
-    PING,
-    START,
-    STOP,
-    delta,
-    error,
-    event,
-    message,
-    opened,
-    streams,
-)
+from claude import BLOCK, END, HEAD, PING, START, STOP, delta, error, event, message, opened, streams
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_server import says

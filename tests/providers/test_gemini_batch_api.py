@@ -10,12 +10,7 @@ from gemini_asking import GEMINI_KEY, gemini_error
 from raw_server import says
 
 from smartbatch.errors import ErrorKind
-from smartbatch.providers.batch_api import (
-    Creation,
-    RemoteBatch,
-    RemoteState,
-    enqueued_limit,
-)
+from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteState, enqueued_limit
 from smartbatch.providers.gemini.provider import GeminiProvider
 from smartbatch.types import Kind
 from tests.levels import sampled

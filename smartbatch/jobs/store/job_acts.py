@@ -18,14 +18,7 @@ from smartbatch.jobs.store import outcomes
 from smartbatch.jobs.store.control_table import note_act
 from smartbatch.jobs.store.database import Database, Row, Transaction
 from smartbatch.jobs.store.items_of_job import job_number
-from smartbatch.jobs.store.rows import (
-    JOBS,
-    first_of,
-    job_row,
-    number,
-    position,
-    record_text,
-)
+from smartbatch.jobs.store.rows import JOBS, first_of, job_row, number, position, record_text
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.prices import dollars
 

@@ -9,13 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.providers.conversation import (
-    INSTRUCTIONS,
-    check_extra,
-    check_format,
-    check_roles,
-    content_of,
-)
+from smartbatch.providers.conversation import INSTRUCTIONS, check_extra, check_format, check_roles, content_of
 from smartbatch.types import Generation, Request
 
 VERSION = "2026-10-21"

@@ -24,13 +24,7 @@ from smartbatch.observe.families import OPERATION_SECONDS, OPERATIONS, key_of
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import EVERY, Participant, text_of
 from smartbatch.realtime.shared.addresses import full_address, open_back_end
-from smartbatch.realtime.shared.back_end import (
-    BackEnd,
-    BackEndBusy,
-    BackEndUnavailable,
-    Incompatible,
-    hidden,
-)
+from smartbatch.realtime.shared.back_end import BackEnd, BackEndBusy, BackEndUnavailable, Incompatible, hidden
 from smartbatch.realtime.shared.publication import Look, Publication
 
 _T = TypeVar("_T")
