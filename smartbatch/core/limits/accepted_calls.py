@@ -24,12 +24,14 @@ class AcceptedCalls:
 
     Attributes:
         since: when that was; minus infinity before.
+        at_proof: calls a second at first contact, where a cap on calls at once was supposed then; else 0.
         is_untried: whether the rate that was refused last was that of a burst, and processes share it.
     """
 
     __repr__ = fields_repr
 
     since: float = field(default=-math.inf, init=False)
+    at_proof: float = field(default=0.0, init=False)
     is_untried: bool = field(default=False, init=False)
     _calls: int = field(default=0, init=False)
 

@@ -32,9 +32,14 @@ _PROOF, _PROOF_SHARE = 2, 0.5
 """Refusals of calls sent after a refused one that prove a limit, while none of them is answered, and the
 share of these calls that they are: beyond a limit all are refused, and answers take longer than refusals."""
 
-_PROBE_AFTER, _PROBE_AGAIN = 0.5, 2.0
-"""Seconds after a refusal at first contact in which half of the calls in flight may end, before a call finds
-out whether more than it are refused; and after which another one goes, as an answer may take a minute."""
+_PROBES_MOST, _PROBES_IN = 0.5, 2.0
+"""After a refusal at first contact a call finds out whether more are refused: when half of those in flight
+have ended, half a second later at most. Where answers are slow, and none has come yet, after twice the time
+that the refusal took: by then it is known of the calls that were sent with it, and a limit refills later."""
+
+_PASSES_IN, _PASSES_LEAST = 10.0, 0.1
+"""A call that finds out after a refusal has passed when it is not refused within ten times what that refusal
+took, a tenth of a second at least: answers may take a minute."""
 
 _RESTART, _DOUBLING, _DOUBLES_EVERY = 2.0, 1.0, 1.0
 _DECREASE = 0.7
@@ -82,7 +87,9 @@ class CallWindow:
     _grown_at: float = field(default=-math.inf, init=False)
     _held_at: float = field(default=math.inf, init=False)  # when a call was refused at first contact
     _held_from: int = field(default=0, init=False)  # the order of that call
-    _probes_at: float = field(default=0.0, init=False)  # when a call finds out, at the latest
+    _passes_in: float = field(default=0.0, init=False)  # seconds until one that finds out has passed
+    _probes_at: float = field(default=0.0, init=False)  # when it goes, or has passed
+    _probing: bool = field(default=False, init=False)
     _opened: float = field(default=0.0, init=False)  # calls in flight then
     _refused: int = field(default=0, init=False)  # of calls sent after that one
     _lone: int = field(default=0, init=False)  # such refusals that turned out to be lone ones
@@ -139,17 +146,18 @@ class CallWindow:
             self._filled_at = now
             if self.is_opening:  # further ones with time
                 self.began = min(self.began, now)
-                if self._held_at < math.inf:
-                    self.size, self._probes_at = 0.0, now + _PROBE_AGAIN
+                if self._held_at < math.inf and self._probing:
+                    self._go_on()
+                elif self._held_at < math.inf:
+                    self._probing, self._probes_at, self.size = True, now + self._passes_in, 0.0
                 elif in_flight >= self.size + 1.0:
                     self.size = float(in_flight)
 
     def let_through(self, call: Reservation, now: float) -> None:
         """A call was not refused. One that was sent when the window was not full proves nothing."""
         if self._held_at < math.inf and self.is_opening:
-            if call.order > self._held_from:  # the one that was refused was a lone one
-                self.size, self._held_at = max(_APPROACH, _DECREASE * self._opened), math.inf
-                self._lone += 1
+            if call.order > self._held_from:
+                self._go_on()
             return
         if call.started > self._filled_at:
             return
@@ -163,6 +171,11 @@ class CallWindow:
         self.size += growth if self.size < self._threshold else 1.0 / self.size
         if self.size > _WIDE:
             self.size = math.inf
+
+    def _go_on(self) -> None:
+        """The call that was refused was a lone one."""
+        self.size, self._held_at = max(_APPROACH, self._opened), math.inf
+        self._lone += 1
 
     def opens(self, now: float, in_flight: int, cool_until: float) -> float:
         """Return when the full window lets the next call go, unless a success widens it sooner.
@@ -181,7 +194,7 @@ class CallWindow:
         """Return when the next call goes at first contact. The cases, in order:
 
         1. Nothing is in flight: now.
-        2. A call was refused: one more goes and finds out, and another one where its answer takes long.
+        2. A call was refused: one more goes and finds out; the others, when that was not refused for a while.
         3. Otherwise the calls in flight double in each quarter of a second.
         """
         if not in_flight:
@@ -190,25 +203,31 @@ class CallWindow:
             return max(now, self._probes_at)
         return max(now, self._filled_at + _OPENS_EVERY * math.log2((in_flight + 1) / in_flight))
 
-    def refuse(self, call: Reservation, in_flight: int, now: float) -> FirstRefusal:
+    def refuse(self, call: Reservation, in_flight: int, now: float, *, answered: bool) -> FirstRefusal:
         """A call was refused at first contact, of so many in flight; see :class:`FirstRefusal`.
 
         After the first one, and one that was sent when the window held calls back, no more calls go until one
-        shows whether it is a lone one: it goes when half of those in flight have ended.
+        shows whether it is a lone one.
+
+        Args:
+            answered: whether any call was answered before.
         """
         if self._held_at < math.inf:
             if call.order <= self._held_from:
                 return FirstRefusal.LONE
             self._refused += 1
-            self.size, self._probes_at = max(1.0, self.size), now  # another one finds out
+            self._probing, self._probes_at = False, now  # another one finds out
             enough = max(_PROOF, _PROOF_SHARE * (call.order - self._held_from))
             return FirstRefusal.PROOF if self._refused >= enough else FirstRefusal.LONE
         if call.started > self._filled_at and self._lone:
             return FirstRefusal.LATER
         again = self._lone >= _LONE and in_flight >= _DECREASE * self._opened
-        self._held_at, self._probes_at = now, now + _PROBE_AFTER
+        seconds = now - call.started
+        wait = _PROBES_MOST if answered else min(_PROBES_IN * seconds, _PROBES_MOST)
+        self._held_at, self._probes_at = now, now + wait
+        self._passes_in = max(_PASSES_IN * seconds, _PASSES_LEAST)
         self._held_from, self._opened = call.order, float(in_flight)
-        self._refused = 0
+        self._refused, self._probing = 0, False
         self.size = max(1.0, float(in_flight // 2))
         return FirstRefusal.AGAIN if again else FirstRefusal.LONE
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 
 from smartbatch.core.limits.accepted_calls import AcceptedCalls
-from smartbatch.core.limits.backoff import Cooldown, RandomSource
+from smartbatch.core.limits.backoff import REFUSED, Cooldown, RandomSource
 from smartbatch.core.limits.call_window import CallWindow, FirstRefusal
 from smartbatch.core.limits.common_cooldown import CommonCooldown
 from smartbatch.core.limits.concurrency_cap import PROBES, ConcurrencyCap
@@ -311,9 +311,11 @@ class Quota:
             if not proven:
                 return None  # 8: the other processes search as well
         if self._window.is_opening:
-            first = self._window.refuse(reservation, in_flight, now)
+            answered = self._traffic.accepted > 0
+            first = self._window.refuse(reservation, in_flight, now, answered=answered)
             if first is FirstRefusal.PROOF:
                 self._measured.since = self._window.began
+                self._measured.at_proof = self._rate_at_proof(now + max(retry_after or 0.0, REFUSED))
                 if self._is_at_once(now, retry_after, probes=1):
                     return None  # 5
                 return self._cool_down(True, False, True, now, retry_after, rng)
@@ -383,11 +385,13 @@ class Quota:
 
     def _cap_opens(self, now: float) -> float:
         """Return when the cap on calls at once lets a call go. Where calls beyond it showed that there is
-        none, the calls in flight double each second or each round: there is a limit of another kind.
+        none, there is a limit of another kind: calls are spaced at the rate that was measured as it was
+        proven, or the calls in flight double each second or each round.
         """
         if self._cap.has_passed(now):
             self._cap.leave(now)
-            self._window.narrow(self.in_flight + 1.0, now)
+            if not self._space_as_at_proof(now):
+                self._window.narrow(self.in_flight + 1.0, now)
         return self._cap.look(now, self.in_flight)
 
     def _cool_down(
@@ -565,15 +569,27 @@ class Quota:
         if self._spacing.bucket is None and self._known is not None:
             self._space_known(now)
         elif self._measured.measures(now, alone=self._is_alone):
-            until, under_way = now, 0
             # before the first pause: after each a burst is accepted
             if self._measured.since == self._window.began:
-                until = self._cooldown.until
-                under_way = max(0, self._window.sent_before_refusal - self._traffic.accepted)
-            rate = self._measured.rate(until, under_way, self.lease, spaced=self._spacing.bucket is not None)
+                rate = self._rate_at_proof(self._cooldown.until)
+            else:
+                spaced = self._spacing.bucket is not None
+                rate = self._measured.rate(now, 0, self.lease, spaced=spaced)
             if self._spacing.at_measured(rate, now):
                 self._window.open()
         self._measured.proven(now)
+
+    def _rate_at_proof(self, until: float) -> float:
+        """Return the calls a second that were let through at first contact, and in the pause until then."""
+        under_way = max(0, self._window.sent_before_refusal - self._traffic.accepted)
+        return self._measured.rate(until, under_way, self.lease, spaced=self._spacing.bucket is not None)
+
+    def _space_as_at_proof(self, now: float) -> bool:
+        """Space the calls as they were let through at first contact; return whether that is known."""
+        measured, self._measured.at_proof = self._measured.at_proof, 0.0
+        if not measured or not self._measured.measures(now, alone=self._is_alone):
+            return False
+        return self._spacing.bucket is None and self._spacing.at_measured(measured, now)
 
     def _space_even(self, now: float) -> None:
         """Space the calls at a small bucket of the provider's: it may be a window that does not refill before
