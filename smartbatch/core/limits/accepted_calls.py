@@ -7,12 +7,16 @@ import math
 from attrs import define, field
 
 from smartbatch._values import fields_repr
-from smartbatch.core.limits.backoff import REFUSED
 from smartbatch.core.limits.header_limits import Reservation
 from smartbatch.core.limits.lease import LimitLease
 
 _LONGEST = 120.0
 """Two proofs at most this many seconds apart measure the rate."""
+
+_WINDOW, _TOGETHER = 1.0, 0.5
+"""Seconds in which calls were accepted, at least: a limit that is counted each second lets a second's worth
+through at once. Half of it where processes share it, as each of them sees a part.
+"""
 
 _TURN = 0.2
 """Seconds for which a process has calls go at least, while the others wait for their turn."""
@@ -66,7 +70,7 @@ class AcceptedCalls:
             spaced: whether calls are spaced.
         """
         seconds, calls = until - self.since, self._calls + under_way
-        own = calls / max(seconds, REFUSED / 2)
+        own = calls / max(seconds, _WINDOW if lease is None or lease.members == 1 else _TOGETHER)
         if lease is None:
             return own
         if self.is_untried:

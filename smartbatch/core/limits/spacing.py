@@ -39,10 +39,9 @@ this share of it on, and the rate is lowered to this share at most, soon after t
 _MEASURED_SHARED = 2.0
 """The same in seconds where processes search it together: they answer for each other later, and it grew."""
 
-_HELD_SHARE, _HELD_SHARE_SOON = 0.99, 0.985
-_FOUND_LEAST = 0.8
-"""Then the rate is held at these shares of it, after some seconds without a refusal and sooner, and at least
-at 0.8 of the rate that was refused: what was accepted while it was searched began far below."""
+_HELD_SHARE, _FOUND_LEAST = 0.985, 0.8
+"""Then the rate is held at this share of it, and at least at 0.8 of the rate that was refused: what was
+accepted while it was searched began far below."""
 
 _OVERSHOT = 0.5
 """Seconds for which the next call waits at most, as too many were sent lately."""
@@ -62,13 +61,14 @@ _SHARED_GROWTH = 0.05
 refused as well."""
 
 _LEARNED_SHARE, _SLOWEST, _UNLIMITED = 0.98, 1.0, 2000.0
-_SEARCH, _SEARCH_SCALE = 0.1, 2.0
-"""A rate measured across cooldowns may be far too low. It is at least 1 call a second, and grows by 10 % a
+_SEARCH, _SEARCH_SCALE = 0.07, 2.0
+"""A rate measured across cooldowns may be far too low. It is at least 1 call a second, and grows by 7 % a
 second, times ``1 + (t / 2 s)²``, until it is refused once, or is 2,000 calls a second, more than threads can
 send."""
 
-_SEARCH_SHARED = 0.3
-"""Where processes search it together, at most 30 % a second: by then all of them have heard of a refusal."""
+_SEARCH_TOGETHER, _SEARCH_SHARED = 0.1, 0.3
+"""Where processes search it together, by 10 % at first, as each sees a part of what is accepted, and by 30 %
+a second at most: by then all of them have heard of a refusal."""
 
 _PAUSE, _IDLE, _WRONG = 1.0, 5.0, 0.75
 """Seconds between two calls that are a pause; seconds of pauses since a limit was found, up to which what
@@ -211,11 +211,11 @@ class Spacing:
                 least, measured = _SEARCHED_LEAST, measured * (1.0 + _SEARCH_SHARED)  # it grew meanwhile
             shared = self._told or others > 0.0
             found = self._believed(min(rate, max(measured, least * rate)), shared=shared)
-            slower = found * (_HELD_SHARE_SOON if soon or self._searching else _HELD_SHARE)
+            slower = found * _HELD_SHARE
             self._hold_at(found, now, shared=shared)
             self._lowered_held = held
         elif now < self._held_until and now - self._since < _MEASURED_LEAST:
-            slower = rate * _HELD_SHARE_SOON
+            slower = rate * _HELD_SHARE
         else:
             slower = rate * (_LOWERED_SOON if soon and not self._searching else _LOWERED)
         if self._searching:
@@ -329,7 +329,10 @@ class Spacing:
         since, accepted = traffic.accepted_since(self.measured_from(now, shared=others > 0.0))
         if now - since < (_MEASURED_SEARCHING if self._searching else _MEASURED_LEAST):
             return 0.0
-        rate = (accepted + 0.5) / (now - since) + others  # the next answer is half due
+        # the next answer is half due; in little more than a second one more may be accepted than in the next
+        briefly = self._searching and not others and now - since < _MEASURED_LEAST
+        more = -1.0 if briefly else 0.5
+        rate = (accepted + more) / (now - since) + others
         used = _USED_SHARED if self._is_overshot(now, others) else _USED
         return rate if self._searching or rate > used * self.bucket.rate else 0.0
 
@@ -366,7 +369,8 @@ class Spacing:
             growth = min(growth, _SHARED_GROWTH)
         faster = bucket.rate * (1.0 + step * growth)
         if self._searching:
-            growth = _SEARCH * (1.0 + (self._clean / _SEARCH_SCALE) ** 2)
+            growth = _SEARCH if members == 1 else _SEARCH_TOGETHER
+            growth *= 1.0 + (self._clean / _SEARCH_SCALE) ** 2
             growth = growth if members == 1 else min(growth, _SEARCH_SHARED)
             faster = bucket.rate * (1.0 + step * growth)
         if known is not None:

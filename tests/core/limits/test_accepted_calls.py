@@ -38,9 +38,10 @@ def test_before_a_limit_was_proven_they_measure_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("until", "under_way", "rate"), [(20.0, 0, 0.4), (20.0, 2, 0.6), (10.5, 0, 8.0), (10.25, 0, 8.0)]
+    ("until", "under_way", "rate"), [(20.0, 0, 0.4), (20.0, 2, 0.6), (11.0, 0, 4.0), (10.25, 0, 4.0)]
 )
-def test_a_rate_is_that_of_half_a_second_at_least(until: float, under_way: int, rate: float) -> None:
+def test_a_rate_is_that_of_a_second_at_least(until: float, under_way: int, rate: float) -> None:
+    """A limit that is counted each second lets a second's worth through at once."""
     assert measured(4).rate(until, under_way, None, spaced=False) == rate
 
 
