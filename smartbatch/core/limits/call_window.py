@@ -89,8 +89,8 @@ class CallWindow:
     _held_from: int = field(default=0, init=False)  # the order of that call
     _passes_in: float = field(default=0.0, init=False)  # seconds until one that finds out has passed
     _probes_at: float = field(default=0.0, init=False)  # when it goes, or has passed
-    _probing: bool = field(default=False, init=False)
-    _opened: float = field(default=0.0, init=False)  # calls in flight then
+    _probing: bool = field(default=False, init=False)  # whether it is under way
+    _opened: float = field(default=0.0, init=False)  # calls in flight when it was refused
     _refused: int = field(default=0, init=False)  # of calls sent after that one
     _lone: int = field(default=0, init=False)  # such refusals that turned out to be lone ones
     _narrowed_to: float = field(default=_RESTART, init=False)
