@@ -237,8 +237,8 @@ class Collector:
         2. The most it can cost is more than what is left to spend: fail.
         3. The breaker is closed, or all gates let it go as a probe: it stays.
         4. A probe is due that lacks only what the client is about to lease, or no probe of this process has
-           found out yet whether an outage lasts that another one told of: it stays for as long as requests
-           wait for the end of an outage. What is leased goes back soon: else there might never be a probe.
+           verified yet an outage that another one told of: it stays for as long as requests wait for the end
+           of an outage. What is leased goes back soon: else there might never be a probe.
         5. There is a fallback model: on to its lane.
         6. The provider refused the key, the account or the model, so waiting does not help: fail.
         7. It has waited longer for the end of the outage than requests do, or they are not to wait: fail, and
@@ -268,8 +268,8 @@ class Collector:
         if since is None or at <= now:
             return False
         leases = at == math.inf and lane.breaker.look(now) <= now and self._gates.lack_lease(lane)
-        finds_out = leases or lane.breaker.is_hearsay(now)
-        instead = "wait" if finds_out else self._config.on_breaker_open
+        probes_first = leases or lane.breaker.is_unverified(now)
+        instead = "wait" if probes_first else self._config.on_breaker_open
         if instead == "fallback":
             # Vectors of two models cannot be compared, so a request for one waits for this model.
             other = None if head.request.embedding else self._fallback(lane)

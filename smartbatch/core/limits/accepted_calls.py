@@ -13,10 +13,9 @@ from smartbatch.core.limits.lease import LimitLease
 _LONGEST = 120.0
 """Two proofs at most this many seconds apart measure the rate."""
 
-_WINDOW, _TOGETHER = 1.0, 0.5
+_LEAST, _LEAST_SHARED = 1.0, 0.5
 """Seconds in which calls were accepted, at least: a limit that is counted each second lets a second's worth
-through at once. Half of it where processes share it, as each of them sees a part.
-"""
+through at once. Half of it where processes share it, as each of them sees a part."""
 
 _TURN = 0.2
 """Seconds for which a process has calls go at least, while the others wait for their turn."""
@@ -41,7 +40,7 @@ class AcceptedCalls:
 
     def restart(self, now: float) -> None:
         """Another process judged the refusals until now, and what was accepted before measures nothing."""
-        self.since, self._calls = now, 0
+        self.since, self.at_proof, self._calls = now, 0.0, 0
 
     def proven(self, now: float) -> None:
         """A limit was proven; what was accepted before the first answer measures nothing."""
@@ -57,6 +56,11 @@ class AcceptedCalls:
         """Whether anything was measured."""
         return (self._calls > 0 or not alone) and now - self.since <= _LONGEST
 
+    def take_at_proof(self, now: float, *, alone: bool) -> float:
+        """Return, once, the rate at first contact; 0 where it is not known or was long ago."""
+        rate, self.at_proof = self.at_proof, 0.0
+        return rate if self.measures(now, alone=alone) else 0.0
+
     def rate(self, until: float, under_way: int, lease: LimitLease | None, *, spaced: bool) -> float:
         """Return the calls a second that were accepted until then. The cases, in order:
 
@@ -70,7 +74,7 @@ class AcceptedCalls:
             spaced: whether calls are spaced.
         """
         seconds, calls = until - self.since, self._calls + under_way
-        own = calls / max(seconds, _WINDOW if lease is None or lease.members == 1 else _TOGETHER)
+        own = calls / max(seconds, _LEAST if lease is None or lease.members == 1 else _LEAST_SHARED)
         if lease is None:
             return own
         if self.is_untried:

@@ -146,7 +146,7 @@ class CircuitBreaker:
     _jitter: float = field(default=1.0, init=False)
     _probing: list[BreakerPermit] = field(factory=list, init=False)
     _error: Exception | None = field(default=None, init=False)
-    _heard: bool = field(default=False, init=False)  # of an outage, and no probe was judged since
+    _unverified: bool = field(default=False, init=False)  # another process said so, and no probe ended since
     _changes: list[Transition] = field(factory=list, init=False)
 
     @property
@@ -241,7 +241,7 @@ class CircuitBreaker:
         self._probing.remove(permit)
         self._jitter = jittered(1.0, rng)
         if outcome is not Outcome.SUCCESS:
-            self._heard = self._heard and outcome is Outcome.IGNORED
+            self._unverified = self._unverified and outcome is Outcome.IGNORED
             return None
         self._passed()
         return self._told(_CLOSED, "a probe succeeded")
@@ -259,7 +259,7 @@ class CircuitBreaker:
         goes.
         """
         change = None if self.state is _OPEN else self._told(_OPEN, "permanent error")
-        self._error, self._heard = error, False
+        self._error, self._unverified = error, False
         self._opened_at = now
         self._next = max(now, until)
         return change
@@ -276,18 +276,18 @@ class CircuitBreaker:
         """
         if outage and self.state is _CLOSED:
             self._changes.append(self.open(FOLLOWED, now, rng))
-            self._heard = True
+            self._unverified = True
             return True
         if not outage and self.state is _OPEN and self._error is None:
             self._next = now
         return False
 
-    def is_hearsay(self, now: float) -> bool:
-        """Whether it is open because another process said so, which may have been long ago, and a probe is
-        still to find out. One that takes longer than ``max_pause`` counts as failed.
+    def is_unverified(self, now: float) -> bool:
+        """Whether it is open because another process found an outage, maybe long ago, which a probe of this
+        one is still to verify. A probe that takes longer than ``max_pause`` counts as failed.
         """
         overdue = self._probing and all(now >= probe.overdue for probe in self._probing)
-        return self._heard and not overdue
+        return self._unverified and not overdue
 
     def changes(self) -> list[Transition]:
         """Return, once, the changes that :meth:`take` caused since the last call."""
@@ -332,7 +332,7 @@ class CircuitBreaker:
         """Change the state, see :data:`LEGAL`; nothing else does. Permits taken before no longer count."""
         self._changes.append(Transition(self.state, after, reason))
         self.state = after
-        self._heard = self._heard and after is _HALF_OPEN
+        self._unverified = self._unverified and after is _HALF_OPEN
         self._epoch += 1
         self._in_flight = 0
         self._probing = []

@@ -14,7 +14,7 @@ _FIRST, _PROVING = 4.0, 0.5
 """A configured limit starts with 4 calls in flight beyond its even rate and half a call more for each
 success, x1.5 a round trip: some ten calls are refused until it is known that a server honours no burst."""
 
-_APPROACH, _APPROACHING = 6.0, 0.5
+_OPENING, _OPENING_GROWTH = 6.0, 0.5
 """Where nobody told a limit 6 calls go first, and half as many more with each round trip: what is under way
 when the limit is met is refused. Twice as many after a refusal that turned out to be a random one."""
 
@@ -109,7 +109,7 @@ class CallWindow:
 
     def begin(self) -> None:
         """Approach a limit that nobody told: few calls first, and more with each answer."""
-        self.size, self._growth, self._threshold = _APPROACH, _DOUBLING, math.inf
+        self.size, self._growth, self._threshold = _OPENING, _DOUBLING, math.inf
         self.is_opening, self._held_at = True, math.inf
 
     @property
@@ -128,7 +128,7 @@ class CallWindow:
         if in_flight == math.inf:
             self.open()
         elif self._held_at == math.inf:
-            first = max(1.0, _FIRST // members) if self._together else _APPROACH
+            first = max(1.0, _FIRST // members) if self._together else _OPENING
             self.size = max(first if self.began == math.inf else self.size, in_flight)
 
     def open(self) -> None:
@@ -167,14 +167,14 @@ class CallWindow:
                 return
             self._grown_at = now
         slowly = self.is_opening and not self._together and not self._lone
-        growth = _APPROACHING if slowly else self._growth
+        growth = _OPENING_GROWTH if slowly else self._growth
         self.size += growth if self.size < self._threshold else 1.0 / self.size
         if self.size > _WIDE:
             self.size = math.inf
 
     def _go_on(self) -> None:
         """The call that was refused was a lone one."""
-        self.size, self._held_at = max(_APPROACH, self._opened), math.inf
+        self.size, self._held_at = max(_OPENING, self._opened), math.inf
         self._lone += 1
 
     def opens(self, now: float, in_flight: int, cool_until: float) -> float:

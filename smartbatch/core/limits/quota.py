@@ -315,8 +315,8 @@ class Quota:
             first = self._window.refuse(reservation, in_flight, now, answered=answered)
             if first is FirstRefusal.PROOF:
                 self._measured.since = self._window.began
-                self._measured.at_proof = self._rate_at_proof(now + max(retry_after or 0.0, REFUSED))
                 if self._is_at_once(now, retry_after, probes=1):
+                    self._measured.at_proof = self._rate_at_proof(now + max(retry_after or 0.0, REFUSED))
                     return None  # 5
                 return self._cool_down(True, False, True, now, retry_after, rng)
             if self._is_lone(first, now, retry_after):
@@ -390,7 +390,8 @@ class Quota:
         """
         if self._cap.has_passed(now):
             self._cap.leave(now)
-            if not self._space_as_at_proof(now):
+            rate = self._measured.take_at_proof(now, alone=self._is_alone)
+            if not rate or self._spacing.bucket is not None or not self._spacing.at_measured(rate, now):
                 self._window.narrow(self.in_flight + 1.0, now)
         return self._cap.look(now, self.in_flight)
 
@@ -583,13 +584,6 @@ class Quota:
         """Return the calls a second that were let through at first contact, and in the pause until then."""
         under_way = max(0, self._window.sent_before_refusal - self._traffic.accepted)
         return self._measured.rate(until, under_way, self.lease, spaced=self._spacing.bucket is not None)
-
-    def _space_as_at_proof(self, now: float) -> bool:
-        """Space the calls as they were let through at first contact; return whether that is known."""
-        measured, self._measured.at_proof = self._measured.at_proof, 0.0
-        if not measured or not self._measured.measures(now, alone=self._is_alone):
-            return False
-        return self._spacing.bucket is None and self._spacing.at_measured(measured, now)
 
     def _space_even(self, now: float) -> None:
         """Space the calls at a small bucket of the provider's: it may be a window that does not refill before

@@ -307,9 +307,10 @@ class Spacing:
         again = abs(found - self._found) < _NEAR * found
         self._found, self._idle = found, 0.0
         if now >= self._held_until or not again:
-            longer = 2.0 * self._hold if shared else _HOLD_MOST
-            first = _HOLD_SHARED if shared else _HOLD
-            self._hold = min(longer, _HOLD_MOST) if again else first
+            if shared:
+                self._hold = min(2.0 * self._hold, _HOLD_MOST) if again else _HOLD_SHARED
+            else:
+                self._hold = _HOLD_MOST if again else _HOLD
             self._held_until = now + self._hold
 
     def is_ahead(self, traffic: Traffic, now: float, others: float) -> bool:
@@ -369,9 +370,8 @@ class Spacing:
             growth = min(growth, _SHARED_GROWTH)
         faster = bucket.rate * (1.0 + step * growth)
         if self._searching:
-            growth = _SEARCH if members == 1 else _SEARCH_TOGETHER
-            growth *= 1.0 + (self._clean / _SEARCH_SCALE) ** 2
-            growth = growth if members == 1 else min(growth, _SEARCH_SHARED)
+            quicker = 1.0 + (self._clean / _SEARCH_SCALE) ** 2
+            growth = _SEARCH * quicker if members == 1 else min(_SEARCH_TOGETHER * quicker, _SEARCH_SHARED)
             faster = bucket.rate * (1.0 + step * growth)
         if known is not None:
             faster = min(faster, known * SPACED_SHARE)
