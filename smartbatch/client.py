@@ -153,7 +153,8 @@ class BatchingClient:
             prompt: a text, a list of chat messages, or a :class:`Request`.
             params: fields of :class:`Request` (``priority``, ``context``, ``timeout``, …) and of
                 :class:`Generation` (``system``, ``max_tokens``, …); they win over the client's. With
-                ``durable=True`` or a ``key`` it stands in the store: the same call again finds its answer.
+                ``durable=True`` or a ``key`` the request is stored by the time this returns, and the same
+                call again finds its answer.
 
         Returns:
             a future of :class:`Result`; it raises the error of a request that failed.
@@ -161,6 +162,8 @@ class BatchingClient:
         Raises:
             InvalidRequest: the request could not be sent; the text names the field.
             QueueFull: the queue is full and ``queue_full`` is ``"raise"``, or ``queue_timeout`` is over.
+            JobConflict: the ``key`` belongs to another request.
+            StoreError: a durable request could not be stored.
             ClientClosed: the client was stopped.
         """
         if "durable" in params or "key" in params:
@@ -239,7 +242,8 @@ class BatchingClient:
         early, or Ctrl-C, cancels what has not started.
 
         With a ``key`` the whole list, which must end, is stored before anything is sent, and nothing of it is
-        cancelled: the same call with the same key, in any process, goes on and asks only what is missing.
+        cancelled: the same call with the same key, in any process, resumes it and sends only what is missing,
+        including rows that were added at the end.
 
         Args:
             prompts: texts, chats or requests; or a table of pandas, Polars, Arrow or datasets, or rows as
@@ -381,7 +385,7 @@ class BatchingClient:
         Args:
             requests: as ``prompts`` of :meth:`map`; one kind, texts or vectors.
             key: your own name for the job. The same requests under the same key are the same job, so a script
-                may be run again: nothing is sent twice.
+                may be run again: nothing is sent twice. Requests added at the end are added to the job.
             metadata: labels, as texts by name.
             batch_fallback: where requests go that an expired, failed or late batch has not run: ``"batch"``
                 or ``"individual"`` for real time; the setting when ``None``. ``"individual"`` also takes jobs
@@ -392,7 +396,7 @@ class BatchingClient:
             InvalidRequest: names the row and the field.
             ConfigError: the provider has no Batch API for this, batches are switched off, or no route meets
                 the constraints; then the text names the nearest that would be met.
-            JobConflict: the key belongs to a job with other requests.
+            JobConflict: the key belongs to a job whose own rows, model or parameters differ.
             StoreError: the store cannot be used.
             ClientClosed: the client was stopped.
         """

@@ -139,6 +139,21 @@ class JobSubmission:
         )
         return self._accept(_Draft(kind, rows, common, policy, options, realtime=None, decision=decision))
 
+    def add_rows(
+        self, requests: Iterator[Request], params: Mapping[str, Any], kind: Kind, job: JobRow
+    ) -> JobRow:
+        """Add the rows that follow those of a job that has a key, and return the job.
+
+        ``requests`` are prepared and begin with the rows that the job has. Further ones go in real time,
+        unless the job goes by batch and there are enough of them for a batch.
+        """
+        rows = list(requests)
+        by_batch = not job.policy.attended and len(rows) - job.total >= self._config.batch_threshold
+        policy, options = evolve(self._policy(None), attended=job.policy.attended), JobOptions(job.key)
+        return self._accept(
+            _Draft(kind, iter(rows), params, policy, options, realtime=0 if by_batch else None)
+        )
+
     def submit_attended_list(
         self,
         requests: Iterator[Request],
@@ -147,21 +162,29 @@ class JobSubmission:
         options: JobOptions,
         decision: Decision | None,
     ) -> JobRow:
-        """As :meth:`submit_attended`, for prepared requests, within the budget of the decision; without one
-        the job is there already."""
+        """As :meth:`submit_attended`, for prepared requests, within the budget of the decision, if any."""
         policy = evolve(self._policy(None), attended=True)
         if decision is not None:
             policy = evolve(policy, route=decision.chosen.route, budget=decision.constraints.budget)
         return self._accept(_Draft(kind, requests, params, policy, options, realtime=None, decision=decision))
 
     def submit_named(
-        self, kind: Kind, requests: Mapping[str, Request], digests: Sequence[str]
-    ) -> dict[str, NamedPlace]:
-        """Store prepared requests of one kind, by their names, as :meth:`submit_attended` does; return where
-        each stands: one whose name the store knows where it stands already.
+        self,
+        kind: Kind,
+        requests: Mapping[str, Request],
+        digests: Sequence[str],
+        *,
+        join: str | None = None,
+    ) -> tuple[str | None, dict[str, NamedPlace]]:
+        """Store prepared requests of one kind, by their names, as :meth:`submit_attended` does.
 
         Args:
             digests: of what is sent, in the order of the requests.
+            join: a job of this client's that takes them while it is running.
+
+        Returns:
+            the job that has those whose names are new, ``None`` if there are none; and the place of each
+            request.
 
         Raises:
             ClientClosed, StoreError: as :meth:`submit`.
@@ -169,8 +192,9 @@ class JobSubmission:
         policy = evolve(self._policy(None), attended=True)
         draft = _Draft(kind, iter(requests.values()), {}, policy, JobOptions(), realtime=None)
         job, items = self._rows_of(draft, deduplicate=False)
-        places = self._service.accept_named(job, items, list(zip(requests, digests, strict=True)))
-        return dict(zip(requests, places, strict=True))
+        names = list(zip(requests, digests, strict=True))
+        job_id, places = self._service.accept_named(job, items, names, join=join)
+        return job_id, dict(zip(requests, places, strict=True))
 
     def digest_of(self, request: Request) -> str:
         """Return a digest of what is sent for a request, and of who is asked; the same in every process."""

@@ -410,12 +410,14 @@ class NamedPlace(Value):
     Attributes:
         digest: of what is sent, as hexadecimal text.
         answered: it had its result before it was named here.
+        after: sequence number of a result of the job that is older than its own; 0 if none is known.
     """
 
     job_id: str
     ix: int
     digest: str
     answered: bool = False
+    after: int = 0
 
 
 @frozen(eq=False, repr=False)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,6 +38,7 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.stored_result import result_of_row
 from smartbatch.jobs.threads import TimedReads, run_within, wait_while
 from smartbatch.jobs.told_states import ToldStates
+from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result, T
@@ -172,33 +174,71 @@ class JobService:
             if new or (job.key is not None and row.key == job.key):
                 break
             job = evolve(job, id=self.new_id())  # a seeded generator, used a second time on one store
-        if not new:
-            for _ in items:
-                """Reading them makes their digest."""
-            if items.digest() != row.digest:
-                raise JobConflict(
-                    f"the key {row.key!r:.80} belongs to job {row.id}, which has other requests, another "
-                    "model or other parameters: choose another key, or take that job up with client.job(key)"
-                )
-        else:
+        if new:
             self._accepted(row)
+        else:
+            row = self._with_further_rows(row, job, items)
         if carry_on and row.state is not JobState.DONE:
             self.carry_on(row.id)
             self.notify(row.id)
         return row
 
+    def _with_further_rows(self, row: JobRow, asked: JobRow, items: Items) -> JobRow:
+        """Return the job that has the key of ``asked``, after adding the rows that follow its own.
+
+        Raises:
+            JobConflict: its own rows, its model or its parameters differ, or it was cancelled.
+        """
+        rest = iter(items)
+        known = sum(1 for _ in islice(rest, row.total))
+        if known < row.total or items.digest() != row.digest:
+            raise JobConflict(
+                f"the key {row.key!r:.80} belongs to job {row.id}, whose rows, model or parameters differ "
+                "(rows may only be added at the end): choose another key, or open that job with "
+                "client.job(key)"
+            )
+        if not (further := list(rest)):
+            return row
+        digest = items.digest()
+
+        def extend(change: Callable[[JobPolicy], JobPolicy]) -> JobRow | None:
+            policy = change(evolve(row.policy, deadline=asked.policy.deadline))
+            return self.store.jobs.extend(row, further, digest, policy, at=self.wall())
+
+        extended = self.reopen(row.id, extend) or self.find(row.id)
+        if extended.digest != digest:
+            reason = "was cancelled" if extended.cancel_requested else "was changed by another process"
+            raise JobConflict(
+                f"the key {row.key!r:.80} belongs to job {row.id}, which {reason}, so no rows are added to "
+                "it: choose another key"
+            )
+        return extended
+
     def accept_named(
-        self, job: JobRow, items: Iterable[NewItem], names: Sequence[tuple[str, str]]
-    ) -> list[NamedPlace]:
-        """Store the items whose names, given with their digests, are new as a job; return where all stand."""
+        self,
+        job: JobRow,
+        items: Iterable[NewItem],
+        names: Sequence[tuple[str, str]],
+        *,
+        join: str | None = None,
+    ) -> tuple[str | None, list[NamedPlace]]:
+        """Store the items whose names, given with their digests, are new: in the job ``join`` if that is
+        still running, otherwise as ``job``.
+
+        Returns:
+            the id of the job that has the new items, ``None`` if there are none; and the place of each item.
+        """
         if self._closed:
             raise _closed()
         self.store.require_folders()
-        row, places = self.store.jobs.accept_named(job, list(items), names)
-        if row is not None:
+        row, places = self.store.jobs.accept_named(job, list(items), names, join=join)
+        if row is None:
+            return None, places
+        if row.id == job.id:
             self._accepted(row)
-            self.carry_on(row.id)
-        return places
+        self.carry_on(row.id)
+        self.notify(row.id)
+        return row.id, places
 
     def _accepted(self, row: JobRow) -> None:
         self.told(JobAccepted(at=self.clock.now(), job_id=row.id, model=row.model, items=row.total))
@@ -423,12 +463,15 @@ class JobService:
         with self._lock:
             return self._watcher_locked(job_id).futures(total)
 
-    def deliver(self, job_id: str, waiters: Mapping[int, ItemWaiter]) -> None:
+    def deliver(self, job_id: str, waiters: Mapping[int, ItemWaiter], *, after: int = 0) -> None:
         """Hand results to ``waiters``, by the position of their item, before ``post_process`` has seen them;
         after a stop those that are not stored fail at once.
+
+        Args:
+            after: sequence number of a result that is older than all of theirs.
         """
         with self._lock:
-            self._watcher_locked(job_id).deliver(waiters, self.stored_result)
+            self._watcher_locked(job_id).deliver(waiters, self.stored_result, after=after)
 
     def listen(self, job_id: str, call: Callable[[JobStatus], object]) -> None:
         """Call ``call`` with the status of a job now and after each change, up to the end or to a stop."""

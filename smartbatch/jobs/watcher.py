@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -204,9 +204,12 @@ class Watcher:
             self._settle_later(_FutureGroup(dict(enumerate(futures)), self._service.result_of))
         return futures
 
-    def deliver(self, waiters: Mapping[int, Any], read: Callable[[ResultRow, str], Result]) -> None:
-        """Settle ``waiters``, by the position of their item, with what ``read`` makes of each result."""
-        self._settle_later(_FutureGroup(dict(waiters), read))
+    def deliver(
+        self, waiters: Mapping[int, Any], read: Callable[[ResultRow, str], Result], *, after: int = 0
+    ) -> None:
+        """Settle ``waiters``, by the position of their item, with what ``read`` makes of each result whose
+        sequence number is above ``after``."""
+        self._settle_later(_FutureGroup(dict(waiters), read, after))
 
     def _settle_later(self, group: _FutureGroup) -> None:
         with self._monitor:
@@ -281,6 +284,7 @@ class Watcher:
             JobNotFound: the job was deleted from the store.
         """
         with self._monitor:
+            self._groups = _merged(self._groups)
             groups, callbacks = list(self._groups), list(self._callbacks)
         for group in groups:
             self._settle(group)
@@ -349,6 +353,23 @@ class Watcher:
             self._running = False
             self._monitor.notify_all()
         return True
+
+
+def _merged(groups: Iterable[_FutureGroup]) -> list[_FutureGroup]:
+    """Merge groups that are read alike, so that each result is read once for all of them.
+
+    Single requests of one job make a group each. Groups that wait for the same item stay separate.
+    """
+    merged: list[_FutureGroup] = []
+    for group in groups:
+        for other in merged:
+            if other.read == group.read and other.waiting.keys().isdisjoint(group.waiting):
+                other.waiting.update(group.waiting)
+                other.after = min(other.after, group.after)
+                break
+        else:
+            merged.append(group)
+    return merged
 
 
 def _visible(status: JobStatus) -> tuple[Any, ...]:

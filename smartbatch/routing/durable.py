@@ -1,7 +1,9 @@
-"""Single requests that outlive the process: they stand in the store, and their futures are settled from it.
+"""Single requests that outlive the process: they are stored before ``submit`` returns, and their futures are
+completed from the store.
 
-Requests of any threads that arrive within some milliseconds are stored in one transaction, as one attended
-job. A request whose key the store knows is not stored again: its future waits for what the first one gets.
+Requests that arrive from any threads while others are being stored share the next transaction. They are
+added to an attended job of this client while it is running. A request whose key the store knows is not stored
+again: its future waits for the result of the first one.
 """
 
 from __future__ import annotations
@@ -27,10 +29,6 @@ from smartbatch.types import Answer, Kind, Prompt, Request, Result
 if TYPE_CHECKING:
     from smartbatch.jobs.records import NamedPlace
 
-GATHER = 0.005
-"""Seconds for which the first request of a group waits for others, times one more than groups under way: each
-group is a job, which has a lease and a thread that watches it."""
-LONGEST_GATHER = 0.25
 NOT_STORED = "the request could not be stored"
 NOT_AWAITED = "the request is stored, but its result could not be waited for; submit it again"
 LAST_STORE = 5.0
@@ -45,6 +43,7 @@ class _Waiting:
         request: as the hooks left it.
         name: its key, or one made of what is sent.
         digest: of what is sent.
+        stored: whether the store has it.
     """
 
     __repr__ = fields_repr
@@ -53,6 +52,7 @@ class _Waiting:
     name: str
     digest: str
     future: ResultFuture
+    stored: bool = False
 
 
 _Waiters: TypeAlias = "GatheredWaiters[_Waiting, NamedPlace]"
@@ -66,17 +66,16 @@ class DurableRequests:
         self._parts = parts
         self._threads = OwnThreads(clock)
         self._monitor = clock.monitor()
-        self._waiting: dict[ResultFuture, _Waiting] = {}
-        self._storing: list[_Waiting] = []  # the group that was taken last
+        self._waiting: list[_Waiting] = []
         self._stored: dict[ResultFuture, _Waiters] = {}
-        self._opened = 0.0
+        self._open_jobs: dict[Kind, str] = {}
         self._waiters: dict[tuple[str, int], _Waiters] = {}
         self._running = self._closing = False
 
     # -- submitting ------------------------------------------------------------------------------------------
 
     def submit(self, prompt: Prompt, params: Mapping[str, Any]) -> ResultFuture:
-        """Have a request stored, and return its future; see :meth:`smartbatch.BatchingClient.submit`."""
+        """Store a request, and return its future; see :meth:`smartbatch.BatchingClient.submit`."""
         given = dict(params)
         durable, key = given.pop("durable", None), checked_key(given.pop("key", None))
         request = self._parts.preparer.request(prompt, given)
@@ -97,28 +96,33 @@ class DurableRequests:
         return future
 
     def _put(self, waiting: _Waiting) -> None:
+        """Wait until a request is stored.
+
+        Raises:
+            JobConflict: its key belongs to another request.
+            StoreError: it could not be stored.
+            ClientClosed: the client was stopped.
+        """
         with self._monitor:
             if self._closing:
                 raise ClientClosed("the client was stopped; the request was not taken")
             if not self._running:
                 self._threads.start(self._run, "smartbatch-durable")
                 self._running = True
-            if not self._waiting:
-                self._opened = self._clock.now()
-                self._monitor.notify_all()
-            self._waiting[waiting.future] = waiting
+            self._waiting.append(waiting)
+            self._monitor.notify_all()
+            self._monitor.wait_for(lambda: waiting.stored or waiting.future.done())
+        if not waiting.stored:
+            waiting.future.result()
 
     def _withdrawn(self, future: ResultFuture) -> bool:
-        """Take a request back that is to be cancelled, and say whether that worked. The cases, in order:
+        """Withdraw a request that is to be cancelled, and return whether that worked. The cases, in order:
 
-        1. It is not stored yet: it never will be.
-        2. It is being stored at this moment: no.
-        3. Others wait for the same answer: it is theirs alone from now on.
-        4. It is ended in the store, unless its call has started, or another process carries it on.
+        1. Its future is completed: no.
+        2. Others wait for the same answer: they keep it.
+        3. Its call has not started, and no other process runs its job: it ends in the store as cancelled.
         """
         with self._monitor:
-            if self._waiting.pop(future, None) is not None:
-                return True
             waiters = self._stored.get(future)
             if waiters is None:
                 return False
@@ -137,34 +141,33 @@ class DurableRequests:
                 try:
                     if of_kind:
                         self._store(kind, of_kind)
-                except BaseException as error:  # no future may be left behind
+                except BaseException as error:  # every caller must be released
                     fail(of_kind, error, NOT_STORED)
+            with self._monitor:
+                self._monitor.notify_all()
 
     def _next(self) -> list[_Waiting]:
-        """Wait for the group that is to be stored next, and take it; an empty one ends the thread."""
+        """Take the requests that wait to be stored; an empty list ends the thread."""
         with self._monitor:
-            while self._waiting and not self._closing:
-                under_way = len({job_id for job_id, _ in self._waiters})
-                left = self._opened + min(LONGEST_GATHER, GATHER * (1 + under_way)) - self._clock.now()
-                if left <= 0:
-                    break
-                self._monitor.wait(left)
-            self._storing = group = list(self._waiting.values())
-            self._waiting.clear()
+            group, self._waiting = self._waiting, []
             if not group:
                 self._running = False
                 self._monitor.notify_all()
             return group
 
     def _store(self, kind: Kind, group: Sequence[_Waiting]) -> None:
-        """Store requests, or find them in the store, and have their futures take the results."""
+        """Store requests, or find them in the store, and have their futures receive the results."""
         named: dict[str, _Waiting] = {}
         for each in group:
             named.setdefault(each.name, each)  # of one name, the first that came
         # a context may be any object, and stays here
         requests = {name: evolve(each.request, context=None) for name, each in named.items()}
         digests = [each.digest for each in named.values()]
-        places = self._parts.jobs.submission.submit_named(kind, requests, digests)
+        opened, places = self._parts.jobs.submission.submit_named(
+            kind, requests, digests, join=self._open_jobs.get(kind)
+        )
+        if opened is not None:
+            self._open_jobs[kind] = opened
         found: dict[str, dict[int, _Waiters]] = {}
         conflicting: list[_Waiting] = []
         with self._monitor:
@@ -179,10 +182,12 @@ class DurableRequests:
                     found.setdefault(place.job_id, {})[place.ix] = waiters
                 waiters.waiting.append(each)
                 self._stored[each.future] = waiters
+                each.stored = True
         for job_id, of_job in found.items():
             try:
                 self._parts.jobs.service.carry_on(job_id)
-                self._parts.jobs.service.deliver(job_id, of_job)
+                after = min(waiters.place.after for waiters in of_job.values())
+                self._parts.jobs.service.deliver(job_id, of_job, after=after)
             except BaseException as raised:
                 self._fail(of_job.values(), raised)
         for each in conflicting:
@@ -246,7 +251,5 @@ class DurableRequests:
 
     def abandon(self, error: WrongProcess) -> None:
         """In a forked child: end the copies of the parent's futures. Takes no inherited lock."""
-        for future in (*self._waiting, *(each.future for each in self._storing)):
-            future.abandon(error)
         for waiters in list(self._waiters.values()):
             waiters.abandon(error)

@@ -59,17 +59,18 @@ class KeyedLists:
         parts = keyed_parts(asked.requests, self._preparer, self._reading.admission)
         earlier = self.earlier(asked.key)
         paid = 0 if earlier is None else self._jobs.service.store.items.last_sequence(earlier.id)
-        by_batch = decision is not None and decision.chosen.route.by_batch
-        attended = not by_batch if earlier is None else earlier.policy.attended
-        rows = parts.rows(attended=attended)
-        job_options = JobOptions(asked.key)
+        options_of_job = JobOptions(asked.key)
         submission = self._jobs.submission
-        if attended or decision is None:
-            row = submission.submit_attended_list(rows, asked.params, asked.kind, job_options, decision)
-        else:
-            row = submission.submit_decided(rows, asked.params, decision, asked.kind, job_options)
         if earlier is not None:
-            submission.adopt(row.id)  # of its money this client holds back what it can still spend
+            rows = parts.rows(attended=earlier.policy.attended)
+            row = submission.add_rows(rows, asked.params, asked.kind, earlier)
+            submission.adopt(row.id)  # this client reserves the money that the job can still spend
+        elif decision is not None and decision.chosen.route.by_batch:
+            rows = parts.rows(attended=False)
+            row = submission.submit_decided(rows, asked.params, decision, asked.kind, options_of_job)
+        else:
+            rows = parts.rows(attended=True)
+            row = submission.submit_attended_list(rows, asked.params, asked.kind, options_of_job, decision)
         kept = Kept(paid, self._jobs.service.let_go)
         return JobResults(self._jobs.handle(row), parts, options=options, reading=self._reading, kept=kept)
 

@@ -25,7 +25,6 @@ from smartbatch.errors import ClientClosed, ConfigError, QueueFull, StoreError, 
 from smartbatch.events import Event, RequestFinished, RouteChosen, RouteScored
 from smartbatch.jobs import deferred_jobs
 from smartbatch.jobs.deferred_jobs import DeferredJobs
-from smartbatch.jobs.job_submission import JobSubmission
 from smartbatch.jobs.store.job_table import JobTable
 from smartbatch.prices import Price
 from smartbatch.providers.batch_api import Line
@@ -465,9 +464,8 @@ def test_cancelling_all_reaches_those_that_are_just_being_sent(
     assert (remote.asked, batches(remote)) == ([], [])
 
 
-@pytest.mark.parametrize("durable", [False, True], ids=["deferrable", "durable"])
 def test_a_forked_child_has_no_future_of_requests_that_are_just_being_sent(
-    durable: bool, client: BatchingClient, monkeypatch: pytest.MonkeyPatch
+    client: BatchingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its copies would never end."""
     futures: list[Future[Result]] = []
@@ -481,12 +479,8 @@ def test_a_forked_child_has_no_future_of_requests_that_are_just_being_sent(
         return forking
 
     monkeypatch.setattr(DeferredJobs, "find", forked(DeferredJobs.find))
-    monkeypatch.setattr(JobSubmission, "submit_named", forked(JobSubmission.submit_named))
-    if durable:
-        futures += [client.submit("p", durable=True)]
-    else:
-        futures += deferred(client, 1)
-        client.flush()
+    futures += deferred(client, 1)
+    client.flush()
     assert futures[0].result(LONG).ok
     assert codes == [0]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from smartbatch.errors import (
     SmartbatchError,
     StoreError,
 )
+from smartbatch.jobs.store import job_table
 from smartbatch.types import Request, Route, evolve
 
 ClientOf = Callable[..., BatchingClient]
@@ -41,15 +45,64 @@ def test_the_same_submit_finds_its_answer_in_another_process(
     assert remote.asked == ["a"]
 
 
-def test_requests_that_come_together_are_stored_in_one_transaction(
+def test_a_request_is_stored_by_the_time_submit_returns(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    remote = Remote(clock)
+    client = client_of(Remote(clock, latency=LONG), store=store)
+    other = client_of(Remote(clock), store=store, seed_of_rng=2)
+    for count in range(1, 4):
+        client.submit(f"p{count}", durable=True)
+        assert sum(job.total for job in other.jobs()) == count
+
+
+def test_a_process_that_dies_right_after_submit_has_stored_the_request(tmp_path: Path) -> None:
+    store = str(tmp_path / "jobs.db")
+    program = f"""
+import os
+from smartbatch import BatchingClient
+client = BatchingClient("sim:demo?latency=0.3", store={store!r}, shared="off")
+client.submit("a", key="mine")
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    with BatchingClient("sim:demo?latency=0.3", store=store, shared="off") as client:
+        assert [job.total for job in client.jobs()] == [1]
+        assert client.submit("a", key="mine").result(60).ok
+        assert [job.total for job in client.jobs()] == [1]
+
+
+def test_requests_join_the_job_of_earlier_ones_while_it_runs(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock, latency=1.0)
     client = client_of(remote, store=store)
     futures = [client.submit(f"p{n}", durable=True) for n in range(50)]
     assert [future.result(LONG).text for future in futures] == [f"re: p{n}" for n in range(50)]
-    assert len(client.jobs()) < 10
+    assert [job.total for job in client.jobs()] == [50]
     assert sorted(remote.asked) == sorted(f"p{n}" for n in range(50))
+    assert client.submit("later", durable=True).result(LONG).ok
+    assert [job.total for job in client.jobs()] == [1, 50]
+
+
+def test_a_job_of_single_requests_has_a_bounded_size(
+    client_of: ClientOf, clock: VirtualClock, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_table, "MAX_JOINED_ITEMS", 20)
+    client = client_of(Remote(clock, latency=1.0), store=store)
+    futures = [client.submit(f"p{n}", durable=True) for n in range(50)]
+    assert all(future.result(LONG).ok for future in futures)
+    assert [job.total for job in client.jobs()] == [10, 20, 20]
+
+
+def test_requests_of_many_threads_are_each_answered_once(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock, latency=1.0)
+    client = client_of(remote, store=store)
+    with ThreadPoolExecutor(16) as pool:
+        futures = list(pool.map(lambda n: client.submit(f"p{n}", durable=True), range(200)))
+    assert [future.result(LONG).text for future in futures] == [f"re: p{n}" for n in range(200)]
+    assert sorted(remote.asked) == sorted(f"p{n}" for n in range(200))
 
 
 def test_equal_requests_of_one_process_share_one_answer(
@@ -100,17 +153,6 @@ def test_a_stop_waits_for_the_answers(client_of: ClientOf, clock: VirtualClock, 
     future = client.submit("a", durable=True)
     client.stop()
     assert future.result(0).text == "re: a"
-
-
-def test_a_request_that_is_cancelled_before_it_is_stored_is_not_sent(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
-    remote = Remote(clock)
-    client = client_of(remote, store=store)
-    futures = [client.submit(f"p{n}", durable=True) for n in range(5)]
-    cancelled = {n for n, future in enumerate(futures) if n % 2 and future.cancel()}
-    client.stop()
-    assert sorted(remote.asked) == [f"p{n}" for n in range(5) if n not in cancelled]
 
 
 def test_a_request_that_is_cancelled_before_it_is_sent_is_taken_out_of_the_store(
@@ -210,24 +252,14 @@ def test_a_request_whose_answer_no_thread_could_wait_for_finds_it_the_next_time(
 def test_another_request_under_a_key_is_a_conflict(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    client = client_of(Remote(clock), store=store)
-    assert client.submit("a", key="mine").result(LONG).ok
-    with pytest.raises(JobConflict, match="mine"):
-        client.submit("b", key="mine").result(LONG)
-    with pytest.raises(JobConflict, match="mine"):
-        client.submit("a", key="mine", temperature=0.5).result(LONG)
-
-
-def test_a_key_belongs_to_the_first_of_those_that_come_together(
-    client_of: ClientOf, clock: VirtualClock, store: str
-) -> None:
-    """As where they come one after the other: the later one has the conflict."""
     remote = Remote(clock)
     client = client_of(remote, store=store)
-    with clock.held():
-        first, second = (client.submit(prompt, key="mine") for prompt in "ab")
-    assert first.result(LONG).text == "re: a"
-    assert isinstance(second.exception(LONG), JobConflict)
+    future = client.submit("a", key="mine")
+    with pytest.raises(JobConflict, match="mine"):
+        client.submit("b", key="mine")
+    with pytest.raises(JobConflict, match="mine"):
+        client.submit("a", key="mine", temperature=0.5)
+    assert future.result(LONG).text == "re: a"
     assert remote.asked == ["a"]
 
 

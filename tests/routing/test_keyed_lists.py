@@ -28,6 +28,7 @@ ClientOf = Callable[..., BatchingClient]
 
 each_way = pytest.mark.parametrize("way", ["individual", "batch", "hybrid"])
 PROMPTS = [f"p{n}" for n in range(30)]
+LATER = 7_200.0
 
 
 @each_way
@@ -125,6 +126,79 @@ def test_another_list_under_the_key_is_a_conflict(
         list(client.map(other, key="labels"))
     with pytest.raises(JobConflict, match="labels"):
         list(client.map(PROMPTS, temperature=0.5, key="labels"))
+
+
+@each_way
+def test_rows_at_the_end_of_a_list_are_added_to_its_job(
+    way: str, client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock)
+    client = client_of(remote, store=store)
+    client.generate(PROMPTS, strategy=way, key="labels")
+    further = [*PROMPTS, "q0", "q1"]
+    for seed in (2, 3):  # the second call finds all rows
+        client = client_of(remote, store=store, seed_of_rng=seed)
+        results = client.generate(further, strategy=way, key="labels")
+        assert [str(text).split()[-1] for text in results.texts] == further
+        assert [job.total for job in client.jobs()] == [32]
+    assert sorted(remote.asked[-2:]) == ["q0", "q1"]
+    assert remote.api is not None
+    assert len(remote.api.made) == (0 if way == "individual" else 1)
+
+
+def test_enough_added_rows_for_a_batch_go_by_batch_as_their_list_did(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock)
+    client = client_of(remote, store=store)
+    client.generate(PROMPTS, strategy="batch", key="labels")
+    assert client.generate([*PROMPTS, *(f"q{n}" for n in range(20))], key="labels").succeeded == 50
+    assert remote.api is not None
+    assert len(remote.api.made) == 2
+    assert remote.asked == []
+
+
+def test_added_rows_equal_to_answered_ones_get_their_answers(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    remote = Remote(clock)
+    client = client_of(remote, store=store)
+    client.generate(PROMPTS, strategy="individual", key="labels")
+    results = client.generate([*PROMPTS, "p7", "new", "new"], key="labels")
+    assert results.texts[-3:] == ["re: p7", "re: new", "re: new"]
+    assert len(remote.asked) == 31
+
+
+def test_rows_are_added_while_the_job_runs(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    remote = Remote(clock, latency=10.0)
+    client = client_of(remote, store=store, parallelism=4)
+    running = client.map(PROMPTS, strategy="individual", key="labels")
+    assert next(running).ok
+    assert client.generate([*PROMPTS, "more"], key="labels").texts[-1] == "re: more"
+    assert sorted(remote.asked) == sorted([*PROMPTS, "more"])
+    assert len(list(running)) == 29
+
+
+def test_no_rows_are_added_to_a_cancelled_job(client_of: ClientOf, clock: VirtualClock, store: str) -> None:
+    client = client_of(Remote(clock, latency=10.0), store=store)
+    client.submit_batch(PROMPTS, key="labels").cancel()
+    with pytest.raises(JobConflict, match="cancelled"):
+        client.submit_batch([*PROMPTS, "more"], key="labels")
+
+
+def test_added_rows_spend_within_the_budget_of_the_client(
+    client_of: ClientOf, clock: VirtualClock, store: str
+) -> None:
+    prices = {"remote:default": Price(1000.0, 1000.0)}
+    remote = Remote(clock)
+    client = client_of(remote, store=store, prices=prices)
+    cost = client.submit_and_wait(PROMPTS, strategy="batch", key="labels").cost
+    assert cost is not None
+    tight = client_of(remote, store=store, prices=prices, budget=cost / 10, seed_of_rng=2)
+    job = tight.submit_batch([*PROMPTS, *(f"q{n}" for n in range(200))], key="labels")
+    clock.sleep(LATER)
+    assert job.status().cost - cost <= cost / 10
+    assert job.status().completed < 230
 
 
 def test_hooks_and_contexts_are_the_callers_own(client_of: ClientOf, clock: VirtualClock, store: str) -> None:

@@ -29,12 +29,19 @@ LONGEST_KEY = 1_024
 PAGE_ITEMS = 5_000
 """Items are stored by pages of this many, or of :data:`.rows.PAGE_BYTES`, so that a job of any size needs
 little memory and keeps other writers waiting for a moment only."""
+MAX_JOINED_ITEMS = 1_000
+"""Named items that share a job: each job has a lease and a thread that watches it."""
 Digest = Callable[[], bytes] | None
 """Returns the digest of a job once all its items were read."""
 _NAMED = "named-item "
 """Begins the name of the fact that says where an item stands."""
 _BY_ID = JOBS + "WHERE j.id = ?"
 _BY_KEY = JOBS + "WHERE j.user_key = ?"
+_JOINABLE = """SELECT no, total, seq FROM job
+    WHERE id = ? AND state = {active} AND cancel_requested = 0 AND total < ?{for_update}"""
+_EXTENDABLE = "SELECT no, total FROM job WHERE id = ? AND digest = ? AND cancel_requested = 0{for_update}"
+_EXTEND = """UPDATE job SET state = CASE WHEN state = {done} THEN {active} ELSE state END, finished_at = NULL,
+    total = total + ?, digest = ?, policy = ? WHERE no = ?"""
 
 
 @frozen(eq=False, repr=False)
@@ -105,32 +112,80 @@ class JobTable(Value):
         return stored, kept
 
     def accept_named(
-        self, job: JobRow, items: Sequence[NewItem], names: Sequence[tuple[str, str]]
+        self,
+        job: JobRow,
+        items: Sequence[NewItem],
+        names: Sequence[tuple[str, str]],
+        *,
+        join: str | None = None,
     ) -> tuple[JobRow | None, list[NamedPlace]]:
-        """Store the items whose names are new as a job, in one transaction; return the job, if there is one,
-        and where each item stands.
+        """Store the items whose names are new, in one transaction. They are added to the job ``join`` while
+        it is running and has fewer than :data:`MAX_JOINED_ITEMS` items; otherwise they become ``job``.
 
         Args:
             items: as few as fit into one page.
             names: of the items, in order, no two alike, each with the digest of what is sent.
+
+        Returns:
+            the job that has the new items, ``None`` if there are none; and the place of each item.
         """
 
         def work(tx: Transaction) -> tuple[JobRow | None, list[NamedPlace]]:
             tx.lock("accept")
+            joined = None if join is None else tx.row(_JOINABLE, join, MAX_JOINED_ITEMS)
+            no, start, seq = joined or (0, 0, 0)
+            job_id = job.id if joined is None or join is None else join
             places: list[NamedPlace] = []
             new: list[NewItem] = []
             for item, (name, digest) in zip(items, names, strict=True):
                 if (place := _named_place(tx, name)) is None:
-                    place = NamedPlace(job.id, len(new), digest)
+                    place = NamedPlace(job_id, start + len(new), digest, after=seq)
                     new.append(item)
                     fact = [place.job_id, place.ix, digest]
                     tx.change(REMEMBER, encoded(_NAMED + name), bare(fact))
                 places.append(place)
             if not new:
                 return None, places
-            no = _new_number(tx, "")
-            _store_items(tx, no, 0, new)
-            return _store_job(tx, no, "", job, None, len(new)), places
+            if joined is None:
+                no = _new_number(tx, "")
+                _store_items(tx, no, 0, new)
+                return _store_job(tx, no, "", job, None, len(new)), places
+            _store_items(tx, no, start, new)
+            tx.change("UPDATE job SET total = total + ? WHERE no = ?", len(new), no)
+            [row] = tx.rows(_BY_ID, job_id)
+            return job_row(row), places
+
+        return self.db.write(work)
+
+    def extend(
+        self, job: JobRow, items: Sequence[NewItem], digest: bytes, policy: JobPolicy, *, at: float
+    ) -> JobRow | None:
+        """Add items to a job, which runs again if it was done; in one transaction.
+
+        New items that follow one with a result get that result.
+
+        Args:
+            job: as it was read; its digest must still hold.
+            digest: of the job with the new items.
+
+        Returns:
+            the job as it is now; ``None``, with nothing written, if it was changed or cancelled.
+        """
+
+        def work(tx: Transaction) -> JobRow | None:
+            found = tx.row(_EXTENDABLE, job.id, job.digest)
+            if found is None:
+                return None
+            no, start = found
+            _store_items(tx, no, start, items)
+            tx.change(_EXTEND, len(items), digest, record_text(policy), no)
+            followers: dict[int, list[int]] = {}
+            for ix, item in enumerate(items, start):
+                if item.leader is not None:
+                    followers.setdefault(number(no, item.leader), []).append(number(no, ix))
+            outcomes.end_late_followers(tx, no, followers, at)
+            [row] = tx.rows(_BY_ID, job.id)
+            return job_row(row)
 
         return self.db.write(work)
 

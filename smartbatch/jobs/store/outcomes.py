@@ -270,6 +270,14 @@ def _end_followers(tx: Transaction, job: int, ended: Mapping[int, NewResult], at
             last = page[-1]
 
 
+def end_late_followers(tx: Transaction, job: int, followers: Mapping[int, list[int]], at: float) -> None:
+    """End new items that follow others, by the leader's number, if the leader already has its result."""
+    ended = tx.rows("SELECT no, outcome FROM result WHERE no IN {numbers}", list(followers))
+    for leader, outcome in ended:
+        copy = NewResult(-1, outcome, b"", cost=0.0, realtime_cost=0.0)
+        _end_alike(tx, job, followers[leader], copy, at, deduplicated=True)
+
+
 def send_again(tx: Transaction, job: int, results: Sequence[NewResult]) -> None:
     """Set items in flight back to real time: with one try more, unless the call was never executed."""
     for outcome, tried in (("again", 1), ("unrun", 0)):
