@@ -14,17 +14,38 @@ from attrs import frozen
 
 from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError, has_secret
+from smartbatch.providers.error_bodies import is_page, page_title, reason_of, text_of, with_reason
 from smartbatch.providers.foreign_text import PLAIN_ID, fields, safe_text, short
 from smartbatch.providers.http.json_text import decode_json
 from smartbatch.providers.http.replies import Reply, is_html
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_retry_after
+from smartbatch.providers.service_address import NO_ADDRESS, ServiceAddress
 from smartbatch.types import LimitReport, Request, Usage
 
 _ANSWERS = ("choices", "data", "candidates")
-"""Fields that hold an answer, whatever else stands next to them."""
+"""Fields that hold an answer, whatever else is next to them."""
+_ERRORS = ("error", "errors", "detail")
+"""Fields that hold an error in a success, unless there is an answer."""
+_OF_THE_API = frozenset(
+    {
+        *_ANSWERS,
+        *_ERRORS,
+        "output",
+        "content",
+        "embedding",
+        "embeddings",
+        "id",
+        "object",
+        "type",
+        "model",
+        "usage",
+        "usageMetadata",
+        "promptFeedback",
+    }
+)
+"""Fields of which every answer of an API has at least one."""
 _PAGES = frozenset({403, 404, 405})
 """HTTP statuses that speak of the account, the model or the request, but not where a web page has them."""
-_NOT_THE_PROVIDER = "not the provider: check the base URL, or sign in to the network"
 
 
 def error_in(data: Any) -> Mapping[str, Any]:
@@ -78,12 +99,14 @@ class ErrorReader(Value):
         limits_in: what an answer's headers say about limits.
         id_header: the header with the provider's id of the call; ``None`` where there is none.
         secrets: texts that must not come back in an error.
+        address: of the service, for errors that may come from elsewhere.
     """
 
     understand: Callable[[Reply, Any], Refusal]
     limits_in: Callable[[Mapping[str, str]], LimitReport | None]
     id_header: str | None = None
     secrets: tuple[str, ...] = ()
+    address: ServiceAddress = NO_ADDRESS
 
     def read(
         self,
@@ -95,10 +118,11 @@ class ErrorReader(Value):
         """Return the meaning of an error answer. In order:
 
         1. a redirect is not followed: the key must not go where it points;
-        2. the body is taken apart and gets its kind, by the API's own table;
-        3. its text is shown without secrets, cut, and not at all where it repeats a prompt;
-        4. the time to wait is that of a header, or else that of the body;
-        5. work may have been done where the error stands in a success, and where a gateway gave up (504).
+        2. the body's reason is found, whatever its format, and gets its kind by the API's own table;
+        3. the reason is shown without secrets, cut, and not at all if it repeats a prompt;
+        4. if the address seems wrong, it is named, with a base URL to try;
+        5. the time to wait is that of a header, or else that of the body;
+        6. work may have been done if the error is in a success, or if a gateway gave up (504).
 
         Args:
             reply: the answer; of an error inside a stream, its head.
@@ -106,11 +130,13 @@ class ErrorReader(Value):
             data: the decoded body, where it was decoded already, or an error event of a stream.
         """
         if 300 <= reply.status < 400:
-            text = "redirects are not followed, make its target the base URL"
-            return self.unusable(reply, "redirect", f"the server answered {reply.status}: {text}")
-        found = self.understand(reply, reply.json() if data is None else data)
+            text = self.address.after_redirect(reply.headers)
+            return self.unusable(reply, "redirect", f"the server answered {reply.status}, {text}")
+        found = self.understand(reply, with_reason(reply.json() if data is None else data, reply))
         status = found.status or reply.status
         text = safe_text(found.message, requests, *self.secrets)
+        if self.address.seems_wrong(status, found.message) and found.code != "model_not_found":
+            text = f"{text}; {self.address.advice}" if text else self.address.advice
         wait = parse_retry_after(reply.headers, time.time())
         if wait is None and found.wait is not None:
             wait = min(found.wait, RETRY_AFTER_CEILING)
@@ -159,7 +185,7 @@ class ErrorReader(Value):
         A web page that says no is a gateway's, not the provider's, and may be gone with the next call.
         """
         if reply.status in _PAGES and is_html(reply.headers):
-            return self.unusable(reply, "html", f"a web page came back ({reply.status}), {_NOT_THE_PROVIDER}")
+            return self._page(reply)
         return self.read(reply, requests)
 
     def answer(self, reply: Reply, requests: Sequence[Request] = ()) -> dict[str, Any]:
@@ -171,6 +197,10 @@ class ErrorReader(Value):
             raise self.refused(reply, requests)
         data = self.decode(reply)
         self.check(data, reply, requests)
+        if _OF_THE_API.isdisjoint(data):
+            said = safe_text(reason_of(data), requests, *self.secrets)
+            text = f"the answer has no field of this API{f' ({said})' if said else ''}"
+            raise self.unusable(reply, "shape", f"{text}; {self.address.advice}")
         return data
 
     def check(self, data: Mapping[str, Any], reply: Reply, requests: Sequence[Request] = ()) -> None:
@@ -178,7 +208,7 @@ class ErrorReader(Value):
 
         What failed after it had begun says so in a status of its own.
         """
-        instead = data.get("error") and not any(data.get(name) for name in _ANSWERS)
+        instead = any(map(data.get, _ERRORS)) and not any(map(data.get, _ANSWERS))
         if data.get("type") == "error" or (instead and data.get("status") is None):
             raise self.read(reply, requests, data=data)
 
@@ -189,18 +219,30 @@ class ErrorReader(Value):
         JSON a ``NETWORK_ERROR``.
         """
         body = reply.body
-        if is_html(reply.headers) or body.lstrip()[:1] == b"<":
-            raise self.unusable(reply, "html", f"a web page came back, {_NOT_THE_PROVIDER}")
+        if is_page(reply):
+            raise self._page(reply)
         try:
             data = decode_json(body)
         except RecursionError:
             raise self.unusable(reply, "shape", "the answer is nested too deeply") from None
         except ValueError:
+            if reply.headers.get("content-type", "").startswith("text/plain") and (said := text_of(reply)):
+                said = safe_text(said, (), *self.secrets)
+                text = f"the answer is a plain text and not JSON ({said}); {self.address.advice}"
+                raise self.unusable(reply, "shape", text) from None
             text = "the answer is not whole JSON; it was cut or garbled on its way"
             raise self.broken(reply, "truncated", text) from None
         if not isinstance(data, dict):
-            raise self.unusable(reply, "shape", "the answer is not a JSON object")
+            raise self.unusable(reply, "shape", f"the answer is not a JSON object; {self.address.advice}")
         return data
+
+    def _page(self, reply: Reply) -> ProviderError:
+        """Return the error for a page that somebody else sent in place of an answer."""
+        title = safe_text(page_title(reply), (), *self.secrets)
+        status = "" if reply.ok else f" ({reply.status})"
+        named = f', titled "{title}"' if title else ""
+        text = f"a web page came back{status}, not the provider's answer{named}"
+        return self.unusable(reply, "html", f"{text}; {self.address.advice}, or sign in to the network")
 
     def request_id(self, reply: Reply) -> str | None:
         """Return the provider's id of the call, from the headers."""

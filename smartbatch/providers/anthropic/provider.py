@@ -31,6 +31,7 @@ from smartbatch.providers.http.json_text import encode_json
 from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
+from smartbatch.providers.service_address import ServiceAddress
 from smartbatch.types import Answer, Duration, Generation, Request
 
 if TYPE_CHECKING:
@@ -99,7 +100,11 @@ class AnthropicProvider(Provider):
                 "no API key: set ANTHROPIC_API_KEY (or ANTHROPIC_AUTH_TOKEN) in the environment, "
                 "or give the provider the option api_key"
             )
-        self._errors = evolve(ERRORS, secrets=secrets_of(key, token, own.values(), custom.values()))
+        self._errors = evolve(
+            ERRORS,
+            secrets=secrets_of(key, token, own.values(), custom.values()),
+            address=ServiceAddress(url.url, False),
+        )
         self._version = api_version
         self._default_max_tokens = default_max_tokens
         self.scope = scope_of(self.name, url, key, token, sorted({**custom, **own}.items()))

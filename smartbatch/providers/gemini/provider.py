@@ -45,6 +45,7 @@ from smartbatch.providers.http.json_text import encode_json
 from smartbatch.providers.http.network import HttpNetwork
 from smartbatch.providers.http.replies import MAX_BODY
 from smartbatch.providers.http.transport import Transport
+from smartbatch.providers.service_address import ServiceAddress
 from smartbatch.types import Answer, Duration, Request
 
 if TYPE_CHECKING:
@@ -112,7 +113,9 @@ class GeminiProvider(Provider):
             allow_http=allow_http,
         )
         self._flex = url.host == _OFFICIAL_HOST if flex is None else flex
-        self._errors = evolve(ERRORS, secrets=secrets_of(key, own.values()))
+        self._errors = evolve(
+            ERRORS, secrets=secrets_of(key, own.values()), address=ServiceAddress(url.url, versioned=False)
+        )
         self.scope = scope_of(self.name, url, key, sorted(own.items()))
         self.network: HttpNetwork = HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body)
 

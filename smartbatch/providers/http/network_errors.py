@@ -14,6 +14,8 @@ from smartbatch.errors import ErrorKind, ProviderError
 Step: TypeAlias = Literal["connect", "send", "receive"]
 """How far a call came; from ``receive`` on the provider has the whole request."""
 
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "HTTP_REQUEST")
+
 
 def failure(error: Exception, step: Step, place: str, *, late: bool, closed: bool = False) -> ProviderError:
     """Return the meaning of what ``urllib3``, ``http.client``, ``ssl`` or the system raised.
@@ -46,6 +48,9 @@ def _meaning(error: Exception, step: Step, place: str) -> tuple[ErrorKind, str, 
         if step != "connect":
             return network, "tls", f"TLS to {place} broke down"
         reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or "handshake failed"
+        if reason in _NOT_TLS:
+            text = f"{place} does not use TLS; check the base URL, or try http:// in it. Nothing was sent"
+            return ErrorKind.CLIENT_ERROR, "tls", text
         return ErrorKind.CLIENT_ERROR, "tls", f"TLS to {place} is not trusted ({reason}); nothing was sent"
     if isinstance(error, socket.gaierror):
         return network, "dns", f"the name of {place} cannot be resolved; check the base URL"

@@ -19,8 +19,7 @@ _TRY_AGAIN = re.compile(r"try again in ([0-9.hmsuµn]{1,24}?)\.?(?:\s|$)", re.I)
 
 
 def _understand(reply: Reply, data: Any) -> Refusal:
-    # Older vLLM sends the error flat, some servers a bare text.
-    error = error_in(data) or error_in({"error": data[0] if isinstance(data, list) and data else data})
+    error = error_in(data)
     message, type_, code = error.get("message", ""), error.get("type"), error.get("code")
     kind = kind_of_status(reply.status, code, type_, message)
     wait = _wait(error, message, reply) if kind is ErrorKind.RATE_LIMIT else None

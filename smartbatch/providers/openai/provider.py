@@ -40,6 +40,7 @@ from smartbatch.providers.openai.bodies import (
 )
 from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
+from smartbatch.providers.service_address import ServiceAddress
 from smartbatch.types import Answer, Duration, Generation, Request
 
 if TYPE_CHECKING:
@@ -125,7 +126,9 @@ class OpenAIProvider(Provider):
             raise ConfigError(
                 "no API key: set OPENAI_API_KEY in the environment, or give the provider the option api_key"
             )
-        self._errors = evolve(ERRORS, secrets=secrets_of(key, own.values()))
+        self._errors = evolve(
+            ERRORS, secrets=secrets_of(key, own.values()), address=ServiceAddress(url.url, versioned=True)
+        )
         self._api = api
         self._path = "/chat/completions" if api == "chat" else "/responses"
         azure = (url.host or "").endswith(".openai.azure.com")

@@ -1,0 +1,145 @@
+"""The reason in an error body, whichever of the common formats a server, a gateway or a proxy uses.
+
+The formats: ``error`` as an object or a string; ``errors`` as a list or by field; FastAPI's ``detail`` as a
+string or a list; problem details of RFC 9457; flat objects (``message``, ``msg``, ``error_msg`` and others);
+XML; plain text; and the title of an HTML page.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from smartbatch.providers.foreign_text import fields, plain
+from smartbatch.providers.http.replies import Reply, is_html
+
+_MAX_TEXT = 2000
+"""Characters of a reason. More is cut."""
+_MAX_PAGE = 64 * 1024
+"""Bytes of a page in which its title is looked for."""
+_MAX_DEPTH = 6
+_MAX_PARTS = 5
+"""Reasons taken from one list."""
+_TITLES = ("title", "error")
+"""Fields with a headline: it comes first, and is often a bare ``Bad Request``."""
+_REASONS = (
+    "message",
+    "msg",
+    "Message",
+    "detail",
+    "error_description",
+    "error_message",
+    "error_msg",
+    "errorMessage",
+    "status_msg",
+    "faultstring",
+    "reason",
+    "description",
+)
+"""Fields with the reason itself, the usual names first."""
+_INSIDE = ("errors", "invalid-params", "invalid_params", "fault", "base_resp", "data")
+"""Fields that hold further reasons, or the only one."""
+_PLACES = ("loc", "pointer", "name", "param", "field", "parameter", "path")
+"""Fields of a listed reason that name a place in the request."""
+_WORDS = ("type", "code", "param", "metadata")
+"""Fields of a flat error that the adapters read; see :func:`with_reason`."""
+
+
+def with_reason(data: Any, reply: Reply) -> Any:
+    """Return an error body whose ``error`` is an object with a ``message``; the other fields stay.
+
+    Args:
+        data: the decoded body; ``None`` if it is not JSON.
+        reply: has the body as it arrived.
+    """
+    if isinstance(data, list) and data:
+        data = data[0]
+    found = fields(data)
+    error = found.get("error")
+    if not isinstance(error, Mapping):
+        error = {name: found[name] for name in _WORDS if name in found}
+    elif isinstance(error.get("message"), str) and error["message"]:
+        return data
+    message = text_of(reply) if data is None else reason_of(data)
+    return {**found, "error": {**error, "message": message}}
+
+
+def reason_of(data: Any) -> str:
+    """Return the reason in a decoded error body; empty if it has none."""
+    return "; ".join(dict.fromkeys(_reasons(data, _MAX_DEPTH)))[:_MAX_TEXT]
+
+
+def text_of(reply: Reply) -> str:
+    """Return the reason in a body that is not JSON: the title of a page, or the text itself."""
+    if is_page(reply):
+        return page_title(reply)
+    text = reply.body[:_MAX_TEXT].decode("utf-8", "replace").strip().rstrip("\ufffd")
+    is_text = text[:1] not in ("{", "[") and text != "null" and "\ufffd" not in text
+    return text if is_text else ""
+
+
+def is_page(reply: Reply) -> bool:
+    """Whether a body is a page for people, or XML."""
+    return is_html(reply.headers) or reply.body.lstrip()[:1] == b"<"
+
+
+def page_title(reply: Reply) -> str:
+    """Return the title of a page, its first heading, or the message of an XML error; empty without any."""
+    page = reply.body[:_MAX_PAGE]
+    lower = page.lower()
+    for tag in (b"title", b"h1", b"message"):
+        start = lower.find(b"<" + tag)
+        begin = lower.find(b">", start) + 1
+        end = lower.find(b"</", begin)
+        if start >= 0 and begin and end > begin:
+            text = html.unescape(page[begin : min(end, begin + _MAX_TEXT)].decode("utf-8", "replace"))
+            return " ".join(text.split())
+    return ""
+
+
+def _reasons(value: Any, depth: int) -> Iterator[str]:
+    """Yield the reasons in a part of an error body, the most general one first."""
+    if isinstance(value, str):
+        if text := " ".join(value[:_MAX_TEXT].split()):
+            yield text
+    elif isinstance(value, list) and depth:
+        for each in value[:_MAX_PARTS]:
+            yield from _reasons(each, depth - 1)
+    elif isinstance(value, Mapping) and depth:
+        place = _place(value)
+        for text in _of_object(value, depth - 1):
+            yield f"{place}: {text}" if place and place not in text else text
+
+
+def _of_object(value: Mapping[str, Any], depth: int) -> Iterator[str]:
+    for name in _TITLES:
+        yield from _reasons(value.get(name), depth)
+    yield from next(filter(None, (list(_reasons(value.get(name), depth)) for name in _REASONS)), ())
+    for name in _INSIDE:
+        inner = value.get(name)
+        if name == "errors" and isinstance(inner, Mapping):
+            yield from _by_field(inner, depth)
+        elif name != "data" or isinstance(inner, list):
+            yield from _reasons(inner, depth)
+
+
+def _by_field(errors: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """Reasons by the field they are about, as ASP.NET and Rails list them, or one error object."""
+    if any(name in errors for name in (*_REASONS, *_INSIDE)):
+        yield from _reasons(errors, depth)
+        return
+    for field, inner in list(errors.items())[:_MAX_PARTS]:
+        for text in _reasons(inner, depth):
+            yield f"{field}: {text}"
+
+
+def _place(value: Mapping[str, Any]) -> str:
+    """Return the place in the request that a listed reason is about, such as ``body.seed``."""
+    for name in _PLACES:
+        place = value.get(name)
+        if isinstance(place, list):
+            place = ".".join(map(plain, place[:_MAX_DEPTH]))
+        if isinstance(place, str) and 0 < len(place) <= 100:
+            return place
+    return ""

@@ -1,0 +1,78 @@
+"""The address of a provider's service in errors: what was called, and which base URL to try instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from attrs import frozen
+
+from smartbatch._values import Value
+from smartbatch.errors import scrub
+
+_VERSION = re.compile(r"/(?:api/)?v\d+\w*$")
+_NO_SUCH_PLACE = re.compile(
+    r"unexpected endpoint|invalid url|no route|cannot post|page not found|no such (?:endpoint|route|path)|"
+    r"(?:unknown|unsupported|invalid) (?:endpoint|route|path|url)|method not allowed|^not found",
+    re.I,
+)
+"""What servers call an address that they do not have."""
+_OF_A_MODEL = re.compile(r"model|deployment", re.I)
+
+
+@frozen(eq=False, repr=False)
+class ServiceAddress(Value):
+    """The base URL of a service, as errors show it: it has no credentials and no query.
+
+    Attributes:
+        base: the base URL; empty if the service has none.
+        versioned: whether a base URL of this API ends with a version, such as ``/v1``.
+    """
+
+    base: str = ""
+    versioned: bool = False
+
+    @property
+    def advice(self) -> str:
+        """The address, and which base URL may be the right one."""
+        if not self.base:
+            return "check the base URL"
+        base = self.base.rstrip("/")
+        version = _VERSION.search(base)
+        if self.versioned and version is None:
+            return f"the base URL {base} has no version, try base_url={base}/v1"
+        if not self.versioned and version is not None:
+            return f"the base URL {base} ends with a version, try base_url={base[: version.start()]}"
+        return f"check the base URL {base}"
+
+    def seems_wrong(self, status: int, message: str) -> bool:
+        """Whether an error says that the address does not exist, and not the model."""
+        if status in (404, 405):
+            return _OF_A_MODEL.search(message) is None
+        return status in (200, 400, 501) and _NO_SUCH_PLACE.search(message) is not None
+
+    def after_redirect(self, headers: Mapping[str, str]) -> str:
+        """Return what to do about a redirect, which is not followed: the key must not go where it points."""
+        target = _shown(headers.get("location", ""))
+        from_ = f" of {self.base}" if self.base else ""
+        to = f" to {target}" if target else ""
+        return (
+            f"a redirect{from_}{to}: redirects are not followed; if that is the API, make its address the "
+            "base URL, and if it is a page to sign in, sign in to the network"
+        )
+
+
+NO_ADDRESS = ServiceAddress()
+
+
+def _shown(location: str) -> str:
+    """Return a redirect's target without credentials, query and fragment."""
+    try:
+        parts = urlsplit(location[:500])
+        host = parts.hostname or ""
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return ""
+    origin = f"{parts.scheme}://{host}{port}" if host else ""
+    return scrub(origin + parts.path, limit=120)

@@ -1,0 +1,254 @@
+"""The reason of an error, in every format that servers, gateways and proxies use; and where it came from."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from asking import KEY, ask, begin, forms_of, stream_error, url_of
+from hypothesis import given
+from hypothesis import strategies as st
+from raw_server import says
+
+from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
+from smartbatch.providers.base import Provider
+from smartbatch.providers.error_bodies import page_title, reason_of, with_reason
+from smartbatch.providers.http.replies import Reply
+from tests.levels import sampled
+
+PROMPT = "my secret diary of the ninth of May says that nobody came to the party"
+FORBIDDEN = {"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted"}
+
+
+@pytest.fixture
+def at() -> Iterator[Callable[..., Provider]]:
+    """``at(kind, url)`` opens a provider at an address, closed after the test."""
+    with ExitStack() as stack:
+
+        def start(kind, url: str, **options) -> Provider:
+            provider = kind("k" * 40, url, **options)
+            stack.callback(provider.close)
+            return provider
+
+        yield start
+
+
+def fails(provider, prompt=PROMPT, **params) -> ProviderError:
+    with pytest.raises(ProviderError) as caught:
+        ask(provider, prompt, **params)
+    return caught.value
+
+
+FORMATS = [
+    ({"error": {"message": "no such tier"}}, "no such tier"),
+    ({"error": "no such tier"}, "no such tier"),
+    ({"error": ["no such tier", "nor this one"]}, "no such tier; nor this one"),
+    ([{"error": {"message": "no such tier"}}], "no such tier"),
+    ({"error": {"code": 7, "details": "x", "msg": "no such tier"}}, "no such tier"),
+    (
+        {"error": "Bad Request", "message": "seed is unknown", "statusCode": 400},
+        "Bad Request; seed is unknown",
+    ),
+    ({"error": "invalid_request", "error_description": "no scope"}, "invalid_request; no scope"),
+    ({"errors": [{"code": 10000, "message": "no account"}], "success": False}, "no account"),
+    ({"errors": ["no account", "no region"]}, "no account; no region"),
+    ({"errors": {"Seed": ["is invalid"], "N": ["is too large"]}}, "Seed: is invalid; N: is too large"),
+    ({"errors": {"data": [{"message": "line 3 is bad"}]}}, "line 3 is bad"),
+    ({"detail": "Not authenticated here"}, "Not authenticated here"),
+    ({"detail": [{**FORBIDDEN, "input": PROMPT}]}, "body.seed: Extra inputs are not permitted"),
+    ({"detail": {"error": "quota is off"}}, "quota is off"),
+    ({"object": "error", "message": {"detail": [FORBIDDEN]}}, "body.seed: Extra inputs are not permitted"),
+    (
+        {"type": "about:blank", "title": "Bad input", "status": 400, "detail": "seed must go"},
+        "Bad input; seed must go",
+    ),
+    (
+        {"title": "Invalid", "invalid-params": [{"name": "seed", "reason": "unknown"}]},
+        "Invalid; seed: unknown",
+    ),
+    (
+        {"title": "Invalid", "errors": [{"detail": "unknown", "pointer": "#/seed"}]},
+        "Invalid; #/seed: unknown",
+    ),
+    ({"message": "flat", "code": "bad"}, "flat"),
+    ({"code": 17, "msg": "flat"}, "flat"),
+    ({"error_code": 336, "error_msg": "flat"}, "flat"),
+    ({"base_resp": {"status_code": 1004, "status_msg": "login fail"}}, "login fail"),
+    ({"fault": {"faultstring": "Spike arrest", "detail": {"errorcode": "x"}}}, "Spike arrest"),
+    ("upstream connect error", "upstream connect error"),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), FORMATS, ids=[json.dumps(body)[:40] for body, _ in FORMATS])
+def test_the_error_contains_the_servers_reason(serve, connect, body, reason):
+    """Whatever the format; the status decides what it means."""
+    found = fails(connect(serve(says(json.dumps(body), "400 Bad Request"))))
+    assert (found.kind, found.status) == (ErrorKind.CLIENT_ERROR, 400)
+    assert found.message.endswith(f": {reason}")
+    assert not [form for form in forms_of(found) if "diary" in form]
+
+
+@pytest.mark.parametrize("status", sampled([400, 422, 503], keep=1))
+@pytest.mark.parametrize(("body", "reason"), sampled(FORMATS, keep=4))
+def test_all_providers_read_the_formats_of_gateways(serve, reach, body, reason, status):
+    """A gateway stands before any of them."""
+    found = fails(reach(serve(says(json.dumps(body), f"{status} No"))))
+    assert reason in found.message
+
+
+def test_a_plain_text_and_a_pages_title_are_reasons(serve, reach):
+    plain = says("no healthy upstream", "503 Service Unavailable", content_type="text/plain")
+    page = says(
+        "<html><head>\n<TITLE class='x'>\n502 Bad&nbsp;Gateway &amp; more </TITLE><body>…",
+        "502 Bad Gateway",
+        content_type="text/html",
+    )
+    xml = says("<?xml version='1.0'?><Error><Code>X</Code><Message>No bucket</Message></Error>", "503 No")
+    provider = reach(serve(plain, page, xml))
+    assert fails(provider).message.endswith(": no healthy upstream")
+    assert fails(provider).message.endswith(": 502 Bad Gateway & more")
+    assert fails(provider).message.endswith(": No bucket")
+
+
+def test_a_stream_reports_the_reason_as_well(serve, connect):
+    provider = connect(serve(says(json.dumps({"detail": [FORBIDDEN]}), "422 Unprocessable Entity")))
+    assert "body.seed: Extra inputs are not permitted" in stream_error(begin(provider)).message
+
+
+def test_a_reason_shows_neither_the_key_nor_the_prompt_and_is_short(serve, connect):
+    said = [
+        {"detail": f"the key {KEY} is bad"},
+        {"detail": [{"loc": ["body", "messages"], "msg": f"value was {PROMPT}"}]},
+        {"errors": ["x" * 5000] * 50},
+        {"title": f"<b>{PROMPT}</b>"},
+    ]
+    provider = connect(serve(*(says(json.dumps(body), "400 Bad Request") for body in said)))
+    for _ in said:
+        found = fails(provider)
+        assert len(found.message) < 300
+        assert not [form for form in forms_of(found) if KEY in form or "diary" in form]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["error", "errors", "detail", "message", "loc", "msg", "title", "x"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(json_values)
+def test_any_body_can_be_read(body):
+    """No body makes the reader fail, and what it finds is a string of bounded length."""
+    reason = reason_of(body)
+    assert len(reason) <= 2000
+    assert isinstance(with_reason(body, Reply(400, {}, b""))["error"], dict) or reason == ""
+
+
+def test_reading_a_large_page_or_body_takes_no_longer_than_a_small_one():
+    """Hostile pages and bodies: no title, tags without end, deep and wide objects."""
+    begun = time.monotonic()
+    for body in (b"<title " * 9_000_000, b"<title>" + b"<" * 60_000_000):
+        assert len(page_title(Reply(502, {}, body))) <= 2000
+    deep = {"errors": [{"message": "m" * 1_000_000}] * 100_000}
+    for _ in range(2000):
+        deep = {"error": deep}
+    assert len(reason_of({"errors": ["y"] * 1_000_000, "detail": deep})) <= 2000
+    assert time.monotonic() - begun < 2.0
+
+
+# -- a wrong address --------------------------------------------------------------------------------------
+
+
+def test_a_base_url_without_its_version_is_named_with_the_one_to_try(serve, at):
+    """FastAPI, Ollama, LM Studio (in a 200) and OpenAI's own words for an address they do not have."""
+    answers = [
+        ("404 Not Found", json.dumps({"detail": "Not Found"}), "application/json"),
+        ("404 Not Found", "404 page not found", "text/plain"),
+        ("405 Method Not Allowed", json.dumps({"detail": "Method Not Allowed"}), "application/json"),
+        ("200 OK", json.dumps({"error": "Unexpected endpoint or method. (POST /chat/completions)"}), ""),
+        ("404 Not Found", json.dumps({"error": {"message": "Invalid URL (POST /chat/completions)"}}), ""),
+        ("404 Not Found", "", ""),
+        ("404 Not Found", "<html><title>404 Not Found</title>", "text/html"),
+        ("200 OK", "Ollama is running", "text/plain"),
+        ("200 OK", json.dumps({"status": "ok"}), ""),
+        ("200 OK", "[1]", ""),
+    ]
+    server = serve(*(says(body, status, content_type=kind) for status, body, kind in answers))
+    provider = at(OpenAIProvider, url_of(server))
+    for _ in answers:
+        assert f"try base_url={server.base_url}" in fails(provider).message
+
+
+@pytest.mark.parametrize("kind", [AnthropicProvider, GeminiProvider])
+def test_a_version_too_many_is_named_too(serve, kind):
+    server = serve(says(json.dumps({"detail": "Not Found"}), "404 Not Found"))
+    provider = kind("k" * 40, server.base_url)
+    try:
+        assert (
+            f"{server.base_url} ends with a version, try base_url={url_of(server)}" in fails(provider).message
+        )
+    finally:
+        provider.close()
+
+
+def test_a_missing_model_is_not_taken_for_a_wrong_address(serve, at):
+    """Its server has answered: the address is right."""
+    server = serve(says(json.dumps({"error": {"message": "The model `m` does not exist"}}), "404 Not Found"))
+    found = fails(at(OpenAIProvider, url_of(server)))
+    assert found.message == "the provider answered 404: The model `m` does not exist"
+
+
+def test_a_page_is_named_by_its_title_and_the_address(serve, reach, service):
+    """A network's page to sign in, with 200."""
+    server = serve(says("<html><title>Sign in to Café</title>", content_type="text/html"))
+    found = fails(reach(server))
+    assert (found.kind, found.code) == (ErrorKind.INVALID_RESPONSE, "html")
+    assert 'titled "Sign in to Café"' in found.message
+    assert f"check the base URL {service.url(server)}, or sign in to the network" in found.message
+
+
+def test_a_redirect_names_both_addresses_without_what_may_be_secret(serve, reach, service):
+    target = "https://me:hunter22@login.example.com/sso/start?token=s3cret&u=1#frag"
+    server = serve(says("", "302 Found", location=target))
+    found = fails(reach(server))
+    assert f"a redirect of {service.url(server)} to https://login.example.com/sso/start:" in found.message
+    assert not [form for form in forms_of(found) if "hunter22" in form or "s3cret" in form]
+
+
+def test_an_address_where_nobody_listens_is_named(at):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for place in (f"127.0.0.1:{port}", "nobody.invalid"):
+        found = fails(at(OpenAIProvider, f"http://{place}/v1", allow_http=True))
+        assert (found.kind, found.maybe_billed) == (ErrorKind.NETWORK_ERROR, False)
+        assert place in found.message
+        assert "check" in found.message
+
+
+def test_tls_to_a_server_without_it_suggests_http(at):
+    def answers(listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        sock.recv(100)
+        sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        sock.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answers, args=(listener,), daemon=True)
+        thread.start()
+        found = fails(at(OpenAIProvider, f"https://127.0.0.1:{listener.getsockname()[1]}/v1"))
+        thread.join(5)
+    assert (found.kind, found.code) == (ErrorKind.CLIENT_ERROR, "tls")
+    assert "try http:// in it" in found.message
