@@ -245,6 +245,10 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
     return parts
 
 
+WRAPPED = "answer"
+"""The property that holds an answer whose schema is no object, where an API takes objects only."""
+
+
 def _schema(value: Any) -> Mapping[str, Any] | None:
     """Accept classes as well; admission turns them into schemas."""
     schema: Mapping[str, Any] | None = value

@@ -15,6 +15,13 @@ from smartbatch.providers.base import AnswerStream, Provider
 from smartbatch.types import Answer, Generation, Request
 
 KEY = "sk-canary-1234567890abcdef"
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+"""A schema that all providers take as it is."""
 MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from asking import KEY, ask, request_of, url_of
+from asking import KEY, SCHEMA, ask, request_of, url_of
 from claude import MODEL, message, opened
 from raw_server import says
 
@@ -16,8 +16,6 @@ from smartbatch.errors import InvalidRequest
 from smartbatch.providers.anthropic.answers import usage_of
 from smartbatch.providers.anthropic.provider import AnthropicProvider
 from smartbatch.types import Message, Usage
-
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
 def sent(serve, prompt="Hi", answer=None, options=None, **params):

@@ -82,7 +82,7 @@ def _closed(**properties):
         (_closed(properties={"type": "object"}), False),
         (_closed(default={"type": "string"}, properties={"type": "string"}, type={"const": 1}), True),
         ({**_closed(a={"$ref": "#/$defs/enum"}), "$defs": {"enum": {"type": "object"}}}, False),
-        ({**_closed(a={}), "examples": [{"properties": {"a": 1}}]}, True),
+        ({**_closed(a={"type": "string"}), "examples": [{"properties": {"a": 1}}]}, True),
     ],
 )
 def test_strict_mode_is_asked_for_where_the_schema_allows_it(serve, connect, schema, strict):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from asking import ask, request_of
+from asking import SCHEMA, ask, request_of
 from raw_server import error, says
 
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.types import Generation, Message, Request, Usage
 from tests.properties.real_bodies import response as real_response
-
-SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
 def response(*parts: dict, status: str = "completed", **changes: object) -> dict:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
+from smartbatch.providers.anthropic.schema_dialect import sent_schema
 from smartbatch.providers.conversation import INSTRUCTIONS, check_extra, check_format, check_roles, content_of
-from smartbatch.types import Generation, Request
+from smartbatch.providers.schema_forms import instruction
+from smartbatch.types import Generation, Message, Request
 
 VERSION = "2026-10-21"
 """The API version this adapter was written for; it takes no sampling parameters."""
@@ -41,8 +43,8 @@ def message_body(
     dropped = _add_sampling(body, params, version)
     if params.extra:
         body.update(params.extra)
-    if params.schema is not None:
-        form = {"type": "json_schema", "schema": params.schema}
+    if params.schema is not None and (schema := sent_schema(params.schema)) is not None:
+        form = {"type": "json_schema", "schema": schema}
         body["output_config"] = {**(body.get("output_config") or {}), "format": form}
     return body, dropped
 
@@ -89,15 +91,15 @@ def _add_sampling(body: dict[str, Any], params: Generation, version: str) -> tup
 def _conversation(request: Request) -> tuple[str | list[Any], list[dict[str, Any]]]:
     """Instructions and messages: the API takes instructions outside of the messages only."""
     params, prompt = request.params, request.prompt
-    if isinstance(prompt, str):
-        return params.system or "", [{"role": "user", "content": prompt}]
     instructions: list[Any] = [] if params.system is None else [params.system]
     messages: list[dict[str, Any]] = []
-    for message in prompt:
+    for message in (Message("user", prompt),) if isinstance(prompt, str) else prompt:
         if message.role in INSTRUCTIONS:
             instructions.append(content_of(message))
         else:
             messages.append({"role": message.role, "content": content_of(message)})
+    if params.schema is not None and sent_schema(params.schema) is None:
+        instructions.append(instruction(params.schema))
     return _joined(instructions), messages
 
 

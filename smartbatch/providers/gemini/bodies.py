@@ -12,6 +12,8 @@ from typing import Any
 
 from smartbatch.errors import InvalidRequest
 from smartbatch.providers.conversation import INSTRUCTIONS, check_extra, check_format, check_roles
+from smartbatch.providers.gemini.schema_dialect import sent_schema
+from smartbatch.providers.schema_forms import instruction
 from smartbatch.types import Generation, Message, Request
 
 MAX_TEXTS = 100
@@ -50,6 +52,9 @@ def generate_body(request: Request) -> dict[str, Any]:
                 system += _parts(message)
             else:
                 contents.append({"role": _ROLES[message.role], "parts": _parts(message)})
+    schema = params.schema
+    if schema is not None and sent_schema(schema) is None:
+        system.append({"text": instruction(schema)})
     body: dict[str, Any] = {"contents": contents}
     if system:
         body["systemInstruction"] = {"parts": system}
@@ -128,7 +133,10 @@ def _config(request: Request) -> dict[str, Any]:
     if params.stop is not None:
         config["stopSequences"] = list(params.stop)
     if params.schema is not None:
-        config |= {"responseMimeType": _JSON, "responseJsonSchema": params.schema}
+        schema = sent_schema(params.schema)
+        config["responseMimeType"] = _JSON
+        if schema is not None:
+            config["responseJsonSchema"] = schema
     elif params.response_format is not None and params.response_format.get("type") == "json_object":
         config["responseMimeType"] = _JSON
     return config

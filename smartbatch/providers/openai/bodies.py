@@ -10,6 +10,7 @@ from typing import Any
 
 from smartbatch.errors import InvalidRequest
 from smartbatch.providers.conversation import check_extra, check_format, content_of
+from smartbatch.providers.openai.schema_dialect import sent_schema
 from smartbatch.types import Embedding, Generation, Message, Request
 
 MAX_TEXTS = 2048
@@ -18,10 +19,6 @@ MAX_TEXT_TOKENS = 200_000
 """The API takes 300,000 tokens a call; our count is an estimate, so a third is kept free."""
 MAX_STOPS = 4
 _RESERVED = ("model", "messages", "input", "stream", "stream_options", "background")
-_BY_NAME = ("properties", "$defs", "definitions")
-"""Keywords of a JSON schema that hold schemas by names of the user's, which may be keywords themselves."""
-_VALUES = ("enum", "const", "default", "examples")
-"""Those that hold no schemas."""
 _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input_text"}
 
 
@@ -44,8 +41,7 @@ def chat_body(request: Request, model: str, max_tokens_field: str) -> dict[str, 
     if params.seed is not None:
         body["seed"] = params.seed
     if params.schema is not None:
-        schema = {"name": "answer", "strict": _is_closed(params.schema), "schema": params.schema}
-        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": _named_schema(params.schema)}
     elif params.response_format is not None:
         body["response_format"] = params.response_format
     if params.extra:
@@ -69,8 +65,7 @@ def response_body(request: Request, model: str) -> dict[str, Any]:
     _add_sampling(body, params)
     form: Mapping[str, Any] | None = None
     if params.schema is not None:
-        strict = _is_closed(params.schema)
-        form = {"type": "json_schema", "name": "answer", "strict": strict, "schema": params.schema}
+        form = {"type": "json_schema", **_named_schema(params.schema)}
     elif params.response_format is not None:
         form = _flat_format(params.response_format)
     if params.extra:
@@ -124,22 +119,9 @@ def check_params(params: Generation, api: str) -> None:
         raise InvalidRequest("extra may not ask for n > 1: submit the prompt several times", field="extra")
 
 
-def _is_closed(schema: Any) -> bool:
-    """Whether strict mode takes a schema: it refuses objects with open or optional properties."""
-    if isinstance(schema, list):
-        return all(map(_is_closed, schema))
-    if not isinstance(schema, Mapping):
-        return True
-    properties, types = schema.get("properties", {}), schema.get("type")
-    if "object" in (types if isinstance(types, list) else [types]) or properties:
-        closed = schema.get("additionalProperties") is False
-        if not closed or set(schema.get("required", ())) != set(properties):
-            return False
-    return all(
-        _is_closed(list(value.values()) if key in _BY_NAME and isinstance(value, Mapping) else value)
-        for key, value in schema.items()
-        if key not in _VALUES
-    )
+def _named_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    sent = sent_schema(schema)
+    return {"name": "answer", "strict": sent.strict, "schema": sent.schema}
 
 
 def _input_item(message: Message) -> dict[str, Any]:

@@ -1,0 +1,431 @@
+"""JSON schemas in the dialects of the APIs that enforce them.
+
+An API takes a part of JSON Schema only. Here a schema is rewritten until that part is enough: references are
+followed, ``allOf`` is merged, ``oneOf`` becomes ``anyOf``, and a keyword that the dialect lacks moves into
+the description, where the model reads it. The rewritten schema may allow answers that the original one
+refuses, since every answer is checked against the original; it never refuses a kind of answer that the
+original one asks for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from smartbatch._values import Value
+
+BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+"""Keywords that hold schemas by names of the user's, which may be keywords themselves."""
+VALUES = ("enum", "const", "default", "examples")
+"""Keywords that hold data, not schemas."""
+_IGNORED = frozenset({"$schema", "$comment", "$defs", "definitions", "discriminator", "deprecated"}) | {
+    "readOnly",
+    "writeOnly",
+}
+_ANNOTATIONS = ("title", "description", "default", "examples")
+_CHOICES = ("anyOf", "oneOf")
+_SHAPES = ("properties", "required", "additionalProperties", "patternProperties", "items", "prefixItems")
+_OF_TYPE = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+_PROMPT = "Answer with one JSON value that follows this JSON schema, and with nothing else:\n"
+
+
+class NotExpressible(ValueError):
+    """A dialect cannot express a schema without ruling out answers that it asks for; the text says why."""
+
+
+@frozen(eq=False, repr=False)
+class Dialect(Value):
+    """What an API takes of JSON Schema.
+
+    Attributes:
+        keywords: those that limit strings, numbers and arrays.
+        formats: the values it knows for ``format``.
+        open_objects: whether objects may have properties that are not named, and values any type.
+        all_required: whether every property has to be required; an optional one becomes nullable.
+        tuples: whether it knows ``prefixItems``.
+        constants: the types of the values in ``enum``, and whether there is a ``const``.
+        recursion: ``"any"``, ``"optional"`` (only below properties that are not required) or ``"none"``.
+    """
+
+    keywords: frozenset[str]
+    formats: frozenset[str]
+    open_objects: bool = False
+    all_required: bool = False
+    tuples: bool = False
+    constants: tuple[type, ...] = (str, int, float, bool, type(None))
+    recursion: str = "any"
+
+
+def in_dialect(schema: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
+    """Return ``schema`` as a dialect writes it, with its references below ``$defs``.
+
+    Raises:
+        NotExpressible: the dialect cannot express it.
+    """
+    return _Writer(schema, dialect).whole()
+
+
+def instruction(schema: Mapping[str, Any]) -> str:
+    """Return the text that asks for an answer in the form of a schema, for an API that cannot enforce it."""
+    return _PROMPT + json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+
+
+def instructed_schema(text: str) -> dict[str, Any] | None:
+    """Return the schema in a text that ends with :func:`instruction`, or ``None``."""
+    _, found, written = text.rpartition(_PROMPT)
+    try:
+        schema = json.loads(written) if found else None
+    except ValueError:
+        return None
+    return schema if isinstance(schema, dict) else None
+
+
+def subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the schemas directly within a schema; what is data has none."""
+    for key, value in schema.items():
+        if key in BY_NAME and isinstance(value, Mapping):
+            yield from value.values()
+        elif key not in VALUES:
+            yield from value if isinstance(value, list) else (value,)
+
+
+def references(schema: Any) -> Iterator[str]:
+    """Yield the targets of all references in a schema."""
+    if isinstance(schema, Mapping):
+        if isinstance(target := schema.get("$ref"), str):
+            yield target
+        for inner in subschemas(schema):
+            yield from references(inner)
+
+
+class _Writer:
+    """Writes one schema in a dialect; what it refers to becomes a definition, so it may be recursive."""
+
+    def __init__(self, root: Mapping[str, Any], dialect: Dialect) -> None:
+        self._root = root
+        self._dialect = dialect
+        self._names: dict[str, str] = {}
+        self._definitions: dict[str, Any] = {}
+        self._open: list[str] = []  # targets that are being written
+
+    def whole(self) -> dict[str, Any]:
+        form = self._form(self._root)
+        if self._dialect.recursion != "any":
+            self._restrict_recursion()
+        return {**form, "$defs": self._definitions} if self._definitions else form
+
+    # -- one schema ------------------------------------------------------------------------------------------
+
+    def _form(self, schema: Any) -> dict[str, Any]:
+        if not isinstance(schema, Mapping):
+            if schema is False:
+                raise NotExpressible("a part of it takes no value at all")
+            schema = {}
+        merged = _Merged(self._root, self._open)
+        merged.add(schema)
+        depth = len(self._open)
+        self._open += merged.inlined
+        try:
+            return self._whole_form(merged.schema, merged.notes)
+        finally:
+            del self._open[depth:]
+
+    def _whole_form(self, schema: dict[str, Any], notes: dict[str, Any]) -> dict[str, Any]:
+        """Return a merged schema in the dialect. The cases, in order: a reference; a choice of schemas; a
+        choice of values; a type, or several."""
+        if "$ref" in schema:
+            return self._described({"$ref": self._reference(schema["$ref"])}, schema, notes)
+        choice = next((word for word in _CHOICES if isinstance(schema.get(word), list)), None)
+        if choice is not None:
+            rest = {key: value for key, value in schema.items() if key != choice}
+            if any(key in rest for key in ("type", *_SHAPES)):  # a common part belongs to each branch
+                common = {key: value for key, value in rest.items() if key not in _ANNOTATIONS}
+                branches = [self._form({"allOf": [common, branch]}) for branch in schema[choice]]
+            else:
+                notes |= self._left_over(rest, ())
+                branches = [self._form(branch) for branch in schema[choice]]
+            return self._described({"anyOf": branches}, schema, notes)
+        if "enum" in schema or "const" in schema:
+            return self._constants(schema, notes)
+        return self._typed(schema, notes)
+
+    def _typed(self, schema: Mapping[str, Any], notes: dict[str, Any]) -> dict[str, Any]:
+        types = _types(schema)
+        if not types:
+            if not self._dialect.open_objects:
+                raise NotExpressible("a part of it takes a value of any type")
+            return self._described({}, schema, notes | self._left_over(schema, ()))
+        form: dict[str, Any] = {"type": types[0] if len(types) == 1 else types}
+        taken = ["type"]
+        if "object" in types:
+            form |= self._object(schema)
+            taken += ["properties", "required", "additionalProperties"]
+        if "array" in types:
+            form |= self._items(schema, notes)
+            taken += ["items", "prefixItems"]
+        for key, value in schema.items():
+            if key in self._dialect.keywords and self._takes(key, value):
+                form[key] = value
+                taken.append(key)
+        return self._described(form, schema, notes | self._left_over(schema, taken))
+
+    def _takes(self, key: str, value: Any) -> bool:
+        if key == "format":
+            return value in self._dialect.formats
+        if key == "pattern":  # no engine of an API looks around or back
+            return isinstance(value, str) and "(?" not in value.replace("(?:", "") and not _refers_back(value)
+        if key == "minItems" and "maxItems" not in self._dialect.keywords:
+            return value in (0, 1)
+        return True
+
+    def _constants(self, schema: Mapping[str, Any], notes: dict[str, Any]) -> dict[str, Any]:
+        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
+        known = [value for value in values if type(value) in self._dialect.constants]
+        other = [value for value in values if type(value) not in self._dialect.constants]
+        if any(isinstance(value, list | dict) for value in other):
+            raise NotExpressible("it has a choice of values that are objects or lists")
+        notes |= self._left_over(schema, ("type", "enum", "const"))
+        branches: list[dict[str, Any]] = []
+        if known:
+            types = list(dict.fromkeys(_OF_TYPE[type(value)] for value in known))
+            form: dict[str, Any] = {"type": types[0] if len(types) == 1 else types}
+            only = "const" in schema and "enum" not in schema and bool in self._dialect.constants
+            branches.append(form | ({"const": known[0]} if only else {"enum": known}))
+        branches += [{"type": kind} for kind in dict.fromkeys(_OF_TYPE[type(value)] for value in other)]
+        if any(isinstance(value, bool) for value in other):
+            notes["enum"] = values
+        form = branches[0] if len(branches) == 1 else {"anyOf": branches}
+        return self._described(form, schema, notes)
+
+    def _object(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        named = schema.get("properties")
+        further = schema.get("additionalProperties", named is None)
+        properties = {name: self._form(part) for name, part in (named or {}).items()}
+        required = [name for name in schema.get("required", ()) if name in properties]
+        form: dict[str, Any] = {"properties": properties}
+        if self._dialect.open_objects:
+            if "additionalProperties" in schema:
+                form["additionalProperties"] = (
+                    self._form(further) if isinstance(further, Mapping) else further
+                )
+            if not properties:
+                del form["properties"]
+            return form | ({"required": required} if required else {})
+        if further is not False or schema.get("patternProperties"):
+            raise NotExpressible("it has an object whose properties are not all named")
+        if self._dialect.all_required:
+            for name in set(properties).difference(required):
+                properties[name] = _nullable(properties[name])
+            required = list(properties)
+        return form | {"required": required, "additionalProperties": False}
+
+    def _items(self, schema: Mapping[str, Any], notes: dict[str, Any]) -> dict[str, Any]:
+        first, rest = schema.get("prefixItems"), schema.get("items", schema.get("maxItems") != 0)
+        if isinstance(first, list) and len(first) == schema.get("maxItems"):
+            rest = False
+        if self._dialect.tuples:
+            form: dict[str, Any] = {"prefixItems": [self._form(part) for part in first]} if first else {}
+            return form | ({"items": self._form(rest)} if isinstance(rest, Mapping) else {})
+        parts = [self._form(part) for part in first or ()]
+        if rest is not False:
+            parts.append(self._form(rest))
+        unique = [part for i, part in enumerate(parts) if part not in parts[:i]] or [{"type": "null"}]
+        if len(unique) == 1:
+            return {"items": unique[0]}
+        notes["prefixItems"] = first
+        return {"items": {"anyOf": unique}}
+
+    # -- what is left over -----------------------------------------------------------------------------------
+
+    def _left_over(self, schema: Mapping[str, Any], taken: Iterable[str]) -> dict[str, Any]:
+        """Return the keywords of a schema that the dialect lacks, as far as the model should know them."""
+        skipped = {*taken, *_CHOICES, *_IGNORED, "title", "description", "$ref"}
+        left = {key: value for key, value in schema.items() if key not in skipped}
+        if left.get("default", 1) is None:
+            del left["default"]
+        return left
+
+    def _described(
+        self, form: dict[str, Any], schema: Mapping[str, Any], notes: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return a schema with its title and its description, to which ``notes`` are added."""
+        told = str(schema.get("description") or "")
+        if notes:
+            words = ", ".join(f"{key}: {_written(value)}" for key, value in notes.items())
+            told = f"{told}\n\n{{{words}}}" if told else f"{{{words}}}"
+        more = {"title": schema["title"]} if isinstance(schema.get("title"), str) else {}
+        if told:
+            more["description"] = told
+        if "$ref" in form and more:
+            form = {"anyOf": [form]} if told else form
+        return form if "$ref" in form else form | more
+
+    # -- references ------------------------------------------------------------------------------------------
+
+    def _reference(self, target: str) -> str:
+        name = self._names.get(target)
+        if name is None:
+            schema = _target(self._root, target)
+            name = base = "".join(c if c.isalnum() else "_" for c in target.rpartition("/")[2]) or "Whole"
+            while name in self._definitions:
+                name += "_"
+            if name == "_" * len(name):
+                raise NotExpressible(f"its definition {base!r} has no name that the dialect takes")
+            self._names[target] = name
+            self._definitions[name] = {}  # first: a part of it may refer to it
+            self._open.append(target)
+            self._definitions[name] = self._form(schema)
+            self._open.pop()
+        return f"#/$defs/{name}"
+
+    def _restrict_recursion(self) -> None:
+        """Make the properties optional that lead back to where they are, or refuse them."""
+        direct = {name: set(references(form)) for name, form in self._definitions.items()}
+        leads_to = {name: _reached(name, direct) for name in direct}
+        for name, form in self._definitions.items():
+            back = {f"#/$defs/{other}" for other in leads_to[name] if name in leads_to[other]}
+            if not back:
+                continue
+            if self._dialect.recursion == "none":
+                raise NotExpressible("it is recursive")
+            if not _made_optional(form, back):
+                raise NotExpressible("it is recursive without a property in between")
+
+
+class _Merged:
+    """A schema without ``allOf``, and without references next to other keywords.
+
+    Attributes:
+        schema: what it says.
+        notes: keywords of its parts that contradict each other.
+        inlined: the targets of the references that are replaced by what they lead to.
+    """
+
+    def __init__(self, root: Mapping[str, Any], open_targets: Sequence[str]) -> None:
+        self._root = root
+        self._open = open_targets
+        self.schema: dict[str, Any] = {}
+        self.notes: dict[str, Any] = {}
+        self.inlined: list[str] = []
+
+    def add(self, schema: Mapping[str, Any]) -> None:
+        target, parts = schema.get("$ref"), schema.get("allOf") or ()
+        own = {key: value for key, value in schema.items() if key not in ("allOf", "$ref", *_IGNORED)}
+        if isinstance(target, str):
+            if not self.schema and not own and not parts:  # it may stay: there is nothing next to it
+                self.schema["$ref"] = target
+                return
+            if target in (*self._open, *self.inlined):  # it would be written within itself
+                if parts or not {*self.schema, *own} <= {*_ANNOTATIONS}:
+                    raise NotExpressible("it refers to itself next to other keywords")
+                self._combine({**own, "anyOf": [{"$ref": target}]})
+                return
+            self._follow(target)
+        for i, part in enumerate(parts):
+            if isinstance(part, Mapping) and (
+                i or len(parts) > 1 or own or self.schema or "$ref" not in part
+            ):
+                self.add(part)
+            elif isinstance(part, Mapping):
+                self.schema["$ref"] = part["$ref"]
+        self._combine(own)
+
+    def _follow(self, target: str) -> None:
+        self.inlined.append(target)
+        self.add(_target(self._root, target))
+
+    def _combine(self, own: Mapping[str, Any]) -> None:
+        """Add what a part says to what the others say about the same value."""
+        if own and isinstance(target := self.schema.pop("$ref", None), str):
+            self._follow(target)
+        for key, value in own.items():
+            known: Any = self.schema.get(key)
+            if key not in self.schema or key in _ANNOTATIONS:
+                self.schema[key] = value
+            elif key == "required":
+                self.schema[key] = list(dict.fromkeys([*known, *value]))
+            elif key == "properties":
+                both = {name: {"allOf": [known[name], value[name]]} for name in known if name in value}
+                self.schema[key] = {**known, **value, **both}
+            elif known != value:
+                self.notes[key] = value
+
+
+def _target(root: Mapping[str, Any], target: str) -> Mapping[str, Any]:
+    found: Any = root
+    for part in target.removeprefix("#").split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            found = found.get(name) if isinstance(found, Mapping) else None
+    if target[:1] != "#" or target[1:2] not in ("", "/") or not isinstance(found, Mapping):
+        raise NotExpressible("it has a reference that leads elsewhere")
+    return found
+
+
+def _reached(name: str, direct: Mapping[str, set[str]]) -> set[str]:
+    """Return the definitions that one leads to, over any number of references."""
+    reached: set[str] = set()
+    further = [name]
+    while further:
+        for target in direct[further.pop()]:
+            other = target.removeprefix("#/$defs/")
+            if other not in reached:
+                reached.add(other)
+                further.append(other)
+    return reached
+
+
+def _made_optional(form: dict[str, Any], back: set[str]) -> bool:
+    """Take the properties that hold one of the references ``back`` from those that are required.
+
+    Returns:
+        False where such a reference stands outside of all properties.
+    """
+    if form.get("$ref") in back:
+        return False
+    properties = form.get("properties", {})
+    for name, part in properties.items():
+        if back.intersection(references(part)):
+            form["required"] = [other for other in form.get("required", ()) if other != name]
+            if not form["required"]:
+                del form["required"]
+    inner = [value for key, value in form.items() if key not in ("properties", *VALUES)]
+    parts = [part for value in inner for part in (value if isinstance(value, list) else (value,))]
+    return all(_made_optional(part, back) for part in parts if isinstance(part, dict))
+
+
+def _types(schema: Mapping[str, Any]) -> list[str]:
+    given = schema.get("type")
+    if given is not None:
+        return list(given) if isinstance(given, list) else [given]
+    if "properties" in schema or "additionalProperties" in schema:
+        return ["object"]
+    return ["array"] if "items" in schema or "prefixItems" in schema else []
+
+
+def _nullable(form: dict[str, Any]) -> dict[str, Any]:
+    return form if _takes_null(form) else {"anyOf": [form, {"type": "null"}]}
+
+
+def _takes_null(form: Mapping[str, Any]) -> bool:
+    types = form.get("type")
+    if "enum" in form or "const" in form:
+        return None in form.get("enum", [form.get("const", 0)])
+    return (
+        types == "null"
+        or (isinstance(types, list) and "null" in types)
+        or any(map(_takes_null, form.get("anyOf", ())))
+    )
+
+
+def _refers_back(pattern: str) -> bool:
+    return any(f"\\{digit}" in pattern.replace("\\\\", "") for digit in "123456789")
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
