@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, final
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess
 from smartbatch._settings import count_of, seconds_of
-from smartbatch.config import BatchingConfig, ClientParams, check_names, given_or_loaded
+from smartbatch.config import (
+    BatchingConfig,
+    ClientParams,
+    changed,
+    check_names,
+    checked,
+    given_or_loaded,
+)
 from smartbatch.core.limits.classifiers import Classifier, Classifiers
 from smartbatch.core.preparation.preparer import GENERATION, Preprocess
-from smartbatch.errors import StoreError
+from smartbatch.errors import StoreError, did_you_mean
 from smartbatch.events import Observer
 from smartbatch.interrupted import as_interrupted
 from smartbatch.jobs.job_options import STATUS_TIMEOUT, JobOptions, WaitOptions
@@ -102,10 +109,9 @@ class BatchingClient:
         ConfigError: for settings out of range or contradicting, an unknown prefix, or a missing key.
         InvalidRequest: for generation parameters out of range.
 
-    Attributes:
-        config: the settings.
-        model: the model's name without the provider's prefix.
     """
+
+    __slots__ = ("__weakref__", "_config", "_settings", "_states")
 
     def __init__(
         self,
@@ -132,12 +138,17 @@ class BatchingClient:
         opened = open_model(model, provider, provider_options, clock)
         verdicts = Classifiers(classifiers, logs.user_error)
         hooks = UserHooks(post_process, tuple(middleware), verdicts, run_callback)
-        self.config = config
-        self.model = opened.name
+        self._config = config
         self._settings = settings = ClientSettings.of(
             config, clock, rng, opened, Generation(**given), preprocess, hooks, observers
         )
         self._states = PerProcess(lambda: RunningState(settings))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to set what would have no effect; :meth:`set_parallelism` is the setting that can change."""
+        if name not in BatchingClient.__slots__:
+            raise AttributeError(_no_attribute(name, value))
+        object.__setattr__(self, name, value)
 
     def __del__(self) -> None:
         """Finish what is pending and end, on another thread."""
@@ -526,6 +537,19 @@ class BatchingClient:
         """
         self._running.stop_from_anywhere(seconds_of("timeout", timeout), cancel_waiting=cancel_waiting)
 
+    def set_parallelism(self, calls: int) -> None:
+        """Make up to ``calls`` calls at once from now on, also for lists and jobs that are running.
+
+        Calls in flight are not interrupted. A fork inherits the value; another client is not affected.
+
+        Raises:
+            ConfigError: ``calls`` is out of the range of the setting ``parallelism``.
+        """
+        calls = checked("parallelism", calls)
+        self._config = changed(self._config, parallelism=calls)
+        self._settings.parallelism.calls = calls
+        self._running.realtime.resize(calls)
+
     def stop_jobs(self) -> None:
         """Begin no further call of any job; what is under way goes on. The first half of :meth:`stop`."""
         self._running.jobs.halt()
@@ -552,6 +576,16 @@ class BatchingClient:
         self._running.deferral.flush()
 
     # -- looking ---------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> BatchingConfig:
+        """The settings."""
+        return self._config
+
+    @property
+    def model(self) -> str:
+        """The model's name without the provider's prefix."""
+        return self._settings.model.name
 
     @property
     def queue_size(self) -> int:
@@ -613,3 +647,13 @@ class BatchingClient:
         from smartbatch.jobs.job import Job
 
         return Job(lambda: self._running.jobs.service, row)
+
+
+def _no_attribute(name: str, value: Any) -> str:
+    """Return why an attribute cannot be set, and what to do instead."""
+    if name == "parallelism":
+        return f"parallelism is changed by client.set_parallelism({value!r:.20})"
+    if name in ClientParams.__optional_keys__ or isinstance(getattr(BatchingClient, name, None), property):
+        return f"{name} cannot be changed: make a client with it, as BatchingClient(model, {name}=…)"
+    names = (each for each in dir(BatchingClient) if not each.startswith("_"))
+    return f"a BatchingClient has no attribute {name!r:.60}{did_you_mean(name, names)}"

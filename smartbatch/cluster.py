@@ -18,13 +18,13 @@ from typing import Any, Self, TypeAlias, final
 from uuid import uuid4
 
 import distributed
-from attrs import asdict, define, evolve, has
+from attrs import asdict, define, has
 from distributed.comm import CommClosedError
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from smartbatch._values import fields_repr
 from smartbatch.client import BatchingClient
-from smartbatch.config import BatchingConfig
+from smartbatch.config import BatchingConfig, changed
 from smartbatch.errors import ClientClosed, ConfigError
 from smartbatch.jobs.job import Job
 
@@ -251,11 +251,6 @@ def shared_config(
     if shared is None:
         shared = place if remote and config.shared == "auto" else config.shared
     return changed(config, store=place, shared=shared)
-
-
-def changed(config: BatchingConfig, **settings: Any) -> BatchingConfig:
-    """Return settings, some of them changed."""
-    return evolve(config, **settings)
 
 
 def one_budget(config: BatchingConfig, key: str) -> BatchingConfig:

@@ -15,7 +15,7 @@ from smartbatch.errors import ConfigError, did_you_mean
 from smartbatch.prices import Price
 from smartbatch.types import Duration, GenerationParams, OnError, Prefer, StrategyName, T
 
-__all__ = ["BatchingConfig", "ClientParams", "Settings", "check_names", "checked", "checked_table"]
+__all__ = ["BatchingConfig", "ClientParams", "Settings", "changed", "check_names", "checked", "checked_table"]
 
 PREFIX = "SMARTBATCH_"
 RESERVED = ("SMARTBATCH_TEST_", "SMARTBATCH_SIM_")
@@ -546,6 +546,15 @@ def checked(setting: str, value: Any) -> Any:
         ConfigError: it is out of the setting's range.
     """
     return _spec(setting, setting).check(setting, value)
+
+
+def changed(config: BatchingConfig, **settings: Any) -> BatchingConfig:
+    """Return a copy of ``config`` with some settings changed.
+
+    Raises:
+        ConfigError: as the constructor of :class:`BatchingConfig`.
+    """
+    return evolve(config, **settings)
 
 
 def checked_table(table: Mapping[str, Any], place: str) -> dict[str, Any]:

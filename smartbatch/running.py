@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attrs import asdict, evolve, field, frozen
+from attrs import Factory, asdict, evolve, field, frozen
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._fork import PerProcess, on_exit, on_fork, reentered, run_after_collection
@@ -52,7 +52,7 @@ from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel, open_model
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
-from smartbatch.realtime.setup import RealtimeSetup, UserHooks
+from smartbatch.realtime.setup import Parallelism, RealtimeSetup, UserHooks
 from smartbatch.realtime.shared.enqueued_tokens import EnqueuedTokens
 from smartbatch.realtime.submission import CallOptions
 from smartbatch.realtime.ticket import ResultFuture
@@ -91,6 +91,7 @@ class ClientSettings:
         rng: the user's random numbers; ``None`` for those of each process.
         fallback: answers while the breaker of ``model`` is open; ``None`` where there is none.
         observers: the user's; appended to by ``observe``.
+        parallelism: calls in flight at most; changed by ``set_parallelism``.
     """
 
     config: BatchingConfig
@@ -101,6 +102,7 @@ class ClientSettings:
     preparer: RequestPreparer
     hooks: UserHooks
     observers: list[Observer] = field(factory=list)
+    parallelism: Parallelism = Factory(lambda self: Parallelism(self.config.parallelism), takes_self=True)
 
     @classmethod
     def of(
@@ -184,6 +186,7 @@ class RunningState:
             waiting=lambda: realtime.waiting,
             room=lambda: realtime.budget.room,
             tell=self._bus.tell,
+            parallelism=settings.parallelism,
         )
         self._callbacks = callbacks = CallbackThread(clock, callback_raised, hooks.run_callback)
         reading = Reading(realtime.admission, realtime.process)
@@ -219,6 +222,7 @@ class RunningState:
             fallback=settings.fallback,
             metrics=self.metrics,
             read_controls=self._read_controls,
+            parallelism=settings.parallelism,
         )
         return Realtime(setup, settings.model, settings.preparer)
 
@@ -285,6 +289,7 @@ class RunningState:
             save=summaries.save,
             tell_dropped=self._warnings.dropped,
             exchange_enqueued=_enqueued(settings),
+            parallelism=lambda: settings.parallelism.calls,
         )
 
     def _subscribe(self) -> None:

@@ -251,6 +251,7 @@ class _StoreState:
             rng=random.SystemRandom(),
             store=store,
             dependencies=JobDependencies(
+                parallelism=lambda: self._config.parallelism,
                 providers=(),
                 serve=self._serve,
                 ask=self._ask,

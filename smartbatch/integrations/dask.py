@@ -14,8 +14,8 @@ from attrs import define, field, frozen
 from smartbatch._clock import RealClock
 from smartbatch._values import Value, fields_repr
 from smartbatch.client import BatchingClient
-from smartbatch.cluster import UNIT, Cluster, Options, Unit, changed, digest, one_budget, shared_config
-from smartbatch.config import BatchingConfig
+from smartbatch.cluster import UNIT, Cluster, Options, Unit, digest, one_budget, shared_config
+from smartbatch.config import BatchingConfig, changed
 from smartbatch.errors import JobNotFound, RequestCancelled
 from smartbatch.integrations.dask_collections import Template, collection
 from smartbatch.observe.progress import new_display

@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 
 from smartbatch._values import Value, fields_repr
 from smartbatch.config import BatchingConfig
-from smartbatch.jobs.realtime_items import TURN, RealtimeItems
+from smartbatch.jobs.realtime_items import TURN, ItemLimit, RealtimeItems
 from smartbatch.jobs.records import JobRow, StoredItem
 from smartbatch.providers.base import Provider
 from smartbatch.types import Kind, Route
@@ -83,8 +83,8 @@ class ClaimTurns:
 
     _interval: GatherInterval
     jobs: dict[str, RealtimeItems] = field(factory=dict)
-    under_way: Counter[int] = field(factory=Counter)
-    _taken: Counter[int] = field(factory=Counter)
+    under_way: Counter[ItemLimit] = field(factory=Counter)
+    _taken: Counter[ItemLimit] = field(factory=Counter)
     _overtaken: bool = False
 
     def following(self, now: float, *, ended: RealtimeItems | None = None, count: int = 0) -> Turn | float:
@@ -119,7 +119,8 @@ class ClaimTurns:
     def _most(self, job: RealtimeItems) -> int:
         """Return the limit of a job; more where many results come in the time in which they gather: half of
         the limit is for calls in flight."""
-        return max(job.limit, min(MOST_AHEAD, job.limit // 2 + 2 * self._interval.meanwhile))
+        limit = job.limit()
+        return max(limit, min(MOST_AHEAD, limit // 2 + 2 * self._interval.meanwhile))
 
     def begin(self, turn: Turn) -> None:
         """Keep the room of a turn while its items are claimed."""
@@ -147,14 +148,15 @@ class ClaimTurns:
         self.under_way -= Counter({job.limit: count})
 
 
-def most_under_way(row: JobRow, provider: Provider | None, config: BatchingConfig) -> int:
-    """Return how many items of a job are claimed at most, and so are uncertain when this process dies: what
-    can be in flight, and as many that come next; of a list whose items share calls what the queue takes, as
-    they gather there."""
+def gathers_in_queue(row: JobRow, provider: Provider | None, config: BatchingConfig) -> bool:
+    """Whether as many items of a job are claimed as the queue takes, because they share calls there.
+
+    Otherwise there are as many as can be in flight, and as many that come next: what is claimed is uncertain
+    when this process dies.
+    """
     apart = row.policy.on_unknown == "hold" or row.policy.route in (Route.INDIVIDUAL, Route.FLEX)
-    if row.policy.attended and provider is not None and not apart:
-        able = provider.capabilities
-        together = able.max_texts if row.kind == Kind.EMBED.value else able.max_shared
-        if config.packing or together > 1:
-            return config.queue_capacity
-    return 2 * config.parallelism
+    if not row.policy.attended or provider is None or apart:
+        return False
+    able = provider.capabilities
+    together = able.max_texts if row.kind == Kind.EMBED.value else able.max_shared
+    return config.packing or together > 1

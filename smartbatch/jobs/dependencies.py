@@ -70,6 +70,7 @@ class JobDependencies:
         outer_budget: returns the budget that items of a job with a budget of its own spend from as well.
         reopen: has requests of a job asked again within the client's budget.
         save: writes what is to be in the store's summaries; called every few seconds, and at the end.
+        parallelism: returns how many calls the client makes at once.
     """
 
     providers: tuple[Provider, ...]
@@ -89,3 +90,4 @@ class JobDependencies:
     tell_dropped: Callable[[str, str], None]
     control: Callable[[ModelControls], None]
     exchange_enqueued: EnqueuedExchange | None = None
+    parallelism: Callable[[], int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TypeAlias
 
 from attrs import define, field
 
@@ -20,6 +21,10 @@ from smartbatch.types import Request, Result, Route
 
 TURN = 100
 """Items of a job that are claimed before it is another job's turn."""
+
+
+ItemLimit: TypeAlias = Callable[[], int]
+"""Returns how many items may be under way of all jobs that have this very limit."""
 
 
 @define(eq=False)
@@ -48,7 +53,7 @@ class RealtimeItems:
     lease: JobLease
     row: JobRow
     shared: Shared
-    limit: int
+    limit: ItemLimit
     timeout: float | None
     under_way: dict[int, Future[Result] | None] = field(factory=dict)
     wanting: bool = True

@@ -26,7 +26,7 @@ from smartbatch.jobs.claim_turns import ClaimTurns, GatherInterval, Turn
 from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job_budget import JobBudget, has_batches, short_of_budget
 from smartbatch.jobs.payload import decode_params, decode_request, item_id
-from smartbatch.jobs.realtime_items import RealtimeItems
+from smartbatch.jobs.realtime_items import ItemLimit, RealtimeItems
 from smartbatch.jobs.records import (
     JobLease,
     JobRow,
@@ -63,8 +63,8 @@ class RealtimeRunner:
     Args:
         ask: submits an item.
         drop: cancels a request whose call has not started.
-        limit_of: most items under way of a job, and of the others with the same limit: so many may be asked
-            twice when this process dies.
+        limit_of: returns the limit of a job's items under way, which it shares with the other jobs that have
+            it: so many may be sent twice when this process dies.
         request_timeout: seconds for items of attended jobs that have no time-out of their own.
         done: called with a job's id when no item of it is under way any more.
         keep: takes results that were stored, by the job's id, before it is told that they are.
@@ -73,7 +73,7 @@ class RealtimeRunner:
     _runtime: JobRuntime
     _ask: Callable[[RealtimeItem], Future[Result]] = field(kw_only=True)
     _drop: Callable[[Future[Result]], None] = field(kw_only=True)
-    _limit_of: Callable[[JobRow], int] = field(kw_only=True)
+    _limit_of: Callable[[JobRow], ItemLimit] = field(kw_only=True)
     _request_timeout: float | None = field(default=None, kw_only=True)
     _done: Callable[[str], None] = field(kw_only=True)
     _keep: Callable[[str, Iterable[tuple[NewResult, Result]]], None] = field(

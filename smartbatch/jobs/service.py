@@ -353,7 +353,7 @@ class JobService:
     def _new_supervisor(self, store: SqlStore) -> JobSupervisor:
         """Return what carries jobs on, which is imported with the first job: most clients have none."""
         with collector_paused("smartbatch.jobs.supervisor"):
-            from smartbatch.jobs.claim_turns import most_under_way
+            from smartbatch.jobs.claim_turns import gathers_in_queue
             from smartbatch.jobs.realtime_runner import RealtimeRunner
             from smartbatch.jobs.steps.runner import run_step
             from smartbatch.jobs.supervisor import JobSupervisor
@@ -380,11 +380,20 @@ class JobService:
             outer_budget=dependencies.outer_budget,
             exchange_enqueued=dependencies.exchange_enqueued,
         )
+
+        def queued() -> int:
+            return config.queue_capacity
+
+        def called() -> int:
+            return 2 * dependencies.parallelism()
+
         realtime = RealtimeRunner(
             runtime,
             ask=dependencies.ask,
             drop=dependencies.drop,
-            limit_of=lambda row: most_under_way(row, self.serving.provider_of(row), config),
+            limit_of=lambda row: (
+                queued if gathers_in_queue(row, self.serving.provider_of(row), config) else called
+            ),
             request_timeout=config.request_timeout,
             done=self.notify,
             keep=self._fresh.keep,

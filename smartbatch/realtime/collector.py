@@ -61,6 +61,7 @@ class Collector:
         self._router = router
         self._fallback = fallback
         self._numbers = itertools.count(1)
+        self._parallelism = setup.parallelism
         self._moved = False  # whether a request was moved to a lane that may have been looked at before
 
     def take_locked(self, effects: DeferredEffects) -> InFlightCall | float:
@@ -327,7 +328,7 @@ class Collector:
                 head, ConfigError(f"{refusal}; nothing was sent: shared_lost = stop"), effects
             )
             return effects.now
-        self._gates.lack(lane, lane_queue.waiting, self._config.parallelism)
+        self._gates.lack(lane, lane_queue.waiting, self._parallelism.calls)
         self._note_wait(lane, at, effects)
         return self._end_of_patience(lane, at, effects.now)
 

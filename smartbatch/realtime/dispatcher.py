@@ -74,7 +74,7 @@ class BatchDispatcher:
     ) -> None:
         self._clock = setup.clock
         self.tell = setup.tell
-        self._workers = setup.config.parallelism
+        self._parallelism = setup.parallelism
         self._call_timeout = setup.config.call_timeout
         self._queue = queue
         self._monitor = queue.monitor
@@ -102,13 +102,20 @@ class BatchDispatcher:
             self._end_workers_locked()
             self._monitor.notify_all()
 
+    def resize(self) -> None:
+        """Follow a change of the parallelism: later calls get a pool of that size, calls under way go on."""
+        with self._monitor:
+            self._end_workers_locked()
+            self._wakes_at = -math.inf
+            self._monitor.notify_all()
+
     def on_own_thread(self) -> bool:
         """Whether the caller runs on the collector's thread or a worker's, in a hook of the user's."""
         return getattr(self._mine, "here", False)
 
     def wake_locked(self) -> None:
         """Have the collector look, if a worker's look will not do."""
-        if self._busy < self._workers:
+        if self._busy < self._parallelism.calls:
             self._wakes_at = -math.inf
             self._monitor.notify()
 
@@ -199,14 +206,14 @@ class BatchDispatcher:
         """Expire what is late; return a call that a worker is to make, or when to look again."""
         effects.now = self._clock.now()
         deadline = self._collector.expire_locked(effects)
-        if self._busy >= self._workers:
+        if self._busy >= self._parallelism.calls:
             return deadline  # a worker that ends looks for itself
         found = self._collector.take_locked(effects)
         if not isinstance(found, InFlightCall):
             return min(found, deadline)
         self._busy += 1
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="smartbatch-worker")
+            self._pool = ThreadPoolExecutor(self._parallelism.calls, thread_name_prefix="smartbatch-worker")
             self._listed = 0
         return found
 
@@ -241,7 +248,7 @@ class BatchDispatcher:
     def _start_worker(self, call: InFlightCall) -> RuntimeError | None:
         """Have a thread of the pool work, or a thread of its own; return why neither could be had."""
         pool, hand_over = self._pool, _HandOver(call)
-        if pool is not None:  # else the client was stopped
+        if pool is not None:  # else the client was stopped, or resized just now
             try:
                 pool.submit(self._work, hand_over)
             except RuntimeError:
@@ -301,11 +308,11 @@ class BatchDispatcher:
 
     def _next_locked(self, effects: DeferredEffects) -> InFlightCall | None:
         """Take the next batch, or let this worker go; the collector is told when to look."""
-        if not self._stopping:
+        if not self._stopping and self._busy <= self._parallelism.calls:
             effects.now = self._clock.now()
             found = self._collector.take_locked(effects)
             if isinstance(found, InFlightCall):
-                if self._busy < self._workers and self._queue.counts.waiting:
+                if self._busy < self._parallelism.calls and self._queue.counts.waiting:
                     self._monitor.notify()  # a gate may just have opened for more than this one
                 return found
             if found < self._wakes_at:

@@ -160,7 +160,7 @@ class Realtime:
 
         if options.ahead is None:
             options = evolve(options, ahead=self._config.queue_capacity)
-        options = evolve(options, calls=self._config.parallelism)
+        options = evolve(options, calls=self._setup.parallelism.calls)
         return BoundedMap(requests, submit, self._clock, options, self._abandon_futures)
 
     def never_waits(self, request: Request) -> bool:
@@ -303,7 +303,7 @@ class Realtime:
                 return engine
             self._check_not_stopped()
             for provider in list(self._providers.values()):
-                provider.open(self._config.parallelism)
+                provider.open(self._setup.parallelism.calls)
             share, leases = self._shared_budget(), self._leases()
             self._setup.read_controls()  # a pause holds from the first request on
             if share is not None:  # before anything can wait for it
@@ -320,7 +320,7 @@ class Realtime:
                 raise
             self._tell_at(leases)
         something_started()
-        self._setup.tell(ClientStarted(at=self._clock.now(), workers=self._config.parallelism))
+        self._setup.tell(ClientStarted(at=self._clock.now(), workers=self._setup.parallelism.calls))
         return engine
 
     def _shared_budget(self) -> BudgetShare | None:
@@ -345,6 +345,16 @@ class Realtime:
         for engine in engines:
             engine.control(controls)
 
+    def resize(self, calls: int) -> None:
+        """Follow a change of the parallelism; calls in flight are not interrupted."""
+        with self._opening:
+            engine = self.engine
+            if engine is not None:
+                for provider in list(self._providers.values()):
+                    provider.open(calls)
+        if engine is not None:
+            engine.dispatcher.resize()
+
     def look_again(self) -> None:
         """Have what waits for the budget looked at."""
         with self._leased:
@@ -362,7 +372,7 @@ class Realtime:
             return
         self._providers[id(provider)] = provider
         if self.engine is not None:
-            provider.open(self._config.parallelism)
+            provider.open(self._setup.parallelism.calls)
 
     def stop(self, timeout: float | None, reason: str) -> int:
         """Finish what is pending within ``timeout`` seconds, fail the rest, and end the threads.

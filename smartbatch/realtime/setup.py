@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypedDict
 
-from attrs import field, frozen
+from attrs import Factory, define, field, frozen
 
 from smartbatch._clock import Clock
 from smartbatch._values import Value
@@ -88,6 +88,13 @@ class UserHooks(Value):
         return evolve(result, error=failure)
 
 
+@define(eq=False, repr=False)
+class Parallelism:
+    """How many calls a client makes at once: one value for all its parts, which may change while they run."""
+
+    calls: int
+
+
 @frozen(eq=False, repr=False)
 class RealtimeSetup:
     """What real time is made of; the same for all its parts and runs.
@@ -104,6 +111,7 @@ class RealtimeSetup:
         fallback: answers while the breaker of another model is open; ``None`` where there is none.
         metrics: the client's figures, for processes that share limits; ``None`` for no client's.
         read_controls: has what people set for models read anew; it may read a store, and never raises.
+        parallelism: calls in flight at most; that of ``config`` at first.
     """
 
     config: BatchingConfig
@@ -116,3 +124,4 @@ class RealtimeSetup:
     fallback: OpenedModel | None = None
     metrics: BatchMetrics | None = None
     read_controls: Callable[[], object] = lambda: None
+    parallelism: Parallelism = Factory(lambda self: Parallelism(self.config.parallelism), takes_self=True)

@@ -32,6 +32,7 @@ from smartbatch.events import BatchEnded, Event, ForecastMoved, RouteChosen, Rou
 from smartbatch.observe.text import duration
 from smartbatch.prices import PriceBook, Processing, RateCard
 from smartbatch.providers.registry import OpenedModel
+from smartbatch.realtime.setup import Parallelism
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.routing.budget_rounds import Rounds, rounds_of
 from smartbatch.routing.history import ForecastHistory
@@ -74,6 +75,7 @@ class Advisor:
         waiting: counts the requests that are ahead of any new one.
         room: returns the USD that the client's own budget leaves for a list; ``None`` for any.
         tell: takes events.
+        parallelism: calls of the client in flight at most.
     """
 
     _model: OpenedModel
@@ -85,6 +87,7 @@ class Advisor:
     _waiting: Callable[[], int]
     _room: Callable[[], float | None]
     _tell: Callable[[Event], None]
+    _parallelism: Parallelism
     _numbers: Iterator[int] = field(factory=partial(itertools.count, 1), init=False)
     _watching: threading.Lock = field(factory=threading.Lock, init=False)
     _watched: _Watched | None = field(default=None, init=False)
@@ -139,7 +142,7 @@ class Advisor:
         if cost is None or ceilings is None:
             return None
         per_call = math.ceil(decision.load.requests / max(1, chosen.calls))
-        in_flight = self._config.parallelism * max(1, per_call)
+        in_flight = self._parallelism.calls * max(1, per_call)
         return cost.high + sum(heapq.nlargest(in_flight, ceilings))
 
     def consider(
@@ -344,7 +347,7 @@ class Advisor:
         limits = self._limits()
         return Throughput(
             call=self._forecast(route),
-            parallelism=self._config.parallelism,
+            parallelism=self._parallelism.calls,
             per_call=per_call,
             ahead=self._waiting(),
             tokens=tokens,

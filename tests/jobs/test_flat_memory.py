@@ -65,7 +65,7 @@ class Process:
             runtime,
             ask=self._ask,
             drop=lambda _: None,
-            limit_of=lambda _: 5,
+            limit_of=lambda _: lambda: 5,
             done=lambda job_id: self.supervisor.notify(job_id),
         )
         self.supervisor = JobSupervisor(

@@ -500,7 +500,7 @@ def test_of_a_halted_runner_and_of_a_forgotten_job_no_claimed_item_is_submitted(
         ),
         ask=ask,
         drop=lambda _: None,
-        limit_of=lambda _: 50,
+        limit_of=lambda _: lambda: 50,
         done=lambda _: None,
     )
     runner.offer(lease)
