@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from attrs import asdict, define, has
 from distributed.comm import CommClosedError
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from smartbatch._clock import RealClock
 from smartbatch._values import fields_repr
 from smartbatch.client import BatchingClient
 from smartbatch.config import BatchingConfig, changed
@@ -37,6 +39,9 @@ GRACE = 5.0
 AGAIN = "nothing is lost: the same call again goes on"
 STEP = 0.5
 """Seconds between looks whether a wait was interrupted."""
+NO_WORKERS_SECONDS = 5.0
+"""Seconds without a worker after which a warning says that nothing is sent."""
+_LOGGER = logging.getLogger("smartbatch")
 _LOST = (CommClosedError, distributed.CancelledError)
 """What a task ends with whose worker was closed, or whose scheduler is lost."""
 Options: TypeAlias = Mapping[str, Any]
@@ -139,6 +144,8 @@ class Cluster:
         if self._own:
             self._dask = distributed.Client(scheduler, set_as_default=False)
         self._plugin = ""
+        self._no_workers_since: float | None = None
+        self._has_warned = False
 
     def __enter__(self) -> Self:
         return self
@@ -171,8 +178,33 @@ class Cluster:
 
     def compute(self, parts: Sequence[Any]) -> Sequence[Any]:
         """Bring partitions of a collection here."""
-        computed: Sequence[Any] = self._dask.gather(self._dask.compute(list(parts)))
+        futures = self._dask.compute(list(parts))
+        while True:
+            try:
+                distributed.wait(futures, timeout=STEP)
+                break
+            except TimeoutError:
+                self._warn_without_workers()
+        computed: Sequence[Any] = self._dask.gather(futures)
         return computed
+
+    def _warn_without_workers(self) -> None:
+        """Log a warning once there have been no workers for a while; more may still join the scheduler."""
+        with suppress(OSError, *_LOST):  # the scheduler is lost, which the next wait reports
+            if self._dask.nthreads():
+                self._no_workers_since, self._has_warned = None, False
+                return
+        now = RealClock.now()
+        if self._no_workers_since is None:
+            self._no_workers_since = now
+        elif now - self._no_workers_since >= NO_WORKERS_SECONDS and not self._has_warned:
+            self._has_warned = True
+            _LOGGER.warning(
+                "no Dask worker is connected to %s, so nothing is sent: start workers, or interrupt the call "
+                "(%s)",
+                self._dask.scheduler.address,
+                AGAIN,
+            )
 
     def add_clients(self, model: str, config: BatchingConfig, options: Options | None) -> None:
         """Have each worker make a client when it needs one; so do workers that come later."""
@@ -212,6 +244,7 @@ class Cluster:
             except TimeoutError:
                 if stopped():
                     return False
+                self._warn_without_workers()
             except (*_LOST, distributed.KilledWorker, ClientClosed) as error:
                 if unit.job.is_done():
                     return True

@@ -85,6 +85,25 @@ def threads_of_clients(dask_worker: Any) -> list[str]:
 
 
 @pytest.mark.full
+def test_a_list_without_workers_says_so_and_goes_on_once_one_joins(
+    store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    results: list[Any] = []
+    made = distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=":0")
+    with made, distributed.Client(made, set_as_default=False) as client, emulator() as server:
+        call = threading.Thread(target=lambda: results.extend(ask(server, ["question"], client, store)))
+        began = RealClock.now()
+        call.start()
+        until(lambda: "no Dask worker" in caplog.text)
+        assert RealClock.now() - began < 10.0
+        assert server.ledger.received == 0
+        made.scale(1)
+        call.join(PATIENCE)
+        assert [result.text for result in results] == expected(["question"])
+        assert caplog.text.count("no Dask worker") == 1
+
+
+@pytest.mark.full
 def test_the_clients_of_the_workers_end_with_their_call(scheduler: Any, store: str, tmp_path: Path) -> None:
     """Each call with a budget has clients of its own: they stayed until the worker closed. Those of a call
     that is interrupted end, too, once what was under way has its answer."""
