@@ -323,10 +323,8 @@ def test_c28_usage_that_cannot_be_is_replaced_by_an_estimate_that_says_so(
 
 
 @each_provider
-def test_c28_usage_that_is_far_too_much_for_its_prompt_is_told_and_not_believed(
-    provider: str, tmp_path: Path
-) -> None:
-    """A million tokens for a line: possible, and not believed among a hundred that are sound."""
+def test_c28_usage_that_is_far_too_much_for_its_prompt_is_told(provider: str, tmp_path: Path) -> None:
+    """A million tokens for a line: possible, and suspicious among a hundred that are sound."""
     names = ("input_tokens", "prompt_tokens", "promptTokenCount")
     with world(provider, tmp_path) as w:
 
@@ -338,5 +336,5 @@ def test_c28_usage_that_is_far_too_much_for_its_prompt_is_told_and_not_believed(
         w.edit_answers(boast)
         job = w.answered_job(texts(100))
         assert w.incidents(job) == {"token_mismatch": 1}
-        assert len(w.requests("ask")) == 1
+        assert not w.requests("ask")
         assert job.status().cost > 0.05  # what they say they bill is booked all the same

@@ -59,7 +59,15 @@ def test_any_other_status_leaves_it_open(api, side, tmp_path, status):
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("status", sampled([400, 404, 413, 429], keep=2))
+def test_a_413_of_a_gateway_says_that_nothing_was_created(api, side, tmp_path):
+    """Whoever found the request too large has not passed it on."""
+    batches, server = api(says(HTML, "413 Request Entity Too Large", content_type="text/html"))
+    found = lost(batches, side, tmp_path)
+    assert (found.status, found.maybe_billed, found.exceeds) == (413, False, "bytes")
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", sampled([400, 404, 429], keep=2))
 @pytest.mark.parametrize(
     "body", sampled([HTML, b"", b'{"error": "no"}', b'{"error": {}}', b"[[[", b'{"detail": "no"}'], keep=3)
 )

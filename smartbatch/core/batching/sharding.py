@@ -7,6 +7,7 @@ such a provider, shards of different sizes can be asked for.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from itertools import accumulate
@@ -54,6 +55,8 @@ def cut(
     max_requests: int,
     max_bytes: float,
     max_tokens: float,
+    shared_bytes: float = math.inf,
+    shared_tokens: float = math.inf,
     distinct: bool = False,
     taken_sizes: Collection[int] = (),
 ) -> Cut:
@@ -69,6 +72,8 @@ def cut(
         max_tokens: most estimated input tokens of a shard: the enqueued-token limit, or infinity.
         distinct: make all sizes different where that can be, largest first, at the cost of one or two shards
             more.
+        shared_bytes, shared_tokens: as ``max_bytes`` and ``max_tokens``, but only for a shard of several
+            items: one that is larger gets a shard of its own.
         taken_sizes: with ``distinct``, sizes of other shards that must not be used again.
 
     Raises:
@@ -81,7 +86,7 @@ def cut(
     for item in items:
         fits = item.size + _LINE_END <= max_bytes and item.tokens <= max_tokens
         (fitting if fits else too_big).append(item)
-    row = _Row(fitting, max_requests, max_bytes, max_tokens)
+    row = _Row(fitting, max_requests, min(max_bytes, shared_bytes), min(max_tokens, shared_tokens))
     sizes = _different(row, frozenset(taken_sizes)) if distinct else _even(row)
     shards: list[tuple[int, ...]] = []
     start = 0
@@ -103,12 +108,12 @@ class _Row:
         )
 
     def end(self, start: int) -> int:
-        """Return the farthest end of a shard that begins at ``start``."""
+        """Return the farthest end of a shard that begins at ``start``: behind one item at least."""
         end = min(start + self._requests, self.length)
         for sums, limit in self._limits:
             if sums[end] - sums[start] > limit:
                 end = bisect_right(sums, sums[start] + limit, start, end) - 1
-        return end
+        return max(end, min(start + 1, self.length))
 
     def begin(self, end: int) -> int:
         """Return the earliest begin of a shard that ends at ``end``."""

@@ -187,7 +187,7 @@ class BatchBackend:
             problems: why its validation will fail.
 
         Raises:
-            BatchBackendError: ``no_such_file`` or ``enqueued``; no batch was created.
+            BatchBackendError: ``no_such_file``, ``enqueued`` or ``bad_line``; no batch was created.
             AnswerLost: the client gets no answer; the batch may exist now or later.
         """
         with self._lock:
@@ -199,6 +199,7 @@ class BatchBackend:
             faults = self._rng.batch_faults(api, index, label)
             if "fail_validation" in faults and not problems:
                 problems = [InputProblem("invalid_request", "The batch could not be validated.")]
+            problems = problems or self._bad_lines(api, index, entries)
             batch = StoredBatch(
                 name, index, api, key, model, endpoint, label, file_id, entries, tuple(problems), faults,
                 self._rng, self._timeline(index, api, now, len(entries), faults, failing=bool(problems)),
@@ -209,6 +210,9 @@ class BatchBackend:
         if "dropped_create" in batch.faults:
             self._record_create(batch, now, "dropped")
             raise AnswerLost("reset_before")
+        if batch.api == "anthropic" and batch.problems and batch.problems[0].line is not None:
+            self._record_create(batch, now, "refused")
+            raise BatchBackendError("bad_line", batch.problems[0].message)
         if not self._has_file(batch, now):
             self._record_create(batch, now, "refused")
             raise BatchBackendError("no_such_file", f"File {batch.file_id} does not exist.")
@@ -229,6 +233,22 @@ class BatchBackend:
         if "lost_create" in batch.faults:
             raise AnswerLost("reset")
         return batch.snapshot(now)
+
+    def _bad_lines(self, api: str, index: int, entries: Sequence[Entry]) -> list[InputProblem]:
+        """Return a problem for each line with the fault ``refused_lines``, in the words of the API."""
+        bad = [
+            at
+            for at, entry in enumerate(entries)
+            if "refused_lines" in self._rng.line_faults(api, index, at, entry.custom_id)
+        ]
+        if api == "anthropic":
+            text = "requests.{}.params.messages: at least one message is required"
+            return [InputProblem("invalid_request", text.format(at), at + 1) for at in bad]
+        where = "" if api == "openai" else "Line {} of the input file: "
+        return [
+            InputProblem("invalid_request", where.format(at + 1) + "Invalid value for content", at + 1)
+            for at in bad
+        ]
 
     def batch(self, api: str, key: str, batch_id: str, now: float) -> BatchSnapshot | None:
         """Return the state of a batch; ``None`` when there is none, or the fault ``get_lag`` hides it."""

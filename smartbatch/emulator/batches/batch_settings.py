@@ -47,6 +47,7 @@ LINE_FAULTS = {
     "item_error": "the line fails with an error of the service: sending it again may help",
     "item_invalid": "the line is refused: sending it again does not help",
     "no_usage": "the answer says nothing about tokens",
+    "refused_lines": "the whole batch is refused because of the line, before any line has run",
     "foreign_lines": "an additional result with an id of no request",
 }
 """The faults of single lines, with their effects; a rate is the probability per line."""

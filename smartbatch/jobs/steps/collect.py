@@ -143,11 +143,10 @@ def ingest(step: StepContext, shard: ShardRow) -> ResultTotals | None:
 def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> ResultTotals:
     """Read result files of a shard into the store; results that are stored already stay as they are.
 
-    There are two passes. The first one learns how the provider counts the tokens of these prompts, and
-    what is odd about the lines; that is told before the second one, so that it is known when the last result
-    is stored. The second one stores results, a page in each transaction; an answer whose tokens belong to
-    another prompt is not believed (see :mod:`smartbatch.core.batching.crosscheck`). Files of at most
-    :data:`HELD` bytes are read once, larger ones in both passes.
+    There are two passes. The first one finds what is odd about the lines, and whether the tokens that were
+    billed fit the prompts (see :mod:`smartbatch.core.batching.crosscheck`); that is told before the second
+    one, so that it is known when the last result is stored. The second one stores results, a page in each
+    transaction. Files of at most :data:`HELD` bytes are read once, larger ones in both passes.
     """
     check = Crosscheck()
     odd = OddLines()
@@ -161,15 +160,9 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
         measure = measures.get(line.position)
         if measure is not None and answer is not None and answer.usage is not None:
             check.observe(measure.tokens, answer.usage.input_tokens, measure.bytes)
-    reader = ResultReader(step, check, shard.submitted_at)
+    reader = ResultReader(step, shard.submitted_at)
     _tell_odd_lines(step, shard, odd, reader)
-    if check.unrelated:
-        step.incident(
-            "token_mismatch",
-            "the tokens billed have nothing to do with the lengths of the prompts: answers may belong to "
-            "other requests. Compare some before you use them",
-            shard,
-        )
+    _tell_mismatch(step, shard, check)
     empty = not odd.seen and (bool(paths) or ended_by_itself(shard))  # a cancelled batch may name no file
     totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, uncertain=odd.broken or empty)
     calibration = step.runtime.calibration(step.job)
@@ -187,9 +180,19 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
                 calibration.observe(item.tokens, answer.usage)
         _tell_dropped(step, items.values(), final, reader)
         before = step.runtime.tell_progress(before)
-    mismatched = "answers were billed for a prompt of another length than theirs; they run again in real time"
-    _tell(step, shard, "token_mismatch", reader.suspicious, mismatched)
     return totals
+
+
+def _tell_mismatch(step: StepContext, shard: ShardRow, check: Crosscheck) -> None:
+    """Tell once of a batch that its answers may be exchanged. All are kept: nothing says which are right."""
+    if check.unrelated:
+        what = "the tokens billed have nothing to do with the lengths of the prompts"
+    elif suspects := check.suspects():
+        what = f"{suspects:,} answers were billed for a prompt of another length than theirs"
+    else:
+        return
+    detail = f"{what}: answers may belong to other requests. All are kept; compare some before you use them"
+    step.incident("token_mismatch", detail, shard)
 
 
 def _tell_dropped(
@@ -220,7 +223,7 @@ def _results(
 def cost_of(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ResultTotals:
     """Fetch and read the results of a second batch of a shard that is settled, only for what they cost."""
     paths = download_whole(step, shard, batch)
-    reader = ResultReader(step, Crosscheck(), shard.submitted_at)
+    reader = ResultReader(step, shard.submitted_at)
     totals = ResultTotals()
     for page in pages_of(read_lines(step, shard, paths, OddLines()), step.store.shards.measures(shard.id)):
         items = step.store.shards.items_at(shard.id, [line.position for line in page])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,6 +30,7 @@ from smartbatch.jobs.records import (
     JobRow,
     JobState,
     LeaseLost,
+    NewResult,
     NewShard,
     ShardRow,
     ShardState,
@@ -278,10 +279,18 @@ class StepContext:
         to: ItemState = ItemState.OPEN,
         tried: bool = False,
         maybe_billed: bool = False,
+        ended: Sequence[NewResult] = (),
     ) -> ShardRow:
         """End a shard without results; see :meth:`.ShardTable.discard`."""
         dead = self.store.shards.discard(
-            self.lease, shard, items=to, tried=tried, note=reason, at=self.wall, maybe_billed=maybe_billed
+            self.lease,
+            shard,
+            items=to,
+            tried=tried,
+            note=reason,
+            at=self.wall,
+            maybe_billed=maybe_billed,
+            ended=ended,
         )
         self.tell_change(shard, dead, reason)
         return dead

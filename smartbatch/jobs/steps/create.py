@@ -17,9 +17,9 @@ from attrs import evolve
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import enqueued_quota
 from smartbatch.jobs.records import ShardRow, ShardState
+from smartbatch.jobs.steps import refusals, server_limits
 from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, MINUTE, StepContext
 from smartbatch.jobs.steps.listing import find_orphans
-from smartbatch.jobs.steps.shard import most_key
 from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.jobs.wire_ids import file_name, wire_id
 from smartbatch.providers.batch_api import Creation, RemoteBatch
@@ -44,7 +44,12 @@ _LEFT_OUT = "(its text is left out, it repeats a prompt)"
 
 
 def begin(step: StepContext, shard: ShardRow) -> ShardRow:
-    """``PLANNED``: upload the input, or go on to the create where the input is part of it."""
+    """``PLANNED``: upload the input, or go on to the create where the input is part of it.
+
+    A shard above a limit that another one has met since it was cut is cut anew.
+    """
+    if server_limits.is_above(step, shard):
+        return step.discard(shard, refusals.ABOVE)
     if not step.api.abilities.files:
         return step.advance(shard, ShardState.READY)
     shard = step.advance(shard, ShardState.UPLOADING)
@@ -115,15 +120,18 @@ def _call_failed(step: StepContext, shard: ShardRow, failure: Exception) -> Shar
 def submit(step: StepContext, shard: ShardRow) -> ShardRow:
     """``READY``: send the one create. The cases, in order:
 
-    1. The quota of enqueued tokens has no room: later.
-    2. The input file is missing: upload first.
-    3. Batches have no labels, and another create of the account is not settled: wait for the turn.
-    4. The list cannot be read: without a watermark nothing is created.
-    5. The intent cannot be stored because another shard has the turn now: later.
-    6. The intent is too old when it is stored (the process was suspended): another process may own the job,
+    1. It is above a limit that another shard has met since it was cut: it is cut anew.
+    2. The quota of enqueued tokens has no room: later.
+    3. The input file is missing: upload first.
+    4. Batches have no labels, and another create of the account is not settled: wait for the turn.
+    5. The list cannot be read: without a watermark nothing is created.
+    6. The intent cannot be stored because another shard has the turn now: later.
+    7. The intent is too old when it is stored (the process was suspended): another process may own the job,
        nothing was sent, so the shard goes back to ``READY``.
-    7. The create is sent, and its outcome is adopted, refused, or unknown.
+    8. The create is sent, and its outcome is adopted, refused, or unknown.
     """
+    if server_limits.is_above(step, shard):
+        return step.discard(shard, refusals.ABOVE)
     wait = enqueued_quota.room_for(step, shard)
     if wait > 0:
         return step.reschedule(shard, wait, note="waits for the quota of enqueued tokens")
@@ -257,16 +265,13 @@ def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
     """End a shard that was refused for good. The cases, in order:
 
     1. The account cannot be used: the job is held, and the shard goes on when it is resumed.
-    2. The request body is too large: the items go into shards of half the size.
+    2. It names wrong lines, or a limit that the batch exceeds: see :func:`.refusals.sort_out`.
     3. Otherwise the refusal stands.
     """
     if error.kind in ACCOUNT_ERRORS:
         step.hold(error)
         return step.reschedule(shard, 0.0, note=error.message)  # goes on as soon as the job is resumed
-    if error.status == 413 and shard.size > 1:
-        step.store.facts.remember(most_key(step), max(1, shard.size // 2))  # from now on for this model
-        return step.discard(shard, "too big for the server; it goes again in halves")
-    return step.give_up(shard, error, error.message)
+    return refusals.sort_out(step, shard, error) or step.give_up(shard, error, error.message)
 
 
 def _spool(step: StepContext, shard: ShardRow) -> Path:

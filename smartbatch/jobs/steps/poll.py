@@ -8,7 +8,7 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import BatchEnded
 from smartbatch.jobs import enqueued_quota, turnaround_log
 from smartbatch.jobs.records import ShardRow, ShardState
-from smartbatch.jobs.steps import collect, create, duplicates
+from smartbatch.jobs.steps import collect, create, duplicates, refusals
 from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, HOUR, StepContext
 from smartbatch.jobs.versioned_records import RemoteProgress
 from smartbatch.providers.batch_api import RemoteBatch, RemoteState
@@ -145,13 +145,16 @@ def _learn(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> None:
 def _failed(step: StepContext, shard: ShardRow, batch: RemoteBatch) -> ShardRow:
     """The batch was refused at validation: nothing was run, nothing billed. The cases, in order:
 
-    1. The quota of enqueued tokens: the items go into new shards, later, and lose no try.
-    2. The account cannot be used: the same, when a person has resumed the job.
-    3. It is the first refusal of these items: they go into a new shard.
-    4. Otherwise the refusal stands.
+    1. Lines of it are wrong, or it is above a limit: see :func:`.refusals.sort_out`.
+    2. The quota of enqueued tokens: the items go into new shards, later, and lose no try.
+    3. The account cannot be used: the same, when a person has resumed the job.
+    4. It is the first refusal of these items: they go into a new shard.
+    5. Otherwise the refusal stands.
     """
     reason = batch.reason or "the provider failed the batch as a whole"
     error = batch.error or ProviderError(reason, kind=ErrorKind.CLIENT_ERROR, code=batch.code)
+    if (sorted_out := refusals.sort_out(step, shard, error)) is not None:
+        return sorted_out
     if create.repeats_a_prompt(step, shard, f"{reason} {error.message}"):
         reason = "the provider failed the batch as a whole (its text is left out, it repeats a prompt)"
         error = ProviderError(reason, kind=error.kind, code=error.code)

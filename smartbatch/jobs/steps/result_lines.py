@@ -16,7 +16,6 @@ from typing import IO
 from attrs import define, evolve, field, frozen
 
 from smartbatch._values import Record, Value
-from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, ValidationFailed
@@ -214,33 +213,29 @@ class ResultReader:
         submitted_at: Unix seconds at which the batch was sent.
 
     Attributes:
-        suspicious: answers whose billed tokens belong to another prompt, so far.
         dropped: parameters that were left out, with the reasons, by the index of their item;
             of one page, which its reader clears.
     """
 
-    def __init__(self, step: StepContext, check: Crosscheck, submitted_at: float | None) -> None:
+    def __init__(self, step: StepContext, submitted_at: float | None) -> None:
         self._step = step
         now, accepted = step.wall, step.job.created_at
         sent = now if submitted_at is None else submitted_at
         self._latency, self._queued = max(0.0, now - sent), max(0.0, sent - accepted)
-        self._check = check
         self._shared: Shared = decode_params(step.job.params)
         provider, _, model = step.job.model.partition(":")
         self._batch = step.runtime.prices.rates(provider, model, step.wall, processing="batch")
         self._realtime = step.runtime.prices.rates(provider, model, step.wall)
-        self.suspicious = 0
         self.dropped: dict[int, tuple[tuple[str, str], ...]] = {}
 
     def result(self, item: StoredItem, line: Line, digest: bytes) -> NewResult:
         """Return what ``line`` means for ``item``: its end, or that it is sent again. The cases, in order:
 
         1. The line holds an error: the item fails, is sent again, or was not run, as the adapter read it.
-        2. The billed tokens belong to another prompt: the answer may be another request's; sent again.
-        3. The vector has another length than asked for: sent again.
-        4. The answer does not have the structure that was asked for: sent again, or failed where another
+        2. The vector has another length than asked for: sent again.
+        3. The answer does not have the structure that was asked for: sent again, or failed where another
            answer would be cut as well. It is kept.
-        5. Otherwise the item succeeded.
+        4. Otherwise the item succeeded.
         """
         if line.outcome is LineOutcome.OK and line.answer is not None:
             return self._answered(item, line.answer, digest)
@@ -256,21 +251,12 @@ class ResultReader:
     def _answered(self, item: StoredItem, answer: Answer, digest: bytes) -> NewResult:
         """Return what an answer makes of its item. The cases, in order:
 
-        1. It was billed for a prompt of another length: it is not believed, and the item goes again.
-        2. It is a vector of another size than was asked for: likewise.
-        3. It does not fit the schema that was asked for: failed, or again; the answer is kept, it was paid.
-        4. Otherwise succeeded, with the parsed object where there is one.
+        1. It is a vector of another size than was asked for: it is not used, and the item goes again.
+        2. It does not fit the schema that was asked for: failed, or again; the answer is kept, it was paid.
+        3. Otherwise succeeded, with the parsed object where there is one.
         """
         request = decode_request(item.payload, self._shared, id=item.user_id)
         usage = answer.usage or Usage(item.tokens, estimate(answer.text or ""), estimated=True)
-        billed, size = usage.input_tokens, len(item.payload)
-        if not usage.estimated and self._check.suspicious(item.tokens, billed, size):
-            self.suspicious += 1
-            error = ProviderError(
-                "the answer was billed for a prompt of another length; it may belong to another request",
-                kind=ErrorKind.INVALID_RESPONSE,
-            )
-            return self._failed(item, "again", error, digest, usage)
         dimensions = None if request.embedding is None else request.embedding.dimensions
         if dimensions and len(answer.embedding or ()) != dimensions:
             error = ProviderError(

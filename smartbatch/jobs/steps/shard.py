@@ -8,6 +8,7 @@ from smartbatch.core.batching.sharding import cut
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs import enqueued_quota, job_budget
 from smartbatch.jobs.records import OPEN_SHARDS, ItemState, OverJobBudget
+from smartbatch.jobs.steps import server_limits
 from smartbatch.jobs.steps.context import StepContext
 
 PORTION = 100_000
@@ -37,11 +38,11 @@ def plan_shards(step: StepContext) -> bool:
         if not costs:
             return job_budget.end_unaffordable(step, items)
         items = [item for item in items if item.ix in costs]
-    abilities = step.api.abilities
+    abilities, server = step.api.abilities, server_limits.known(step)
     most = min(
         step.policy.max_requests or step.limits.max_requests,
         abilities.max_requests,
-        step.store.facts.recall(most_key(step)) or abilities.max_requests,
+        int(min(server.requests, abilities.max_requests)),
         enqueued_quota.known_most(step, abilities.max_requests),
     )
     taken = (
@@ -54,6 +55,8 @@ def plan_shards(step: StepContext) -> bool:
         max_requests=most,
         max_bytes=abilities.max_bytes - step.api.overhead(most),
         max_tokens=enqueued_quota.known_limit(step),
+        shared_bytes=server.bytes,
+        shared_tokens=server.tokens,
         taken_sizes=taken,
         distinct=not abilities.labels,
     )
@@ -72,11 +75,6 @@ def plan_shards(step: StepContext) -> bool:
     if pieces.too_big:
         _refuse_too_big(step, pieces.too_big)
     return True
-
-
-def most_key(step: StepContext) -> str:
-    """Return the key under which the store remembers the most requests that the server takes in a batch."""
-    return f"most:{step.job.scope}:{step.job.model}"
 
 
 def _refuse_too_big(step: StepContext, ixs: tuple[int, ...]) -> None:

@@ -224,19 +224,25 @@ class ShardTable(Value):
         note: str,
         at: float,
         maybe_billed: bool = False,
+        ended: Sequence[NewResult] = (),
     ) -> ShardRow:
-        """End a shard as ``DEAD`` and free its items.
+        """End a shard as ``DEAD`` and free its items, or end some of them.
 
         Args:
             items: ``OPEN`` or ``REALTIME``: what its items without a result become.
             tried: count it as a try of theirs.
             at: Unix seconds.
             maybe_billed: what was reserved for it stays so: nobody can say that it was not run.
+            ended: results of items that end with it, because the provider refused them.
         """
         if items not in (ItemState.OPEN, ItemState.REALTIME):
             raise ValueError("the items of a discarded shard become open or real time")
         changes = {"note": note, "died_at": at, "reserved": shard.reserved if maybe_billed else 0.0}
         discarded = _move(tx, job, shard, ShardState.DEAD, changes)
+        if ended:
+            members = outcomes.item_states(tx, job, [result.ix for result in ended])
+            _check_members(tx, shard, members, ended)
+            outcomes.keep(tx, job, members, ended, at)
         _free(tx, shard, items, _left(tx, shard), tried=tried)
         return discarded
 

@@ -29,6 +29,7 @@ from smartbatch.providers.batch_api import (
     RemoteBatch,
     RemoteState,
 )
+from smartbatch.providers.batch_refusals import BatchRefused
 from smartbatch.providers.error_reader import ErrorReader, error_in
 from smartbatch.providers.foreign_text import PLAIN_WORD, count, echoes, fields, short, unix_seconds, unusable
 from smartbatch.providers.http.batch_calls import BatchCalls, check_id, page_of
@@ -105,9 +106,11 @@ class AnthropicBatches(BatchApi):
         try:
             return self._calls.created(reply)
         except ProviderError as error:
-            if error.status is not None and echoes(error.message, _prompts_of(creation.lines)):
-                error.message = f"the provider answered {error.status}; its text repeats a prompt"
-                error.args = (error.message,)
+            lines = error.lines.values() if isinstance(error, BatchRefused) else ()
+            for told in (error, *lines):
+                if told.status is not None and echoes(told.message, _prompts_of(creation.lines)):
+                    told.message = f"the provider answered {told.status}; its text repeats a prompt"
+                    told.args = (told.message,)
             raise
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:

@@ -32,6 +32,7 @@ from smartbatch.providers.batch_api import (
     RemoteFile,
     RemoteState,
 )
+from smartbatch.providers.batch_refusals import explained
 from smartbatch.providers.error_reader import ErrorReader, error_in
 from smartbatch.providers.foreign_text import PLAIN_WORD, fields, plain, short, unix_seconds, unusable, whole
 from smartbatch.providers.gemini.answers import read_result
@@ -254,7 +255,9 @@ def _read_batch(data: Any, errors: ErrorReader) -> RemoteBatch:
     outputs = tuple(dict.fromkeys(_outputs(metadata.get("output")) + _outputs(data.get("response"))))
     word = _PREFIX.sub("", short(metadata.get("state"), PLAIN_WORD) or "UNSPECIFIED")
     problem = data.get("error")
-    failure = status_error(problem, errors) if isinstance(problem, dict) and problem else None
+    failure = None
+    if isinstance(problem, dict) and problem:
+        failure = explained(status_error(problem, errors), problem, errors.secrets)
     state = _state(word, done=data.get("done") is True, failed=failure is not None, told=bool(outputs))
     if state is not RemoteState.FAILED:
         failure = None  # what a cancelled or expired batch says there, its state says already

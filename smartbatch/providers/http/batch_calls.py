@@ -11,6 +11,7 @@ from attrs import frozen
 from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.batch_api import BatchPage, RemoteBatch
+from smartbatch.providers.batch_refusals import explained
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import http_date, unusable
 from smartbatch.providers.http.live_reply import LiveReply
@@ -46,14 +47,16 @@ class BatchCalls(Value):
 
         Raises:
             ProviderError: for any other answer. ``maybe_billed`` is False where the refusal says for certain
-                that nothing was done: it is the provider's own, of a status in :data:`DEFINITE`.
+                that nothing was done: it is the provider's own, of a status in :data:`DEFINITE`, or whoever
+                read the request found it too large (413).
+            BatchRefused: where it says which lines are wrong, or which limit is exceeded.
         """
         if reply.ok:
             return reply
         error = self.errors.read(reply)
-        error.maybe_billed = reply.status not in DEFINITE or not self.is_own(reply)
+        error.maybe_billed = reply.status != 413 and (reply.status not in DEFINITE or not self.is_own(reply))
         self.refine(error)
-        raise error
+        raise explained(error, reply.json(), self.errors.secrets)
 
     def decoded(self, reply: Reply) -> dict[str, Any]:
         """Return the JSON object of a success; otherwise as :meth:`checked`."""

@@ -26,6 +26,7 @@ from smartbatch.providers.batch_api import (
     RemoteFile,
     RemoteState,
 )
+from smartbatch.providers.batch_refusals import explained
 from smartbatch.providers.error_reader import ErrorReader, error_in
 from smartbatch.providers.error_table import kind_of_code
 from smartbatch.providers.foreign_text import (
@@ -357,9 +358,10 @@ def _failure(errors: Any, secrets: Sequence[str]) -> ProviderError:
     line = whole(told.get("line"))
     where = f" in line {line}" if line is not None else ""
     text = safe_text(message, (), *secrets)
-    return ProviderError(
+    error = ProviderError(
         f"the batch failed{where} ({code or 'no code'}){f': {text}' if text else ''}", kind=kind, code=code
     )
+    return explained(error, listed, secrets)
 
 
 def _moment(value: Any) -> float | None:

@@ -25,6 +25,7 @@ from smartbatch.providers.batch_api import (
     RemoteFile,
     RemoteState,
 )
+from smartbatch.providers.batch_refusals import explained
 from smartbatch.types import Answer, Kind, Request, Usage
 from tests.faults.simulation.clock import SimClock
 from tests.faults.simulation.crash_points import Crash, CrashPoints
@@ -372,9 +373,7 @@ class SimApi(BatchApi):
             completed=batch.counts.succeeded,
             failed=batch.counts.errored,
             outputs=self._outputs(batch),
-            error=None
-            if problem is None
-            else ProviderError(problem.message, kind=ErrorKind.CLIENT_ERROR, code=problem.code),
+            error=None if problem is None else _failure(batch.problems),
         )
 
     def _outputs(self, batch: records.BatchSnapshot) -> tuple[str, ...]:
@@ -403,7 +402,15 @@ def _refused(error: records.BatchBackendError) -> ProviderError:
         return ProviderError(
             error.message, kind=ErrorKind.RATE_LIMIT, status=429, code="token_limit_exceeded"
         )
+    if error.reason == "bad_line":
+        return explained(ProviderError(error.message, kind=ErrorKind.CLIENT_ERROR, status=400), error.message)
     return ProviderError(error.message, kind=ErrorKind.CLIENT_ERROR, status=404)
+
+
+def _failure(problems: Sequence[records.InputProblem]) -> ProviderError:
+    first = problems[0]
+    told = [{"message": problem.message, "line": problem.line} for problem in problems]
+    return explained(ProviderError(first.message, kind=ErrorKind.CLIENT_ERROR, code=first.code), told)
 
 
 def _written(line: records.OutputLine) -> bytes:

@@ -1,0 +1,76 @@
+"""Batches that were refused before anything of them was run, because of some of their lines or of their size.
+
+Neither costs anything. A request whose line was refused ends with the provider's reason, and the others go
+again without it. Of a batch that is too large for the server, the requests go again in halves.
+"""
+
+from __future__ import annotations
+
+from smartbatch.errors import ProviderError
+from smartbatch.jobs.payload import decode_params, decode_request, encode_result
+from smartbatch.jobs.records import NewResult, ShardRow
+from smartbatch.jobs.steps import server_limits
+from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.wire_ids import parse_wire_id
+from smartbatch.providers.batch_refusals import BatchRefused, Measure
+from smartbatch.providers.foreign_text import without_echo
+from smartbatch.types import Result, Route
+
+ABOVE = "above what the server takes in a batch; its requests go again in smaller parts"
+
+
+def sort_out(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow | None:
+    """End a shard whose refusal explains itself; ``None`` where it does not. The cases, in order:
+
+    1. The batch is above a limit of the server's, and can be divided: its requests go again in halves.
+    2. Lines of it are wrong: their requests fail, and the others go again. Where all lines are, and the job
+       may go on in real time, the refusal is of the batch as a whole.
+    """
+    exceeded: Measure | None = "bytes" if error.status == 413 else None
+    lines: dict[int, ProviderError] = {}
+    if isinstance(error, BatchRefused):
+        exceeded = error.exceeds
+        lines = _named_lines(shard, error)
+    if exceeded is not None and shard.size > 1:
+        server_limits.halve(step, shard, exceeded)
+        return step.discard(shard, ABOVE)
+    if not lines or (step.falls_back and len(lines) == shard.size):
+        return None
+    dead = step.discard(
+        shard,
+        f"the provider refused {len(lines):,} of its {shard.size:,} requests; the others go again",
+        ended=_failed(step, shard, lines),
+    )
+    step.runtime.tell_progress(step.job)
+    return dead
+
+
+def _named_lines(shard: ShardRow, error: BatchRefused) -> dict[int, ProviderError]:
+    """Return the errors of lines by their positions in the shard, without those of lines it does not have."""
+    found: dict[int, ProviderError] = {}
+    for place, reason in error.lines.items():
+        if isinstance(place, str):
+            nonce, position = parse_wire_id(place) or ("", -1)
+            if nonce != shard.nonce:
+                continue
+        else:
+            position = place
+        if 0 <= position < shard.size:
+            found.setdefault(position, reason)
+    return found
+
+
+def _failed(step: StepContext, shard: ShardRow, lines: dict[int, ProviderError]) -> list[NewResult]:
+    shared = decode_params(step.job.params)
+    results = []
+    for position, item in step.store.shards.items_at(shard.id, lines).items():
+        reason = without_echo(lines[position], decode_request(item.payload, shared, id=item.user_id))
+        result = Result(
+            "", error=reason, cost=0.0, attempts=item.tries + 1, route=Route.BATCH, model=step.job.model
+        )
+        results.append(
+            NewResult(
+                item.ix, "failed", encode_result(result), cost=0.0, realtime_cost=0.0, route=Route.BATCH
+            )
+        )
+    return results

@@ -1,0 +1,171 @@
+"""Batches that are refused before anything has run: because of some of their lines, or of their size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch.emulator.provider_api import ServerReply
+from smartbatch.errors import ErrorKind, ProviderError
+from tests.faults.world import HOUR, PROVIDERS, Seen, World, in_batch, texts, world
+from tests.levels import sampled
+
+each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+
+
+def creates(w: World) -> list[int]:
+    """Return the sizes of the batches whose creation the provider was asked for and did not refuse."""
+    return [record.total for record in w.creates if record.outcome == "created"]
+
+
+@each_provider
+def test_requests_whose_lines_are_refused_fail_and_the_others_go_again(provider: str, tmp_path: Path) -> None:
+    bad = in_batch(0, "refused_lines", {3, 7})
+    with world(provider, tmp_path, batch_turnaround=HOUR, batch_line_fault_for=bad) as w:
+        prompts = texts(10)
+        job = w.process().submit_batch(prompts)
+        results = w.results(job)
+        failed = [row for row, result in enumerate(results) if not result.ok]
+        assert failed == ([3] if provider == "anthropic" else [3, 7])  # it names the first one only
+        for row in failed:
+            error = results[row].error
+            assert isinstance(error, ProviderError)
+            assert error.kind is ErrorKind.CLIENT_ERROR
+            assert "refused this request" in error.message
+        right = w.right(prompts)
+        assert [result.text for row, result in enumerate(results) if row not in failed] == [
+            text for row, text in enumerate(right) if row not in failed
+        ]
+        assert [record.total for record in w.creates] == [10, 10 - len(failed)]
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+        assert not w.incidents(job)
+
+
+@pytest.mark.parametrize("bad", sampled([[0], [9], list(range(9))], first=1))
+def test_a_line_at_any_place_is_told_from_the_others(bad: list[int], tmp_path: Path) -> None:
+    fault = in_batch(0, "refused_lines", set(bad))
+    with world("openai", tmp_path, batch_line_fault_for=fault) as w:
+        results = w.results(w.process().submit_batch(texts(10)))
+        assert [row for row, result in enumerate(results) if not result.ok] == bad
+
+
+@each_provider
+@pytest.mark.parametrize("wording", sampled(["custom_id", "path", "line", "lines"], first=2))
+def test_lines_are_recognised_in_the_words_of_many_servers(
+    provider: str, wording: str, tmp_path: Path
+) -> None:
+    """A create is refused once; the text names the requests at positions 2 and, for "lines", 4."""
+    with world(provider, tmp_path) as w:
+        refused: list[bytes] = []
+
+        def meet(seen: Seen) -> ServerReply | None:
+            if seen.what == "upload" and b'"batch"' in seen.body:
+                refused.append(seen.body)
+            if seen.what != "create" or w.requests("create")[0] is not seen:
+                return None
+            return w.refusal(400, _text(wording, _ids(w, seen)))
+
+        w.service.meet = meet
+        results = w.results(w.process().submit_batch(texts(6)))
+        wrong = [2, 4] if wording == "lines" else [2]
+        assert [row for row, result in enumerate(results) if not result.ok] == wrong
+        assert creates(w) == [6 - len(wrong)]
+
+
+def _ids(w: World, create: Seen) -> list[str]:
+    """Return the ids of the requests of a create, from its own body or the file uploaded before it."""
+    if w.provider == "anthropic":
+        return [each["custom_id"] for each in json.loads(create.body)["requests"]]
+    upload = w.requests("upload")[-1].body
+    lines = [line for line in upload.splitlines() if line.startswith(b'{"') and b"question" in line]
+    return [w.id_of(json.loads(line)) for line in lines]
+
+
+def _text(wording: str, ids: list[str]) -> str:
+    match wording:
+        case "custom_id":
+            return f"Invalid value for content of the request {ids[2]}"
+        case "path":
+            return "requests[2].contents: must not be empty"
+        case "line":
+            return "Line 3: expected an object"
+    return "The lines 3 and 5 of the input are not valid"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Line 99 of the input is not valid",
+        "Expecting value: line 1 column 5 (char 4)",
+        "Invalid value: 'see line 3 of the poem'",
+        "the model is not known",
+    ],
+)
+def test_a_refusal_that_names_no_line_of_the_batch_blames_none(text: str, tmp_path: Path) -> None:
+    with world("openai", tmp_path) as w:
+        w.service.meet = lambda seen: w.refusal(400, text) if seen.what == "create" else None
+        results = w.results(w.process().submit_batch(texts(4)))
+        assert all(str(result.error).startswith("the provider answered 400") for result in results)
+        assert not creates(w)
+
+
+def test_a_model_that_no_line_may_have_is_no_fault_of_the_lines(tmp_path: Path) -> None:
+    with world("openai", tmp_path, models=["another"]) as w:
+        results = w.results(w.process().submit_batch(texts(4)))
+        assert all("the batch failed in line 1 (model_not_found)" in str(r.error) for r in results)
+
+
+# -- limits --------------------------------------------------------------------------------------------------
+
+
+LIMITS: list[dict[str, Any]] = [{"batch_max_lines": 3}, {"batch_max_bytes": 1000}]
+
+
+@each_provider
+@pytest.mark.parametrize("limit", LIMITS, ids=["lines", "bytes"])
+def test_a_batch_above_the_limits_of_a_server_goes_in_halves_and_later_jobs_are_cut_so(
+    provider: str, limit: dict[str, Any], tmp_path: Path
+) -> None:
+    with world(provider, tmp_path, **limit) as w:
+        prompts = texts(12)
+        client, other = w.process(), w.process()
+        assert [result.text for result in w.results(client.submit_batch(prompts))] == w.right(prompts)
+        w.stop(client)
+        refused = len(w.requests("create"))
+        assert max(record.total for record in w.creates if record.state == "completed") < 12
+        more = texts(12, "exercise")
+        assert [result.text for result in w.results(other.submit_batch(more))] == w.right(more)
+        later = w.creates[-(len(w.requests("create")) - refused) :]
+        assert all(record.state == "completed" for record in later)  # none is refused any more
+        assert sum(record.total for record in later) == 12
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@each_provider
+def test_a_413_of_a_gateway_is_a_limit_as_well(provider: str, tmp_path: Path) -> None:
+    """A page of nginx instead of an error of the provider's; the request was not passed on."""
+    page = b"<html><head><title>413 Request Entity Too Large</title></head></html>"
+    with world(provider, tmp_path) as w:
+        stage = "create" if provider == "anthropic" else "upload"
+
+        def meet(seen: Seen) -> ServerReply | None:
+            large = seen.what == stage and seen.body.count(b"question") > 3
+            return ServerReply(413, page, content_type="text/html") if large else None
+
+        w.service.meet = meet
+        w.answered_job(texts(8))
+        assert sorted(creates(w)) == ([1, 2, 2, 3] if provider == "anthropic" else [2, 2, 2, 2])
+
+
+@each_provider
+def test_one_request_that_is_still_too_large_fails_alone(provider: str, tmp_path: Path) -> None:
+    with world(provider, tmp_path, batch_max_bytes=1500) as w:
+        prompts = [*texts(5), "long " * 500, *texts(5, "more")]
+        results = w.results(w.process().submit_batch(prompts))
+        assert [row for row, result in enumerate(results) if not result.ok] == [5]
+        error = results[5].error
+        assert isinstance(error, ProviderError)
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
