@@ -15,7 +15,8 @@ from smartbatch.cli.clients import client_of, params_of
 from smartbatch.cli.inputs import RowSource
 from smartbatch.cli.jobs_of_run import RunIdentity
 from smartbatch.cli.main import build_parser
-from smartbatch.cli.outputs import OutputFile, encode
+from smartbatch.cli.output_lines import encode
+from smartbatch.cli.outputs import OutputFile
 from smartbatch.cli.prompts import InputRequests, PromptMaker
 from smartbatch.jobs.store import open_store
 from smartbatch.jobs.verdicts import verdict_of

@@ -355,6 +355,10 @@ class JobResultsStored(Event):
     cost: float
     realtime_cost: float
     unpriced: int
+    truncated: int = 0
+    """Answers with this defect, see :class:`Result`; ``empty`` and ``refused`` likewise."""
+    empty: int = 0
+    refused: int = 0
 
 
 @frozen(kw_only=True, repr=False, eq=False)

@@ -14,7 +14,7 @@ from smartbatch.errors import AllRequestsFailed
 from smartbatch.tables.answer_columns import answer_columns, as_rows, with_answers
 from smartbatch.tables.columns import to_arrow, to_pandas, to_polars
 from smartbatch.tables.kinds import index_of, table_of
-from smartbatch.types import Result, Route, T, Usage, Vector
+from smartbatch.types import DEFECTS, Result, Route, T, Usage, Vector
 
 if TYPE_CHECKING:
     import pandas
@@ -37,6 +37,23 @@ class ReportFile(Protocol):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file; one that is there already is replaced."""
         ...
+
+
+class DefectCounts(Protocol):
+    """Counts of answers by their defects."""
+
+    @property
+    def truncated(self) -> int: ...
+    @property
+    def empty(self) -> int: ...
+    @property
+    def refused(self) -> int: ...
+
+
+def defects_in_words(counts: DefectCounts) -> str:
+    """Return how many answers have which defect; an empty string if none has any."""
+    each = ((getattr(counts, name), name) for name in DEFECTS)
+    return ", ".join(f"{number:,} {name}" for number, name in each if number)
 
 
 class ResultList(list[Result[T]]):
@@ -62,6 +79,21 @@ class ResultList(list[Result[T]]):
     def failed(self) -> int:
         """Requests that were not."""
         return len(self) - self.succeeded
+
+    @property
+    def truncated(self) -> int:
+        """Answers that the output limit cut off; see :attr:`Result.truncated`."""
+        return sum(result.truncated for result in self)
+
+    @property
+    def empty(self) -> int:
+        """Answers without a text; see :attr:`Result.empty`. One that was truncated can be empty as well."""
+        return sum(result.empty for result in self)
+
+    @property
+    def refused(self) -> int:
+        """Answers that the model, or a content filter, refused to give; see :attr:`Result.refused`."""
+        return sum(result.refused for result in self)
 
     @property
     def texts(self) -> list[str | None]:
@@ -232,8 +264,10 @@ def _summary(results: ResultList[T]) -> str:
     cost = "cost unknown" if results and not known else f"{results.cost:.6f} USD"
     least = "at least " if 0 < known < len(results) else ""
     failed = f", {results.failed:,} failed" if results.failed else ""
+    defects = f" ({defects})" if (defects := defects_in_words(results)) else ""
     took = f"; {results.wall:,.1f} s" if results.wall else ""
-    words = f"{len(results):,} results: {results.succeeded:,} succeeded{failed}; {least}{cost}"
+    counts = f"{results.succeeded:,} succeeded{defects}{failed}"
+    words = f"{len(results):,} results: {counts}; {least}{cost}"
     return words + (f"; {ways}" if ways else "") + took
 
 

@@ -6,7 +6,7 @@ import enum
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypedDict
 
 from attrs import evolve, field, frozen
 
@@ -227,6 +227,12 @@ class Usage(Value):
 
 
 NO_USAGE = Usage()
+
+
+Defect: TypeAlias = Literal["truncated", "empty", "refused"]
+DEFECTS: Final[tuple[Defect, ...]] = ("truncated", "empty", "refused")
+"""Flaws of answers that were paid for and may be of no use; the properties of :class:`Result`."""
+_REFUSALS: Final = frozenset({"refusal", "content_filter"})
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
@@ -473,6 +479,28 @@ class Result(Generic[T_co]):
     def ok(self) -> bool:
         """True when the request was answered."""
         return self.error is None
+
+    @property
+    def truncated(self) -> bool:
+        """True when the output limit cut the answer off: its ``finish_reason`` is ``length``."""
+        return self.ok and self.finish_reason == "length"
+
+    @property
+    def refused(self) -> bool:
+        """True when the model refused to answer, or a content filter of the provider withheld the answer."""
+        return self.ok and self.finish_reason in _REFUSALS
+
+    @property
+    def empty(self) -> bool:
+        """True when the answer has no text but white space, and nothing else in place of a text."""
+        if not self.ok or (self.text is not None and self.text.strip()):
+            return False
+        return self.parsed is None and self.embedding is None and self.finish_reason != "tool_calls"
+
+    @property
+    def defects(self) -> tuple[Defect, ...]:
+        """Which of ``"truncated"``, ``"empty"`` and ``"refused"`` the answer is; it can be several."""
+        return tuple(name for name in DEFECTS if getattr(self, name))
 
 
 class GenerationParams(TypedDict, Generic[T], total=False):

@@ -15,7 +15,7 @@ from smartbatch.errors import JobTimeout
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
 from smartbatch.jobs.watcher import PAGE
-from smartbatch.types import Result
+from smartbatch.types import DEFECTS, Result
 
 GRACE: Final = 10.0
 """Seconds that calls under way get to end, those of batches included: a create that is cut off has to be
@@ -30,7 +30,7 @@ _UNDER_WAY: Final = frozenset({"submitting", "submitted", "ended", "ingesting"})
 """States of a batch whose results come although its job is held."""
 _SUMMED: Final = (
     *("total", "submitted", "completed", "failed", "cancelled", "running"),
-    *("cost", "realtime_cost", "unpriced", "wasted"),
+    *("cost", "realtime_cost", "unpriced", "wasted", *DEFECTS),
 )
 """Figures of a status that are added up over several jobs."""
 

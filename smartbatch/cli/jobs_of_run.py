@@ -96,22 +96,24 @@ class RunIdentity:
         output: the output's path; ``None`` is standard output.
         model: ``provider:model``.
         keys: the key of every row, see :class:`smartbatch.cli.prompts.Keys`.
+        resend: the id under which answers are replaced: jobs from before have those that are replaced.
     """
 
-    def __init__(self, output: str | None, model: str, keys: RowKeys) -> None:
+    def __init__(self, output: str | None, model: str, keys: RowKeys, resend: str | None = None) -> None:
         self._beginning = _key_of_name("stdout") if output is None else output_key(output)
         self.label = _label_of(output)
         self.rows = len(keys)
         self._output = output
         self._model = model
         self._keys = keys
+        self._resend = () if resend is None else (resend,)
 
     def key(self, rows: int) -> str:
         """Return the beginning of the key of a job whose rows are among the first ``rows`` ones.
 
         People recognise it by the output's name, and the run by the rest.
         """
-        return f"{self._beginning}{self._keys.digest(rows, self.label, self._model)}"
+        return f"{self._beginning}{self._keys.digest(rows, self.label, self._model, *self._resend)}"
 
     def labels(self, *, realtime: bool) -> dict[str, str]:
         labels = {_RUN: self.label, _ROWS: str(self.rows)}
@@ -153,6 +155,23 @@ class RunIdentity:
         """
         found = (_run_job(job) for job in self._labelled(client))
         return [one for one in found if self._is_mine(one)]
+
+    def check_written(self, client: BatchingClient, *, all_rows: bool) -> None:
+        """Refuse to replace answers while earlier runs for the output have results that it lacks.
+
+        Args:
+            all_rows: the output has a line for every row.
+
+        Raises:
+            InputError: an earlier run has not ended, or was interrupted.
+            StoreError: the store cannot be used.
+        """
+        for one in map(_run_job, self._labelled(client)):
+            if not one.ended or (one.realtime and not all_rows):
+                raise InputError(
+                    f"{self._output}: job {one.job.id} of an earlier run has results for this output that "
+                    "are not written yet; run its command again first, without --resend"
+                )
 
     def needed(self, jobs: Sequence[RunJob], answered: Callable[[int], bool]) -> bytearray:
         """Return a byte for each row: 1 when it must be sent, as neither the output nor a job of this run has

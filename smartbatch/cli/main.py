@@ -148,6 +148,8 @@ _RUN_OUTPUT = """
 --quiet                no progress and no summary, errors only
 -v --verbose           a line for every failed row, retry and limit
 further:
+--resend truncated|empty|refused|failed  send these rows of -o again, with a higher --max-tokens for example;
+                       the new answers replace the old ones, whose cost stays counted
 --store PLACE          a file, or postgresql://… (default: your own); rows are kept there until answered
 --dask ADDRESS         the scheduler of a Dask cluster whose workers ask the rows; such as tcp://host:8786,
                        with -o, and a --store that all reach

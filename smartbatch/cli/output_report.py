@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from attrs import evolve
 
+from smartbatch.cli.output_lines import defects_of, figures_of, is_answer
 from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.errors import InputError
 from smartbatch.jobs.error_patterns import pattern_of
@@ -20,7 +21,6 @@ from smartbatch.jobs.summary_records import StoredDecision
 from smartbatch.observe.text import escape
 from smartbatch.reports.report_data import ReportData, ReportedJob
 from smartbatch.reports.sampling import EvenSample, FailureGroups, RequestFigures
-from smartbatch.tables.result_files import Line
 
 _SUBJECTS = "name the output of a run, of jobs results, or a job"
 _TOKENS = ("input_tokens", "output_tokens")
@@ -89,6 +89,7 @@ class _Figures:
         self._counts["output"] += usage.get("output_tokens") or 0
         self._counts["unpriced"] += cost is None
         self._cost += cost or 0.0
+        self._counts.update(defects_of(line))
         for name, why in (line.get("dropped") or {}).items():
             self._dropped.setdefault(name, str(why))
         if error is not None:
@@ -116,6 +117,9 @@ class _Figures:
             total=counts["succeeded"] + counts["failed"],
             succeeded=counts["succeeded"],
             failed=counts["failed"],
+            truncated=counts["truncated"],
+            empty=counts["empty"],
+            refused=counts["refused"],
             dropped=tuple(self._dropped.items()),
             input_tokens=counts["input"],
             output_tokens=counts["output"],
@@ -131,13 +135,13 @@ class _Figures:
 
 
 def _which_counts(lines: Iterator[dict[str, Any]]) -> bytearray:
-    """Return a byte for each line: 1 where it counts for its row. A row that failed and was asked again has
-    several while a run lasts: the first answer counts, else the last failure.
+    """Return a byte for each line: 1 where it counts for its row. A row that failed, or whose answer is
+    replaced, has several while a run lasts: the first answer counts, else the last failure.
     """
     counts = bytearray()
     line_of, state = array("q"), bytearray()
     for number, line in enumerate(lines):
-        index, found = line["index"], _FAILED if line["error"] is not None else _ANSWERED
+        index, found = line["index"], _ANSWERED if is_answer(line) else _FAILED
         if index >= len(state):
             more = index + 1 - len(state)
             state.extend(bytes(more))
@@ -162,7 +166,7 @@ def _lines(path: str, file: IO[bytes]) -> Iterator[dict[str, Any]]:
         for number, row in enumerate(
             read_table(format, file, escape(path), keyed=False, advice=_SUBJECTS), 1
         ):
-            result = _result_of(row)
+            result = figures_of(row)
             if not _is_result(result):
                 raise _foreign(path, f"row {number} is no result")
             yield result
@@ -177,29 +181,6 @@ def _lines(path: str, file: IO[bytes]) -> Iterator[dict[str, Any]]:
         if not _is_result(line):
             raise _foreign(path, f"line {number} is no result")
         yield line
-
-
-def _result_of(row: Line) -> dict[str, Any]:
-    """Return the result that a row of a table was made of; CSV has texts in place of its figures."""
-    answers = row["answers"]
-    return {
-        "index": row["index"],
-        "id": None if answers["id"] == "" else answers["id"],
-        "model": row["model"],
-        "usage": {name: _decoded(answers[name]) for name in _TOKENS},
-        "error": row["error"],
-        **{name: _decoded(answers[name]) for name in ("cost", "latency", "attempts", "dropped")},
-    }
-
-
-def _decoded(cell: Any) -> Any:
-    """Return what the text of a cell stands for; a text that is no JSON, and what is no text, as it is."""
-    if not isinstance(cell, str):
-        return cell
-    try:
-        return json.loads(cell) if cell else None
-    except (ValueError, RecursionError):
-        return cell
 
 
 def _is_result(line: Any) -> bool:

@@ -16,7 +16,7 @@ import errno
 import hashlib
 import json
 import os
-import re
+import secrets
 import stat
 import threading
 from array import array
@@ -25,24 +25,36 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader
 from typing import IO, Any, Final, TypeAlias
 
-from attrs import define
+from attrs import define, field
 
 from smartbatch._files import is_foreign_link, lock_file, require_locks, sync_folder
 from smartbatch._values import Record
+from smartbatch.cli.output_lines import (
+    HEAD,
+    Amounts,
+    defects_of,
+    figures_of,
+    is_answer,
+    is_output_line,
+    keys_of,
+    replaced_amounts,
+    replacing,
+    resend_id,
+    to_resend,
+    with_key,
+)
 from smartbatch.cli.prompts import HALF, KeyedRow, RowKeys
 from smartbatch.cli.result_tables import FORMATS, check_format
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
 from smartbatch.providers.http.json_text import decode_json
-from smartbatch.tables.result_files import outcome_fields, to_line
-from smartbatch.types import Result
+from smartbatch.tables.result_files import to_line
+from smartbatch.types import Defect
 
-HEAD: Final = b'{"index": '
-"""How every line begins."""
 _SUFFIXES: Final = (".jsonl", ".ndjson", *FORMATS)
 """Endings of the formats that results are written in."""
-_KEY: Final = re.compile(f"[0-9a-f]{{{4 * HALF}}}")
-"""A row's key, in hexadecimal digits."""
+_LINE_BYTES: Final = 1 << 16
+"""Bytes of a line that are read at once."""
 
 
 def check_output_name(path: str) -> None:
@@ -75,11 +87,20 @@ class OutputChanged(OutputLost):
 
 @define(eq=False, repr=False)
 class Recovered(Record):
-    """What was found in an output file: rows by outcome, and bytes of a torn last line that were cut off."""
+    """What was found in an output file.
+
+    Attributes:
+        answered, failed: rows by outcome.
+        cut: bytes of a torn last line that were cut off.
+        resent: rows whose answer is to be replaced.
+        amounts: of the answered rows, and of the answers to be replaced.
+    """
 
     answered: int = 0
     failed: int = 0
     cut: int = 0
+    resent: int = 0
+    amounts: Amounts = field(factory=Amounts, eq=False)
 
 
 class OutputFile:
@@ -89,6 +110,9 @@ class OutputFile:
         path: where the results go; made when missing. A symbolic link of this user is followed.
         look_only: the file exists and is left as it is: not locked, not repaired, never written to.
         shown: its name in messages, where that is another one.
+
+    Attributes:
+        resend: the id under which answers of the file are replaced; ``None`` if none is to be.
 
     Raises:
         InputError: the file or its folder cannot be written, is not a regular file, or another run holds it.
@@ -107,6 +131,8 @@ class OutputFile:
         self._changed: OutputChanged | None = None
         self._offsets: array[int]
         self._answered: bytearray
+        self._resent: set[int] = set()
+        self.resend: str | None = None
         self._in_order = True
         self._highest = -1
 
@@ -149,6 +175,50 @@ class OutputFile:
         """Whether the file has the answer of the row at an index."""
         return bool(self._answered[index >> 3] & 1 << (index & 7))
 
+    @property
+    def has_resent(self) -> bool:
+        """Whether the answer of a row is still to be replaced."""
+        return bool(self._resent)
+
+    def start_resend(self, keys: RowKeys, defect: Defect | None, check: Callable[[bool], object]) -> None:
+        """Have the answers with a defect replaced, and let all others count under the settings of ``keys``,
+        too. A resend that was interrupted continues instead.
+
+        Args:
+            defect: ``None`` to replace no answer.
+            check: called before a resend begins, with whether the file has a line for every row.
+
+        Raises:
+            OutputLost: the file cannot be rewritten; it stays as it is.
+        """
+        digest, size, rows, resend = hashlib.sha256(), 0, set[int](), None
+        with self._reader() as file:
+            for line in file:
+                digest.update(line)
+                size += len(line)
+                if (content := _decoded(line)) is not None:
+                    rows.add(content["index"])
+                    resend = resend or resend_id(content)
+        if not size:
+            return
+        self._end, self._digest = size, digest
+        begun = None
+        if resend is None:
+            check(len(rows) >= len(keys))
+            begun = secrets.token_hex(4)
+
+        def line_of(line: bytes) -> bytes:
+            content = _decoded(line)
+            if content is None or not _is_of_prompt(content, keys):
+                return line
+            content = with_key(content, keys[content["index"]].hex())
+            if begun is not None and defect in defects_of(figures_of(content)):
+                content = to_resend(content, begun)
+            return to_line(content)
+
+        with self._reader() as file:
+            self.rewrite(map(line_of, file), "resending")
+
     def recover(self, keys: RowKeys) -> Recovered:
         """Read what an earlier run left, cut off a torn last line, and remember which rows are answered.
 
@@ -158,6 +228,7 @@ class OutputFile:
         self._end, self._digest = 0, hashlib.sha256()
         self._offsets = array("q", [-1]) * len(keys)
         self._answered = bytearray((len(keys) + 7) // 8)
+        self._resent, self.resend = set(), None
         found = Recovered()
         try:
             with self._reader() as file:
@@ -182,12 +253,28 @@ class OutputFile:
                 for row, _, answered in rows:
                     self._mark(row.index, answered)
                 raise
+            if self._resent:
+                rows = [self._replacing(row) for row in rows]
             written = b"".join([line for _, line, _ in rows])
             self._write(written)
             self._digest.update(written)
             for row, line, answered in rows:
                 self._record(row.index, answered)
                 self._end += len(line)
+
+    def _replacing(self, row: OutputRow) -> OutputRow:
+        """Return a row with its line as one that replaces an answer, if it does."""
+        keyed, line, _ = row
+        if keyed.index not in self._resent:
+            return row
+        return keyed, *replacing(line, decode_json(self._line_at(self._offsets[keyed.index])))
+
+    def _line_at(self, offset: int) -> bytes:
+        """Return the line at a place of the file; where the next write goes stays the same."""
+        found = b""
+        while b"\n" not in found and (more := os.pread(self._fd, _LINE_BYTES, offset + len(found))):
+            found += more
+        return found.partition(b"\n")[0]
 
     def put_in_order(self) -> None:
         """Rewrite the file in the order of the input, one line a row, and swap it in; the last write.
@@ -354,8 +441,9 @@ class OutputFile:
 
     def _scan(self, file: BufferedReader, keys: RowKeys, found: Recovered) -> None:
         for number, line in enumerate(file, 1):
-            row = _row_of(line, keys)
-            if row is None:
+            content = _line_of_row(line, keys)
+            is_row = content is not None
+            if content is None:
                 content = self._content(number, line, file)
                 if content is None:
                     found.cut = len(line)
@@ -365,23 +453,43 @@ class OutputFile:
                 if not self._look_only:
                     self._write(b"\n")
                 line += b"\n"
-            if row is None or self.is_answered(row[0]):
+            if not is_row or self.is_answered(content["index"]):
                 self._in_order = False
             else:
-                index, answered = row
-                found.answered += answered
-                found.failed += (not answered) - (self._offsets[index] >= 0)
-                self._record(index, answered)
+                self._find(content, found)
             self._digest.update(line)
             self._end += len(line)
+
+    def _find(self, content: dict[str, Any], found: Recovered) -> None:
+        """Count the line of a row that has no answer so far, and remember it."""
+        index, answered, figures = content["index"], is_answer(content), figures_of(content)
+        replaced, resend = replaced_amounts(content), resend_id(content)
+        if index in self._resent:
+            found.resent -= 1
+            if replaced is not None:
+                found.amounts.add_line(replaced, (), sign=-1)
+        elif self._offsets[index] >= 0:
+            found.failed -= 1
+        if answered:
+            found.answered += 1
+            found.amounts.add_line(figures, defects_of(figures))
+        elif resend is not None and replaced is not None:
+            found.resent += 1
+            found.amounts.add_line(replaced, ())
+            self._resent.add(index)
+            self.resend = resend
+        else:
+            found.failed += 1
+        self._record(index, answered)
 
     def _content(self, number: int, line: bytes, rest: BufferedReader) -> dict[str, Any] | None:
         """Return the line decoded, or None for a torn last line, which is cut off."""
         reason = "was not written by smartbatch run"
         try:
             content = decode_json(line)
-            if isinstance(content, dict) and _is_output_line(content):
-                return content
+            if is_output_line(content):
+                own: dict[str, Any] = content
+                return own
         except (ValueError, RecursionError):
             # A file of one torn line is an output only when that line begins like one.
             if number > 1 or line.startswith(HEAD) or HEAD.startswith(line):
@@ -396,7 +504,7 @@ class OutputFile:
 
     def _check(self, number: int, content: dict[str, Any], keys: RowKeys) -> None:
         """Refuse the answer of another row; a failure under other settings may stand there."""
-        index, key = content["index"], content["key"]
+        index, key = content["index"], keys_of(content)[0]
         way_out = "choose another -o, or remove the file to start afresh"
         if index >= len(keys):
             raise InputError(
@@ -427,6 +535,7 @@ class OutputFile:
 
     def _mark(self, index: int, answered: bool) -> None:
         if answered:
+            self._resent.discard(index)
             self._answered[index >> 3] |= 1 << (index & 7)
 
     def _write(self, data: bytes) -> None:
@@ -445,22 +554,30 @@ class OutputFile:
             ) from error
 
 
-def _row_of(line: bytes, keys: RowKeys) -> tuple[int, bool] | None:
-    """Return the row whose key a line has, and whether it is an answer; ``None`` for any other line."""
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    """Return a line of an output, decoded; ``None`` for any other line."""
     try:
         content = decode_json(line)
-        index, key, error = content["index"], content["key"], content["error"]
-    except (ValueError, RecursionError, TypeError, KeyError):
+    except (ValueError, RecursionError):
         return None
-    is_own = type(index) is int and 0 <= index < len(keys) and key == keys[index].hex()
-    return (index, error is None) if is_own else None
+    return content if is_output_line(content) else None
 
 
-def _is_output_line(content: dict[str, Any]) -> bool:
-    index, key = content.get("index"), content.get("key")
-    if type(index) is not int or index < 0 or type(key) is not str or "error" not in content:
+def _line_of_row(line: bytes, keys: RowKeys) -> dict[str, Any] | None:
+    """Return a line, decoded, if it has the key of its row; ``None`` for any other line."""
+    content = _decoded(line)
+    if content is None or content["index"] >= len(keys):
+        return None
+    return content if keys[content["index"]].hex() in keys_of(content) else None
+
+
+def _is_of_prompt(content: dict[str, Any], keys: RowKeys) -> bool:
+    """Whether a line is one of a row with the same prompt, under whatever settings."""
+    index = content["index"]
+    if index >= len(keys):
         return False
-    return _KEY.fullmatch(key) is not None
+    prompt = keys[index].hex()[2 * HALF :]
+    return any(key[2 * HALF :] == prompt for key in keys_of(content))
 
 
 @contextmanager
@@ -508,12 +625,3 @@ def _new_file(path: str, mode: int) -> int:
             )
         os.unlink(path)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-
-
-# -- lines ---------------------------------------------------------------------------------------------------
-
-
-def encode(row: KeyedRow, result: Result, model: str) -> bytes:
-    """Return the output line of ``result``, ASCII only, so that no reader can cut it in the wrong place."""
-    head = {"index": row.index, "id": row.id, "input": row.fields}
-    return to_line({**head, **outcome_fields(result, model), "key": row.key.hex()})

@@ -45,14 +45,12 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> Plan:
     keys = rows.check()
     if args.output is not None:
         check_output_name(args.output)
-    identity = RunIdentity(args.output, args.model, keys)
-    jobs = identity.look_up(client)
     out = None if args.output is None else look_at_output(args.output, stack)
-    if out is None:
-        needed = identity.needed(jobs, lambda _: False)
-    else:
+    if out is not None:
         out.recover(keys)
-        needed = identity.needed(jobs, out.is_answered)
+    identity = RunIdentity(args.output, args.model, keys, None if out is None else out.resend)
+    jobs = identity.look_up(client)
+    needed = identity.needed(jobs, (lambda _: False) if out is None else out.is_answered)
     for one in jobs:
         left = one.job.total - one.stored
         if not one.ended:

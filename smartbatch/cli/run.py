@@ -11,18 +11,21 @@ from smartbatch._clock import RealClock
 from smartbatch._importing import collected_seldom
 from smartbatch.cli.clients import client_of, embedding_of, params_of
 from smartbatch.cli.inputs import RowSource
+from smartbatch.cli.jobs_of_run import RunIdentity
 from smartbatch.cli.messages import note, say
-from smartbatch.cli.outputs import OutputChanged, OutputFile, Recovered, check_output_name, encode
-from smartbatch.cli.prompts import InputRequests, KeyedRow, PromptMaker
+from smartbatch.cli.output_lines import encode
+from smartbatch.cli.outputs import OutputChanged, OutputFile, Recovered, check_output_name
+from smartbatch.cli.prompts import InputRequests, KeyedRow, PromptMaker, RowKeys
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.cli.run_job import JobRun, RowResult, Rows
 from smartbatch.cli.standard_output import ReaderLeft, StandardOutput
-from smartbatch.cli.summary import RunSummary, failure_line
+from smartbatch.cli.summary import RunSummary, amounts_of, failure_line
 from smartbatch.cli.table_output import TableOutput, open_output
 from smartbatch.errors import ConfigError, InputError
 from smartbatch.jobs.status import JobStatus
 from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import escape
+from smartbatch.types import DEFECTS
 
 if TYPE_CHECKING:
     from smartbatch.cluster import Cluster
@@ -51,6 +54,8 @@ class _Run:
         self._changed: OutputChanged | None = None
         self._reader_left = False
         self._last_written = -1
+        if args.resend is not None and args.output is None:
+            raise ConfigError("--resend replaces answers of an output: name it with -o")
         maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
         embedding = embedding_of(args)
         self._client = client_of(args)
@@ -85,6 +90,8 @@ class _Run:
         """
         keys = self._input.check_or_recall(self._clock.wall())
         if self._out is not None:
+            if self._args.resend is not None:
+                self._start_resend(self._out, keys)
             self._before = self._out.recover(keys)
             self._print_resumed(self._out.path)
         answered = self._out.is_answered if self._out is not None else lambda _: False
@@ -93,7 +100,14 @@ class _Run:
         if self._before.answered < len(keys):
             cluster = None if self._args.dask is None else self._stack.enter_context(self._cluster())
             job_run = JobRun(
-                self._client, self._input, self._chooser, self._args, answered, self._clock, cluster
+                self._client,
+                self._input,
+                self._chooser,
+                self._args,
+                answered,
+                self._clock,
+                cluster,
+                None if self._out is None else self._out.resend,
             )
             caught = job_run.go(self._write)
             ended = self._clock.now()
@@ -116,6 +130,14 @@ class _Run:
         if caught:
             return 128 + caught
         return 1 if self._summary.failed or unanswered or self._changed is not None else 0
+
+    def _start_resend(self, out: OutputFile | TableOutput, keys: RowKeys) -> None:
+        """Have the answers that ``--resend`` names replaced; failed rows are sent again by every run."""
+        identity = RunIdentity(self._args.output, self._args.model, keys)
+        defect = next((name for name in DEFECTS if name == self._args.resend), None)
+        out.start_resend(
+            keys, defect, lambda all_rows: identity.check_written(self._client, all_rows=all_rows)
+        )
 
     def _cluster(self) -> Cluster:
         """Return the cluster of ``--dask``.
@@ -152,6 +174,7 @@ class _Run:
         self._last_written = row.index
         if outcome.earlier:
             self._before.answered += 1
+            self._before.amounts.add(amounts_of(outcome.result))
             return
         self._summary.add(row, outcome.result)
         self._chooser.add(outcome.result)
@@ -171,11 +194,13 @@ class _Run:
 
     def _print_resumed(self, path: str) -> None:
         before = self._before
-        if self._args.quiet or not (before.answered or before.failed or before.cut):
+        if self._args.quiet or not (before.answered or before.failed or before.resent or before.cut):
             return
         parts = [f"{before.answered:,} rows answered already"]
         if before.failed:
             parts.append(f"{before.failed:,} failed ones tried again")
+        if before.resent:
+            parts.append(f"{before.resent:,} answers to be replaced")
         if before.cut:
             parts.append(f"a torn last line of {before.cut:,} bytes cut off")
         say(f"{escape(path)}: " + ", ".join(parts))
@@ -187,7 +212,10 @@ class _Run:
             return
         wall = self._clock.now() - self._began
         failures = not self._args.verbose
-        say(self._summary.render(wall=wall, before=self._before, jobs=jobs, failures=failures))
+        summary = self._summary.render(
+            wall=wall, before=self._before, jobs=jobs, failures=failures, output=self._out is not None
+        )
+        say(summary)
         for name, words in scores:
             say(f"{name:<8} {words}")
         asked_texts = self._summary.failed and not (self._summary.answered or self._args.embed)

@@ -70,6 +70,7 @@ class JobRun:
         args: of the command.
         answered: whether the output has the answer of the row at an index.
         cluster: whose workers ask rows in real time, rather than this process.
+        resend: the id under which answers of the output are replaced.
     """
 
     _client: BatchingClient
@@ -79,6 +80,7 @@ class JobRun:
     _answered: Callable[[int], bool]
     _clock: Clock
     _cluster: Cluster | None
+    _resend: str | None
     _units: ClusterUnits | None = field(default=None, init=False)
     _identity: RunIdentity = field(init=False)
     _jobs: list[RunJob] = field(factory=list, init=False)
@@ -87,7 +89,7 @@ class JobRun:
     _interrupts: Interrupts = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._identity = RunIdentity(self._args.output, self._args.model, self._input.keys)
+        self._identity = RunIdentity(self._args.output, self._args.model, self._input.keys, self._resend)
         self._interrupts = Interrupts(self._end_early)
 
     @property

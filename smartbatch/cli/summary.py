@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from attrs import Factory, define
+from attrs import Factory, define, evolve
 
 from smartbatch._values import Record
+from smartbatch.cli.output_lines import Amounts
 from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.core.routing.actual_cost import ActualCost
@@ -15,6 +16,7 @@ from smartbatch.core.routing.choice import Decision, Option
 from smartbatch.errors import kind_name
 from smartbatch.jobs.status import JobStatus, cost_in_words, usd
 from smartbatch.observe.text import escape
+from smartbatch.results import defects_in_words
 from smartbatch.types import Result, Route
 
 _LEAST_FASTER: Final = 1.05
@@ -30,6 +32,19 @@ def failure_line(row: KeyedRow, result: Result) -> str:
     return f"row {row.index + 1}{own}: {kind_name(result.error)}: {escape(result.error.message)}"
 
 
+def amounts_of(result: Result) -> Amounts:
+    """Return the tokens, the cost and the defects of one result."""
+    return Amounts(
+        cost=result.cost or 0.0,
+        unpriced=int(result.cost is None and result.attempts > 0),
+        input_tokens=result.usage.input_tokens,
+        output_tokens=result.usage.output_tokens,
+        truncated=result.truncated,
+        empty=result.empty,
+        refused=result.refused,
+    )
+
+
 @define(eq=False, repr=False)
 class RunSummary(Record):
     """Counts over the results of a run.
@@ -38,9 +53,7 @@ class RunSummary(Record):
         answered, failed: rows by outcome, of this run alone.
         retried: rows that took more than one call.
         extra_calls: calls beyond each row's first.
-        input_tokens, output_tokens: over all attempts.
-        cost: USD, over the rows whose price is known.
-        unpriced: rows of unknown price.
+        amounts: of this run alone, over all attempts.
         sequential: seconds of all answering calls, one after another.
         together: rows answered by batch or with others in a call, which say nothing of such a sequence.
     """
@@ -49,10 +62,7 @@ class RunSummary(Record):
     failed: int = 0
     retried: int = 0
     extra_calls: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost: float = 0.0
-    unpriced: int = 0
+    amounts: Amounts = Factory(Amounts)
     sequential: float = 0.0
     together: int = 0
     failures: list[str] = Factory(list)
@@ -70,31 +80,39 @@ class RunSummary(Record):
         extra = max(0, result.attempts - 1)
         self.retried += extra > 0
         self.extra_calls += extra
-        self.input_tokens += result.usage.input_tokens
-        self.output_tokens += result.usage.output_tokens
-        if result.cost is not None:
-            self.cost += result.cost
-        elif result.attempts:
-            self.unpriced += 1
+        self.amounts.add(amounts_of(result))
         self.sequential += result.latency
         self.together += result.route in (Route.BATCH, Route.SHARED)
 
     def render(
-        self, *, wall: float, before: Recovered, jobs: Sequence[JobStatus] = (), failures: bool = True
+        self,
+        *,
+        wall: float,
+        before: Recovered,
+        jobs: Sequence[JobStatus] = (),
+        failures: bool = True,
+        output: bool = True,
     ) -> str:
         """Return the summary of a run of ``wall`` seconds; ``failures`` adds the first failed rows.
 
-        Each of ``jobs`` is listed with its cost since it was submitted.
+        Tokens, cost and flawed answers include the rows that were answered ``before``. Advice on flawed
+        answers is given if they are in an ``output``, where they can be replaced. Each of ``jobs`` is listed
+        with its cost since it was submitted.
         """
         counts = [f"{self.answered:,} answered", f"{self.failed:,} failed", f"{self.retried:,} retried"]
         if self.extra_calls > self.retried:
             counts[-1] += f" ({self.extra_calls:,} extra calls)"
         if before.answered:
             counts.append(f"{before.answered:,} already answered, not asked again")
-        lines = [
-            "done     " + ", ".join(counts),
-            f"tokens   {self.input_tokens:,} in, {self.output_tokens:,} out",
-            f"cost     {self._cost_text()}",
+        total = evolve(self.amounts)
+        total.add(before.amounts)
+        resumed = bool(before.answered or before.resent)
+        lines = ["done     " + ", ".join(counts)]
+        if defects := defects_in_words(total):
+            lines.append(f"answers  {defects}{_resend_advice(total) if output else ''}")
+        lines += [
+            f"tokens   {total.input_tokens:,} in, {total.output_tokens:,} out",
+            f"cost     {_cost_text(total)}" + (f"; paid now: {_cost_text(self.amounts)}" if resumed else ""),
             f"wall     {in_words(wall)}{self._speedup(wall)}",
         ]
         lines += [f"batch    {job.id}: {cost_in_words(job)}" for job in jobs]
@@ -105,19 +123,28 @@ class RunSummary(Record):
                 lines.append(f"         and {more:,} more (-v shows every one)")
         return "\n".join(lines)
 
-    def _cost_text(self) -> str:
-        priced = f"{self.cost:,.2f}" if self.cost >= 100 else usd(self.cost).rstrip("0").rstrip(".")
-        if not self.unpriced:
-            return f"{priced} USD"
-        if not self.cost:
-            return "unknown price"
-        return f"{priced} USD and {self.unpriced:,} rows of unknown price"
-
     def _speedup(self, wall: float) -> str:
         factor = self.sequential / wall if wall > 0 else 0.0
         if self.together or factor < _LEAST_FASTER:  # a short run spends its time on starting
             return ""
         return f"; one after another {in_words(self.sequential)}, so {factor:.1f}× faster"
+
+
+def _resend_advice(amounts: Amounts) -> str:
+    """Return what to do about flawed answers."""
+    if amounts.truncated:
+        return "; --resend truncated with a higher --max-tokens replaces the truncated ones"
+    return f"; --resend {'empty' if amounts.empty else 'refused'} replaces them"
+
+
+def _cost_text(amounts: Amounts) -> str:
+    cost = amounts.cost
+    priced = f"{cost:,.2f}" if cost >= 100 else usd(cost).rstrip("0").rstrip(".")
+    if not amounts.unpriced:
+        return f"{priced} USD"
+    if not cost:
+        return "unknown price"
+    return f"{priced} USD and {amounts.unpriced:,} rows of unknown price"
 
 
 def in_words(seconds: float) -> str:

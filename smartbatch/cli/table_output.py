@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 
 from smartbatch.cli.outputs import OutputFile, OutputLost, OutputRow, Recovered, replaced
@@ -19,6 +19,7 @@ from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
 from smartbatch.tables.result_files import UnwritableTable, to_line, write_table
+from smartbatch.types import Defect
 
 PARTIAL = ".partial.jsonl"
 """What the name of the lines has behind the name of their table."""
@@ -65,14 +66,27 @@ class TableOutput:
         Raises:
             InputError: the output belongs to another input or model, or is not an output of a run.
         """
-        partial = escape(self.path + PARTIAL)
+        self._read()
+        found = self._lines.recover(keys)
+        self._lines.shown = escape(self.path + PARTIAL)
+        return found
+
+    def start_resend(self, keys: RowKeys, defect: Defect | None, check: Callable[[bool], object]) -> None:
+        """As :meth:`OutputFile.start_resend`."""
+        self._read()
+        self._unsaved = True
+        self._lines.start_resend(keys, defect, check)
+
+    @property
+    def resend(self) -> str | None:
+        """As :attr:`OutputFile.resend`."""
+        return self._lines.resend
+
+    def _read(self) -> None:
         if not self._lines.is_empty:
-            self._lines.shown = partial
+            self._lines.shown = escape(self.path + PARTIAL)
         elif os.path.exists(self._real):
             self._lines.rewrite(_lines_of_table(self.path), "reading")
-        found = self._lines.recover(keys)
-        self._lines.shown = partial
-        return found
 
     def append(self, rows: Sequence[OutputRow]) -> None:
         """As :meth:`OutputFile.append`."""
@@ -103,7 +117,7 @@ class TableOutput:
                 f"{escape(self.path)}: cannot be written: {escape(error.message)}; every answered row is in "
                 f"{self._lines.shown}, which the same line takes with -o as an output of its own"
             ) from error
-        self._unsaved = False
+        self._unsaved = self._lines.has_resent  # which the table does not say
 
 
 def open_output(path: str) -> OutputFile | TableOutput:

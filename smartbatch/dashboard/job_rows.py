@@ -14,6 +14,7 @@ from smartbatch.jobs.status import span
 from smartbatch.jobs.store.job_overview import AcceptedForecast, JobLine
 from smartbatch.reports import components
 from smartbatch.reports.axes import usd
+from smartbatch.results import defects_in_words
 
 HEAD = ("job", "model", "state", "requests", "route", "forecast and came", "cost", "real time", "deadline")
 _KINDS = {JobState.ACTIVE: "", JobState.HELD: "bad", JobState.DONE: "good"}
@@ -71,13 +72,15 @@ def state_of(line: JobLine) -> Html:
 
 
 def progress_of(line: JobLine) -> Html:
-    """Return how many requests have their results, and how many of them failed."""
+    """Return how many requests have their results, and how many of them are flawed or failed."""
     shown = components.progress(
         f"requests of {line.key or line.id} that have results", line.finished, line.total
     )
     counts = f"{line.finished:,} of {line.total:,}"
     failed = el("div", components.state(f"{line.failed:,} failed", "bad")) if line.failed else None
-    return fragment(shown, el("div", counts, class_="soft"), failed)
+    defects = defects_in_words(line)
+    flawed = el("div", components.state(defects, "warn")) if defects else None
+    return fragment(shown, el("div", counts, class_="soft"), flawed, failed)
 
 
 def time_of(line: JobLine, forecast: AcceptedForecast | None, ends: Outlook | None, now: float) -> Html:

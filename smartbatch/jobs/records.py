@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 from smartbatch._values import Record, Value
 from smartbatch.errors import SmartbatchError
 from smartbatch.jobs.versioned_records import JobPolicy, RemoteProgress
-from smartbatch.types import Route, Usage
+from smartbatch.types import Defect, Route, Usage
 
 
 class JobState(enum.Enum):
@@ -160,6 +160,7 @@ class JobRow(Value):
         cost: USD so far of the items whose price is known.
         realtime_cost: USD the same items would have cost in real time.
         unpriced: results whose price is unknown.
+        truncated, empty, refused: answers with these defects.
         cancel_requested: somebody asked to cancel it.
         note: what it waits for, for people.
         epoch: of the present or last owner.
@@ -190,6 +191,9 @@ class JobRow(Value):
     unpriced: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    truncated: int = 0
+    empty: int = 0
+    refused: int = 0
     cancel_requested: bool = False
     note: str | None = None
     epoch: int = 0
@@ -305,6 +309,7 @@ class NewResult(Value):
         cost, realtime_cost: USD; ``None`` where the price is unknown.
         route: how it came; ``None`` where it was not sent.
         in_realtime: whether it was a request in real time, which is counted there.
+        defects: of an answer, see :attr:`smartbatch.Result.defects`.
     """
 
     ix: int
@@ -316,6 +321,7 @@ class NewResult(Value):
     realtime_cost: float | None = None
     route: Route | None = None
     in_realtime: bool = False
+    defects: tuple[Defect, ...] = ()
 
     @property
     def final(self) -> bool:
@@ -347,6 +353,7 @@ class StoredCounts(Record):
         usage, cost: tokens and USD, where they are known, of the results and of answers that are none.
         realtime_cost: USD the same would have cost in real time.
         unpriced: results whose cost is unknown.
+        truncated, empty, refused: answers with these defects.
     """
 
     model: str
@@ -360,6 +367,9 @@ class StoredCounts(Record):
     cost: float = 0.0
     realtime_cost: float = 0.0
     unpriced: int = 0
+    truncated: int = 0
+    empty: int = 0
+    refused: int = 0
 
 
 @frozen(eq=False, repr=False)

@@ -24,6 +24,7 @@ from smartbatch.jobs.records import (
     ShardState,
 )
 from smartbatch.jobs.store import SqlStore
+from smartbatch.results import defects_in_words
 
 _S = ShardState
 MINUTE = 60.0
@@ -82,6 +83,7 @@ class JobStatus(Value):
         cost: USD so far, of the results whose price is known.
         realtime_cost: USD the same results would have cost in real time.
         unpriced: results whose price is unknown: ``cost`` lacks them.
+        truncated, empty, refused: answers with these defects, see :class:`~smartbatch.Result`.
         wasted: USD besides ``cost`` of answers that no result holds, such as those of a batch that was
             created twice, as far as its incidents can say.
         shards: its batches.
@@ -107,6 +109,9 @@ class JobStatus(Value):
     realtime_cost: float
     unpriced: int
     wasted: float = 0.0
+    truncated: int = 0
+    empty: int = 0
+    refused: int = 0
     shards: tuple[ShardStatus, ...] = field(default=(), repr=partial(counted, "batches"))
     incidents: tuple[IncidentRow, ...] = field(default=(), repr=False)
     note: str | None = field(default=None, repr=short)
@@ -184,6 +189,9 @@ def status_of(
         cost=job.cost,
         realtime_cost=job.realtime_cost,
         unpriced=job.unpriced,
+        truncated=job.truncated,
+        empty=job.empty,
+        refused=job.refused,
         wasted=sum(incident.money or 0.0 for incident in incidents),
         shards=tuple(_shard(shard, wall, done=job.state is JobState.DONE) for shard in shards),
         incidents=tuple(incidents),
@@ -234,6 +242,8 @@ def _rows(s: JobStatus) -> Iterator[tuple[str, str]]:
         + (f", {s.cancelled:,} cancelled" if s.cancelled else "")
         + (f", {s.running:,} done at the provider" if s.running else ""),
     )
+    if defects := defects_in_words(s):
+        yield "answers", defects
     left = "" if s.done or s.remaining is None else f", about {span(s.remaining)} left"
     yield "time", f"{span(s.elapsed)}{left}"
     yield "cost", cost_in_words(s)

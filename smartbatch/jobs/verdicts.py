@@ -69,6 +69,7 @@ class Verdict(Value):
             usage=result.usage,
             route=result.route,
             in_realtime=self.asked,
+            defects=result.defects,
         )
 
 

@@ -16,6 +16,8 @@ from smartbatch.reports.components import facts, progress, section, state, table
 from smartbatch.reports.decision_view import decision_view
 from smartbatch.reports.report_data import ReportData, ReportedJob, ReportIncident
 from smartbatch.reports.sampling import RequestFigures, by_route, quantile
+from smartbatch.results import defects_in_words
+from smartbatch.types import DEFECTS
 
 UNKNOWN = "unknown"
 _QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
@@ -78,8 +80,10 @@ def _sentence(data: ReportData) -> str:
     more = f", {open_:,} have no result yet" if open_ > 0 else ""
     failed = f", {data.failed:,} failed" if data.failed else ""
     cancelled = f", {data.cancelled:,} were cancelled" if data.cancelled else ""
+    defects = f" ({defects})" if (defects := defects_in_words(data)) else ""
     return (
-        f"{data.succeeded:,} of {data.total:,} requests were answered{time}{failed}{cancelled}{more}. "
+        f"{data.succeeded:,} of {data.total:,} requests were answered{time}{defects}{failed}{cancelled}"
+        f"{more}. "
         f"{_paid(data)}."
     )
 
@@ -122,6 +126,7 @@ def _results(data: ReportData) -> Html:
     finished = data.succeeded + data.failed + data.cancelled
     rows: list[tuple[str, Child]] = [
         ("answered", f"{data.succeeded:,}"),
+        *((name, state(f"{number:,}", "warn")) for name in DEFECTS if (number := getattr(data, name))),
         ("failed", state(f"{data.failed:,}", "bad") if data.failed else "0"),
         ("cancelled", f"{data.cancelled:,}"),
         ("without a result", f"{data.total - finished:,}"),

@@ -27,7 +27,7 @@ OF_THE_COMMAND = {
         "limit",
         "model",
     ),
-    *("output", "prompt_field", "provider_option", "quiet", "template", "verbose", "wait"),
+    *("output", "prompt_field", "provider_option", "quiet", "template", "verbose", "wait", "resend"),
 }
 """What is about files, printing and the choice of the model."""
 

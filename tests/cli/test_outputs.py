@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from smartbatch import _files
 from smartbatch.cli import outputs, prompts
+from smartbatch.cli.output_lines import encode
 from smartbatch.cli.outputs import (
     OutputChanged,
     OutputFile,
     OutputLost,
     Recovered,
     check_output_name,
-    encode,
     replaced,
 )
 from smartbatch.cli.prompts import KeyedRow, Keys, RowKeys

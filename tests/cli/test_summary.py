@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from smartbatch.cli.outputs import Recovered, encode
+from smartbatch.cli.output_lines import encode
+from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.cli.standard_output import StandardOutput
 from smartbatch.cli.summary import RunSummary, decision_summary, failure_line
@@ -41,7 +42,7 @@ def test_the_summary_counts_what_was_done() -> None:
     assert summary.render(wall=1.0, before=Recovered(answered=7)).split("\n") == [
         "done     2 answered, 1 failed, 1 retried (3 extra calls), 7 already answered, not asked again",
         "tokens   200 in, 20 out",
-        "cost     0.02 USD",
+        "cost     0.02 USD; paid now: 0.02 USD",
         "wall     1.00 s; one after another 4.00 s, so 4.0× faster",
         r"failed   row 3 (id r\x07-3): timeout: no answer\x1b[31m",
     ]

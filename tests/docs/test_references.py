@@ -19,7 +19,7 @@ from pages import Page, pages
 import smartbatch
 from smartbatch import BatchingClient, BatchingConfig, errors, events
 from smartbatch.cli.main import build_parser
-from smartbatch.cli.outputs import encode
+from smartbatch.cli.output_lines import encode
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.integrations import hosting, pydantic_ai
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot

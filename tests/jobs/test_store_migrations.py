@@ -17,7 +17,7 @@ from smartbatch.jobs.versioned_records import JobPolicy
 
 __all__ = ["bench"]  # a fixture
 
-FORMS = sorted((Path(__file__).parent / "old_stores").glob("[0-9].sql"))
+FORMS = sorted((Path(__file__).parent / "old_stores").glob("[0-9]*.sql"), key=lambda form: int(form.stem))
 """What ``sqlite3 FILE .dump`` said of a store of each form that was released."""
 
 NEXT = (

@@ -27,7 +27,8 @@ from properties.test_fuzz_parsers import Wire, check_error, check_usage, reply
 from smartbatch._clock import RealClock
 from smartbatch._settings import seconds_in, spec_of, usd
 from smartbatch.cli.inputs import Row, RowSource
-from smartbatch.cli.outputs import OutputFile, encode
+from smartbatch.cli.output_lines import encode
+from smartbatch.cli.outputs import OutputFile
 from smartbatch.cli.prompts import KeyedRow, Keys, PromptMaker, RowKeys
 from smartbatch.cli.row_formats import READERS, BadRow
 from smartbatch.config import BatchingConfig

@@ -312,7 +312,8 @@ class ResultReader:
         usage, cost = result.usage, result.cost
         billed = bool(usage.total_tokens or outcome == "succeeded")
         realtime = self._price(self._realtime, usage) if billed else 0.0
-        return NewResult(item.ix, outcome, encode_result(result), digest, usage, cost, realtime, Route.BATCH)
+        found = NewResult(item.ix, outcome, encode_result(result), digest, usage, cost, realtime, Route.BATCH)
+        return evolve(found, defects=result.defects)
 
     def _price(self, rates: RateCard | None, usage: Usage) -> float | None:
         if not self._step.api.abilities.priced:

@@ -61,6 +61,9 @@ class JobLine(Value):
     unpriced: int
     input_tokens: int
     output_tokens: int
+    truncated: int
+    empty: int
+    refused: int
     cancel_requested: bool
     note: str | None
     owner: str | None

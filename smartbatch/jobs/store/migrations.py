@@ -318,6 +318,13 @@ _NAMES = (
     "CREATE INDEX decision_name ON decision (name, no) WHERE name IS NOT NULL",
 )
 
+_DEFECTS = (
+    # answers that were cut off, are empty, or were refused
+    "ALTER TABLE job ADD COLUMN truncated {int} NOT NULL DEFAULT 0",
+    "ALTER TABLE job ADD COLUMN empty {int} NOT NULL DEFAULT 0",
+    "ALTER TABLE job ADD COLUMN refused {int} NOT NULL DEFAULT 0",
+)
+
 Step = Sequence[str | Renaming | Callable[[Transaction], None]]
 
 MIGRATIONS: tuple[Step, ...] = (
@@ -330,6 +337,7 @@ MIGRATIONS: tuple[Step, ...] = (
     _CONTROLS,
     _LOOKING,
     _NAMES,
+    _DEFECTS,
 )
 """Step *n* leads from version *n* to *n* + 1."""
 

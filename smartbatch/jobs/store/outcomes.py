@@ -33,7 +33,7 @@ from smartbatch.jobs.store.rows import (
     unpacked,
 )
 from smartbatch.jobs.versioned_records import JobPolicy
-from smartbatch.types import Route, Usage
+from smartbatch.types import DEFECTS, Route, Usage
 
 ROWS_NAMED = 64
 """Rows an incident names before it only counts them; more than a client of the usual size has under way."""
@@ -41,7 +41,7 @@ PAGE_FOLLOWERS = 10_000
 """Followers that are ended by one statement."""
 ItemAt = tuple[int, int | None]
 """State and shard of an item, as numbers."""
-_COUNTED = ("succeeded", "failed", "cancelled", "cost", "realtime_cost", "unpriced")
+_COUNTED = ("succeeded", "failed", "cancelled", "cost", "realtime_cost", "unpriced", *DEFECTS)
 _TINY = 1e-9
 """USD by which sums of floats may miss: less than a token costs."""
 
@@ -50,6 +50,7 @@ _TINY = 1e-9
 _COUNT = """UPDATE job SET seq = seq + ?,
     succeeded = succeeded + ?, failed = failed + ?, cancelled = cancelled + ?,
     cost = cost + ?, realtime_cost = realtime_cost + ?, unpriced = unpriced + ?,
+    truncated = truncated + ?, empty = empty + ?, refused = refused + ?,
     input_tokens = input_tokens + ?, output_tokens = output_tokens + ?
     WHERE no = ? RETURNING seq, model"""
 _FINISH = """UPDATE job SET state = {done}, finished_at = ?, note = NULL
@@ -137,6 +138,8 @@ def _add(
             setattr(counts, result.outcome, getattr(counts, result.outcome) + 1)
             counts.deduplicated += deduplicated
             counts.unpriced += result.cost is None
+            for defect in result.defects:
+                setattr(counts, defect, getattr(counts, defect) + 1)
         counts.usage += result.usage
         if result.cost is not None:  # where the cost in real time is unknown no saving is claimed
             counts.cost += result.cost
@@ -264,6 +267,7 @@ def _end_followers(tx: Transaction, job: int, ended: Mapping[int, NewResult], at
     for (leader,) in tx.rows("SELECT DISTINCT leader FROM follower WHERE leader IN {numbers}", list(ended)):
         result = ended[leader]
         copy = NewResult(-1, result.outcome, b"", cost=0.0, realtime_cost=0.0, route=result.route)
+        copy = evolve(copy, defects=result.defects)
         last = 0
         while page := [no for (no,) in tx.rows(followers, leader, last, PAGE_FOLLOWERS)]:
             _end_alike(tx, job, page, copy, at, deduplicated=True)

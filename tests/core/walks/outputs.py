@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from smartbatch.cli.outputs import OutputFile, encode
+from smartbatch.cli.output_lines import encode
+from smartbatch.cli.outputs import OutputFile
 from smartbatch.cli.prompts import KeyedRow, Keys, RowKeys
 from smartbatch.errors import BudgetExceeded, ErrorKind, InputError, ProviderError
 from smartbatch.tables.result_files import encode_result

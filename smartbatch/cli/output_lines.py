@@ -1,0 +1,189 @@
+"""The lines of an output: what makes one, what its figures are, and how a row that is sent again replaces it.
+
+A row whose answer is to be replaced keeps it until the new answer is there. Until then its line has the field
+``resend``, and counts as not answered. What the replaced answer cost is the field ``replaced`` of both lines,
+and part of the cost, usage and attempts of the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from attrs import define, fields_dict
+
+from smartbatch._values import Record
+from smartbatch.cli.prompts import HALF, KeyedRow
+from smartbatch.providers.http.json_text import decode_json
+from smartbatch.tables.result_files import Line, outcome_fields, to_line
+from smartbatch.types import Defect, Result
+
+HEAD: Final = b'{"index": '
+"""How every line begins."""
+_KEY: Final = re.compile(rf"[0-9a-f]{{{4 * HALF}}}( [0-9a-f]{{{4 * HALF}}})*")
+"""The keys of a row in hexadecimal digits: of the settings it was last sent with, then of earlier ones."""
+_MAX_KEYS: Final = 8
+"""Keys of a row that are kept: of the last settings."""
+_RESEND: Final = "resend"
+_REPLACED: Final = "replaced"
+
+
+@define(eq=False, repr=False)
+class Amounts(Record):
+    """Tokens, money and flawed answers of some rows.
+
+    Attributes:
+        cost: USD, of the rows whose cost is known.
+        unpriced: rows whose cost is unknown.
+        truncated, empty, refused: answers with these defects.
+    """
+
+    cost: float = 0.0
+    unpriced: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    truncated: int = 0
+    empty: int = 0
+    refused: int = 0
+
+    def add(self, more: Amounts) -> None:
+        """Count further rows."""
+        for name in fields_dict(Amounts):
+            setattr(self, name, getattr(self, name) + getattr(more, name))
+
+    def add_line(self, line: Line, defects: Sequence[Defect], *, sign: int = 1) -> None:
+        """Count a line, or with a negative ``sign`` take it back."""
+        cost, usage = line.get("cost"), line.get("usage") or {}
+        self.cost += sign * (cost or 0.0)
+        self.unpriced += sign * (cost is None)
+        self.input_tokens += sign * (usage.get("input_tokens") or 0)
+        self.output_tokens += sign * (usage.get("output_tokens") or 0)
+        for name in defects:
+            setattr(self, name, getattr(self, name) + sign)
+
+
+def encode(row: KeyedRow, result: Result, model: str) -> bytes:
+    """Return the output line of ``result``, ASCII only, so that no reader can cut it in the wrong place."""
+    head = {"index": row.index, "id": row.id, "input": row.fields}
+    return to_line({**head, **outcome_fields(result, model), "key": row.key.hex()})
+
+
+def is_output_line(content: Any) -> bool:
+    """Whether a decoded line is one of an output."""
+    if not isinstance(content, dict):
+        return False
+    index, key = content.get("index"), content.get("key")
+    if type(index) is not int or index < 0 or type(key) is not str or "error" not in content:
+        return False
+    return _KEY.fullmatch(key) is not None
+
+
+def is_answer(content: Line) -> bool:
+    """Whether a line is the answer of its row, which nothing is to replace."""
+    return content["error"] is None and not content.get(_RESEND)
+
+
+def keys_of(content: Line) -> list[str]:
+    """Return the keys of the row of a line, the latest first."""
+    keys: list[str] = content["key"].split()
+    return keys
+
+
+def figures_of(content: Line) -> Line:
+    """Return a line with its figures as numbers under their own names: CSV has texts in place of them, and a
+    table has all of an answer in ``answers``."""
+    if "answers" not in content:
+        return content
+    answers = content["answers"]
+    tokens = {name: decoded_cell(answers.get(name)) for name in ("input_tokens", "output_tokens")}
+    numbers = {name: decoded_cell(answers.get(name)) for name in ("cost", "latency", "attempts", "dropped")}
+    plain = {name: answers.get(name) for name in ("text", "finish_reason", "embedding")}
+    plain["id"] = None if answers["id"] == "" else answers["id"]
+    return {**plain, **numbers, "usage": tokens, **{n: content[n] for n in content if n != "answers"}}
+
+
+def decoded_cell(cell: Any) -> Any:
+    """Return what the text of a cell stands for; a text that is no JSON, and what is no text, as it is."""
+    if not isinstance(cell, str):
+        return cell
+    try:
+        return json.loads(cell) if cell else None
+    except (ValueError, RecursionError):
+        return cell
+
+
+def defects_of(figures: Line) -> tuple[Defect, ...]:
+    """Return the defects of the answer in a line of :func:`figures_of`; none of a failure."""
+    if figures["error"] is not None:
+        return ()
+    return Result(
+        "",
+        text=figures.get("text"),
+        parsed=figures.get("parsed"),
+        embedding=figures.get("embedding") or None,
+        finish_reason=figures.get("finish_reason"),
+    ).defects
+
+
+# -- rows that are sent again --------------------------------------------------------------------------------
+
+
+def resend_id(content: Line) -> str | None:
+    """Return the id of the resend that is to replace the answer of a line; ``None`` if none is."""
+    found = content.get(_RESEND)
+    return found if isinstance(found, str) else None
+
+
+def replaced_amounts(content: Line) -> Line | None:
+    """Return what the answer cost that a line replaces, or that is to be replaced, as a line has it."""
+    found = content.get(_REPLACED)
+    return found if isinstance(found, dict) else None
+
+
+def with_key(content: Line, key: str) -> Line:
+    """Return a line that also counts as one of other settings."""
+    keys = list(dict.fromkeys([key, *keys_of(content)]))
+    return {**content, "key": " ".join(keys[:_MAX_KEYS])}
+
+
+def to_resend(content: Line, resend: str) -> Line:
+    """Return a line whose answer is to be replaced by the resend of an id."""
+    figures = figures_of(content)
+    spent = {name: figures.get(name) for name in ("cost", "usage", "attempts")}
+    return {**content, _RESEND: resend, _REPLACED: spent}
+
+
+def replacing(line: bytes, before: Line) -> tuple[bytes, bool]:
+    """Return the line of a row that was sent again, and whether it is an answer.
+
+    Args:
+        line: of the new result. If it failed, the old answer stays and is still to be replaced.
+        before: the row's line so far.
+    """
+    new: Line = decode_json(line)
+    spent = before[_REPLACED]
+    known = new["cost"] is not None and spent["cost"] is not None
+    amounts = {
+        "cost": new["cost"] + spent["cost"] if known else None,
+        "usage": _sum(new["usage"], spent["usage"]),
+        "attempts": new["attempts"] + (spent["attempts"] or 0),
+        _REPLACED: spent,
+    }
+    if new["error"] is None:
+        return to_line({**new, **amounts, "key": with_key(before, new["key"])["key"]}), True
+    if "answers" in before:  # of a table, which has tokens by their own names
+        usage = amounts.pop("usage")
+        return to_line(
+            {**before, "answers": {**before["answers"], **amounts, **usage}, _REPLACED: spent}
+        ), False
+    return to_line({**before, **amounts}), False
+
+
+def _sum(new: Line, before: Line | None) -> Line:
+    before = before or {}
+    return {
+        name: (value + (before.get(name) or 0) if type(value) is int else value)
+        for name, value in new.items()
+    }
