@@ -85,6 +85,9 @@ if TYPE_CHECKING:
     from smartbatch.types import Result as Result
     from smartbatch.types import Route as Route
     from smartbatch.types import SubmitParams as SubmitParams
+    from smartbatch.types import TokenLogprob as TokenLogprob
+    from smartbatch.types import Tool as Tool
+    from smartbatch.types import ToolCall as ToolCall
     from smartbatch.types import Usage as Usage
 
 _NAMES_OF = {
@@ -107,7 +110,7 @@ _NAMES_OF = {
     "types": (
         "Answer Attempt ConstraintParams Embedding EmbeddingListParams EmbeddingParams Generation "
         "GenerationParams JobParams ListParams Message Priority Request RequestParams Result Route "
-        "SubmitParams Usage"
+        "SubmitParams TokenLogprob Tool ToolCall Usage"
     ),
     "shortcuts": "EmbeddingScriptParams ScriptParams embed generate job pause paused resume",
     "stored_jobs": "StoredJobs",

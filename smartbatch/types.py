@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from attrs import evolve, field, frozen
 
 from smartbatch._display import brief, short
 from smartbatch._values import Value, fields_repr
+from smartbatch.chats import Message, TokenLogprob, Tool, ToolCall
 from smartbatch.errors import SmartbatchError, did_you_mean
 
 if TYPE_CHECKING:  # defaults of type variables are no part of Python 3.11; type checkers know them
@@ -58,6 +60,9 @@ __all__ = [
     "Table",
     "TableParams",
     "Texts",
+    "TokenLogprob",
+    "Tool",
+    "ToolCall",
     "Usage",
     "Vector",
     "evolve",
@@ -148,19 +153,6 @@ class Kind(enum.Enum):
     """A work item: the request's own callable makes the call."""
 
     __hash__ = object.__hash__  # that of Enum is a function in Python
-
-
-@frozen(eq=False, repr=False)
-class Message(Value):
-    """One turn of a conversation.
-
-    Args:
-        role: ``system``, ``developer``, ``user``, ``assistant`` or ``tool``.
-        content: text, or the provider's list of content parts.
-    """
-
-    role: str
-    content: str | tuple[Mapping[str, Any], ...] = field(repr=short)
 
 
 Prompt: TypeAlias = "str | Sequence[Message | Mapping[str, Any]] | Request"
@@ -261,6 +253,12 @@ def _schema(value: Any) -> Mapping[str, Any] | None:
     return schema
 
 
+def _tools(value: Any) -> tuple[Tool, ...] | None:
+    """Accept functions and dictionaries as well; admission turns them into tools."""
+    tools: tuple[Tool, ...] | None = value
+    return tools
+
+
 @frozen(eq=False, repr=False)
 class Generation(Value):
     """Parameters of a text generation; ``None`` means "not sent", so the provider's default holds.
@@ -276,6 +274,11 @@ class Generation(Value):
         schema: a JSON schema the answer must follow, or a class to make objects of, from which the schema is
             made when the request is taken (:func:`smartbatch.core.preparation.schemas.schema_of`);
             excludes ``response_format``.
+        tools: functions the model may ask to call: Python functions with type hints, :class:`Tool`, or
+            dictionaries in the form of OpenAI or Anthropic.
+        tool_choice: ``auto``, ``none``, ``required`` for at least one call, or the name of the tool to call.
+        logprobs: True for the log-probability of each token; a number from 1 to 20 for as many alternatives
+            as well.
         extra: further fields of the request body, passed through untouched.
     """
 
@@ -287,6 +290,9 @@ class Generation(Value):
     seed: int | None = None
     response_format: Mapping[str, Any] | None = field(default=None, repr=short)
     schema: Mapping[str, Any] | None = field(default=None, converter=_schema, repr=short)
+    tools: tuple[Tool, ...] | None = field(default=None, converter=_tools, repr=short)
+    tool_choice: str | None = None
+    logprobs: int | bool | None = None
     extra: Mapping[str, Any] | None = field(default=None, repr=short)
 
 
@@ -409,6 +415,7 @@ class Answer(Value):
         dropped: parameters the provider does not take and that were left out, each with the reason.
         tier: the tier of service that answered, in the provider's word; ``None`` when it did not say.
         kept: whether it was kept from an earlier call, see the setting ``cache``.
+        tool_calls, reasoning, logprobs, extra: see :class:`Result`.
     """
 
     text: str | None = field(default=None, repr=short)
@@ -423,6 +430,10 @@ class Answer(Value):
     dropped: tuple[tuple[str, str], ...] = field(default=(), repr=short)
     tier: str | None = None
     kept: bool = False
+    tool_calls: tuple[ToolCall, ...] = field(default=(), repr=short)
+    reasoning: str | None = field(default=None, repr=short)
+    logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=short)
+    extra: Mapping[str, Any] | None = field(default=None, repr=short)
 
 
 @frozen(eq=False)
@@ -435,6 +446,11 @@ class Result(Generic[T_co]):
             because it does not fit its schema or by ``post_process``: then ``error`` says why.
         parsed: the decoded object when a schema or JSON format was asked for, or an own callable's value.
         embedding: the vector, for embeddings.
+        tool_calls: the calls of tools that the model asks for.
+        reasoning: the model's reasoning, or the provider's summary of it; never part of ``text``.
+        logprobs: the log-probabilities of the answer's tokens, if ``logprobs`` asked for them.
+        extra: what the provider returned besides, undecoded; ``None`` if nothing. The keys are the
+            provider's.
         usage: tokens over all attempts, failed ones included where the provider reported them.
         cost: USD over all attempts, 0 where nothing was sent or billed; ``None`` when the model's price is
             unknown, or the answer of a call that may have been billed is lost.
@@ -474,6 +490,10 @@ class Result(Generic[T_co]):
     context: Any = field(default=None, repr=short)
     dropped: tuple[tuple[str, str], ...] = field(default=(), repr=short)
     deduplicated: bool = False
+    tool_calls: tuple[ToolCall, ...] = field(default=(), repr=short)
+    reasoning: str | None = field(default=None, repr=short)
+    logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=short)
+    extra: Mapping[str, Any] | None = field(default=None, repr=short)
 
     @property
     def ok(self) -> bool:
@@ -495,12 +515,50 @@ class Result(Generic[T_co]):
         """True when the answer has no text but white space, and nothing else in place of a text."""
         if not self.ok or (self.text is not None and self.text.strip()):
             return False
-        return self.parsed is None and self.embedding is None and self.finish_reason != "tool_calls"
+        calls = self.tool_calls or self.finish_reason == "tool_calls"
+        return self.parsed is None and self.embedding is None and not calls
 
     @property
     def defects(self) -> tuple[Defect, ...]:
         """Which of ``"truncated"``, ``"empty"`` and ``"refused"`` the answer is; it can be several."""
         return tuple(name for name in DEFECTS if getattr(self, name))
+
+    def message(self) -> Message:
+        """Return the answer as the assistant's message that continues its conversation.
+
+        Follow it with a ``tool`` message for each of its :attr:`tool_calls`. Blocks that the provider wants
+        back unchanged, such as Anthropic's signed thinking, are in it.
+        """
+        blocks = (self.extra or {}).get(MESSAGE_BLOCKS)
+        content = self.text or "" if blocks is None else tuple(blocks)
+        return Message("assistant", content, tool_calls=self.tool_calls, reasoning=self.reasoning)
+
+
+MESSAGE_BLOCKS = "message_blocks"
+"""Key of ``extra``: all blocks of an answer that has others than text and calls of tools, as received; its
+calls are not among them."""
+
+_COMMON = (
+    *("text", "embedding", "finish_reason", "provider_request_id", "dropped"),
+    *("tool_calls", "reasoning", "logprobs", "extra"),
+)
+
+
+def own_parts(answer: Answer | Result) -> dict[str, Any]:
+    """Return copies of the parts of an answer that whoever gets it may change, for one more who gets it."""
+    parts: dict[str, Any] = {}
+    if answer.embedding is not None:
+        parts["embedding"] = answer.embedding[:]
+    if answer.tool_calls:
+        parts["tool_calls"] = copy.deepcopy(answer.tool_calls)
+    if answer.extra is not None:
+        parts["extra"] = copy.deepcopy(answer.extra)
+    return parts
+
+
+def answer_fields(answer: Answer | Result) -> dict[str, Any]:
+    """Return the fields that answers and results have in common, but for usage, cost and model."""
+    return {name: getattr(answer, name) for name in _COMMON}
 
 
 class GenerationParams(TypedDict, Generic[T], total=False):
@@ -517,6 +575,9 @@ class GenerationParams(TypedDict, Generic[T], total=False):
     seed: int | None
     response_format: Mapping[str, Any] | None
     schema: type[T] | Mapping[str, Any] | None
+    tools: Sequence[Tool | Callable[..., Any] | Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    logprobs: int | bool | None
     extra: Mapping[str, Any] | None
 
 

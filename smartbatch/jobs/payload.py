@@ -29,6 +29,7 @@ from smartbatch.errors import (
     scrub,
 )
 from smartbatch.jobs.records import EarlierTries, NewItem
+from smartbatch.providers.answer_parts import PART_FORMS
 from smartbatch.providers.http.json_text import decode_json
 from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
@@ -309,6 +310,14 @@ def _is_flat(context: Any) -> bool:
     )
 
 
+def _is_plain(form: Mapping[str, Any]) -> bool:
+    """Whether the quick encoder and decoder keep a form as it is: it has no large whole number."""
+    if not (form.keys() <= _NO_LARGE and _is_flat(form.get("context"))):
+        return False
+    extra = form.get("extra")
+    return extra is None or (isinstance(extra, dict) and all(type(value) is str for value in extra.values()))
+
+
 def _plain(field: str, value: Any, row: int | None) -> Any:
     try:
         return snapshot(value)
@@ -358,7 +367,7 @@ def _write(form: dict[str, Any]) -> bytes:
     numbers (``1e-5``). It refuses lone surrogates, and writes ``null`` for a number that is not finite, which
     nothing else here is.
     """
-    if _fast is not None and form.keys() <= _NO_LARGE and _is_flat(form.get("context")):
+    if _fast is not None and _is_plain(form):
         try:
             written = _fast(form)
         except TypeError:
@@ -405,7 +414,7 @@ def _decoded(data: bytes) -> Any:
     """Return what JSON says, whole numbers of any size as they are: where there may be large ones, the quick
     decoder, which makes floats of them, does not do."""
     form = decode_json(data)
-    if isinstance(form, dict) and form.keys() <= _NO_LARGE and _is_flat(form.get("context")):
+    if isinstance(form, dict) and _is_plain(form):
         return form
     return json.loads(data)
 
@@ -476,6 +485,7 @@ _RESULT: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "dropped": (_as_it_is, lambda form: tuple((name, reason) for name, reason in form)),
     "embedding": (lambda vector: to_base64(array("f", vector)), from_base64),
     "error": (_error_form, _as_it_is),
+    **PART_FORMS,
     "context": _PLAIN,
     "parsed": _PLAIN,
 }
@@ -483,6 +493,7 @@ _RESULT: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 _READ = {name: read for name, (_, read) in _RESULT.items()}
 _WRITTEN = [(name, write, getattr(_DEFAULT, name)) for name, (write, _) in _RESULT.items()]
 _kept_of = attrgetter(*_RESULT)
-_NO_LARGE = {"v", "prompt", *_RESULT} - {"parsed", "error"}
-"""What holds no large whole number, and nothing of a result that is the user's, but for a context."""
+_NO_LARGE = {"v", "prompt", *_RESULT} - {"parsed", "error", "tool_calls"}
+"""What holds no large whole number, and nothing of a result that is the user's or the provider's own, but for
+a context and ``extra``."""
 _USAGE = attrgetter(*fields_dict(Usage))

@@ -13,7 +13,7 @@ from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.setup import RealtimeSetup
-from smartbatch.types import Answer, Request, Result, Route
+from smartbatch.types import Answer, Request, Result, Route, answer_fields
 
 
 class Admission:
@@ -83,13 +83,10 @@ class Admission:
         """Return the result of a request that took no call and cost nothing."""
         return Result(
             request_id=self.id_of(request),
-            text=answer.text,
             parsed=answer.value,
-            embedding=answer.embedding,
             cost=0.0,
             route=route,
-            finish_reason=answer.finish_reason,
             model=self._model.label,
             context=request.context,
-            dropped=answer.dropped,
+            **answer_fields(answer),
         )

@@ -18,7 +18,7 @@ from smartbatch.realtime.effects import answered, share_of
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket, Waiter
-from smartbatch.types import Answer, Request, Result, Route, evolve
+from smartbatch.types import Answer, Request, Result, Route, answer_fields, evolve
 
 
 @frozen(eq=False, repr=False)
@@ -120,8 +120,6 @@ def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair 
     params = ticket.request.params
     if answer.value is not None:
         return Parsed(answer.value)
-    if params.schema is not None and answer.finish_reason == "tool_calls":
-        return Parsed(None)
     verdict = read_answer(params, answer.text, answer.finish_reason)
     if isinstance(verdict, Parsed):
         return verdict
@@ -162,14 +160,8 @@ def _replayed(
     error = None
     if isinstance(verdict, Problem):
         error = ValidationFailed(verdict.message, text=outcome.text, finish_reason=outcome.finish_reason)
-    return evolve(
-        result,
-        text=outcome.text,
-        parsed=verdict.value if isinstance(verdict, Parsed) else None,
-        embedding=outcome.embedding,
-        finish_reason=outcome.finish_reason,
-        error=error,
-    )
+    parsed = verdict.value if isinstance(verdict, Parsed) else None
+    return evolve(result, **answer_fields(outcome), parsed=parsed, error=error)
 
 
 def _cache_key(ticket: Ticket) -> bytes | None:

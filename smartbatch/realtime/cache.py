@@ -22,6 +22,7 @@ from smartbatch._files import check_logs
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.events import CacheUnavailable, Event
+from smartbatch.providers.answer_parts import PART_FORMS
 from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Answer
 
@@ -31,6 +32,8 @@ PATIENCE = 2.0
 """Seconds that a write waits for another process: a worker waits with it, and its answer is there."""
 PAUSE = 30.0
 """Seconds without writes after one that failed: each would cost a worker the same wait."""
+WHOLE = ("stop", "tool_calls")
+"""Finish reasons of the answers that are kept."""
 TRIM_EVERY = 100
 """Writes over a connection from one look at the size, which reads the whole index, to the next. The first
 looks, as many processes may write a few answers each."""
@@ -112,7 +115,8 @@ class ResponseCache:
 
         After a write that failed the file is left alone for a while: it must not slow what it is to spare.
         """
-        if answer.finish_reason != "stop" or answer.value is not None or self._now() < self._paused_until:
+        whole = answer.finish_reason in WHOLE and answer.value is None
+        if not whole or self._now() < self._paused_until:
             return False
         body = _written(answer)
         row = (key, self._wall(), len(body), hashlib.sha256(key + body).digest(), body)
@@ -193,6 +197,11 @@ def _written(answer: Answer) -> bytes:
         kept["embedding"] = to_base64(answer.embedding)
     if answer.dropped:
         kept["dropped"] = answer.dropped
+    if answer.finish_reason != "stop":
+        kept["finish_reason"] = answer.finish_reason
+    for name, (write, _) in PART_FORMS.items():
+        if value := getattr(answer, name):
+            kept[name] = write(value)
     return json.dumps(kept).encode()
 
 
@@ -201,4 +210,12 @@ def _read(body: bytes) -> Answer:
     raw = kept.get("embedding")
     vector = None if raw is None else from_base64(raw)
     dropped = tuple((name, reason) for name, reason in kept.get("dropped", ()))
-    return Answer(text=kept["text"], model=kept["model"], embedding=vector, dropped=dropped)
+    parts = {name: read(kept[name]) for name, (_, read) in PART_FORMS.items() if name in kept}
+    return Answer(
+        text=kept["text"],
+        model=kept["model"],
+        embedding=vector,
+        dropped=dropped,
+        finish_reason=kept.get("finish_reason", "stop"),
+        **parts,
+    )

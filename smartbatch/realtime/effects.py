@@ -14,7 +14,7 @@ from smartbatch.events import Event, ParameterDropped, RequestFinished, RequestS
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.realtime.ticket import Ticket, Waiter
-from smartbatch.types import NO_USAGE, Answer, Request, Result, Route, evolve
+from smartbatch.types import NO_USAGE, Answer, Request, Result, Route, answer_fields, evolve, own_parts
 
 
 @define(eq=False, repr=False)
@@ -82,12 +82,7 @@ class DeferredEffects:
             own.attempts, own.route = ticket.attempts, ticket.route
             result = Result(
                 request_id=waiter.request_id,
-                text=kept.text,
                 parsed=kept.parsed,
-                embedding=kept.embedding,
-                finish_reason=kept.finish_reason,
-                provider_request_id=kept.provider_request_id,
-                dropped=kept.dropped,
                 error=own,
                 usage=ticket.usage if first else NO_USAGE,
                 cost=ticket.cost if first else 0.0,
@@ -97,6 +92,7 @@ class DeferredEffects:
                 model=ticket.lane.label,
                 context=waiter.request.context,
                 deduplicated=waiter.joined and not first,
+                **answer_fields(kept),
             )
             self._settle(ticket, waiter, result)
 
@@ -224,11 +220,10 @@ def share_of(waiter: Waiter, result: Result, *, pays: bool) -> Result:
         if result.request_id == own_id and result.context is context:
             return result
         return evolve(result, request_id=own_id, context=context)  # the first waiter's time-out is over
-    vector = None if result.embedding is None else result.embedding[:]
     return evolve(
         result,
+        **own_parts(result),
         request_id=own_id,
-        embedding=vector,
         usage=NO_USAGE,
         cost=0.0,
         context=context,
@@ -243,10 +238,7 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
     whole = ticket.stream is not None and not ticket.stream.begun  # all of it in one chunk, at the end
     return Result(
         request_id=ticket.request_id,
-        text=answer.text,
         parsed=parsed,
-        embedding=answer.embedding,
-        dropped=answer.dropped,
         usage=ticket.usage,
         cost=ticket.cost,
         latency=seconds,
@@ -254,10 +246,9 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
         time_to_first_chunk=seconds if whole else _first_chunk(ticket, seconds),
         attempts=ticket.attempts,
         route=route,
-        finish_reason=answer.finish_reason,
         model=ticket.lane.label,
-        provider_request_id=answer.provider_request_id,
         context=waiter.request.context if waiter else None,
+        **answer_fields(answer),
     )
 
 

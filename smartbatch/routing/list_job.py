@@ -17,7 +17,7 @@ from smartbatch.core.routing.constraints import Constraints
 from smartbatch.errors import SmartbatchError, named
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import ListOptions
-from smartbatch.types import Answer, Kind, Request, Result, Route, Usage
+from smartbatch.types import Answer, Kind, Request, Result, Route, Usage, answer_fields
 
 if TYPE_CHECKING:
     from smartbatch.jobs.job import Job
@@ -368,12 +368,9 @@ def _answer(request: Request, result: Result) -> Answer:
     params = request.params
     own = params.schema is None and params.response_format is None
     return Answer(
-        text=result.text,
+        **{**answer_fields(result), "finish_reason": result.finish_reason or "unknown"},
         usage=result.usage,
-        finish_reason=result.finish_reason or "unknown",
         model=result.model,
-        embedding=result.embedding,
-        dropped=result.dropped,
         value=result.parsed if own else None,
     )
 

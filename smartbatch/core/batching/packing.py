@@ -91,12 +91,14 @@ def batch_key(request: Request) -> Hashable | None:
     """Return what must be equal for requests to share a pack, or ``None`` for one that cannot be packed.
 
     Only plain texts can be packed. What changes the form of the whole output (a schema, a response format,
-    stop texts, tools and other ``extra`` fields) or asks for a repeatable one (a seed) cannot be shared.
+    stop texts, tools, log-probabilities, ``extra`` fields) or asks for a repeatable one (a seed) cannot be
+    shared.
     """
     params = request.params
     if request.call is not None or request.embedding is not None or not isinstance(request.prompt, str):
         return None
-    for field in (params.schema, params.response_format, params.stop, params.seed, params.extra):
+    form = (params.schema, params.response_format, params.stop, params.tools, params.logprobs or None)
+    for field in (*form, params.seed, params.extra):
         if field is not None:
             return None
     return request.isolation_key, params.system, params.max_tokens, params.temperature, params.top_p

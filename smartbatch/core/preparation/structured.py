@@ -69,11 +69,14 @@ class Parsed(Value):
 def read_answer(params: Generation, text: str | None, finish_reason: str) -> Parsed | Problem:
     """Return the object that an answer stands for, or why it stands for none; never raises.
 
-    1. A schema was asked for: what :func:`check_answer` says.
-    2. The provider's own ``response_format`` was asked for: the JSON value in the answer. ``None`` where it
+    1. The model calls tools: ``None``; the answer follows once it has their results.
+    2. A schema was asked for: what :func:`check_answer` says.
+    3. The provider's own ``response_format`` was asked for: the JSON value in the answer. ``None`` where it
        holds none, since nothing says what has to be in it.
-    3. Neither: ``None``.
+    4. Neither: ``None``.
     """
+    if finish_reason == "tool_calls":
+        return Parsed(None)
     if params.schema is not None:
         return check_answer(*schema_of(params.schema), text, finish_reason)
     if params.response_format is None:

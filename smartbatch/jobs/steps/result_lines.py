@@ -26,7 +26,7 @@ from smartbatch.jobs.wire_ids import parse_wire_id
 from smartbatch.prices import RateCard
 from smartbatch.providers.batch_api import Line, LineOutcome
 from smartbatch.providers.foreign_text import without_echo
-from smartbatch.types import Answer, Kind, Result, Route, Usage
+from smartbatch.types import Answer, Kind, Result, Route, Usage, answer_fields
 
 PAGE = 1000
 """Lines a transaction."""
@@ -270,18 +270,14 @@ class ResultReader:
         cost = self.cost(usage) if answer.cost is None else answer.cost
         result = Result(
             "",
-            text=answer.text,
-            embedding=answer.embedding,
             usage=usage,
             cost=cost,
             latency=self._latency,
             queued=self._queued,
             attempts=1,
             route=Route.BATCH,
-            finish_reason=answer.finish_reason,
             model=self._step.job.model,
-            provider_request_id=answer.provider_request_id,
-            dropped=dropped,
+            **{**answer_fields(answer), "dropped": dropped},
         )
         verdict = read_answer(request.params, answer.text, answer.finish_reason)
         if not isinstance(verdict, Parsed):  # the answer is kept next to the reason: it was paid for

@@ -12,6 +12,7 @@ from typing import Any
 from attrs import evolve
 
 from smartbatch.errors import ProviderError
+from smartbatch.providers.answer_parts import identified, tool_call, unmodelled, unmodelled_usage
 from smartbatch.providers.anthropic.errors import ERRORS
 from smartbatch.providers.batch_api import Line, line_of, not_run
 from smartbatch.providers.error_reader import ErrorReader
@@ -19,13 +20,14 @@ from smartbatch.providers.foreign_text import (
     PLAIN_ID,
     count,
     detail,
+    fields,
     finish_word,
     short,
     unusable,
     well_formed,
 )
 from smartbatch.providers.http.replies import Reply
-from smartbatch.types import Answer, Usage
+from smartbatch.types import MESSAGE_BLOCKS, Answer, ToolCall, Usage
 
 _FINISH = {
     "end_turn": "stop",
@@ -37,6 +39,15 @@ _FINISH = {
 _INSIDE = Reply(200, {}, b"")  # a line of a batch has neither headers nor a status of its own
 
 
+_KNOWN = frozenset({"id", "type", "role", "content", "model", "stop_reason", "usage"})
+_KNOWN_IN_CALL = frozenset({"type", "id", "name", "input"})
+_KNOWN_IN_USAGE = frozenset(
+    {"input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"}
+    | {"ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens", "thinking_tokens"}
+)
+_PLAIN_BLOCK = frozenset({"type", "text", "citations"})
+
+
 def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str, str], ...] = ()) -> Answer:
     """Return the answer in a message, the decoded body of ``reply``; ``dropped`` of the request was not sent.
 
@@ -46,33 +57,41 @@ def read_message(data: Mapping[str, Any], reply: Reply, dropped: tuple[tuple[str
     content = data.get("content")
     if data.get("type") != "message" or not isinstance(content, list):
         raise ERRORS.unusable(reply, "shape", "the answer is no message", usage)
-    texts = [
-        block["text"]
-        for block in content
-        if isinstance(block, dict) and block.get("type") == "text" and isinstance(block.get("text"), str)
-    ]
-    return answer_of(
-        reply, well_formed("".join(texts)), data.get("model"), data.get("stop_reason"), usage, dropped
-    )
-
-
-def answer_of(
-    reply: Reply,
-    text: str,
-    model: Any,
-    stop_reason: Any,
-    usage: Usage | None,
-    dropped: tuple[tuple[str, str], ...],
-) -> Answer:
-    """Return the answer that a message, or the events of a stream, are about."""
+    texts, thoughts, calls, others = [], [], [], False
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "text" and isinstance(block.get("text"), str):
+            texts.append(block["text"])
+            others = others or bool(block.get("citations")) or not block.keys() <= _PLAIN_BLOCK
+        elif kind == "tool_use":
+            calls.append(_call(block))
+        else:
+            others = True
+            if kind == "thinking" and isinstance(block.get("thinking"), str):
+                thoughts.append(block["thinking"])
+    extra = unmodelled(data, _KNOWN)
+    if used := unmodelled_usage(data.get("usage"), _KNOWN_IN_USAGE):
+        extra["usage"] = used
+    if others:  # they go back as they came: thinking is signed, and citations belong to their texts
+        extra[MESSAGE_BLOCKS] = [block for block in content if fields(block).get("type") != "tool_use"]
     return Answer(
-        text=text,
+        text=well_formed("".join(texts)),
         usage=usage,
-        finish_reason=finish_word(stop_reason, _FINISH),
-        model=short(model, PLAIN_ID),
+        finish_reason=finish_word(data.get("stop_reason"), _FINISH),
+        model=short(data.get("model"), PLAIN_ID),
         provider_request_id=ERRORS.request_id(reply),
         limits=ERRORS.limits(reply),
         dropped=dropped,
+        tool_calls=identified(calls, short(data.get("id"), PLAIN_ID)) if calls else (),
+        reasoning=well_formed("\n\n".join(filter(None, thoughts))) or None,
+        extra=extra or None,
+    )
+
+
+def _call(block: Mapping[str, Any]) -> ToolCall | None:
+    """A call; of one that the end of a stream cut, the input is a text that is no JSON."""
+    return tool_call(
+        block.get("id"), block.get("name"), block.get("input"), unmodelled(block, _KNOWN_IN_CALL)
     )
 
 

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from smartbatch.errors import ProviderError
+from smartbatch.providers.answer_parts import (
+    add_piece,
+    identified,
+    says,
+    token_logprobs,
+    tool_call,
+    unmodelled,
+    unmodelled_usage,
+)
 from smartbatch.providers.batch_api import Line, NotRun, line_of, not_run
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import (
@@ -21,7 +31,7 @@ from smartbatch.providers.foreign_text import (
 )
 from smartbatch.providers.gemini.errors import CANCELLED, DEADLINE, rpc_code, status_error
 from smartbatch.providers.vectors import listed, spread, vector
-from smartbatch.types import Answer, Kind, Request, Usage
+from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob, ToolCall, Usage
 
 _FINISH = {
     "STOP": "stop",
@@ -53,12 +63,16 @@ class Gathered:
     def __init__(self) -> None:
         self.ended = False
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._parts: list[Mapping[str, Any]] = []
+        self._calls: list[ToolCall | None] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._extra: dict[str, Any] = {}
         self._finish: str | None = None
         self.usage: Usage | None = None
         self._model: str | None = None
         self._identity: str | None = None
         self._tier: str | None = None
-        self._calls = False
 
     def add(self, data: Mapping[str, Any]) -> str:
         """Take in a body or a chunk and return its text; another shape is an ``INVALID_RESPONSE``."""
@@ -67,6 +81,9 @@ class Gathered:
         metadata = data.get("usageMetadata")
         self.usage = usage_of(metadata) or self.usage
         self._tier = _tier(fields(metadata).get("serviceTier")) or self._tier
+        add_piece(self._extra, unmodelled(data, _KNOWN))
+        if used := _unmodelled_usage(metadata):
+            self._extra["usageMetadata"] = used
         candidates = data.get("candidates")
         if candidates:
             text = self._candidate(candidates)
@@ -81,6 +98,9 @@ class Gathered:
     def answer(self) -> Answer:
         """What has come so far."""
         finish = "tool_calls" if self._calls and self._finish == "stop" else self._finish
+        extra = dict(self._extra)
+        if not all(map(_is_plain, self._parts)):
+            extra[MESSAGE_BLOCKS] = _replayed(self._parts)
         return Answer(
             text=well_formed("".join(self._texts)),
             usage=self.usage,
@@ -88,6 +108,10 @@ class Gathered:
             model=self._model,
             provider_request_id=self._identity,
             tier=self._tier,
+            tool_calls=identified(self._calls, self._identity) if self._calls else (),
+            reasoning=well_formed("".join(self._thoughts)) or None,
+            logprobs=tuple(self._logprobs) or None,
+            extra=extra or None,
         )
 
     def _candidate(self, candidates: Any) -> str:
@@ -96,14 +120,81 @@ class Gathered:
             content = candidate.get("content") or {}
             parts = content.get("parts") or ()
             reason = candidate.get("finishReason")
-            texts = [part.get("text") for part in parts if not part.get("thought")]
-            self._calls = self._calls or any("functionCall" in part for part in parts)
+            said = [part for part in parts if not part.get("thought")]
+            texts = [part.get("text") for part in said]
+            thoughts = [part.get("text") for part in parts if part.get("thought")] if parts != said else ()
+            self._calls += [_call(part) for part in said if "functionCall" in part]
         except (LookupError, TypeError, AttributeError):
             raise _shapeless(self.usage) from None
+        self._parts += said
+        self._thoughts += [text for text in thoughts if isinstance(text, str)]
+        self._logprobs += _logprobs(candidate.get("logprobsResult"))
+        add_piece(self._extra, unmodelled(candidate, _KNOWN_IN_CANDIDATE))
         if isinstance(reason, str) and not _UNSAID.fullmatch(reason):
             self.ended = True
             self._finish = _FINISH.get(reason) or (short(reason, PLAIN_WORD) or "unknown").lower()
         return "".join(text for text in texts if isinstance(text, str))
+
+
+_KNOWN = frozenset({"candidates", "usageMetadata", "modelVersion", "responseId", "createTime"})
+_KNOWN_IN_CANDIDATE = frozenset({"content", "finishReason", "index", "logprobsResult"})
+_KNOWN_IN_CALL = frozenset({"id", "name", "args"})
+_KNOWN_IN_USAGE = frozenset(
+    {"promptTokenCount", "cachedContentTokenCount", "candidatesTokenCount", "thoughtsTokenCount"}
+    | {"toolUsePromptTokenCount", "totalTokenCount", "serviceTier"}
+)
+
+
+def _call(part: Mapping[str, Any]) -> ToolCall | None:
+    """A call; the signature next to it has to go back with it."""
+    call = fields(part["functionCall"])
+    extra = unmodelled(call, _KNOWN_IN_CALL)
+    if says(signature := part.get("thoughtSignature")):
+        extra["thoughtSignature"] = signature
+    return tool_call(call.get("id"), call.get("name"), call.get("args"), extra)
+
+
+def _is_plain(part: Mapping[str, Any]) -> bool:
+    return "functionCall" in part or part.keys() <= {"text"}
+
+
+def _replayed(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the parts of an answer that go back as they came, without its calls and with texts that came in
+    pieces put together.
+    """
+    blocks: list[Mapping[str, Any]] = []
+    for plain, group in groupby((part for part in parts if "functionCall" not in part), _is_plain):
+        if plain:
+            blocks.append({"text": "".join(str(part.get("text", "")) for part in group)})
+        else:
+            blocks += group
+    return blocks
+
+
+def _logprobs(result: Any) -> list[TokenLogprob]:
+    """Log-probabilities: those of the tokens, and next to them the most likely ones at each position."""
+    chosen, top = fields(result).get("chosenCandidates"), fields(result).get("topCandidates")
+    if not isinstance(chosen, list):
+        return []
+    found = []
+    for place, candidate in enumerate(chosen):
+        beside = fields(top[place]).get("candidates") if isinstance(top, list) and place < len(top) else ()
+        others = [_openai_form(each) for each in beside] if isinstance(beside, list) else []
+        found.append({**_openai_form(candidate), "top_logprobs": others})
+    return list(token_logprobs(found) or ())
+
+
+def _openai_form(candidate: Any) -> dict[str, Any]:
+    return {"token": fields(candidate).get("token"), "logprob": fields(candidate).get("logProbability")}
+
+
+def _unmodelled_usage(metadata: Any) -> dict[str, Any]:
+    """The counts that are not modelled; those by modality if there is another one than text."""
+    return {
+        name: value
+        for name, value in unmodelled_usage(metadata, _KNOWN_IN_USAGE).items()
+        if not (isinstance(value, list) and all(fields(each).get("modality") == "TEXT" for each in value))
+    }
 
 
 def _tier(told: Any) -> str | None:

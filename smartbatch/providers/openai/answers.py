@@ -10,7 +10,18 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from attrs import evolve
+
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.providers.answer_parts import (
+    gathered,
+    identified,
+    says,
+    token_logprobs,
+    tool_call,
+    unmodelled,
+    unmodelled_usage,
+)
 from smartbatch.providers.batch_api import Line, NotRun, line_of
 from smartbatch.providers.error_reader import ErrorReader, error_in, says_something
 from smartbatch.providers.error_table import kind_of_code, kind_of_status
@@ -31,7 +42,7 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.bodies import dropped_of
 from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.vectors import listed, spread, vector
-from smartbatch.types import Answer, Kind, Request, Usage
+from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob, ToolCall, Usage
 
 _OF_CHATS = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
 _OF_RESPONSES = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
@@ -42,6 +53,25 @@ _FINISH = {
     "max_tokens": "length",
     "model_length": "length",  # Mistral: the end of the model's context
 }
+_CALLS = ("tool_calls", "function_call")
+REASONING = ("reasoning_content", "reasoning")
+"""Fields with the reasoning of a message: DeepSeek, vLLM, xAI; OpenRouter, Groq."""
+KNOWN_IN_MESSAGE = frozenset({"role", "content", "refusal", *_CALLS, *REASONING})
+KNOWN_IN_CHOICE = frozenset({"index", "message", "delta", "finish_reason", "logprobs", "error"})
+KNOWN_IN_BODY = frozenset({"id", "object", "created", "model", "choices", "usage", "error", "obfuscation"})
+_KNOWN_IN_CALL = frozenset({"id", "type", "index", "function"})
+_KNOWN_IN_RESPONSE = frozenset(
+    {"id", "object", "created_at", "completed_at", "model", "output", "usage", "status", "error"}
+    # what the request said, repeated:
+    | {"instructions", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "tools", "top_p"}
+    | {"max_output_tokens", "max_tool_calls", "text", "reasoning", "store", "truncation", "background"}
+    | {"top_logprobs", "user", "previous_response_id", "prompt", "prompt_cache_key", "safety_identifier"}
+    | {"prompt_cache_retention", "incomplete_details", "frequency_penalty", "presence_penalty"}
+)
+_KNOWN_IN_USAGE = frozenset(
+    {"prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"}
+    | {"cached_tokens", "cache_write_tokens", "reasoning_tokens"}
+)
 _BROKEN_OFF = ("abort", "error", "insufficient_system_resource")
 """Finish reasons of answers that the server could not finish: vLLM; OpenRouter and Mistral; DeepSeek."""
 
@@ -61,7 +91,73 @@ def read_chat(data: Mapping[str, Any], reply: Reply) -> Answer:
     check_choice(choice, reply, usage)
     if isinstance(refusal, str) and refusal and not content:
         content, finish = refusal, "refusal"
-    return _answer(data, reply, _joined(content, reply, usage), usage, finish_word(finish, _FINISH))
+    calls = _calls_of(message, data)
+    rest = unmodelled(message, KNOWN_IN_MESSAGE)
+    if isinstance(content, list) and (blocks := _other_blocks(content)):
+        rest[MESSAGE_BLOCKS] = blocks
+    logprobs = choice.get("logprobs")
+    return _answer(
+        data,
+        reply,
+        _joined(content, reply, usage),
+        usage,
+        finish_word(finish, _FINISH),
+        calls,
+        reasoning=_reasoning(message, content),
+        logprobs=token_logprobs(fields(logprobs).get("content")),
+        extra=gathered(_of_body(data, KNOWN_IN_BODY), unmodelled(choice, KNOWN_IN_CHOICE), rest),
+    )
+
+
+def _of_body(data: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    found = unmodelled(data, known)
+    if used := unmodelled_usage(data.get("usage"), _KNOWN_IN_USAGE):
+        found["usage"] = used
+    return found
+
+
+def _calls_of(message: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    listed_calls, older = message.get("tool_calls"), message.get("function_call")
+    if not listed_calls and not older:
+        return ()
+    items = listed_calls if isinstance(listed_calls, list) else ()
+    calls = [_call(item) for item in items if isinstance(item, Mapping)]
+    if not calls and isinstance(older, Mapping):
+        calls = [tool_call(None, older.get("name"), older.get("arguments"))]
+    return identified(calls, short(data.get("id"), PLAIN_ID))
+
+
+def _call(item: Mapping[str, Any]) -> ToolCall | None:
+    """A call of a chat, of a function or of a custom tool, whose input is a text."""
+    custom, extra = item.get("custom"), unmodelled(item, _KNOWN_IN_CALL)
+    if isinstance(custom, Mapping):
+        text = custom.get("input")
+        extra = {"type": "custom", **{name: value for name, value in extra.items() if name != "custom"}}
+        call = tool_call(item.get("id"), custom.get("name"), None, extra)
+        return call and evolve(call, arguments=None, arguments_text=text if isinstance(text, str) else "")
+    function = fields(item.get("function"))
+    return tool_call(item.get("id"), function.get("name"), function.get("arguments"), extra)
+
+
+def _reasoning(message: Mapping[str, Any], content: Any) -> str | None:
+    """The reasoning next to the text; Mistral and Magistral send it as a part of the content."""
+    for name in REASONING:
+        if isinstance(text := message.get(name), str) and text:
+            return well_formed(text)
+    if not isinstance(content, list):
+        return None
+    thoughts = (part.get("thinking") for part in content if isinstance(part, Mapping))
+    found = "".join(text_of(thought) or "" for thought in thoughts if says(thought))
+    return well_formed(found) or None
+
+
+def _other_blocks(content: list[Any]) -> list[Any]:
+    """Return the parts of a message, if some are more than text."""
+    plain_text = all(
+        isinstance(part, str) or (isinstance(part, Mapping) and part.keys() <= {"type", "text"})
+        for part in content
+    )
+    return [] if plain_text else content
 
 
 def check_choice(choice: Mapping[str, Any], reply: Reply, usage: Usage | None) -> None:
@@ -85,29 +181,88 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
     if not isinstance(output, list) or status in ("queued", "in_progress"):
         raise ERRORS.unusable(reply, "shape", "the response has no output", usage)
     texts, refusals, finish = [], [], "stop"
+    logprobs: list[TokenLogprob] = []
+    rest: list[dict[str, Any]] = []
     for part in _parts(output):
         if part.get("type") == "output_text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
+            logprobs += token_logprobs(part.get("logprobs")) or ()
+            rest.append(unmodelled(part, _KNOWN_IN_PART))
         elif part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
             refusals.append(part["refusal"])
-    if any(isinstance(item, dict) and item.get("type") == "function_call" for item in output):
-        finish = "tool_calls"
+        else:
+            rest.append({"content": part})
     if refusals and not texts:
         texts, finish = refusals, "refusal"
     if status == "incomplete":
         finish = finish_word(fields(data.get("incomplete_details")).get("reason") or "length", _FINISH)
-    return _answer(data, reply, "".join(texts), usage, finish)
+    items = [item for item in output if isinstance(item, dict)]
+    calls = [item for item in items if item.get("type") in _CALL_ITEMS]
+    if any(item.get("type") not in ("message", *_CALL_ITEMS) for item in items):
+        rest.append({MESSAGE_BLOCKS: [item for item in items if item.get("type") not in _CALL_ITEMS]})
+    return _answer(
+        data,
+        reply,
+        "".join(texts),
+        usage,
+        finish,
+        identified(map(_response_call, calls), short(data.get("id"), PLAIN_ID)),
+        reasoning=_summary(items),
+        logprobs=tuple(logprobs) or None,
+        extra=gathered(_of_body(data, _KNOWN_IN_RESPONSE), *rest),
+    )
 
 
-def _answer(data: Mapping[str, Any], reply: Reply, text: str, usage: Usage | None, finish: str) -> Answer:
+_CALL_ITEMS = ("function_call", "custom_tool_call")
+_KNOWN_IN_PART = frozenset({"type", "text", "logprobs"})
+_KNOWN_IN_ITEM = frozenset({"type", "id", "call_id", "name", "arguments", "input", "status"})
+
+
+def _response_call(item: Mapping[str, Any]) -> ToolCall | None:
+    extra = unmodelled(item, _KNOWN_IN_ITEM)
+    if item.get("type") == "function_call":
+        return tool_call(item.get("call_id"), item.get("name"), item.get("arguments"), extra)
+    text = item.get("input")
+    call = tool_call(item.get("call_id"), item.get("name"), None, {"type": "custom", **extra})
+    return call and evolve(call, arguments=None, arguments_text=text if isinstance(text, str) else "")
+
+
+def _summary(items: list[dict[str, Any]]) -> str | None:
+    """The reasoning in a response: its text where the server gives it, else its summary."""
+    texts = []
+    for item in items:
+        if item.get("type") == "reasoning":
+            found = text_of(item.get("content")) or text_of(item.get("summary"))
+            if found:
+                texts.append(found)
+    return well_formed("\n\n".join(texts)) or None
+
+
+def _answer(
+    data: Mapping[str, Any],
+    reply: Reply,
+    text: str,
+    usage: Usage | None,
+    finish: str,
+    calls: tuple[ToolCall, ...],
+    *,
+    reasoning: str | None,
+    logprobs: tuple[TokenLogprob, ...] | None,
+    extra: Mapping[str, Any] | None,
+) -> Answer:
     return Answer(
         text=well_formed(text),
         usage=usage,
-        finish_reason=finish,
+        # a choice that was forced to call a function ends with "stop"
+        finish_reason="tool_calls" if calls and finish == "stop" else finish,
         model=short(data.get("model"), PLAIN_ID),
         provider_request_id=ERRORS.request_id(reply),
         limits=ERRORS.limits(reply),
         tier=short(data.get("service_tier"), PLAIN_WORD),
+        tool_calls=calls,
+        reasoning=reasoning,
+        logprobs=logprobs,
+        extra=extra,
     )
 
 

@@ -12,10 +12,22 @@ from typing import Any
 
 from attrs import evolve
 
+from smartbatch.providers.answer_parts import add_piece, joined, says, unmodelled
 from smartbatch.providers.error_reader import ErrorReader
+from smartbatch.providers.foreign_text import fields
 from smartbatch.providers.http.event_stream import EventReader
 from smartbatch.providers.http.replies import Reply
-from smartbatch.providers.openai.answers import check_choice, read_chat, read_response, text_of, usage_of
+from smartbatch.providers.openai.answers import (
+    KNOWN_IN_BODY,
+    KNOWN_IN_CHOICE,
+    KNOWN_IN_MESSAGE,
+    REASONING,
+    check_choice,
+    read_chat,
+    read_response,
+    text_of,
+    usage_of,
+)
 from smartbatch.types import Answer
 
 
@@ -26,7 +38,13 @@ class ChatReader(EventReader):
 
     def __init__(self, errors: ErrorReader) -> None:
         super().__init__(errors)
-        self._model: Any = None
+        self._body: dict[str, Any] = {}
+        self._choice: dict[str, Any] = {}
+        self._message: dict[str, Any] = {}
+        self._calls: list[dict[str, Any]] = []
+        self._open: dict[int | None, dict[str, Any]] = {}
+        """The calls that further pieces may continue, by their index."""
+        self._logprobs: list[Any] = []
         self._reason: Any = None
         self._choices = 0
         self._said = self._refused = False
@@ -35,8 +53,11 @@ class ChatReader(EventReader):
         return data.strip() == b"[DONE]"
 
     def take(self, data: Mapping[str, Any], name: str, head: Reply) -> str:  # noqa: ARG002
-        self._model = self._model or data.get("model")
-        self.usage = usage_of(data.get("usage")) or self.usage
+        for field in ("id", "model"):
+            self._body[field] = self._body.get(field) or data.get(field)
+        self._body |= unmodelled(data, KNOWN_IN_BODY)
+        if usage := usage_of(data.get("usage")):
+            self.usage, self._body["usage"] = usage, data["usage"]
         choices = data.get("choices")
         if not isinstance(choices, list) or not choices:
             return ""  # the chunk of the usage, and what proxies send to keep a connection alive
@@ -47,20 +68,54 @@ class ChatReader(EventReader):
         self._choices += 1
         self._reason = choice.get("finish_reason") or self._reason
         self.ended = bool(self._reason)
+        add_piece(self._choice, unmodelled(choice, KNOWN_IN_CHOICE))
+        if isinstance(logprobs := fields(choice.get("logprobs")).get("content"), list):
+            self._logprobs += logprobs
         delta = choice.get("delta")
         if not isinstance(delta, dict):
             return ""
+        self._take_rest(delta)
         content, refusal = text_of(delta.get("content")) or "", text_of(delta.get("refusal")) or ""
         self._said = self._said or bool(content)
         self._refused = self._refused or bool(refusal)
         return content + refusal
 
+    def _take_rest(self, delta: Mapping[str, Any]) -> None:
+        """Enter what a delta has besides text: calls, reasoning, and what is not modelled."""
+        calls = delta.get("tool_calls")
+        for item in calls if isinstance(calls, list) else ():
+            if isinstance(item, dict):
+                self._take_call(item)
+        pieces = {name: delta[name] for name in (*REASONING, "function_call") if name in delta}
+        content = delta.get("content")
+        if isinstance(content, list):
+            pieces["content"] = [part for part in content if fields(part).get("type") not in (None, "text")]
+        add_piece(self._message, {**pieces, **unmodelled(delta, KNOWN_IN_MESSAGE)}, growing=True)
+
+    def _take_call(self, item: dict[str, Any]) -> None:
+        """Enter a piece of a call. Its index says which call it continues; some servers send no index, or the
+        same for calls with different ids.
+        """
+        identity, index = item.get("id"), item.get("index")
+        call = self._open.get(index if isinstance(index, int) else None)
+        if call is None or (identity and call.get("id") not in (None, identity)):
+            call = {}
+            self._calls.append(call)
+        self._open[index if isinstance(index, int) else None] = call
+        add_piece(call, {name: value for name, value in item.items() if says(value)}, growing=True)
+
     def finish(self, text: str, head: Reply) -> Answer:
         if not self._choices:
             raise self.errors.unusable(head, "shape", "the stream has no choices")
-        message = {"content": text}
-        choice = {"message": message, "finish_reason": self._reason}
-        answer = read_chat({"choices": [choice], "model": self._model}, head)
+        message = {**joined(self._message), "tool_calls": [joined(call) for call in self._calls]}
+        others = message.pop("content", None)
+        choice = {
+            **self._choice,
+            "message": {**message, "content": [{"type": "text", "text": text}, *others] if others else text},
+            "finish_reason": self._reason,
+            "logprobs": {"content": self._logprobs},
+        }
+        answer = read_chat({**self._body, "choices": [choice]}, head)
         if self._refused and not self._said:
             answer = evolve(answer, finish_reason="refusal")
         return evolve(answer, usage=self.usage)

@@ -16,7 +16,7 @@ from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.base import Provider
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
-from smartbatch.types import Answer, Request
+from smartbatch.types import Answer, Request, own_parts
 
 
 @frozen(eq=False, repr=False)
@@ -59,8 +59,7 @@ class AnswerSharing:
         key = self._key(request)
         noted = None if key is None else spec.batch.said.get(key)
         if isinstance(noted, Answer):
-            vector = None if noted.embedding is None else noted.embedding[:]
-            return evolve(noted, embedding=vector, usage=None, cost=0.0)
+            return evolve(noted, **own_parts(noted), usage=None, cost=0.0)
         return ProviderError(
             "a middleware that says it is shareable sent something else for this request than for an equal "
             "one that it shares a call with",

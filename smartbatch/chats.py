@@ -1,0 +1,86 @@
+"""The turns of a conversation, and the tools that are offered and called in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from smartbatch._display import short
+from smartbatch._values import Value
+
+
+@frozen(eq=False, repr=False)
+class Tool(Value):
+    """A function that the model may ask the caller to call.
+
+    Args:
+        name: 1 to 64 letters, digits, ``_`` and ``-``.
+        description: what the function does, for the model.
+        parameters: the JSON schema of its arguments, an object.
+        strict: True for arguments that follow the schema exactly, where the provider enforces it; ``None``
+            for the provider's default.
+    """
+
+    name: str
+    description: str | None = field(default=None, repr=short)
+    parameters: Mapping[str, Any] = field(kw_only=True, repr=short)
+    strict: bool | None = field(default=None, kw_only=True)
+
+
+@frozen(eq=False, repr=False)
+class ToolCall(Value):
+    """A call of a tool that the model asks for.
+
+    Attributes:
+        id: names the call in the message with its result. Gemini's models give none; then one is made that is
+            unique in the answer.
+        name: the tool.
+        arguments: decoded; ``None`` if the model wrote something that is not a JSON object.
+        arguments_text: what the model wrote in that case, unchanged.
+        extra: further fields of the provider's own call, such as Gemini's ``thoughtSignature``; sent back
+            with the call.
+    """
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | None = field(default=None, repr=short)
+    arguments_text: str | None = field(default=None, repr=short)
+    extra: Mapping[str, Any] | None = field(default=None, repr=short)
+
+
+@frozen(eq=False, repr=False)
+class TokenLogprob(Value):
+    """The log-probability of one token of an answer.
+
+    Attributes:
+        token: its text.
+        logprob: natural logarithm of its probability.
+        top: the most likely tokens at this position with their log-probabilities, as many as were asked for.
+    """
+
+    token: str = field(repr=short)
+    logprob: float
+    top: tuple[tuple[str, float], ...] = field(default=(), repr=short)
+
+
+@frozen(eq=False, repr=False)
+class Message(Value):
+    """One turn of a conversation.
+
+    Args:
+        role: ``system``, ``developer``, ``user``, ``assistant`` or ``tool``.
+        content: text, or the provider's list of content parts. Empty for an assistant's message that only
+            calls tools.
+        tool_calls: the calls in an assistant's message.
+        tool_call_id: of a ``tool`` message: the id of the call whose result ``content`` is.
+        reasoning: the reasoning in an assistant's message, for OpenAI-compatible servers that want it back;
+            the other APIs are not sent it.
+    """
+
+    role: str
+    content: str | tuple[Mapping[str, Any], ...] = field(default="", repr=short)
+    tool_calls: tuple[ToolCall, ...] = field(default=(), kw_only=True)
+    tool_call_id: str | None = field(default=None, kw_only=True)
+    reasoning: str | None = field(default=None, kw_only=True, repr=short)

@@ -1,0 +1,217 @@
+"""Parts of answers that every API has besides the text: calls of tools, log-probabilities, and the rest."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+from attrs import asdict, evolve
+
+from smartbatch.providers.foreign_text import well_formed
+from smartbatch.types import TokenLogprob, ToolCall
+
+
+def tool_call(
+    identity: Any, name: Any, arguments: Any, extra: Mapping[str, Any] | None = None
+) -> ToolCall | None:
+    """Return the call that a provider describes; ``None`` without a name.
+
+    Args:
+        identity: its id; calls without one get theirs from :func:`identified`.
+        name: the tool.
+        arguments: an object, or a JSON text. A text that is no JSON object is kept as it is.
+        extra: further fields.
+    """
+    if not isinstance(name, str) or not name:
+        return None
+    decoded, raw = arguments, None
+    if isinstance(arguments, str):
+        decoded, raw = decoded_arguments(arguments), arguments
+    elif arguments is None:
+        decoded = {}
+    elif not isinstance(arguments, Mapping):
+        raw = json.dumps(arguments)
+    if isinstance(decoded, Mapping):
+        raw = None
+    else:
+        decoded = None
+    return ToolCall(identity if isinstance(identity, str) else "", name, decoded, raw, extra or None)
+
+
+def decoded_arguments(text: str) -> Any:
+    """Return what arguments written as JSON say; ``None`` for anything else, also for ``NaN``, which a file
+    could not hold afterwards.
+    """
+    try:
+        return _DECODER.decode(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refuse(digits)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+
+
+def identified(calls: Iterable[ToolCall | None], prefix: str | None = None) -> tuple[ToolCall, ...]:
+    """Return the calls of an answer, each with an id that no other of them has.
+
+    Args:
+        prefix: what ids are made of where they are missing or repeated: the id of the answer.
+    """
+    found = [call for call in calls if call is not None]
+    given = {call.id for call in found}
+    named: dict[str, ToolCall] = {}
+    for number, call in enumerate(found):
+        if not call.id or call.id in named:
+            free = f"{prefix or 'call'}-{number}"
+            while free in given or free in named:
+                free += "-"
+            call = evolve(call, id=free)
+        named[call.id] = call
+    return tuple(named.values())
+
+
+def token_logprobs(items: Any) -> tuple[TokenLogprob, ...] | None:
+    """Return log-probabilities in the form of OpenAI; ``None`` without any."""
+    if not isinstance(items, list):
+        return None
+    found = []
+    for item in items:
+        if (pair := _pair(item)) is not None:
+            top = item.get("top_logprobs")
+            pairs = map(_pair, top if isinstance(top, list) else ())
+            found.append(TokenLogprob(*pair, tuple(each for each in pairs if each is not None)))
+    return tuple(found) or None
+
+
+def _pair(item: Any) -> tuple[str, float] | None:
+    token, logprob = (item.get("token"), item.get("logprob")) if isinstance(item, Mapping) else (None, None)
+    if not isinstance(token, str) or not isinstance(logprob, int | float) or math.isnan(logprob):
+        return None
+    return well_formed(token), max(float(logprob), LEAST_LOGPROB)
+
+
+LEAST_LOGPROB = -9999.0
+"""What servers write for a probability of 0, as JSON has no infinity."""
+
+
+def call_form(call: ToolCall) -> dict[str, Any]:
+    """Return a call as JSON has it, for :func:`read_call`."""
+    return asdict(call, filter=lambda _, value: value is not None, recurse=False)
+
+
+def read_call(form: Mapping[str, Any]) -> ToolCall:
+    """Return the call that :func:`call_form` wrote."""
+    return ToolCall(**form)
+
+
+def _read_logprob(form: Any) -> TokenLogprob:
+    token, logprob, top = form
+    return TokenLogprob(token, logprob, tuple((other, value) for other, value in top))
+
+
+PART_FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "tool_calls": (
+        lambda calls: [call_form(call) for call in calls],
+        lambda form: tuple(read_call(call) for call in form),
+    ),
+    "reasoning": (str, str),
+    "logprobs": (
+        lambda tokens: [[each.token, each.logprob, each.top] for each in tokens],
+        lambda form: tuple(map(_read_logprob, form)),
+    ),
+    "extra": (dict, dict),
+}
+"""The parts of answers and results that are stored, and how each is written as JSON and read."""
+
+
+def unmodelled(data: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """Return the fields of an answer that are not ``known`` and say something."""
+    names = data.keys() - known
+    return {name: data[name] for name in data if name in names and says(data[name])} if names else {}
+
+
+def unmodelled_usage(usage: Any, known: frozenset[str]) -> dict[str, Any]:
+    """Return the fields of a usage, and of the details in it, that are not ``known`` and not 0."""
+    found: dict[str, Any] = {}
+    if not isinstance(usage, Mapping):
+        return found
+    for name, value in usage.items():
+        if name in known or value == 0 or not says(value):
+            continue
+        inner = unmodelled_usage(value, known) if isinstance(value, Mapping) else value
+        if says(inner):
+            found[name] = inner
+    return found
+
+
+def says(value: Any) -> bool:
+    """Whether a field has a value: ``None`` and empty texts, lists and objects are none."""
+    return value is not None and value not in ("", [], {})
+
+
+def gathered(*levels: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the unmodelled fields of all levels of an answer together, the outermost first; a name that two
+    levels have is numbered.
+    """
+    whole: dict[str, Any] = {}
+    for level in levels:
+        for name, value in level.items():
+            free, number = name, 1
+            while free in whole:
+                number += 1
+                free = f"{name}_{number}"
+            whole[free] = value
+    return whole or None
+
+
+class Pieces(list[str]):
+    """A text that comes in pieces; :func:`joined` puts them together once."""
+
+
+def add_piece(whole: dict[str, Any], piece: Mapping[str, Any], *, growing: bool = False) -> None:
+    """Enter the fields of a stream's event into those of the events before it.
+
+    Lists are continued, objects are merged, and of other values the last one counts.
+
+    Args:
+        growing: texts are pieces of one text, as in the deltas of a message.
+    """
+    for name, value in piece.items():
+        before = whole.get(name)
+        if isinstance(value, Mapping):
+            if not isinstance(before, dict):
+                before = whole[name] = {}
+            add_piece(before, value, growing=growing)
+        elif isinstance(value, list):
+            if not isinstance(before, list):
+                whole[name] = list(value)
+            elif before != value:
+                before.extend(value)
+        elif growing and isinstance(value, str) and name not in _REPEATED:
+            if not isinstance(before, Pieces):
+                before = whole[name] = Pieces()
+            before.append(value)
+        elif value is not None:
+            whole[name] = value
+
+
+def joined(value: Any) -> Any:
+    """Return what :func:`add_piece` gathered, with its texts put together."""
+    if isinstance(value, Pieces):
+        return "".join(value)
+    return {name: joined(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+_REPEATED = ("id", "type", "role", "format", "name", "index")
+"""Texts of a message's pieces that are not continued."""
