@@ -172,6 +172,7 @@ class ProviderError(SmartbatchError):
         provider_request_id: the provider's id of the call, for its support.
         maybe_billed: True when the call may have been carried out although no answer came.
         usage: tokens the failed call was billed for, where the provider said so.
+        refused_parameters: names of parameters that the server does not take, if its reason names them.
     """
 
     kind: ErrorKind = ErrorKind.UNKNOWN
@@ -182,6 +183,7 @@ class ProviderError(SmartbatchError):
     maybe_billed: bool = False
     usage: Any = None
     limits: Any = None
+    refused_parameters: tuple[str, ...] = ()
 
 
 class MissingAnswer(ProviderError):
@@ -199,6 +201,17 @@ class MissingAnswer(ProviderError):
         self, message: str = "the shared answer does not clearly contain this request's", **details: Any
     ) -> None:
         super().__init__(message, **details)
+
+
+class ParameterRejected(ProviderError):
+    """The server does not take a parameter, and nothing was run. From now on the provider omits the
+    parameter, so the request is sent again at once.
+
+    Attributes:
+        omitted: names of the parameters, each with what it means and the option that sends it nevertheless.
+    """
+
+    omitted: tuple[tuple[str, str], ...] = ()
 
 
 class ProviderUnavailable(ProviderError):

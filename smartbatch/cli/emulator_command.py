@@ -60,6 +60,7 @@ further:
 further:
 --outage-between S:S   503 in these seconds after the first request
 --hang-seconds S       of hanging answers
+--rejects NAME,…       parameters that OpenAI's API rejects, such as seed,json_schema
 """,
     "batches": """
 --batch-turnaround S   median seconds from create to end (default: 1)
@@ -141,6 +142,7 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "PORT": {"type": whole},
     "RATE": {"type": _faults},
     "KIND=RATE,…": {"type": _rates},
+    "NAME,…": {"type": lambda text: text.split(",")},
     "START:COUNT": {"type": _range},
     "S:S": {"type": _pair},
     "--no-retry-after": {"dest": "retry_after", "action": "store_false"},

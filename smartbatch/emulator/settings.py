@@ -110,6 +110,8 @@ class EmulatorSettings(BatchSettings):
         answers: scripted answers by the exact text of the last user message.
         keys: accepted keys; ``None`` accepts any.
         models: existing models; ``None`` accepts any name.
+        rejects: parameters that OpenAI's API rejects by name, such as ``seed``, and types of
+            ``response_format``, such as ``json_schema``: as a compatible server that lacks them.
         keep_prompts: True keeps prompt texts in the ledger, not only their SHA-256.
         max_connections: connections at the same time; further ones are answered 503 and closed.
         max_body: bytes of a request body; larger ones are answered 413. Uploads and batches may have 256 MiB.
@@ -144,6 +146,7 @@ class EmulatorSettings(BatchSettings):
     answers: Mapping[str, str] = field(factory=dict, repr=False)
     keys: frozenset[str] | None = field(default=None, repr=False, converter=_keys)
     models: tuple[str, ...] | None = field(default=None, converter=_models)
+    rejects: frozenset[str] = field(default=frozenset(), converter=frozenset)
     keep_prompts: bool = False
     max_connections: int = 1024
     max_body: int = 32 * 1024 * 1024
@@ -204,6 +207,7 @@ class EmulatorParams(TypedDict, total=False):
     answers: Mapping[str, str]
     keys: Iterable[str] | None
     models: Iterable[str] | None
+    rejects: Iterable[str]
     keep_prompts: bool
     max_connections: int
     max_body: int

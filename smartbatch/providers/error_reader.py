@@ -15,7 +15,7 @@ from attrs import frozen
 from smartbatch._values import Value
 from smartbatch.errors import ErrorKind, ProviderError, has_secret
 from smartbatch.providers.error_bodies import is_page, page_title, reason_of, text_of, with_reason
-from smartbatch.providers.foreign_text import PLAIN_ID, fields, safe_text, short
+from smartbatch.providers.foreign_text import PLAIN_ID, fields, repeats, safe_text, short
 from smartbatch.providers.http.json_text import decode_json
 from smartbatch.providers.http.replies import Reply, is_html
 from smartbatch.providers.limit_headers import RETRY_AFTER_CEILING, parse_retry_after
@@ -79,6 +79,7 @@ class Refusal(Value):
         wait: seconds to wait, where the body says so and no header does.
         limits: the limits the body names.
         request_id: the id of the call, where the body has it.
+        parameters: names of the parameters that the server does not take.
     """
 
     kind: ErrorKind
@@ -88,6 +89,7 @@ class Refusal(Value):
     wait: float | None = None
     limits: LimitReport | None = None
     request_id: str | None = None
+    parameters: tuple[str, ...] = ()
 
 
 @frozen(eq=False, repr=False)
@@ -152,6 +154,7 @@ class ErrorReader(Value):
             provider_request_id=self.request_id(reply) or self._plain(found.request_id),
             limits=found.limits or self.limits(reply),
             maybe_billed=reply.ok or status == 504,
+            refused_parameters=() if repeats(found.message, requests) else found.parameters,
         )
 
     def unusable(

@@ -45,6 +45,11 @@ def safe_text(message: str, requests: Sequence[Request], *secrets: str | None) -
     return "(its text is left out, it repeats the prompt)" if echoes(text, texts(requests)) else text
 
 
+def repeats(text: str, requests: Sequence[Request]) -> bool:
+    """Whether a provider's text has a long piece of a prompt in it: then its words may be the user's."""
+    return echoes(text, (prompt for prompt in texts(requests) if len(prompt) >= _ECHO))
+
+
 def without_echo(error: ProviderError, request: Request) -> ProviderError:
     """Return an error of a batch's result line, scrubbed already, without pieces of its request's prompt."""
     if not echoes(error.message, texts((request,))):

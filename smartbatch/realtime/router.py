@@ -28,13 +28,20 @@ from smartbatch.core.limits.failures import (
 from smartbatch.core.limits.retry import Circumstances, RetryPolicy, decide
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.tokens import estimate_request
-from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, SmartbatchError
+from smartbatch.errors import (
+    ErrorKind,
+    MissingAnswer,
+    ParameterRejected,
+    ProviderError,
+    SmartbatchError,
+)
 from smartbatch.events import (
     BreakerChanged,
     CalledRequest,
     CooldownStarted,
     FlexChanged,
     PackingChanged,
+    ParameterDropped,
     RetryScheduled,
 )
 from smartbatch.realtime.accounting import NO_BILL, CallBill, account, is_kept, route_of
@@ -165,8 +172,9 @@ class ResponseRouter:
         """Decide what becomes of every ticket of ``call``.
 
         First what concerns the call as a whole, in order: the permit ends (and with it what limits, breaker,
-        budget and token estimates learn), packing is judged, and a call that failed for what one of its
-        requests may have caused is sent again in two halves. Then, for each ticket that is still in flight:
+        budget and token estimates learn), packing is judged, and a call is sent again: as it was if the
+        server rejects a parameter, which is now omitted; in two halves if one of its requests may have made
+        it fail. Then, for each ticket that is still in flight:
 
         1. Its answer does not fit its schema: again, or fail (:meth:`_repair_or_fail`).
         2. It has an error: again, on in another lane, or fail (:meth:`_again_or_fail`).
@@ -181,7 +189,9 @@ class ResponseRouter:
         spoiled = caused_by_one(outcomes)
         if lane.packing_health is not None and len(outcomes) > 1:
             self._judge_packing(lane, lane.packing_health, outcomes, spoiled is not None, effects)
-        if spoiled is not None:
+        if isinstance(outcomes[0], ParameterRejected):
+            self._send_without_parameter(batch.items, outcomes[0], effects)
+        elif spoiled is not None:
             self._bisect(batch, spoiled, effects)
         any_answer = False
         for ticket, reading in zip(batch.items, readings, strict=True):
@@ -226,12 +236,40 @@ class ResponseRouter:
         """
         middle = (len(batch) + 1) // 2
         for half in (batch.items[:middle], batch.items[middle:]):
-            group = object()
-            for ticket in half:
-                if ticket.state is TicketState.IN_FLIGHT and not ticket.final:
-                    ticket.group = group
-                    ticket.alone = len(half) == 1
-                    self._again(ticket, error, error.kind.value, effects)
+            for ticket in self._grouped(half):
+                ticket.alone = len(half) == 1
+                self._again(ticket, error, error.kind.value, effects)
+
+    def _send_without_parameter(
+        self, tickets: Sequence[Ticket], error: ParameterRejected, effects: DeferredEffects
+    ) -> None:
+        """Send the requests of a call again at once, together: nothing was run, and the provider now omits
+        what the server rejected.
+        """
+        for ticket in self._grouped(tickets):
+            self._again(ticket, error, "parameter", effects)
+            waiter = next(iter(ticket.waiters), None)
+            asked = ticket.submission.request if waiter is None else waiter.request
+            for name, reason in error.omitted:
+                effects.tell(
+                    ParameterDropped(
+                        at=effects.now,
+                        request_id=ticket.request_id,
+                        purpose=asked.purpose,
+                        context=asked.context,
+                        field=name,
+                        reason=reason,
+                    ),
+                    waiter,
+                )
+
+    def _grouped(self, tickets: Sequence[Ticket]) -> list[Ticket]:
+        """Return the tickets that may be sent again; where they are several, they share their next call."""
+        again = [each for each in tickets if each.state is TicketState.IN_FLIGHT and not each.final]
+        group = object()
+        for ticket in again:
+            ticket.group = group if len(tickets) > 1 else ticket.group
+        return again
 
     def _repair_or_fail(self, ticket: Ticket, repair: Repair, effects: DeferredEffects) -> None:
         """Send a request whose answer does not fit once more, with what was wrong; through all gates."""
@@ -504,7 +542,7 @@ def _ending(outcomes: Sequence[Outcome]) -> tuple[Ending, ProviderError | None]:
 
 def flex_refusal(lane: Lane, error: ProviderError) -> FlexRefusal | None:
     """Return why a request that failed in ``lane`` goes to the standard lane; ``None`` when it does not."""
-    if lane.tier is None:
+    if lane.tier is None or isinstance(error, ParameterRejected):
         return None
     if lane.tier.full(error):
         return FlexRefusal.FULL

@@ -64,10 +64,10 @@ def test_the_scope_tells_quotas_apart_and_shows_no_key():
 
 def test_the_output_cap_is_named_as_the_place_knows_it():
     """OpenAI and Azure take max_completion_tokens, others max_tokens."""
-    assert OpenAIProvider(KEY)._max_tokens_field == "max_completion_tokens"
+    assert OpenAIProvider(KEY)._parameters.max_tokens_field("m") == "max_completion_tokens"
     azure = OpenAIProvider(KEY, "https://res.openai.azure.com/openai/v1")
-    assert azure._max_tokens_field == "max_completion_tokens"
-    assert OpenAIProvider(KEY, "https://llm.example/v1")._max_tokens_field == "max_tokens"
+    assert azure._parameters.max_tokens_field("m") == "max_completion_tokens"
+    assert OpenAIProvider(KEY, "https://llm.example/v1")._parameters.max_tokens_field("m") == "max_tokens"
 
 
 def test_a_proxy_over_tls_is_refused(monkeypatch):

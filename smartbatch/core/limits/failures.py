@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError
 
 _UNAVAILABLE: Final = frozenset({502, 503, 504, 529})
 """HTTP statuses that speak of the provider's state and not of the request; a 500 may be the request that
@@ -72,4 +72,6 @@ def caused_by_one(outcomes: Sequence[object]) -> ProviderError | None:
     """
     first = outcomes[0]
     whole = len(outcomes) > 1 and all(outcome is first for outcome in outcomes)
-    return first if whole and isinstance(first, ProviderError) and first.kind in _CAUSED_BY_ONE else None
+    if not whole or not isinstance(first, ProviderError) or isinstance(first, ParameterRejected):
+        return None
+    return first if first.kind in _CAUSED_BY_ONE else None

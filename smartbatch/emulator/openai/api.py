@@ -11,7 +11,7 @@ from typing import Any
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.limits import LimitExceeded, Limits, retry_after_seconds
 from smartbatch.emulator.openai import batches, bodies
-from smartbatch.emulator.openai.model_calls import MODEL_CALLS
+from smartbatch.emulator.openai.model_calls import MODEL_CALLS, parse_call
 from smartbatch.emulator.openai.parsing import api_error, error_body, parse_body
 from smartbatch.emulator.parsed_requests import ApiError
 from smartbatch.emulator.provider_api import Api, BatchContext, BatchEndpoint, Parse, ServerReply, json_reply
@@ -44,12 +44,11 @@ class OpenAIApi(Api):
     def find(self, head: Head, body: bytes, settings: EmulatorSettings) -> Parse | ServerReply:  # noqa: ARG002
         if head.path == "/v1/models" or head.path.startswith("/v1/models/"):
             return self._models(head, settings)
-        parse = MODEL_CALLS.get(head.path)
-        if parse is None:
+        if head.path not in MODEL_CALLS:
             raise api_error(404, f"Invalid URL ({head.method} {head.path})")
         if head.method != "POST":
             raise api_error(405, f"Not allowed to {head.method} on {head.path} (HINT: use POST)")
-        return parse
+        return lambda head, body: parse_call(head.path, head, body, settings)
 
     def parse_body(self, body: bytes) -> dict[str, Any]:
         return parse_body(body)

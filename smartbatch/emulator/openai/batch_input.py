@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 
 from smartbatch.emulator.batches.batch_records import Entry, InputProblem, parse_entry
 from smartbatch.emulator.http.head import Head
-from smartbatch.emulator.openai.model_calls import MODEL_CALLS
+from smartbatch.emulator.openai.model_calls import parse_call
 from smartbatch.emulator.openai.parsing import api_error
 from smartbatch.emulator.parsed_requests import MalformedBody, ModelCall, decode_object
 from smartbatch.emulator.settings import EmulatorSettings
@@ -136,6 +136,6 @@ class _Reader:
         def parse() -> ModelCall:
             if body.get("stream"):
                 raise api_error(400, "Streaming is not supported in the Batch API.", param="stream")
-            return MODEL_CALLS[self.endpoint](self.head, body)
+            return parse_call(self.endpoint, self.head, body, self.settings)
 
         return parse_entry(custom_id, parse, self.settings)

@@ -11,7 +11,7 @@ from smartbatch.emulator.composed_answers import Completion
 from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai import bodies, streams
 from smartbatch.emulator.openai.embeddings import parse_embeddings
-from smartbatch.emulator.openai.parsing import api_error, parse_chat, parse_responses
+from smartbatch.emulator.openai.parsing import api_error, check_rejected, parse_chat, parse_responses
 from smartbatch.emulator.parsed_requests import (
     GenerationRequest,
     InvalidSchema,
@@ -84,6 +84,16 @@ def _chat(_head: Head, body: Mapping[str, Any]) -> ModelCall:
 
 def _response(_head: Head, body: Mapping[str, Any]) -> ModelCall:
     return _Generation(parse_responses(body), bodies.response_body, streams.response_events)
+
+
+def parse_call(path: str, head: Head, body: Mapping[str, Any], settings: EmulatorSettings) -> ModelCall:
+    """Parse a call to one of the paths of :data:`MODEL_CALLS`.
+
+    Raises:
+        ApiError: for what the API, or a server with these settings, does not accept.
+    """
+    check_rejected(body, settings.rejects)
+    return MODEL_CALLS[path](head, body)
 
 
 MODEL_CALLS: dict[str, Parse] = {

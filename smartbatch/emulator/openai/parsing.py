@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from smartbatch.emulator.parsed_requests import (
@@ -57,6 +57,25 @@ def parse_body(body: bytes) -> dict[str, Any]:
         return decode_object(body)
     except MalformedBody as error:
         raise api_error(400, str(error)) from None
+
+
+def check_rejected(body: Mapping[str, Any], rejects: Collection[str]) -> None:
+    """Refuse a body as a server that lacks some parameters does.
+
+    Args:
+        body: decoded.
+        rejects: names of parameters, and of types of ``response_format``.
+
+    Raises:
+        ApiError: 400, by the parameter's name.
+    """
+    for name in body:
+        if name in rejects:
+            message = f"Unsupported parameter: '{name}' is not supported by this server."
+            raise api_error(400, message, code="unsupported_parameter", param=name)
+    form = body.get("response_format")
+    if isinstance(form, Mapping) and form.get("type") in rejects:
+        raise api_error(400, f"This response_format type is unavailable now: {form['type']}")
 
 
 def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:

@@ -198,17 +198,24 @@ def _tell_mismatch(step: StepContext, shard: ShardRow, check: Crosscheck) -> Non
 def _tell_dropped(
     step: StepContext, items: Iterable[StoredItem], final: Collection[int], reader: ResultReader
 ) -> None:
-    """Tell which parameters were left out of the requests whose results were stored now."""
-    for item in items:
-        for name, reason in reader.dropped.get(item.ix, ()) if item.ix in final else ():
-            step.runtime.tell(
-                ParameterDropped(
-                    at=step.now,
-                    request_id=item_id(step.job.id, item.ix, item.user_id),
-                    field=name,
-                    reason=reason,
-                )
+    """Tell which parameters were left out of the requests whose results were stored now, and which ones the
+    server rejected.
+    """
+    dropped = [
+        (item, parameter)
+        for item in items
+        for parameter in (reader.dropped.get(item.ix, ()) if item.ix in final else ())
+    ]
+    for item, (name, reason) in [*dropped, *((item, each) for each, item in reader.rejected.items())]:
+        step.runtime.tell(
+            ParameterDropped(
+                at=step.now,
+                request_id=item_id(step.job.id, item.ix, item.user_id),
+                field=name,
+                reason=reason,
             )
+        )
+    reader.rejected.clear()
 
 
 def _results(

@@ -18,7 +18,7 @@ from attrs import define, evolve, field, frozen
 from smartbatch._values import Record, Value
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.preparation.tokens import estimate
-from smartbatch.errors import ErrorKind, ProviderError, SmartbatchError, ValidationFailed
+from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError, SmartbatchError, ValidationFailed
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_result
 from smartbatch.jobs.records import ItemSize, NewResult, ShardRow, StoredItem
 from smartbatch.jobs.steps.context import StepContext
@@ -215,6 +215,8 @@ class ResultReader:
     Attributes:
         dropped: parameters that were left out, with the reasons, by the index of their item;
             of one page, which its reader clears.
+        rejected: parameters that the server does not take, with their reasons, and an item each that was
+            refused for it.
     """
 
     def __init__(self, step: StepContext, submitted_at: float | None) -> None:
@@ -227,6 +229,7 @@ class ResultReader:
         self._batch = step.runtime.prices.rates(provider, model, step.wall, processing="batch")
         self._realtime = step.runtime.prices.rates(provider, model, step.wall)
         self.dropped: dict[int, tuple[tuple[str, str], ...]] = {}
+        self.rejected: dict[tuple[str, str], StoredItem] = {}
 
     def result(self, item: StoredItem, line: Line, digest: bytes) -> NewResult:
         """Return what ``line`` means for ``item``: its end, or that it is sent again. The cases, in order:
@@ -240,6 +243,8 @@ class ResultReader:
         if line.outcome is LineOutcome.OK and line.answer is not None:
             return self._answered(item, line.answer, digest)
         error = line.error or ProviderError("the request failed in its batch", kind=ErrorKind.UNKNOWN)
+        if isinstance(error, ParameterRejected):
+            self.rejected.update(dict.fromkeys(error.omitted, item))
         error = without_echo(error, decode_request(item.payload, self._shared, id=item.user_id))
         usage = error.usage if isinstance(error.usage, Usage) else Usage()
         return self._failed(item, _OUTCOMES[line.outcome], error, digest, usage)

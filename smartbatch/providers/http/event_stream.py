@@ -32,11 +32,13 @@ class EventReader(ABC):
             and :attr:`ended` says whether it may end there.
         ended: the end mark has come, or what else says that the answer is whole.
         usage: what was billed until now, where the service says so.
+        dropped: parameters of the request that were not sent, with the reasons.
     """
 
     to_the_end = False
     ended = False
     usage: Usage | None = None
+    dropped: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, errors: ErrorReader) -> None:
         self.errors = errors
@@ -67,6 +69,7 @@ class EventStream(AnswerStream):
         reader: understands the API's events.
         request: whose texts must not come back in an error.
         timeout: total seconds from here to the last byte.
+        meaning: what an error of the stream means for its request.
     """
 
     def __init__(
@@ -75,7 +78,10 @@ class EventStream(AnswerStream):
         reader: EventReader,
         request: Request,
         timeout: float,
+        *,
+        meaning: Callable[[ProviderError], ProviderError] = lambda error: error,
     ) -> None:
+        self._meaning = meaning
         self._begin = begin
         self._deadline = time.monotonic() + timeout
         self._live: LiveReply | None = None
@@ -111,7 +117,10 @@ class EventStream(AnswerStream):
         except ProviderError as error:
             error.usage = error.usage or self._reader.usage
             error.provider_request_id = error.provider_request_id or self._errors.request_id(head)
-            raise
+            meaning = self._meaning(error)
+            if meaning is error:
+                raise
+            raise meaning from None
         finally:
             live.close()
 

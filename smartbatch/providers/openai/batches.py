@@ -22,6 +22,7 @@ from smartbatch.providers.batch_api import (
     BatchPage,
     Creation,
     Line,
+    LineOutcome,
     RemoteBatch,
     RemoteFile,
     RemoteState,
@@ -45,7 +46,8 @@ from smartbatch.providers.http.json_text import encode_json
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import upload_form
 from smartbatch.providers.openai.answers import read_line
-from smartbatch.providers.openai.bodies import dropped_of, embeddings_body
+from smartbatch.providers.openai.bodies import dropped_of
+from smartbatch.providers.openai.parameters import ServerParameters
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
@@ -90,7 +92,8 @@ class OpenAIBatches(BatchApi):
     Args:
         session: returns the session of this process, over a transport for batches.
         api: ``chat`` or ``responses``; the endpoint generations go to.
-        body: builds the body of a generation, as for a real-time call.
+        body: builds the body of a call, as in real time.
+        parameters: which parameters the server takes.
         window: OpenAI knows ``24h`` only, other servers also ``1h`` or ``7d``.
         purpose: what an input file is uploaded for; Together says ``batch-api``.
     """
@@ -107,7 +110,8 @@ class OpenAIBatches(BatchApi):
         *,
         scope: str,
         api: Literal["chat", "responses"],
-        body: Callable[[Request, str], dict[str, Any]],
+        body: Callable[[Sequence[Request], str], dict[str, Any]],
+        parameters: ServerParameters,
         window: str,
         purpose: str,
     ) -> None:
@@ -117,6 +121,7 @@ class OpenAIBatches(BatchApi):
         self._calls = BatchCalls(errors, _is_refusal, self._read, _mark_over_quota)
         self._api = api
         self._body = body
+        self._parameters = parameters
         self._window = window
         self._purpose = purpose
 
@@ -124,19 +129,21 @@ class OpenAIBatches(BatchApi):
 
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
         """See :meth:`BatchApi.encode <smartbatch.providers.batch_api.BatchApi.encode>`."""
-        embeds = request.embedding is not None
-        body = embeddings_body((request,), model) if embeds else self._body(request, model)
         line = {
             "custom_id": wire_id,
             "method": "POST",
-            "url": self._endpoint(Kind.EMBED if embeds else Kind.GENERATE),
-            "body": body,
+            "url": self._endpoint(Kind.GENERATE if request.embedding is None else Kind.EMBED),
+            "body": self._body((request,), model),
         }
         return encode_json(line)
 
-    def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:  # noqa: ARG002
-        """Return what embeddings know nothing of, as real time reports it."""
-        return dropped_of(request.embedding)
+    def dropped(self, request: Request, *, model: str) -> tuple[tuple[str, str], ...]:
+        """Return what is not sent, as real time reports it."""
+        if request.embedding is not None:
+            return dropped_of(request.embedding)
+        if request.params.seed is None:
+            return ()
+        return self._parameters.dropped(request, self._body((request,), model))
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:
         """Upload the input, read from the disk as it is sent.
@@ -238,8 +245,14 @@ class OpenAIBatches(BatchApi):
         yield from self._calls.results(self._session().begin("GET", path, timeout))
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
-        """See :meth:`BatchApi.read_line <smartbatch.providers.batch_api.BatchApi.read_line>`."""
-        return read_line(line, kind, self._api, self._errors)
+        """See :meth:`BatchApi.read_line <smartbatch.providers.batch_api.BatchApi.read_line>`.
+
+        A request that was refused for a parameter was not run: the next batch omits the parameter.
+        """
+        found = read_line(line, kind, self._api, self._errors)
+        if found.error is None or (meaning := self._parameters.learn(found.error)) is found.error:
+            return found
+        return evolve(found, outcome=LineOutcome.UNRUN, error=meaning)
 
     def _endpoint(self, kind: Kind) -> str:
         if kind is Kind.EMBED:

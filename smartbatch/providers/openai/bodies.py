@@ -22,8 +22,10 @@ _RESERVED = ("model", "messages", "input", "stream", "stream_options", "backgrou
 _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input_text"}
 
 
-def chat_body(request: Request, model: str, max_tokens_field: str) -> dict[str, Any]:
-    """Return the body of ``POST /chat/completions``; some servers know only ``max_tokens``."""
+def chat_body(
+    request: Request, model: str, max_tokens_field: str, *, send_seed: bool = True
+) -> dict[str, Any]:
+    """Return the body of ``POST /chat/completions``; some servers know only ``max_tokens``, or no seed."""
     params = request.params
     messages: list[dict[str, Any]] = []
     if params.system is not None:
@@ -38,7 +40,7 @@ def chat_body(request: Request, model: str, max_tokens_field: str) -> dict[str, 
     _add_sampling(body, params)
     if params.stop is not None:
         body["stop"] = list(params.stop)
-    if params.seed is not None:
+    if params.seed is not None and send_seed:
         body["seed"] = params.seed
     if params.schema is not None:
         body["response_format"] = {"type": "json_schema", "json_schema": _named_schema(params.schema)}
@@ -75,13 +77,13 @@ def response_body(request: Request, model: str) -> dict[str, Any]:
     return body
 
 
-def embeddings_body(requests: Sequence[Request], model: str) -> dict[str, Any]:
+def embeddings_body(
+    requests: Sequence[Request], model: str, encoding_format: str | None = "base64"
+) -> dict[str, Any]:
     """Return the body for the vectors of all ``requests``; base64 parses eight times cheaper than numbers."""
-    body: dict[str, Any] = {
-        "model": model,
-        "input": [request.prompt for request in requests],
-        "encoding_format": "base64",
-    }
+    body: dict[str, Any] = {"model": model, "input": [request.prompt for request in requests]}
+    if encoding_format is not None:
+        body["encoding_format"] = encoding_format
     wanted = requests[0].embedding
     if wanted is not None and wanted.dimensions is not None:
         body["dimensions"] = wanted.dimensions

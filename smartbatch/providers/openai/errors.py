@@ -13,6 +13,7 @@ from smartbatch.providers.error_table import kind_of_status
 from smartbatch.providers.foreign_text import PLAIN_WORD, fields, short
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.limit_headers import parse_duration, parse_retry_after, read_limits
+from smartbatch.providers.openai.parameters import refused_parameters
 from smartbatch.types import LimitReport
 
 _TRY_AGAIN = re.compile(r"try again in ([0-9.hmsuµn]{1,24}?)\.?(?:\s|$)", re.I)
@@ -24,7 +25,8 @@ def _understand(reply: Reply, data: Any) -> Refusal:
     kind = kind_of_status(reply.status, code, type_, message)
     wait = _wait(error, message, reply) if kind is ErrorKind.RATE_LIMIT else None
     word = short(str(code) if isinstance(code, int) else code, PLAIN_WORD) or short(type_, PLAIN_WORD)
-    return Refusal(kind, message, word, wait=wait)
+    parameters = refused_parameters(reply.status, message, error.get("param"), code)
+    return Refusal(kind, message, word, wait=wait, parameters=parameters)
 
 
 def _wait(error: Mapping[str, Any], message: str, reply: Reply) -> float | None:

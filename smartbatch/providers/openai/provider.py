@@ -12,7 +12,7 @@ from urllib3 import HTTPHeaderDict
 
 from smartbatch._fork import PerProcess
 from smartbatch._version import __version__
-from smartbatch.errors import ConfigError, InvalidRequest
+from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
 from smartbatch.providers.flex import OPENAI, FlexTier
@@ -39,6 +39,7 @@ from smartbatch.providers.openai.bodies import (
     response_body,
 )
 from smartbatch.providers.openai.errors import ERRORS
+from smartbatch.providers.openai.parameters import EncodingFormat, ServerParameters
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
 from smartbatch.providers.service_address import ServiceAddress
 from smartbatch.types import Answer, Duration, Generation, Request
@@ -73,10 +74,16 @@ class OpenAIProvider(Provider):
         connect_timeout: most seconds until an address accepts the connection.
         max_body: most bytes of a decoded answer.
         max_tokens_field: what ``max_tokens`` is called in a chat body; by default
-            ``max_completion_tokens`` at OpenAI and Azure, ``max_tokens`` elsewhere.
+            ``max_completion_tokens`` at OpenAI and Azure, ``max_tokens`` elsewhere, and the other one as soon
+            as the server refuses it.
         batch_window: how soon a batch is to be done; OpenAI takes ``24h``, others also ``1h``, ``7d``.
         batch_purpose: what a batch's input is uploaded for; Together wants ``batch-api``.
-        stream_usage: ask for the usage of streamed chats, which some older servers refuse to hear.
+        stream_usage: whether to send ``stream_options`` with streamed chats, for their usage. ``None`` sends
+            it until the server refuses it.
+        encoding_format: of embeddings: ``base64``, ``float``, or ``omit`` to leave it to the server. ``None``
+            sends ``base64`` until the server refuses it.
+        send_seed: whether to send a request's ``seed``. ``None`` does until the server refuses it; results
+            report a seed that was not sent.
         flex: whether the server knows ``service_tier: flex``; by default only OpenAI's own is taken to. It is
             asked for where a model has a price in that tier.
         allow_http: send the key over plain ``http`` to another machine.
@@ -102,7 +109,9 @@ class OpenAIProvider(Provider):
         connect_timeout: Duration = 10.0,
         max_body: int = MAX_BODY,
         max_tokens_field: str | None = None,
-        stream_usage: bool = True,
+        stream_usage: bool | None = None,
+        encoding_format: EncodingFormat | None = None,
+        send_seed: bool | None = None,
         batch_window: str = "24h",
         batch_purpose: str = "batch",
         flex: bool | None = None,
@@ -132,8 +141,12 @@ class OpenAIProvider(Provider):
         self._api = api
         self._path = "/chat/completions" if api == "chat" else "/responses"
         azure = (url.host or "").endswith(".openai.azure.com")
-        self._max_tokens_field = max_tokens_field or (
-            "max_completion_tokens" if official or azure else "max_tokens"
+        self._parameters = ServerParameters(
+            encoding_format=encoding_format,
+            stream_usage=stream_usage,
+            send_seed=send_seed,
+            max_tokens_field=max_tokens_field,
+            usual_field="max_completion_tokens" if official or azure else "max_tokens",
         )
         self.scope = scope_of(self.name, url, key, organization, project, sorted(own.items()))
         sent = _headers(key, organization, project, own)
@@ -144,35 +157,49 @@ class OpenAIProvider(Provider):
             scope=self.scope,
             api=api,
             body=self._body,
+            parameters=self._parameters,
             window=batch_window,
             purpose=batch_purpose,
         )
-        self._stream_usage = stream_usage
         self._flex = official if flex is None else flex
         self._checked: Generation | None = None
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
         """See :meth:`Provider.generate <smartbatch.providers.base.Provider.generate>`."""
-        data, reply = self._ask(self._path, self._body(request, model), (request,), timeout)
-        return read_chat(data, reply) if self._api == "chat" else read_response(data, reply)
+        body = self._body((request,), model)
+        data, reply = self._ask(self._path, body, (request,), timeout)
+        answer = read_chat(data, reply) if self._api == "chat" else read_response(data, reply)
+        dropped = self._parameters.dropped(request, body)
+        return evolve(answer, dropped=dropped) if dropped else answer
 
     def stream(self, request: Request, *, model: str, attempt: int, timeout: float) -> AnswerStream:  # noqa: ARG002
         """Stream one answer; the reading sends the request, and raises what :meth:`generate` raises."""
-        body = {**self._body(request, model), "stream": True}
-        if self._api == "chat" and self._stream_usage:
+        body = {**self._body((request,), model), "stream": True}
+        if self._api == "chat" and self._parameters.sends("stream_options", model):
             body["stream_options"] = {"include_usage": True}
         transport = self.network.realtime
+        reader = (ChatReader if self._api == "chat" else ResponseReader)(self._errors)
+        reader.dropped = self._parameters.dropped(request, body)
         return EventStream(
             partial(transport.begin, transport.head(self._path), encode_json(body)),
-            (ChatReader if self._api == "chat" else ResponseReader)(self._errors),
+            reader,
             request,
             timeout,
+            meaning=partial(self._parameters.learn, body=body, requests=(request,)),
         )
 
-    def _body(self, request: Request, model: str) -> dict[str, Any]:
+    def _body(self, requests: Sequence[Request], model: str) -> dict[str, Any]:
+        """Return the body of a call, with the parameters that the server takes."""
+        if requests[0].embedding is not None:
+            return embeddings_body(requests, model, self._parameters.encoding_format(model))
         if self._api == "chat":
-            return chat_body(request, model, self._max_tokens_field)
-        return response_body(request, model)
+            return chat_body(
+                requests[0],
+                model,
+                self._parameters.max_tokens_field(model),
+                send_seed=self._parameters.sends("seed", model),
+            )
+        return response_body(requests[0], model)
 
     def embed(
         self,
@@ -183,7 +210,7 @@ class OpenAIProvider(Provider):
         timeout: float,
     ) -> list[Answer]:
         """Make one call for the vectors of several texts; base64 on the wire, placed by index."""
-        data, reply = self._ask("/embeddings", embeddings_body(requests, model), requests, timeout)
+        data, reply = self._ask("/embeddings", self._body(requests, model), requests, timeout)
         return read_embeddings(data, reply, requests)
 
     def _ask(
@@ -191,7 +218,10 @@ class OpenAIProvider(Provider):
     ) -> tuple[dict[str, Any], Reply]:
         """Post ``body`` and return the decoded answer; errors in a 200 are errors too."""
         reply = self.network.realtime.post(path, encode_json(body), timeout)
-        return self._errors.answer(reply, requests), reply
+        try:
+            return self._errors.answer(reply, requests), reply
+        except ProviderError as error:
+            raise self._parameters.learn(error, body, requests) from None
 
     def batches(self) -> BatchApi:
         """Return the Batch API; it has connections of its own."""

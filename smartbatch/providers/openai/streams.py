@@ -118,10 +118,10 @@ class ChatReader(EventReader):
         answer = read_chat({**self._body, "choices": [choice]}, head)
         if self._refused and not self._said:
             answer = evolve(answer, finish_reason="refusal")
-        return evolve(answer, usage=self.usage)
+        return evolve(answer, usage=self.usage, dropped=self.dropped)
 
     def whole(self, data: Mapping[str, Any], reply: Reply) -> Answer:
-        return read_chat(data, reply)
+        return evolve(read_chat(data, reply), dropped=self.dropped)
 
 
 class ResponseReader(EventReader):

@@ -1,0 +1,194 @@
+"""Which parameters a server takes: what options say, and what its refusals teach.
+
+Servers that imitate OpenAI's API lack some of its parameters. A refusal that names one is unpaid; the
+parameter is omitted from then on, and the request is sent again at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+from smartbatch.errors import ConfigError, ParameterRejected, ProviderError
+from smartbatch.types import Request
+
+EncodingFormat: TypeAlias = Literal["base64", "float", "omit"]
+
+_MAX_TOKENS: Final = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}
+"""Each name of the output limit, with the other one."""
+
+_NAMES: Final = {
+    "encoding_format": re.compile(r"encoding_?format", re.I),
+    "stream_options": re.compile(r"stream_?options|include_?usage", re.I),
+    "seed": re.compile(r"\bseed\b", re.I),
+    "max_completion_tokens": re.compile(r"\bmax_?completion_?tokens\b", re.I),
+    "max_tokens": re.compile(r"\bmax_?tokens\b", re.I),
+}
+_OWN_VALUES: Final = ("encoding_format", "stream_options")
+"""Parameters whose value is never the caller's: any complaint about them is a refusal."""
+_OPTIONS: Final = {
+    "encoding_format": 'vectors arrive as numbers; provider_options={"encoding_format": "base64"} sends it',
+    "stream_options": "the usage of streamed answers is estimated unless the server reports it; "
+    'provider_options={"stream_usage": True} sends it',
+    "seed": 'provider_options={"send_seed": True} sends it',
+    **{
+        name: f'{other} is sent instead; provider_options={{"max_tokens_field": "{name}"}} sends it'
+        for name, other in _MAX_TOKENS.items()
+    },
+}
+"""What happens without a parameter, and which option sends it nevertheless."""
+
+_UNKNOWN = re.compile(
+    r"unsupported|not (?:yet |currently )?support|n[o']t support|unknown|un-?recogni[sz]ed|unexpected|"
+    r"not permitted|forbidden|unavailable|not (?:yet |currently )?(?:available|implemented|enabled|accepted)|"
+    r"(?:invalid|not a valid|no such|illegal|undefined) "
+    r"(?:request )?(?:parameter|argument|field|option|key|name|property)|"
+    r"extra (?:input|field)s?|additional propert|"
+    r"(?:does not|doesn't|cannot|can't) (?:exist|accept|recogni[sz]e|know|handle)|"
+    r"is not (?:a )?(?:recogni[sz]ed|known|valid)|extra_forbidden|unknown_parameter",
+    re.I,
+)
+"""How servers say that they do not know a parameter."""
+_VALUE = re.compile(
+    r"too (?:large|small|high|low|big|long)|at (?:most|least)|greater|less than|exceed|between|maximum|"
+    r"minimum|\brange\b|integer|negative|positive",
+    re.I,
+)
+"""How they say that its value is wrong, which is the caller's to correct."""
+_ALTERNATIVES = re.compile(
+    r"(?:(?:^|[.;,:] |please )(?:use|try)|did you mean|expected one of|(?<!not a )\b"
+    r"(?:valid|supported|allowed|accepted|known) (?:parameter|field|option|key|argument|propert)\w*)\b.*",
+    re.I | re.S,
+)
+"""The end of a text that names other parameters: those the server does know."""
+_OF_THE_MODEL = re.compile(r"\bmodels?\b", re.I)
+
+
+def refused_parameters(
+    status: int, message: str, param: object = None, code: object = None
+) -> tuple[str, ...]:
+    """Return the parameters that an error refuses by name; values that it finds wrong are no refusals.
+
+    Args:
+        status: HTTP status.
+        message: the server's reason, unscrubbed.
+        param: its ``param``, if it has one.
+        code: its code or type.
+    """
+    if status not in (400, 422):
+        return ()
+    named = f"{param}: " if isinstance(param, str) else ""
+    text = named + _ALTERNATIVES.sub("", message)
+    known = f"{message} {code}"
+    unknown = _UNKNOWN.search(known) and not _VALUE.search(message)
+    return tuple(
+        name for name, form in _NAMES.items() if form.search(text) and (unknown or name in _OWN_VALUES)
+    )
+
+
+class ServerParameters:
+    """What one server takes; safe from any thread.
+
+    Args:
+        encoding_format: of embeddings; ``omit`` never sends it, ``None`` sends ``base64`` until it is
+            refused.
+        stream_usage: whether to request the usage of streamed chats; ``None`` does until it is refused.
+        send_seed: whether to send a request's seed; ``None`` does until it is refused.
+        max_tokens_field: the name of the output limit; ``None`` begins with ``usual_field``.
+        usual_field: ``max_tokens`` or ``max_completion_tokens``.
+
+    Raises:
+        ConfigError: for an unknown ``encoding_format``.
+    """
+
+    def __init__(
+        self,
+        *,
+        encoding_format: EncodingFormat | None = None,
+        stream_usage: bool | None = None,
+        send_seed: bool | None = None,
+        max_tokens_field: str | None = None,
+        usual_field: str = "max_tokens",
+    ) -> None:
+        if encoding_format not in (None, "base64", "float", "omit"):
+            raise ConfigError(
+                f"encoding_format={encoding_format!r} is unknown; use 'base64', 'float' or 'omit'"
+            )
+        self._encoding_format = encoding_format
+        self._usual_field = max_tokens_field or usual_field
+        forced = {
+            "encoding_format": None if encoding_format is None else encoding_format != "omit",
+            "stream_options": stream_usage,
+            "seed": send_seed,
+            **dict.fromkeys(_MAX_TOKENS, None if max_tokens_field is None else True),
+        }
+        self._forced = {name: sent for name, sent in forced.items() if sent is not None}
+        self._refused: set[tuple[str, str | None]] = set()
+
+    def sends(self, name: str, model: str | None) -> bool:
+        """Whether requests for a model carry a parameter."""
+        forced = self._forced.get(name)
+        return not self._is_refused(name, model) if forced is None else forced
+
+    def max_tokens_field(self, model: str) -> str:
+        """Return the name of the output limit."""
+        usual = self._usual_field
+        return usual if self.sends(usual, model) else _MAX_TOKENS[usual]
+
+    def encoding_format(self, model: str) -> str | None:
+        """Return the encoding in which vectors are requested; ``None`` leaves it to the server."""
+        return (self._encoding_format or "base64") if self.sends("encoding_format", model) else None
+
+    def dropped(self, request: Request, body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+        """Return what a request sets and its ``body`` lacks, each with the reason."""
+        if request.params.seed is None or "seed" in body:
+            return ()
+        return (("seed", "send_seed is False" if "seed" in self._forced else _reason("seed")),)
+
+    def learn(
+        self,
+        error: ProviderError,
+        body: Mapping[str, Any] | None = None,
+        requests: Sequence[Request] = (),
+    ) -> ProviderError:
+        """Remember the parameters that an error refuses, and return what it means for its request.
+
+        Parameters that the options force, and those of ``extra``, are the user's own: the error stands. The
+        same holds if the server refuses both names of the output limit.
+
+        Args:
+            error: of a call.
+            body: the call's; ``None`` for a line of a batch, whose body is not known any more.
+            requests: what it carried; the first one's ``extra`` is in the body.
+
+        Returns:
+            a :class:`.ParameterRejected` if the next call does without what was refused, or else ``error``.
+        """
+        if not error.refused_parameters:
+            return error
+        own = {*self._forced, *(requests[0].params.extra or () if requests else ())}
+        sent = error.refused_parameters if body is None else body
+        names = [name for name in error.refused_parameters if name in sent and name not in own]
+        model = None if body is None else body["model"]
+        scope = model if _OF_THE_MODEL.search(error.message) else None
+        self._refused.update((name, scope) for name in names)
+        names = [name for name in names if not self._is_refused(_MAX_TOKENS.get(name, ""), model)]
+        if not names:
+            return error
+        return ParameterRejected(
+            error.message,
+            kind=error.kind,
+            status=error.status,
+            code=error.code,
+            provider_request_id=error.provider_request_id,
+            limits=error.limits,
+            omitted=tuple((name, _reason(name)) for name in names),
+        )
+
+    def _is_refused(self, name: str, model: str | None) -> bool:
+        return (name, None) in self._refused or (name, model) in self._refused
+
+
+def _reason(name: str) -> str:
+    return f"the server refuses it; {_OPTIONS[name]}"

@@ -1,0 +1,124 @@
+"""Servers that reject parameters by name: nobody's request fails, and the parameter is sent no more."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import smartbatch
+from smartbatch import BatchingClient, ProviderError
+from smartbatch.emulator.composed_answers import vector_for
+from smartbatch.events import ParameterDropped, RetryScheduled
+from smartbatch.testing import Emulator, emulator
+
+PROMPTS = [f"prompt {number}" for number in range(12)]
+
+
+def options(emu: Emulator, **more: object) -> dict[str, object]:
+    return {"api_key": "sk-of-the-test", "base_url": emu.base_url, **more}
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def refused(emu: Emulator) -> int:
+    return sum(call.status == 400 for call in emu.ledger.calls)
+
+
+def test_a_seed_that_the_server_rejects_costs_no_request_and_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[object] = []
+    with (
+        emulator(rejects=["seed"], latency=0.01) as emu,
+        BatchingClient(
+            "openai:m",
+            provider_options=options(emu),
+            shared="off",
+            parallelism=4,
+            seed=7,
+            observers=[told.append],
+        ) as client,
+    ):
+        for part in (PROMPTS, [f"another {prompt}" for prompt in PROMPTS]):
+            results = client.generate(part)
+            assert results.succeeded == len(PROMPTS)
+            assert {tuple(name for name, _ in result.dropped) for result in results} == {("seed",)}
+        assert 1 <= refused(emu) <= 4, "only calls that were under way carried it"
+        assert client.metrics.snapshot().failed == 0
+    assert len(warnings_in(caplog)) == 1
+    assert 'provider_options={"send_seed": True} sends it' in warnings_in(caplog)[0]
+    retries = [event for event in told if isinstance(event, RetryScheduled)]
+    assert {(event.kind, event.delay, event.counted) for event in retries} == {("parameter", 0.0, False)}
+    assert any(isinstance(event, ParameterDropped) for event in told)
+
+
+def test_vectors_come_as_numbers_from_a_server_without_encodings(caplog: pytest.LogCaptureFixture) -> None:
+    """The texts of the refused call stay together: one call more, and no halves."""
+    with emulator(rejects=["encoding_format"]) as emu:
+        with BatchingClient(
+            "openai:text-embedding-3-small", provider_options=options(emu), shared="off"
+        ) as client:
+            results = client.embed(PROMPTS, dimensions=8)
+            assert [result.embedding for result in results] == [
+                vector_for(prompt, "text-embedding-3-small", 8) for prompt in PROMPTS
+            ]
+            client.embed(["later"], dimensions=8)
+        assert [call.status for call in emu.ledger.calls] == [400, 200, 200]
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_a_stream_goes_on_without_its_options(caplog: pytest.LogCaptureFixture) -> None:
+    with emulator(rejects=["stream_options"]) as emu:
+        with BatchingClient("openai:m", provider_options=options(emu), shared="off") as client:
+            texts = ["".join(client.stream(prompt)) for prompt in PROMPTS[:3]]
+            assert all(texts)
+        assert [call.status for call in emu.ledger.calls] == [400, 200, 200, 200]
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_the_output_limit_is_sent_by_its_other_name() -> None:
+    with emulator(rejects=["max_completion_tokens"]) as emu:
+        made = options(emu)
+        provider = smartbatch.providers.OpenAIProvider(**made)  # type: ignore[arg-type]
+        provider._parameters._usual_field = "max_completion_tokens"  # as at OpenAI's own address
+        with BatchingClient("m", provider=provider, shared="off", max_tokens=3) as client:
+            result = client.submit("a long story").result(30)
+            assert result.usage.output_tokens <= 3
+            assert result.attempts == 2
+            assert result.dropped == ()
+
+
+def test_the_options_force_a_parameter() -> None:
+    with emulator(rejects=["seed"]) as emu:
+        forced = options(emu, send_seed=True)
+        with BatchingClient("openai:m", provider_options=forced, shared="off", seed=7) as client:
+            error = client.submit("x").exception(30)
+        assert isinstance(error, ProviderError)
+        assert "Unsupported parameter: 'seed'" in error.message
+        assert refused(emu) == 1
+
+
+@pytest.mark.full
+def test_the_lines_of_a_batch_learn_and_are_sent_once_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Refused lines are not billed; they go into a new batch, which lacks the parameter."""
+    with emulator(rejects=["seed"], batch_turnaround=0.05) as emu:
+        with BatchingClient(
+            "openai:m",
+            provider_options=options(emu),
+            shared="off",
+            seed=7,
+            store=str(tmp_path / "s.db"),
+            batch_poll_interval=1,
+        ) as client:
+            results = client.generate(PROMPTS, strategy="batch")
+            assert [result.ok for result in results] == [True] * len(PROMPTS)
+            assert {tuple(name for name, _ in result.dropped) for result in results} == {("seed",)}
+            assert client.submit("x").result(30).attempts == 1, "real time knows it from the batch"
+        assert emu.ledger.paid_twice() == []
+    assert len([text for text in warnings_in(caplog) if "seed" in text]) == 1
