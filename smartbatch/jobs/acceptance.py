@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import islice
 
 from attrs import define, evolve, field
 
@@ -12,9 +14,11 @@ from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.preparer import kind_of, row_named
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.core.routing.choice import Decision
-from smartbatch.errors import InvalidRequest, StoreError
+from smartbatch.errors import InvalidRequest, JobConflict, StoreError
 from smartbatch.jobs.payload import RunningDigest, Shared, difference, encode_request
 from smartbatch.jobs.records import JobRow, NewItem
+from smartbatch.jobs.retried_rows import PolicyChange, Reopening
+from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.wire_ids import wire_id
 from smartbatch.providers.batch_api import BatchApi
@@ -52,6 +56,7 @@ class Items:
         priced: returns the most an item can cost, USD.
         within: takes what all can cost at most, and returns the job's budget.
         decision: by which the job goes, where its route was chosen.
+        count: rows read so far.
     """
 
     __repr__ = fields_repr
@@ -67,6 +72,7 @@ class Items:
     _priced: Callable[[NewItem], float] | None = field(default=None, kw_only=True)
     _within: Callable[[float], float] | None = field(default=None, kw_only=True)
     decision: Decision | None = field(default=None, kw_only=True)
+    count: int = field(default=0, init=False)
     _most: float = field(default=0.0, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -78,6 +84,7 @@ class Items:
             for row, request in enumerate(self._requests):
                 item = self._item(row, request)
                 self._digest.add(item)
+                self.count += 1
                 if equal is not None:
                     leader = equal.leader_of(row, request, realtime=item.realtime)
                     item = item if leader is None else evolve(item, leader=leader)
@@ -118,6 +125,46 @@ class Items:
             encode, model = self._api.encode, self._job.model.partition(":")[2]
             size = len(row_named(row, lambda: encode(request, model=model, wire_id=_SOME_WIRE_ID)))
         return NewItem(request.id, payload, size, estimate_request(request), realtime=in_real_time)
+
+
+def with_further_rows(
+    store: SqlStore, row: JobRow, items: Items, *, deadline: float | None, reopening: Reopening, at: float
+) -> JobRow:
+    """Return the job ``row`` after adding the rows of ``items`` that follow its own.
+
+    If another thread or process stored the key meanwhile, the rows were read already and must be equal.
+
+    Args:
+        deadline: of the call that adds them, Unix seconds.
+        reopening: has requests of a job run within the budget of the client that asks.
+
+    Raises:
+        JobConflict: its own rows, its model or its parameters differ, or it was cancelled.
+    """
+    rest = iter(items)
+    if not items.count:
+        deque(islice(rest, row.total), maxlen=0)
+    if items.count != row.total or items.digest() != row.digest:
+        raise JobConflict(
+            f"the key {row.key!r:.80} belongs to job {row.id}, whose rows, model or parameters differ (rows "
+            "may only be added at the end): choose another key, or open that job with client.job(key)"
+        )
+    if not (further := list(rest)):
+        return row
+    digest = items.digest()
+
+    def extend(change: PolicyChange) -> JobRow | None:
+        policy = change(evolve(row.policy, deadline=deadline))
+        return store.jobs.extend(row, further, digest, policy, at=at)
+
+    extended = reopening(row.id, extend) or store.jobs.get(row.id) or row
+    if extended.digest != digest:
+        reason = "was cancelled" if extended.cancel_requested else "was changed by another process"
+        raise JobConflict(
+            f"the key {row.key!r:.80} belongs to job {row.id}, which {reason}, so no rows are added to it: "
+            "choose another key"
+        )
+    return extended
 
 
 class _EqualRows:

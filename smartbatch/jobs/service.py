@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,14 +17,13 @@ from smartbatch._importing import collector_paused
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import (
     ClientClosed,
-    JobConflict,
     JobNotFound,
     SmartbatchError,
     StoreError,
     WrongProcess,
 )
 from smartbatch.events import Event, JobAccepted, JobFinished, JobHeld, JobIncident, JobProgress, ShardChanged
-from smartbatch.jobs.acceptance import Items
+from smartbatch.jobs.acceptance import Items, with_further_rows
 from smartbatch.jobs.accounts import Serving
 from smartbatch.jobs.dependencies import JobDependencies
 from smartbatch.jobs.fresh_results import FreshResults
@@ -38,7 +36,6 @@ from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.stored_result import result_of_row
 from smartbatch.jobs.threads import TimedReads, run_within, wait_while
 from smartbatch.jobs.told_states import ToldStates
-from smartbatch.jobs.versioned_records import JobPolicy
 from smartbatch.jobs.watcher import ChangeNotifier, Watcher
 from smartbatch.prices import PriceBook
 from smartbatch.types import Result, T
@@ -177,42 +174,13 @@ class JobService:
         if new:
             self._accepted(row)
         else:
-            row = self._with_further_rows(row, job, items)
+            row = with_further_rows(
+                self.store, row, items, deadline=job.policy.deadline, reopening=self.reopen, at=self.wall()
+            )
         if carry_on and row.state is not JobState.DONE:
             self.carry_on(row.id)
             self.notify(row.id)
         return row
-
-    def _with_further_rows(self, row: JobRow, asked: JobRow, items: Items) -> JobRow:
-        """Return the job that has the key of ``asked``, after adding the rows that follow its own.
-
-        Raises:
-            JobConflict: its own rows, its model or its parameters differ, or it was cancelled.
-        """
-        rest = iter(items)
-        known = sum(1 for _ in islice(rest, row.total))
-        if known < row.total or items.digest() != row.digest:
-            raise JobConflict(
-                f"the key {row.key!r:.80} belongs to job {row.id}, whose rows, model or parameters differ "
-                "(rows may only be added at the end): choose another key, or open that job with "
-                "client.job(key)"
-            )
-        if not (further := list(rest)):
-            return row
-        digest = items.digest()
-
-        def extend(change: Callable[[JobPolicy], JobPolicy]) -> JobRow | None:
-            policy = change(evolve(row.policy, deadline=asked.policy.deadline))
-            return self.store.jobs.extend(row, further, digest, policy, at=self.wall())
-
-        extended = self.reopen(row.id, extend) or self.find(row.id)
-        if extended.digest != digest:
-            reason = "was cancelled" if extended.cancel_requested else "was changed by another process"
-            raise JobConflict(
-                f"the key {row.key!r:.80} belongs to job {row.id}, which {reason}, so no rows are added to "
-                "it: choose another key"
-            )
-        return extended
 
     def accept_named(
         self,
