@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from smartbatch.errors import QueueFull as QueueFull
     from smartbatch.errors import RequestCancelled as RequestCancelled
     from smartbatch.errors import RequestTimeout as RequestTimeout
+    from smartbatch.errors import RowSkipped as RowSkipped
     from smartbatch.errors import SmartbatchError as SmartbatchError
     from smartbatch.errors import StoreError as StoreError
     from smartbatch.errors import ValidationFailed as ValidationFailed
@@ -96,7 +97,7 @@ _NAMES_OF = {
     "errors": (
         "AllRequestsFailed BudgetExceeded ClientClosed ConfigError ErrorKind InputError "
         "InvalidRequest JobConflict JobNotFound JobTimeout ProviderError ProviderUnavailable "
-        "QueueFull RequestCancelled RequestTimeout SmartbatchError StoreError ValidationFailed "
+        "QueueFull RequestCancelled RequestTimeout RowSkipped SmartbatchError StoreError ValidationFailed "
         "WrongProcess"
     ),
     "interrupted": "Interrupted",

@@ -137,6 +137,10 @@ class InvalidRequest(SmartbatchError, ValueError):
     row: int | None = None
 
 
+class RowSkipped(SmartbatchError):
+    """A row of a table has no request, as a field of its prompt is blank and ``on_missing`` is ``"skip"``."""
+
+
 class InputError(SmartbatchError, ValueError):
     """An input or output file of a run cannot be used; the text names file, row and field."""
 

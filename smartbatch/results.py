@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attrs import evolve
 
 from smartbatch._display import paragraph, short, table
-from smartbatch.errors import AllRequestsFailed
+from smartbatch.errors import AllRequestsFailed, RowSkipped
 from smartbatch.tables.answer_columns import answer_columns, as_rows, with_answers
 from smartbatch.tables.columns import to_arrow, to_pandas, to_polars
 from smartbatch.tables.kinds import index_of, table_of
@@ -78,7 +78,13 @@ class ResultList(list[Result[T]]):
     @property
     def failed(self) -> int:
         """Requests that were not."""
-        return len(self) - self.succeeded
+        return len(self) - self.succeeded - self.skipped
+
+    @property
+    def skipped(self) -> int:
+        """Rows for which no request was made, as a field of the prompt is blank and ``on_missing`` is
+        ``"skip"``."""
+        return sum(isinstance(result.error, RowSkipped) for result in self)
 
     @property
     def truncated(self) -> int:
@@ -228,12 +234,13 @@ class ResultList(list[Result[T]]):
 
     def raise_if_all_failed(self) -> None:
         """Raise ``AllRequestsFailed`` when there are requests and not one was answered."""
-        if self and not self.succeeded:
-            first = self[0].error
+        if self.failed and not self.succeeded:
+            failed = next(result for result in self if not isinstance(result.error, RowSkipped))
+            first = failed.error
             raise AllRequestsFailed(
-                f"all {len(self)} requests failed; the first with: {first}",
+                f"all {self.failed} requests failed; the first with: {first}",
                 kind=first.kind if first is not None else None,
-                request_id=self[0].request_id,
+                request_id=failed.request_id,
                 results=self,
             ) from first
 
@@ -264,6 +271,7 @@ def _summary(results: ResultList[T]) -> str:
     cost = "cost unknown" if results and not known else f"{results.cost:.6f} USD"
     least = "at least " if 0 < known < len(results) else ""
     failed = f", {results.failed:,} failed" if results.failed else ""
+    failed += f", {results.skipped:,} skipped" if results.skipped else ""
     defects = f" ({defects})" if (defects := defects_in_words(results)) else ""
     took = f"; {results.wall:,.1f} s" if results.wall else ""
     counts = f"{results.succeeded:,} succeeded{defects}{failed}"

@@ -603,12 +603,24 @@ class ConstraintParams(TypedDict, total=False):
     time_value: float | None
 
 
+OnMissing: TypeAlias = Literal["error", "skip", "empty"]
+"""What happens to a row that lacks a field of its prompt: it is refused, skipped, or sent without it."""
+
+
 class TableParams(TypedDict, total=False):
-    """How the prompts are made of the rows of a table, as keywords: by a text with ``{column}`` placeholders,
-    or by the column that has them."""
+    """How prompts are made from the rows of a table, as keywords.
+
+    Attributes:
+        template: prompt text with ``{column}`` or ``{column:.2f}`` placeholders.
+        column: the column that has the prompts.
+        on_missing: what happens to a row in which a field of its prompt is absent, null or blank: ``"error"``
+            (the default) refuses the list, ``"skip"`` sends no request and returns a failed result with
+            :class:`~smartbatch.RowSkipped`, ``"empty"`` leaves the field empty.
+    """
 
     template: str | None
     column: str | None
+    on_missing: OnMissing | None
 
 
 class JobParams(GenerationParams[T], ConstraintParams, TableParams, total=False):

@@ -83,7 +83,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     # a list's way
     "plan": NOUNS | {"core", "reports"},
     "routing": NOUNS
-    | {"config", "prices", "plan", "core", "providers", "observe", "realtime", "jobs", "reports"},
+    | {"config", "prices", "plan", "core", "providers", "observe", "realtime", "jobs", "reports", "tables"},
     # the front door
     "running": BELOW_CLIENT,  # the parts of a client in one process, wired together
     "client": BELOW_CLIENT | {"running"},

@@ -11,8 +11,8 @@ from smartbatch.cli.optional import missing
 
 MAGIC: Final = {"gz": b"\x1f\x8b", "zst": b"\x28\xb5\x2f\xfd"}
 """How compressed files begin, by their endings."""
-_BLOCK: Final = 1 << 13
-"""Compressed bytes read at a time: few, as they may stand for very many."""
+_BLOCK: Final = 1 << 9
+"""Compressed bytes read at a time: four of Zstandard may stand for 128 kB."""
 
 ERRORS: Final = (OSError, EOFError, zlib.error)
 """What reading raises where a file is damaged or ends too early."""

@@ -12,13 +12,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import IO, Any, Final, TypeVar, cast
 
 from attrs import frozen
 
 from smartbatch._values import Value
 from smartbatch.cli.compression import ERRORS, MAGIC, decompressed
-from smartbatch.cli.row_formats import READERS, BadRow, lines
+from smartbatch.cli.csv_rows import csv_rows
+from smartbatch.cli.parsed_rows import BadRow
+from smartbatch.cli.row_formats import READERS, lines
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
 
@@ -56,15 +59,16 @@ class RowSource:
             any other stream that cannot be read twice.
         format: a key of :data:`READERS`; by the name when ``None``. A stream is taken for Parquet or JSON
             lines when it begins so, else for text.
+        delimiter: of CSV, one character; found by the first lines if ``None``.
 
     Attributes:
         places: bytes at which every so many rows begin, as far as the file was read.
 
     Raises:
-        InputError: the file cannot be opened, or its format is unknown.
+        InputError: the file cannot be opened, its format is unknown, or has no delimiter.
     """
 
-    def __init__(self, path: str, format: str | None = None) -> None:
+    def __init__(self, path: str, format: str | None = None, delimiter: str | None = None) -> None:
         self.name = "standard input" if path == "-" else escape(path)
         stem, ending = os.path.splitext(path)
         self.places = [0]
@@ -78,9 +82,15 @@ class RowSource:
             raise InputError(f"{self.name}: cannot be read: {error.strerror or error}") from error
         try:
             self._find_format(stream)
+            if delimiter is not None and self.format not in ("csv", "tsv"):
+                raise InputError(f"{self.name}: --delimiter is for CSV, and this is {self.format}")
         except BaseException:
             self._file.close()
             raise
+        self._delimiter = delimiter
+        self._reader = READERS[self.format]
+        if delimiter is not None:
+            self._reader = partial(csv_rows, delimiter=delimiter)
 
     def _find_format(self, stream: bool) -> None:
         """Look at how a stream begins; unpack what has to be read here and there."""
@@ -107,10 +117,11 @@ class RowSource:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    @property
-    def unit(self) -> str:
-        """What the numbers of rows count, for messages."""
-        return "row" if self.format == "parquet" else "line"
+    def place(self, row: Row | BadRow) -> str:
+        """Return where a row is, for messages: rows count from 0, as in results, and lines from 1."""
+        if self.format == "parquet":
+            return f"row {row.line - 1}"
+        return f"line {row.line}" if isinstance(row, BadRow) else f"row {row.index} (line {row.line})"
 
     def same_file(self, path: str) -> bool:
         """True when ``path`` is this very file."""
@@ -118,7 +129,7 @@ class RowSource:
             return os.path.samestat(os.fstat(self._file.fileno()), os.stat(path))
         return False
 
-    def version(self, wall: float) -> tuple[str | int, ...] | None:
+    def version(self, wall: float) -> tuple[str | int | None, ...] | None:
         """Return what no other file has, nor this one once it is changed or read in another way.
 
         ``None`` where a change could go unseen: the last one was just now, or the file system counts in whole
@@ -131,7 +142,15 @@ class RowSource:
         if not there.st_nlink or there.st_ctime_ns % 10**9 == 0 or wall - there.st_ctime < _SETTLED:
             return None
         times = there.st_mtime_ns, there.st_ctime_ns
-        return self.format, self._compression, there.st_dev, there.st_ino, there.st_size, *times
+        return (
+            self.format,
+            self._delimiter,
+            self._compression,
+            there.st_dev,
+            there.st_ino,
+            there.st_size,
+            *times,
+        )
 
     def start_before(self, index: int) -> int:
         """Return the row at or before another one from which :meth:`rows` can begin: some thousands before it
@@ -148,7 +167,7 @@ class RowSource:
             InputError: the file as a whole cannot be read on.
         """
         seekable = self.format == "jsonl" and not self._compression
-        read = self._guarded(READERS[self.format], self.places[start // _EVERY])
+        read = self._guarded(self._reader, self.places[start // _EVERY])
         for index, parsed in enumerate(read, start):
             yield parsed if isinstance(parsed, BadRow) else Row(index, *parsed)
             if seekable and index + 1 == len(self.places) * _EVERY:

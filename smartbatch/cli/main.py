@@ -102,7 +102,10 @@ _USAGE = "%(prog)s INPUT --model PROVIDER:MODEL [option ...]"
 _INPUT = """
 --limit N              ask the first N rows only
 further:
---id-field F           the row's own id (default: "id", else the index)
+--on-missing error|skip|empty  rows with a blank field of their prompt: refuse the run (default), leave such
+                       rows out, or leave the field empty
+--id-field F           the row's own id, - for none (default: "id", else the index)
+--delimiter C          of CSV: a character, comma, semicolon, tab or pipe (default: found by the first lines)
 --format txt|jsonl|json|csv|tsv|parquet  of INPUT, where its name does not say it
 """
 _REQUESTS = {
@@ -366,6 +369,15 @@ def _positive(text: str) -> int:
     return value
 
 
+def _delimiter(text: str) -> str:
+    from smartbatch.cli.csv_rows import DELIMITERS  # late: most commands read no CSV
+
+    found = DELIMITERS.get(text.lower(), "\t" if text == "\\t" else text)
+    if len(found) != 1 or found in '"\r\n\0' or not found.isascii():
+        raise argparse.ArgumentTypeError(f"{text!r} is not one character, or {', '.join(DELIMITERS)}")
+    return found
+
+
 def _file(text: str) -> str | None:
     return None if text == "-" else text
 
@@ -374,6 +386,8 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "N": {"type": whole},
     "X": {"type": number},
     "--limit": {"type": _positive},
+    "--delimiter": {"type": _delimiter},
+    "--on-missing": {"default": "error"},
     "--output": {"type": _file},
     "--model": {"required": True},
     "--time-value": {"type": number},

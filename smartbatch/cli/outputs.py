@@ -98,6 +98,7 @@ class Recovered(Record):
 
     answered: int = 0
     failed: int = 0
+    skipped: int = 0
     cut: int = 0
     resent: int = 0
     amounts: Amounts = field(factory=Amounts, eq=False)
@@ -456,13 +457,17 @@ class OutputFile:
             if not is_row or self.is_answered(content["index"]):
                 self._in_order = False
             else:
-                self._find(content, found)
+                self._find(content, found, is_skipped=keys.is_skipped(content["index"]))
             self._digest.update(line)
             self._end += len(line)
 
-    def _find(self, content: dict[str, Any], found: Recovered) -> None:
+    def _find(self, content: dict[str, Any], found: Recovered, *, is_skipped: bool) -> None:
         """Count the line of a row that has no answer so far, and remember it."""
         index, answered, figures = content["index"], is_answer(content), figures_of(content)
+        if is_skipped:
+            found.skipped += 1
+            self._record(index, answered=True)
+            return
         replaced, resend = replaced_amounts(content), resend_id(content)
         if index in self._resent:
             found.resent -= 1

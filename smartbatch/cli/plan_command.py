@@ -20,6 +20,7 @@ from smartbatch.cli.standard_output import print_out
 from smartbatch.cli.table_output import look_at_output
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError
+from smartbatch.observe.text import escape
 from smartbatch.plan import Plan
 
 _NO_KEY = "none-as-a-plan-sends-nothing"
@@ -28,16 +29,20 @@ _NO_KEY = "none-as-a-plan-sends-nothing"
 def run(args: argparse.Namespace) -> int:
     """Print the plan and return the exit code: 0, or 2 when the run would be refused."""
     with ExitStack() as stack:
-        plan = _plan(args, stack)
-    print_out(json.dumps(plan.as_dict(), indent=2) if args.json else plan.explain())
+        plan, first = _plan(args, stack)
+    if args.json:
+        print_out(json.dumps({**plan.as_dict(), "first_prompt": first}, indent=2))
+    else:
+        print_out(plan.explain() + ("" if first is None else f"\nfirst prompt: {escape(first)}"))
     return 0
 
 
-def _plan(args: argparse.Namespace, stack: ExitStack) -> Plan:
-    maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
+def _plan(args: argparse.Namespace, stack: ExitStack) -> tuple[Plan, str | None]:
+    """Return the plan, and the first prompt as text."""
+    maker = PromptMaker.of(args)
     embedding = embedding_of(args)
     client = _client(args, stack)
-    source = stack.enter_context(RowSource(args.input, args.format))
+    source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))
     rows = InputRequests(
         source, maker, model=args.model, params=params_of(args), embedding=embedding, limit=args.limit
     )
@@ -50,14 +55,18 @@ def _plan(args: argparse.Namespace, stack: ExitStack) -> Plan:
         out.recover(keys)
     identity = RunIdentity(args.output, args.model, keys, None if out is None else out.resend)
     jobs = identity.look_up(client)
-    needed = identity.needed(jobs, (lambda _: False) if out is None else out.is_answered)
+    written = (lambda _: False) if out is None else out.is_answered
+    needed = identity.needed(jobs, lambda index: written(index) or keys.is_skipped(index))
     for one in jobs:
         left = one.job.total - one.stored
         if not one.ended:
             say(f"job {one.job.id} goes on; the {left:,} rows it still asks are not planned")
     if not any(needed):
         say("every row is answered or under way: the run would ask nothing")
-    return chooser.plan(needed)
+    if keys.skipped:
+        say(f"{keys.skipped:,} rows are skipped, as a field of their prompts is blank")
+    first = rows.first_prompt()
+    return chooser.plan(needed), None if first is None else first[1]
 
 
 def _client(args: argparse.Namespace, stack: ExitStack) -> BatchingClient:

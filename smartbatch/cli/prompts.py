@@ -5,11 +5,13 @@ Every row is checked before the first request is sent; then the input is read ag
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, Self
 
 from attrs import asdict, frozen
 
@@ -18,11 +20,13 @@ from smartbatch._values import Value
 from smartbatch._version import __version__
 from smartbatch.cli.inputs import Row, RowSource
 from smartbatch.cli.interrupts import RunInterrupted
-from smartbatch.cli.row_formats import BadRow
+from smartbatch.cli.parsed_rows import BadRow
+from smartbatch.cli.unique_ids import UniqueIds, digest_of_id
 from smartbatch.core.preparation import validation
 from smartbatch.errors import InputError, InvalidRequest
-from smartbatch.tables.template import BadField, TemplateError, field, fill, listed, parse_template
-from smartbatch.types import Embedding, Generation, Request
+from smartbatch.tables.row_prompts import MissingFields, RowPrompts, SkippedRow
+from smartbatch.tables.template import BadField, TemplateError, listed, missing_fields, text_of
+from smartbatch.types import Embedding, Generation, OnMissing, Request
 
 _KEPT: Final = "checked-rows"
 _MANY: Final = 20_000
@@ -31,8 +35,18 @@ _MANY: Final = 20_000
 _MAX_BAD_ROWS: Final = 10
 """Bad rows listed in one error: enough to see the pattern, few enough to read."""
 
+_SHOWN: Final = 2000
+"""Characters of a prompt that are shown."""
+
 HALF: Final = 16
 """Bytes of each half of a row's key."""
+
+
+SKIPPED: Final = hashlib.blake2b(b"a row that is skipped", digest_size=HALF).digest()
+"""The half of the key that stands for the prompt of a row that is skipped."""
+
+NO_ID_FIELD: Final = "-"
+"""The name of an id field by which the rows are numbered."""
 
 
 class PromptMaker:
@@ -42,69 +56,88 @@ class PromptMaker:
         template: text with ``{field}`` placeholders.
         prompt_field: the field that is the prompt (a text or a list of chat messages). Without either, the
             field ``prompt``, else ``messages``, else the only text field.
-        id_field: the field that is the row's id; else the field ``id`` where there is one, else the index.
+        id_field: the field that is the row's id, ``-`` for none; else the field ``id`` if there is one, else
+            the index.
+        on_missing: what happens to rows that lack a field of their prompts.
 
     Attributes:
-        options: the three.
+        options: the four.
+        fields: the fields that a prompt is made of; empty if each row decides.
 
     Raises:
         InputError: the template cannot be used; the text says where.
     """
 
     def __init__(
-        self, *, template: str | None = None, prompt_field: str | None = None, id_field: str | None = None
+        self,
+        *,
+        template: str | None = None,
+        prompt_field: str | None = None,
+        id_field: str | None = None,
+        on_missing: OnMissing = "error",
     ) -> None:
-        self.options = (template, prompt_field, id_field)
+        self.options = (template, prompt_field, id_field, on_missing)
         self._id_field = id_field
-        self._prompt_of: Callable[[Mapping[str, Any]], Any] = _default_prompt
-        if template is not None:
-            try:
-                parts = parse_template(template)
-            except TemplateError as error:
-                raise InputError(f"--template: {error.message}") from error
-            self._prompt_of = lambda fields: fill(parts, fields)
-        elif prompt_field is not None:
-            name = prompt_field
-            self._prompt_of = lambda fields: field(fields, name)
+        try:
+            self._prompts = RowPrompts.of(template, prompt_field, on_missing)
+        except TemplateError as error:
+            raise InputError(f"--template: {error.message}") from error
+        self.fields = self._prompts.fields
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Self:
+        """Return the maker that the arguments of a command ask for; raises as the class."""
+        return cls(
+            template=args.template,
+            prompt_field=args.prompt_field,
+            id_field=args.id_field,
+            on_missing=args.on_missing,
+        )
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether rows may have ids of their own."""
+        return self._id_field != NO_ID_FIELD
 
     def prompt(self, row: Row) -> Any:
-        """Return the prompt, not validated yet: a text, a list of messages, or something wrong.
+        """Return the prompt, not validated yet: a text, a list of messages, something wrong, or a
+        :class:`SkippedRow`.
 
         Raises:
-            BadField: a field is missing or null.
+            MissingFields: the row lacks a field, and is not to be skipped.
+            BadField: a field cannot be used.
         """
-        return self._prompt_of(row.fields)
+        try:
+            return self._prompts.prompt(row.fields)
+        except MissingFields as error:
+            if self._prompts.on_missing != "skip":
+                raise
+            return SkippedRow(error.reason)
 
     def id(self, row: Row) -> str | int:
-        """Return the row's id.
+        """Return the row's id: text and whole numbers as they are, a number such as ``1.0`` as the whole
+        number that it is, other numbers and dates as text, and the index if the row has no such field.
 
         Raises:
-            BadField: the field named for it is missing or neither a text nor a whole number.
+            BadField: the field that was named is absent; or the id is blank, a boolean, a list or a record.
         """
-        if self._id_field is None:
-            value = row.fields.get("id")
-            return value if _is_id(value) else row.index
-        value = field(row.fields, self._id_field)
-        if not _is_id(value):
-            raise BadField(f"field {self._id_field!r}: an id must be a text or a whole number")
-        return value
+        if not self.has_ids or (self._id_field is None and "id" not in row.fields):
+            return row.index
+        name = self._id_field or "id"
+        if name not in row.fields:
+            raise BadField(f"no field {name!r}; the row has {listed(row.fields)}")
+        value = row.fields[name]
+        if missing_fields([name], row.fields):
+            raise BadField(f"field {name!r} is blank, and cannot be an id; {_OTHER_ID}")
+        if isinstance(value, bool | list | tuple | dict):
+            raise BadField(f"field {name!r}: an id must be text or a number; {_OTHER_ID}")
+        if isinstance(value, str | int):
+            return value
+        is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+        return int(value) if is_whole else text_of(value)
 
 
-def _is_id(value: Any) -> TypeGuard[str | int]:
-    return type(value) is str or (isinstance(value, int) and type(value) is not bool)
-
-
-def _default_prompt(fields: Mapping[str, Any]) -> Any:
-    for name in ("prompt", "messages"):
-        if name in fields:
-            return field(fields, name)
-    texts = [name for name, value in fields.items() if isinstance(value, str) and name != "id"]
-    if len(texts) == 1:
-        return fields[texts[0]]
-    raise BadField(
-        f"cannot tell which field is the prompt; the row has {listed(fields)}; say --prompt-field or "
-        "--template"
-    )
+_OTHER_ID: Final = f"--id-field names another field, --id-field {NO_ID_FIELD} numbers the rows"
 
 
 @frozen(eq=False, repr=False)
@@ -133,6 +166,8 @@ class Keys(Value):
 
     def digest(self, prompt: Any) -> bytes:
         """Return the half of the key that stands for the prompt."""
+        if isinstance(prompt, SkippedRow):
+            return SKIPPED
         data = prompt.encode("utf-8", "surrogatepass") if isinstance(prompt, str) else _canonical(prompt)
         return hashlib.blake2b(data, digest_size=HALF).digest()
 
@@ -155,6 +190,15 @@ class RowKeys:
     def __getitem__(self, index: int) -> bytes:
         place = index * HALF
         return self.settings + self.prompts[place : place + HALF]
+
+    def is_skipped(self, index: int) -> bool:
+        """Whether the row at an index is skipped."""
+        return self.prompts[index * HALF : (index + 1) * HALF] == SKIPPED
+
+    @property
+    def skipped(self) -> int:
+        """How many rows are skipped."""
+        return sum(map(self.is_skipped, range(len(self))))
 
     def append(self, digest: bytes) -> None:
         """Add the key of the next row, as :meth:`Keys.digest` returned its half."""
@@ -182,12 +226,14 @@ class KeyedRow(Value):
         id: the row's own id, or its index.
         fields: the row's fields, repeated in the output.
         key: see :class:`Keys`; outputs and the store have it in hexadecimal digits.
+        skipped: why no request is made for the row; ``None`` if one is.
     """
 
     index: int
     id: str | int
     fields: dict[str, Any]
     key: bytes
+    skipped: str | None = None
 
 
 class InputRequests:
@@ -224,26 +270,38 @@ class InputRequests:
         Raises:
             InputError: the input is empty or has bad rows; up to ten are named, each with line and field.
         """
-        bad: list[str] = []
-        count = 0
+        bad = _BadRows(self._source)
+        absent = set(self._maker.fields)
+        ids = UniqueIds()
         for row in self._rows():
             try:
                 if isinstance(row, BadRow):
                     raise BadField(row.message)
+                absent.difference_update(row.fields)
                 self.keys.append(self._keys_of.digest(self._checked_prompt(row)))
+                ids.add(self._maker.id(row))
             except (BadField, InvalidRequest) as error:
-                count += 1
-                if len(bad) < _MAX_BAD_ROWS:
-                    bad.append(f"{self._source.unit} {row.line}: {_message(error)}")
-        if bad:
-            rest = f"\n  and {count - len(bad)} more" if count > len(bad) else ""
-            rows = "1 row" if count == 1 else f"{count} rows"
-            raise InputError(
-                f"{self._source.name}: {rows} cannot be asked; nothing was sent\n  " + "\n  ".join(bad) + rest
-            )
+                bad.add(row, error)
+        if bad.count == 0 and ids.suspects:
+            self._find_equal_ids(ids.suspects, bad)
+        if bad.count and absent:
+            bad.advice = f"no row has the field {min(absent)!r}"
+        bad.raise_if_any()
         if not self.keys:
             raise InputError(f"{self._source.name}: has no rows; nothing was sent")
+        if absent:
+            raise InputError(f"{self._source.name}: no row has the field {min(absent)!r}; nothing was sent")
         return self.keys
+
+    def _find_equal_ids(self, suspects: set[bytes], bad: _BadRows) -> None:
+        """Add the rows with the id of an earlier row; only digests are kept of the other ids."""
+        seen: dict[str, Row] = {}
+        for row in self._rows():
+            if isinstance(row, BadRow) or digest_of_id(id := self._maker.id(row)) not in suspects:
+                continue
+            first = seen.setdefault(str(id), row)
+            if first is not row:
+                bad.add(row, BadField(f"has the id of {self._source.place(first)}; {_OTHER_ID}"))
 
     def check_or_recall(self, wall: float) -> RowKeys:
         """Return the keys as :meth:`check` does; of rows that an earlier process checked, none is read.
@@ -294,6 +352,26 @@ class InputRequests:
         for row, prompt in self._read_again(skip, stopped):
             yield Request(prompt, context=context(row), embedding=self.embedding)
 
+    def first_prompt(self) -> tuple[str, str] | None:
+        """Return the place of the first row that is not skipped, and the beginning of its prompt as text;
+        ``None`` if every row is skipped."""
+        for row in self._rows():
+            if isinstance(row, Row) and not self.keys.is_skipped(row.index):
+                text = text_of(self._maker.prompt(row))
+                if len(text) > _SHOWN:
+                    text = f"{text[:_SHOWN]}… ({len(text):,} characters)"
+                return self._source.place(row), text
+        return None
+
+    def skipped_rows(self, written: Callable[[int], bool]) -> Iterator[KeyedRow]:
+        """Read the input again and yield the skipped rows that are not ``written``."""
+
+        def is_left_out(index: int) -> bool:
+            return written(index) or not self.keys.is_skipped(index)
+
+        if self.keys.skipped:
+            yield from (row for row, _ in self._read_again(is_left_out, stopped=lambda: False))
+
     def prompts(self, skip: Callable[[int], bool], stopped: Callable[[], bool]) -> Iterator[Any]:
         """Read the input again and yield its prompts; raises as :meth:`read`."""
         return (prompt for _, prompt in self._read_again(skip, stopped))
@@ -318,7 +396,9 @@ class InputRequests:
                 continue
             try:
                 prompt = self._maker.prompt(row)
-                keyed = KeyedRow(row.index, self._maker.id(row), row.fields, self._keys_of.key(prompt))
+                reason = prompt.reason if isinstance(prompt, SkippedRow) else None
+                key = self._keys_of.key(prompt)
+                keyed = KeyedRow(row.index, self._maker.id(row), row.fields, key, reason)
             except (BadField, TypeError, ValueError) as error:
                 raise self._changed() from error
             if keyed.key != self.keys[row.index]:
@@ -356,12 +436,49 @@ class InputRequests:
         return InputError(f"{self._source.name}: changed while it was being read; run the same line again")
 
     def _checked_prompt(self, row: Row) -> Any:
-        """Return the prompt of a row whose prompt and id can be used."""
+        """Return the prompt of a row, checked."""
         prompt = self._maker.prompt(row)
         # The parameters are part of the settings digest, so what is checked here is the prompt alone.
-        validation.check_prompt(prompt, self.embedding)
-        self._maker.id(row)
+        if not isinstance(prompt, SkippedRow):
+            validation.check_prompt(prompt, self.embedding)
         return prompt
+
+
+class _BadRows:
+    """Rows that cannot be used: counted, and the first of them with their errors."""
+
+    def __init__(self, source: RowSource) -> None:
+        self._source = source
+        self._shown: list[str] = []
+        self._missing: Counter[str] = Counter()
+        self.count = 0
+        self.advice = ""
+
+    def add(self, row: Row | BadRow, error: BadField | InvalidRequest) -> None:
+        self.count += 1
+        if isinstance(error, MissingFields):
+            self._missing[error.reason] += 1
+        if len(self._shown) < _MAX_BAD_ROWS:
+            self._shown.append(f"{self._source.place(row)}: {_message(error)}")
+
+    def raise_if_any(self) -> None:
+        """Raise InputError if a row was added."""
+        if not self.count:
+            return
+        lines = list(self._shown)
+        if self.count > len(lines):
+            lines.append(f"and {self.count - len(lines):,} more")
+        if self.advice:
+            lines.append(self.advice)
+        elif self._missing:
+            fields = ", ".join(f"{count:,} with {reason}" for reason, count in self._missing.most_common(5))
+            lines.append(
+                f"{fields}: --on-missing skip leaves such rows out, --on-missing empty leaves the field empty"
+            )
+        rows = "1 row" if self.count == 1 else f"{self.count:,} rows"
+        raise InputError(
+            "\n  ".join([f"{self._source.name}: {rows} cannot be asked; nothing was sent", *lines])
+        )
 
 
 def _message(error: BadField | InvalidRequest) -> str:

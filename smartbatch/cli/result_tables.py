@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Final
 
+from smartbatch.cli.csv_rows import csv_rows
 from smartbatch.cli.optional import missing
-from smartbatch.cli.row_formats import READERS, BadRow
+from smartbatch.cli.parquet_rows import parquet_rows
+from smartbatch.cli.parsed_rows import BadRow
 from smartbatch.errors import InputError
 from smartbatch.tables.result_files import FIRST, FIXED, LAST, PREFIX, Line
 
+_PREFIXES: Final = re.compile(f"^(?:{PREFIX})+")
 FORMATS: Final = {".csv": "csv", ".parquet": "parquet"}
 """The formats of tables by the endings of their names."""
 
@@ -62,7 +66,7 @@ def read_table(
     writers = "by smartbatch run" if keyed else "by smartbatch run or jobs results"
     known: tuple[str, ...] = ()
     first = last = 0
-    for row in READERS[format](file):
+    for row in csv_rows(file, delimiter=",") if format == "csv" else parquet_rows(file):
         if isinstance(row, BadRow):
             raise refusal(f"line {row.line}: {row.message}")
         number, fields = row
@@ -94,9 +98,7 @@ def _answer_places(names: tuple[str, ...], keyed: bool) -> tuple[int, int] | Non
 
 
 def _base(name: str) -> str:
-    while name.startswith(PREFIX):
-        name = name.removeprefix(PREFIX)
-    return name
+    return _PREFIXES.sub("", name)
 
 
 def _line(fields: Mapping[str, Any], first: int, last: int) -> Line:

@@ -1,4 +1,4 @@
-"""The formats of an input: how rows are read out of text, JSON, CSV and Parquet, in constant memory.
+"""The formats of an input: how rows are read out of text and JSON, in constant memory.
 
 Text and JSON lines are cut in bytes, on the newline alone, so U+2028 and other exotic line ends inside a text
 never split a row. A row that cannot be read comes as a :class:`BadRow`, not as an exception, so that one pass
@@ -7,8 +7,6 @@ can report many.
 
 from __future__ import annotations
 
-import base64
-import csv
 import io
 import json
 import math
@@ -16,22 +14,18 @@ import re
 import string
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import IO, Any, Final, NoReturn, TypeAlias
+from typing import IO, Any, Final, NoReturn
 
-from attrs import frozen
-
-from smartbatch._values import Value
-from smartbatch.cli.optional import missing
-from smartbatch.tables.answer_columns import plain
+from smartbatch.cli import parsed_rows
+from smartbatch.cli.csv_rows import csv_rows
+from smartbatch.cli.parquet_rows import parquet_rows
+from smartbatch.cli.parsed_rows import BadRow, ParsedRow, Reader, is_clean
 
 _fast: Callable[[bytes], Any] | None
 try:
     from orjson import loads as _fast
 except ImportError:  # the extra "fast" is not installed
     _fast = None
-
-MAX_ROW_BYTES: Final = 64 * 2**20
-"""Longest row, bytes: above any request body the providers take, and small enough to hold in memory."""
 
 MAX_DEPTH: Final = 200
 """Deepest nesting of a JSON row: the parser's own limit (near 1,000) depends on who calls it."""
@@ -40,33 +34,17 @@ _FLAT: Final = frozenset({str, int, bool, type(None)})
 _BOM: Final = b"\xef\xbb\xbf"
 _SPACE: Final = re.compile("[ \t\r\n]*")
 _BLOCK: Final = 1 << 20
-"""Characters of a JSON array, or bytes of a column of Parquet, that are read at a time."""
-_PARQUET_ROWS: Final = 1000
-"""Rows of a Parquet file that are held at a time."""
-
-
-@frozen(eq=False, repr=False)
-class BadRow(Value):
-    """A row that cannot be used: its one-based line, and what is wrong, without the row's content."""
-
-    line: int
-    message: str
-
-
-ParsedRow: TypeAlias = "tuple[int, dict[str, Any]] | BadRow"
-"""What a reader yields: a line and its fields, or the error there."""
-
-Reader: TypeAlias = "Callable[[IO[bytes]], Iterator[ParsedRow]]"
+"""Characters of a JSON array that are read at a time."""
 
 
 def lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
     """Yield line numbers and lines without their ends; ``None`` for a line that is too long."""
     number = 0
-    while line := file.readline(MAX_ROW_BYTES + 1):
+    while line := file.readline(parsed_rows.MAX_ROW_BYTES + 1):
         number += 1
         if number == 1:
             line = line.removeprefix(_BOM)
-        if len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
+        if len(line) > parsed_rows.MAX_ROW_BYTES and not line.endswith(b"\n"):
             while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
                 pass
             yield number, None
@@ -83,7 +61,7 @@ def _line_rows(
     ``None`` is a blank line."""
     for number, line in lines(file):
         if line is None:
-            yield BadRow(number, f"the row is longer than {MAX_ROW_BYTES >> 20} MiB")
+            yield BadRow(number, f"the row is longer than {parsed_rows.MAX_ROW_BYTES >> 20} MiB")
             continue
         if (fields := quick(line)) is not None:
             yield number, fields
@@ -163,79 +141,6 @@ def _whole(text: str) -> int:
 _DECODER: Final = json.JSONDecoder(parse_float=_finite, parse_int=_whole, parse_constant=_no_constant)
 
 
-def _csv_rows(delimiter: str, file: IO[bytes]) -> Iterator[ParsedRow]:
-    # An invalid byte decodes to a lone surrogate, which valid UTF-8 cannot hold: it is found per row, and the
-    # rest of the file stays readable.
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    before = csv.field_size_limit(MAX_ROW_BYTES)
-    try:
-        yield from _csv_records(text, delimiter)
-    finally:
-        csv.field_size_limit(before)
-        text.detach()
-
-
-def _csv_records(text: io.TextIOWrapper, delimiter: str) -> Iterator[ParsedRow]:
-    reader = csv.reader(_bounded(text), strict=True, delimiter=delimiter)
-    begins = 1
-    header: list[str] = []
-    while True:
-        try:
-            cells = next(reader, None)
-        except (csv.Error, ValueError) as error:
-            yield BadRow(begins, f"not valid CSV: {error} (up to line {reader.line_num}); check its quotes")
-            return
-        if cells is None:
-            return
-        if not cells:
-            pass
-        elif not header:
-            header = cells
-            if message := _header_error(header):
-                yield BadRow(begins, message)
-                return
-        else:
-            yield _csv_row(begins, header, cells)
-        begins = reader.line_num + 1
-
-
-def _bounded(text: io.TextIOWrapper) -> Iterator[str]:
-    while line := text.readline(MAX_ROW_BYTES):
-        if len(line) == MAX_ROW_BYTES and line[-1] not in "\r\n":
-            raise ValueError(f"a line is longer than {MAX_ROW_BYTES >> 20} MiB")
-        yield line
-
-
-def _header_error(header: list[str]) -> str | None:
-    if any(not _clean(name) for name in header):
-        return "the header is not valid UTF-8; save the file as UTF-8"
-    twice = [name for name in header if header.count(name) > 1]
-    return f"the header names the column {twice[0]!r} twice" if twice else None
-
-
-def _csv_row(number: int, header: list[str], cells: list[str]) -> ParsedRow:
-    if len(cells) != len(header):
-        return BadRow(
-            number,
-            f"{len(cells)} fields where the header names {len(header)}; quote fields that hold a separator",
-        )
-    fields = dict(zip(header, cells, strict=True))
-    for name, value in fields.items():
-        if not _clean(value):
-            return BadRow(number, f"field {name!r} is not valid UTF-8; save the file as UTF-8")
-    return number, fields
-
-
-def _clean(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 # -- JSON arrays ---------------------------------------------------------------------------------------------
 
 
@@ -286,8 +191,10 @@ class _JsonText:
                 value, end = _DECODER.raw_decode(self._held, self._place)
             except json.JSONDecodeError:  # perhaps only cut off
                 held = len(self._held) - self._place
-                if held > MAX_ROW_BYTES:
-                    raise ValueError(f"the row is longer than {MAX_ROW_BYTES >> 20} MiB") from None
+                if held > parsed_rows.MAX_ROW_BYTES:
+                    raise ValueError(
+                        f"the row is longer than {parsed_rows.MAX_ROW_BYTES >> 20} MiB"
+                    ) from None
                 if not self._read(max(held, _BLOCK)):
                     raise
             else:
@@ -339,7 +246,7 @@ def _array_rows(text: _JsonText) -> Iterator[ParsedRow]:
 
 
 def _object_row(line: int, value: Any, written: str) -> ParsedRow:
-    if not _clean(written):
+    if not is_clean(written):
         return BadRow(line, "not valid UTF-8; save the file as UTF-8")
     if not isinstance(value, dict):
         return BadRow(line, 'not a JSON object; each row must look like {"prompt": "…"}')
@@ -349,63 +256,12 @@ def _object_row(line: int, value: Any, written: str) -> ParsedRow:
     return line, value
 
 
-# -- Parquet -------------------------------------------------------------------------------------------------
-
-
-def _parquet_rows(file: IO[bytes]) -> Iterator[ParsedRow]:
-    """Yield the rows of a file of Parquet, numbered from 1; of a damaged one the rest is left out."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise missing("pyarrow", "arrow", "reading Parquet") from error
-    number = 0
-    try:
-        # A column is read in blocks: a file may well be one group of a million rows.
-        source = pyarrow.parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BLOCK)
-        names: list[str] = source.schema_arrow.names
-        if message := _header_error(names):
-            yield BadRow(1, message)
-            return
-        for batch in source.iter_batches(_PARQUET_ROWS, use_threads=False):
-            columns = [_parquet_column(pyarrow.types, column) for column in batch.columns]
-            for row in zip(*columns, strict=True):
-                number += 1
-                yield number, dict(zip(names, row, strict=True))
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:  # damage comes as any of them
-        yield BadRow(number + 1, f"not a whole Parquet file: {str(error).splitlines()[0]}")
-
-
-def _parquet_column(kinds: Any, column: Any) -> list[Any]:
-    """Return the values of a column as JSON has them."""
-    values: list[Any] = column.to_pylist()
-    if kinds.is_string(column.type) or kinds.is_large_string(column.type) or kinds.is_integer(column.type):
-        return values
-    return [_as_json(value) for value in values]
-
-
-def _as_json(value: Any) -> Any:
-    """Return a value as JSON has it: no number that is none, bytes as text or in base 64, moments as text."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return base64.b64encode(value).decode()
-    if isinstance(value, list | tuple):
-        return [_as_json(item) for item in value]
-    if isinstance(value, dict):
-        return {str(name): _as_json(item) for name, item in value.items()}
-    return plain(value)
-
-
 READERS: Final[dict[str, Reader]] = {
     "txt": partial(_line_rows, _text_row, lambda _: None),
     "jsonl": partial(_line_rows, _json_row, _flat_row),
     "json": _json_rows,
-    "csv": partial(_csv_rows, ","),
-    "tsv": partial(_csv_rows, "\t"),
-    "parquet": _parquet_rows,
+    "csv": csv_rows,
+    "tsv": partial(csv_rows, usual="\t"),
+    "parquet": parquet_rows,
 }
 """The reader of each format, by its name on the command line and the ending of a file."""

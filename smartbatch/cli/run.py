@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from smartbatch.cli.output_lines import encode
 from smartbatch.cli.outputs import OutputChanged, OutputFile, Recovered, check_output_name
 from smartbatch.cli.prompts import InputRequests, KeyedRow, PromptMaker, RowKeys
 from smartbatch.cli.route_chooser import RouteChooser
-from smartbatch.cli.run_job import JobRun, RowResult, Rows
+from smartbatch.cli.run_job import JobRun, RowResult, Rows, skipped_row
 from smartbatch.cli.standard_output import ReaderLeft, StandardOutput
 from smartbatch.cli.summary import RunSummary, amounts_of, failure_line
 from smartbatch.cli.table_output import TableOutput, open_output
@@ -56,10 +56,10 @@ class _Run:
         self._last_written = -1
         if args.resend is not None and args.output is None:
             raise ConfigError("--resend replaces answers of an output: name it with -o")
-        maker = PromptMaker(template=args.template, prompt_field=args.prompt_field, id_field=args.id_field)
+        maker = PromptMaker.of(args)
         embedding = embedding_of(args)
         self._client = client_of(args)
-        source = stack.enter_context(RowSource(args.input, args.format))
+        source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))
         self._out: OutputFile | TableOutput | None = None
         if args.output is not None:
             if source.same_file(args.output):
@@ -89,31 +89,38 @@ class _Run:
         5. The code: 128 and the number of a signal; 1 where a row has no answer or the input changed; else 0.
         """
         keys = self._input.check_or_recall(self._clock.wall())
+        if self._args.verbose and (first := self._input.first_prompt()) is not None:
+            note(f"first prompt, {first[0]}: {first[1]}")
         if self._out is not None:
             if self._args.resend is not None:
                 self._start_resend(self._out, keys)
             self._before = self._out.recover(keys)
             self._print_resumed(self._out.path)
-        answered = self._out.is_answered if self._out is not None else lambda _: False
+        written = self._out.is_answered if self._out is not None else lambda _: False
+        skipped = keys.skipped
         job_run: JobRun | None = None
         caught, ended = 0, self._clock.now()
-        if self._before.answered < len(keys):
+        if self._before.answered < len(keys) - skipped:
             cluster = None if self._args.dask is None else self._stack.enter_context(self._cluster())
             job_run = JobRun(
                 self._client,
                 self._input,
                 self._chooser,
                 self._args,
-                answered,
+                written,
                 self._clock,
                 cluster,
                 None if self._out is None else self._out.resend,
             )
             caught = job_run.go(self._write)
             ended = self._clock.now()
+        if skipped and not self._reader_left:
+            last = -1 if self._out is not None else self._last_written  # standard output has them in place
+            self._write_skipped(lambda index: written(index) or index <= last)
         if self._out is not None:
             self._finish(self._out, asked=job_run is not None)
-        unanswered = len(keys) - self._before.answered - self._summary.answered - self._summary.failed
+        done = self._before.answered + self._summary.answered + self._summary.failed
+        unanswered = len(keys) - skipped - done
         if not unanswered:
             self._input.forget_check()
         scores: list[tuple[str, str]] = []
@@ -169,9 +176,22 @@ class _Run:
         except ReaderLeft:
             self._reader_left = True
 
+    def _write_skipped(self, written: Callable[[int], bool]) -> None:
+        """Write the skipped rows that were not ``written`` with others."""
+        try:
+            for row in self._input.skipped_rows(written):
+                outcome = skipped_row(row)
+                self._append([(row, outcome)])
+                self._count(row, outcome)
+        except ReaderLeft:
+            self._reader_left = True
+
     def _count(self, row: KeyedRow, outcome: RowResult) -> None:
         """Count a row that was written."""
         self._last_written = row.index
+        if row.skipped is not None:
+            self._summary.skipped[row.skipped] += 1
+            return
         if outcome.earlier:
             self._before.answered += 1
             self._before.amounts.add(amounts_of(outcome.result))
@@ -184,9 +204,12 @@ class _Run:
     def _append(self, rows: Sequence[tuple[KeyedRow, RowResult]]) -> None:
         """Write rows, unless the output was changed: the run goes on, as the store has the answers too."""
         model = self._args.model
-        results = ((row, outcome.result) for row, outcome in rows)
+        lines = []
+        for row, outcome in rows:
+            is_final = outcome.result.ok or row.skipped is not None
+            lines.append((row, encode(row, outcome.result, model), is_final))
         try:
-            self._sink.append([(row, encode(row, result, model), result.ok) for row, result in results])
+            self._sink.append(lines)
         except OutputChanged as error:
             if self._changed is None and not self._args.quiet:
                 note(error.message)
@@ -201,6 +224,8 @@ class _Run:
             parts.append(f"{before.failed:,} failed ones tried again")
         if before.resent:
             parts.append(f"{before.resent:,} answers to be replaced")
+        if before.skipped:
+            parts.append(f"{before.skipped:,} skipped before")
         if before.cut:
             parts.append(f"a torn last line of {before.cut:,} bytes cut off")
         say(f"{escape(path)}: " + ", ".join(parts))

@@ -31,7 +31,7 @@ from smartbatch.cli.messages import note, say
 from smartbatch.cli.prompts import InputRequests, KeyedRow
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ClientClosed, StoreError
+from smartbatch.errors import ClientClosed, RowSkipped, StoreError
 from smartbatch.jobs.incident_titles import incident_title
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.status import JobStatus
@@ -57,6 +57,13 @@ class RowResult(Value):
     earlier: bool
 
 
+def skipped_row(row: KeyedRow) -> RowResult:
+    """Return the result of a row that is skipped."""
+    return RowResult(
+        row.index, Result("", error=RowSkipped(f"skipped: {row.skipped}"), cost=0.0), earlier=False
+    )
+
+
 Rows: TypeAlias = "Iterator[list[tuple[KeyedRow, RowResult]]]"
 """Rows whose results are there, those together that come at once."""
 Write = Callable[[Rows, Progress], None]
@@ -68,7 +75,7 @@ class JobRun:
 
     Args:
         args: of the command.
-        answered: whether the output has the answer of the row at an index.
+        written: whether the output has the line of the row at an index, and it need not be sent again.
         cluster: whose workers ask rows in real time, rather than this process.
         resend: the id under which answers of the output are replaced.
     """
@@ -77,7 +84,7 @@ class JobRun:
     _input: InputRequests
     _chooser: RouteChooser
     _args: argparse.Namespace
-    _answered: Callable[[int], bool]
+    _written: Callable[[int], bool]
     _clock: Clock
     _cluster: Cluster | None
     _resend: str | None
@@ -266,13 +273,19 @@ class JobRun:
         return one.realtime and not one.ended and self._args.output is not None
 
     def _to_write(self, groups: Iterator[list[RowResult]], *, ordered: bool) -> Rows:
-        row_at = self._input.row_lookup(self._answered, ordered=ordered)
+        in_place = self._args.output is None  # a file gets the skipped rows at the end, and is then ordered
+        row_at = self._input.row_lookup(self._written if in_place else self._answered, ordered=ordered)
+        following = 0
         for group in groups:
             rows = []
             for outcome in group:
                 if self._answered(outcome.index) or (outcome.earlier and not outcome.result.ok):
                     continue  # written before; or failed before, and sent again meanwhile
-                rows.append((row_at(outcome.index), outcome))
+                if in_place:
+                    passed = filter(self._input.keys.is_skipped, range(following, outcome.index))
+                    rows += [(row, skipped_row(row)) for row in map(row_at, passed)]
+                    following = outcome.index + 1
+                rows += [(row_at(outcome.index), outcome)]
             if rows:
                 yield rows
 
@@ -299,6 +312,10 @@ class JobRun:
         is_known = self._identity.by_position(one, self._answered)
         for results in self._followed.results_as_stored(one.job, one.stored, is_known):
             yield [RowResult(self._identity.index_of(result), result, one.ended) for result in results]
+
+    def _answered(self, index: int) -> bool:
+        """Whether a row need not be sent: it has its line in the output, or is skipped."""
+        return self._written(index) or self._input.keys.is_skipped(index)
 
     # -- messages --------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -55,6 +56,7 @@ class RunSummary(Record):
         extra_calls: calls beyond each row's first.
         amounts: of this run alone, over all attempts.
         sequential: seconds of all answering calls, one after another.
+        skipped: rows without a request, by the reason.
         together: rows answered by batch or with others in a call, which say nothing of such a sequence.
     """
 
@@ -66,6 +68,7 @@ class RunSummary(Record):
     sequential: float = 0.0
     together: int = 0
     failures: list[str] = Factory(list)
+    skipped: Counter[str] = Factory(Counter)
 
     def add(self, row: KeyedRow, result: Result) -> None:
         """Count the result of a row that was written."""
@@ -115,6 +118,8 @@ class RunSummary(Record):
             f"cost     {_cost_text(total)}" + (f"; paid now: {_cost_text(self.amounts)}" if resumed else ""),
             f"wall     {in_words(wall)}{self._speedup(wall)}",
         ]
+        for reason, rows in self.skipped.most_common():
+            lines.append(f"skipped  {rows:,} {'row' if rows == 1 else 'rows'} skipped: {escape(reason)}")
         lines += [f"batch    {job.id}: {cost_in_words(job)}" for job in jobs]
         if failures and self.failures:
             more = self.failed - len(self.failures)

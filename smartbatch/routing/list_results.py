@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import TypeAlias
 
 from attrs import frozen
@@ -20,6 +21,7 @@ from smartbatch.results import ResultList, of_prompts
 from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.list_job import CheckedList, JobResults
 from smartbatch.routing.list_progress import ListDisplay
+from smartbatch.routing.skipped_rows import Merged
 from smartbatch.types import Request, Result
 
 Taken: TypeAlias = JobResults | BoundedMap
@@ -114,12 +116,16 @@ class ListFacts(Value):
         again: what asking the list again asks and pays, in words.
         display: shows how far it is.
         prompts: as they were given.
+        skipped: the results of skipped rows, by position.
+        ordered: whether results come in the order of the rows.
     """
 
     requests: Sequence[Request]
     again: str
     display: ListDisplay
     prompts: object
+    skipped: dict[int, Result]
+    ordered: bool = True
 
 
 class ListResults(Iterator[Result]):
@@ -128,13 +134,14 @@ class ListResults(Iterator[Result]):
     def __init__(self, client: object, results: RoutedResults | Taken, facts: ListFacts) -> None:
         self._client = client
         self._results = results
+        self._merged = Merged(results, facts.skipped, ordered=facts.ordered)
         self._facts = facts
         self.prompts = facts.prompts
 
     def __next__(self) -> Result:
         try:
             self._facts.display.begin()
-            return next(self._results)
+            return next(self._merged)
         except KeyboardInterrupt as error:
             raise self.interrupted(error, None) from None
         except BaseException:
@@ -168,13 +175,17 @@ class ListResults(Iterator[Result]):
         before = [] if read is None else read
 
         def results() -> ResultList:
-            found = unread() | dict(enumerate(before))
+            came = unread()
             if read is None:
-                return ResultList(found[at] for at in sorted(found))
-            total = max(len(requests), *(at + 1 for at in found), 0)
-            asked = [requests[at] if at < len(requests) else Request() for at in range(total)]
-            whole = ResultList(found.get(at) or _unanswered(request) for at, request in enumerate(asked))
-            return of_prompts(whole, self.prompts)
+                return ResultList(came[at] for at in sorted(came))
+            skipped = self._facts.skipped
+            total = max(len(requests), *(at + 1 for at in came), len(before) - len(skipped), 0)
+            rows = (row for row in count() if row not in skipped)
+            found = skipped | dict(enumerate(before))
+            for at, row in zip(range(total), rows, strict=False):  # the rows of the requests
+                request = requests[at] if at < len(requests) else Request()
+                found.setdefault(row, came.get(at) or _unanswered(request))
+            return of_prompts(ResultList(found[row] for row in sorted(found)), self.prompts)
 
         of = f" of {len(requests):,}" if requests else ""
         those = "them" if read is not None else "those that the loop was not given"

@@ -20,6 +20,7 @@ from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision
 from smartbatch.core.routing.constraints import Constraints, seconds_until
 from smartbatch.core.routing.measured import ListDecision
+from smartbatch.errors import InvalidRequest
 from smartbatch.events import JobFinished
 from smartbatch.interrupted import as_interrupted
 from smartbatch.jobs.client_jobs import ClientJobs
@@ -37,6 +38,7 @@ from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import CheckedList, JobResults, Reading, parts_of
 from smartbatch.routing.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
 from smartbatch.routing.list_results import ListFacts, ListResults, RoutedResults, common_purpose
+from smartbatch.routing.skipped_rows import without_skipped
 from smartbatch.types import (
     ConstraintParams,
     JobParams,
@@ -135,6 +137,7 @@ class ListRouter:
         3. A route is chosen, which is taken when the first result is asked for.
         """
         prompts, params = _prompts(given_prompts, params)
+        prompts, skipped = without_skipped(prompts)
         plain, given = _split(params)
         total = len(prompts) if isinstance(prompts, Sized) else None
         options, display = self._options(total, reader)
@@ -144,14 +147,16 @@ class ListRouter:
             route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
             budget = self._list_budget(constraints.budget)
             options = evolve(options, own_budget=budget, route=route)
-            facts = ListFacts((), self._again(None), display, given_prompts)
+            facts = ListFacts((), self._again(None), display, given_prompts, skipped, reader.ordered)
             return ListResults(client, self._realtime.map(requests, options), facts)
         asked = self._checked(prompts, plain, given)
         if asked.key is not None and self._keyed.earlier(asked.key) is not None:
-            facts = ListFacts(asked.requests, self._again(asked.key), display, given_prompts)
+            again = self._again(asked.key)
+            facts = ListFacts(asked.requests, again, display, given_prompts, skipped, reader.ordered)
             return ListResults(client, self._keyed.results(asked, None, options), facts)
         decision = self._considered(asked)
-        facts = ListFacts(asked.requests, self._again(asked.key, decision), display, given_prompts)
+        again = self._again(asked.key, decision)
+        facts = ListFacts(asked.requests, again, display, given_prompts, skipped, reader.ordered)
         return ListResults(client, self._take(asked, decision, options), facts)
 
     def collected(
@@ -224,8 +229,9 @@ class ListRouter:
     def plan(self, given: Prompts, params: Mapping[str, Any], client: object) -> Plan:
         """Return what a list would take; see :meth:`smartbatch.BatchingClient.plan`."""
         prompts, params = _prompts(given, params)
+        prompts, skipped = without_skipped(prompts)
         asked = self._checked(prompts, *_split(params))
-        return Plan(self._considered(asked), partial(self._carry_out, client, asked, given))
+        return Plan(self._considered(asked), partial(self._carry_out, client, asked, given, skipped))
 
     def forecast(
         self,
@@ -279,6 +285,7 @@ class ListRouter:
 
     def submit_batch(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
         """Store requests as a job; see :meth:`smartbatch.BatchingClient.submit_batch`."""
+        _refuse_skips(params)
         requests, params = _prompts(requests, params)
         plain, given = _split(params, JobParams.__optional_keys__)
         if not given:
@@ -320,6 +327,7 @@ class ListRouter:
 
     def submit_by_count(self, requests: Prompts, params: Mapping[str, Any], options: JobOptions) -> JobRow:
         """As :meth:`submit_batch`, where few go in real time: the ``"threshold"`` strategy."""
+        _refuse_skips(params)
         requests, params = _prompts(requests, params)
         plain, given = _split(params, JobParams.__optional_keys__)
         if not given:
@@ -332,10 +340,10 @@ class ListRouter:
         What goes in real time is asked only while a process waits for the job; see
         :meth:`smartbatch.jobs.job_submission.JobSubmission.submit_attended`.
         """
-        requests = prompt_list(requests)
+        listed: Iterable[Prompt] = prompt_list(requests)
         if not plan.route.by_batch:
-            return self._jobs.submission.submit_attended(requests, options, plan.decision)
-        return self._jobs.submission.submit_planned(requests, plan.decision, options)
+            return self._jobs.submission.submit_attended(listed, options, plan.decision)
+        return self._jobs.submission.submit_planned(listed, plan.decision, options)
 
     # -- considering -----------------------------------------------------------------------------------------
 
@@ -440,6 +448,7 @@ class ListRouter:
         client: object,
         asked: CheckedList,
         prompts: Prompts,
+        skipped: dict[int, Result],
         decision: Decision,
         progress: bool | None,
     ) -> ResultList:
@@ -452,7 +461,7 @@ class ListRouter:
         options, display = self._options(
             len(asked.requests), ReaderOptions("result", None, progress, whole=True)
         )
-        facts = ListFacts(asked.requests, self._again(asked.key, decision), display, prompts)
+        facts = ListFacts(asked.requests, self._again(asked.key, decision), display, prompts, skipped)
         began = self._clock.now()
         return self._collect(ListResults(client, self._take(asked, decision, options), facts), began)
 
@@ -522,6 +531,16 @@ def _prompts(prompts: Prompts, params: Mapping[str, Any]) -> tuple[Iterable[Prom
     """
     others, of_table = split_constraints(params, TableParams.__optional_keys__)
     return prompt_list(prompts, **of_table), others
+
+
+def _refuse_skips(params: Mapping[str, Any]) -> None:
+    """Refuse to skip rows of a job: its results would no longer be those of the table, row by row."""
+    if params.get("on_missing") == "skip":
+        raise InvalidRequest(
+            "on_missing='skip' is not for jobs, whose results are those of all rows: leave such rows out of "
+            "the table, or use generate() with strategy='batch'",
+            field="on_missing",
+        )
 
 
 def _may_wait(request: Request) -> bool:

@@ -53,14 +53,14 @@ def test_a_text_file_is_answered_in_order(calls: Any, capfd: pytest.CaptureFixtu
 def test_the_template_puts_columns_into_the_prompt(calls: Any) -> None:
     """A CSV with byte order mark, quoted commas and newlines; own ids; input fields come along."""
     table = io.StringIO(newline="")
-    csv.writer(table).writerows([["id", "text"], ["a", "x, y\nz"], ["b", "é"], ["a", "{text}"]])
+    csv.writer(table).writerows([["id", "text"], ["a", "x, y\nz"], ["b", "é"], ["c", "{text}"]])
     Path("in.csv").write_bytes(b"\xef\xbb\xbf" + table.getvalue().encode())
     assert run("--template", "Say {{{text}}}", input="in.csv") == 0
     assert sorted(calls.asked) == ["Say {x, y\nz}", "Say {{text}}", "Say {é}"]
     assert [(row["id"], row["input"]["text"]) for row in written()] == [
         ("a", "x, y\nz"),
         ("b", "é"),
-        ("a", "{text}"),
+        ("c", "{text}"),
     ]
 
 
@@ -140,11 +140,11 @@ def test_failed_rows_end_in_one_and_are_tried_again(calls: Any, capfd: pytest.Ca
 
 
 def test_equal_rows_are_rows_of_their_own(calls: Any) -> None:
-    """Duplicate prompts and ids each get a line, in their place."""
+    """Rows with equal prompts each get a line, in their place; with ``-`` their equal ids do not count."""
     Path("in.jsonl").write_text('{"id": "x", "prompt": "same"}\n' * 20)
-    assert run(input="in.jsonl") == 0
+    assert run("--id-field", "-", input="in.jsonl") == 0
     assert [(row["index"], row["id"], row["text"]) for row in written()] == [
-        (i, "x", "answer to same") for i in range(20)
+        (i, i, "answer to same") for i in range(20)
     ]
 
 
@@ -152,16 +152,16 @@ REFUSED = [
     ("in.txt", b"", [], "in.txt: has no rows"),
     ("in.txt", b"\n  \n", [], "in.txt: has no rows"),
     ("in.txt", b"fine\nb\xffd\n", [], "line 2: not valid UTF-8"),
-    ("in.jsonl", b'{"prompt": "x"}\n\n{"prompt": " "}\n', [], "line 3: prompt is blank"),
-    ("in.jsonl", b'{"prompt": "x"}\n{"prompt": ""}\n', [], "line 2: prompt is empty"),
-    ("in.jsonl", b'{"prompt": "\\ud800"}\n', [], "line 1: prompt has a lone surrogate"),
-    ("in.jsonl", b'{"prompt": 5}\n', [], "line 1: prompt must be a text"),
+    ("in.jsonl", b'{"prompt": "x"}\n\n{"prompt": " "}\n', [], "row 1 (line 3): field 'prompt' is blank"),
+    ("in.jsonl", b'{"prompt": "x"}\n{"prompt": ""}\n', [], "row 1 (line 2): field 'prompt' is blank"),
+    ("in.jsonl", b'{"prompt": "\\ud800"}\n', [], "row 0 (line 1): prompt has a lone surrogate"),
+    ("in.jsonl", b'{"prompt": 5}\n', [], "row 0 (line 1): prompt must be a text"),
     ("in.jsonl", b'{"messages": [{"role": "boss", "content": "x"}]}\n', [], "prompt[0].role must be one of"),
     ("in.jsonl", b'{"prompt": "x"}\n{"prompt": \n', [], "line 2: not valid JSON"),
-    ("in.jsonl", b'{"a": "x", "b": "y"}\n', [], "line 1: cannot tell which field is the prompt"),
-    ("in.jsonl", b'{"a": "x"}\n', ["--template", "{b}"], "line 1: no field 'b'; the row has 'a'"),
-    ("in.jsonl", b'{"a": "x"}\n', ["--prompt-field", "b"], "line 1: no field 'b'; the row has 'a'"),
-    ("in.jsonl", b'{"a": "x"}\n', ["--id-field", "b"], "line 1: no field 'b'; the row has 'a'"),
+    ("in.jsonl", b'{"a": "x", "b": "y"}\n', [], "row 0 (line 1): cannot tell which field is the prompt"),
+    ("in.jsonl", b'{"a": "x"}\n', ["--template", "{b}"], "row 0 (line 1): no field 'b'; the row has 'a'"),
+    ("in.jsonl", b'{"a": "x"}\n', ["--prompt-field", "b"], "row 0 (line 1): no field 'b'; the row has 'a'"),
+    ("in.jsonl", b'{"a": "x"}\n', ["--id-field", "b"], "row 0 (line 1): no field 'b'; the row has 'a'"),
     (
         "in.txt",
         b"x\n",
@@ -214,7 +214,7 @@ def test_of_many_bad_rows_ten_are_named(calls: Any, capfd: pytest.CaptureFixture
     assert run(input="in.jsonl") == 2
     message = capfd.readouterr().err
     assert "30 rows cannot be asked; nothing was sent" in message
-    assert message.count("\n  line ") == 10
+    assert message.count("\n  row ") == 10
     assert "and 20 more" in message
 
 

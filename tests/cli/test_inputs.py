@@ -23,9 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from levels import sampled
 
-from smartbatch.cli import row_formats
+from smartbatch.cli import parsed_rows, row_formats
 from smartbatch.cli.inputs import Row, RowSource
-from smartbatch.cli.row_formats import BadRow
+from smartbatch.cli.parsed_rows import BadRow
 from smartbatch.errors import InputError
 
 
@@ -126,7 +126,14 @@ def test_csv_keeps_quoted_commas_and_newlines_and_forgets_the_byte_order_mark(tm
 @pytest.mark.parametrize(
     ("data", "printed"),
     [
-        (b"a,b\n1,2\n1,2,3\n", (3, "3 fields where the header names 2; quote fields that hold a separator")),
+        (
+            b"a,b\n1,2\n1,2,3\n",
+            (
+                3,
+                "3 fields where the header names 2 (the delimiter is the comma); quote fields that hold it, "
+                "or name another with --delimiter",
+            ),
+        ),
         (b"a,b\n1,\xff\n", (2, "field 'b' is not valid UTF-8; save the file as UTF-8")),
         (b"a,a\n1,2\n", (1, "the header names the column 'a' twice")),
         (b"a,\xff\n1,2\n", (1, "the header is not valid UTF-8; save the file as UTF-8")),
@@ -420,7 +427,7 @@ def test_an_input_that_cannot_be_used_is_refused_by_name(tmp_path: Path, name: s
 
 def test_an_endless_line_is_one_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row beyond the limit is reported, and the next one is read."""
-    monkeypatch.setattr(row_formats, "MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(parsed_rows, "MAX_ROW_BYTES", 1 << 20)
     long = b"x" * (3 << 20)
     rows = read(tmp_path / "in.txt", b"a\n" + long + b"\nb\n")
     assert [row.line for row in rows] == [1, 2, 3]

@@ -16,6 +16,7 @@ OF_THE_COMMAND = {
         "config",
         "billed",
         "dask",
+        "delimiter",
         "embed",
         "format",
         "help",

@@ -43,7 +43,19 @@ def test_a_template_puts_fields_in_their_places(template: str, prompt: str) -> N
 
 @pytest.mark.parametrize(
     "template",
-    ["{a.b}", "{a[0]}", "{a!r}", "{a:>10}", "{}", "{a", "a}", "no field at all", "{a.__class__}", "{a:{b}}"],
+    [
+        "{a.b}",
+        "{a[0]}",
+        "{a!r}",
+        "{a:>10000}",
+        "{a:q}",
+        "{}",
+        "{a",
+        "a}",
+        "no field at all",
+        "{a.__class__}",
+        "{a:{b}}",
+    ],
 )
 def test_a_template_that_is_more_than_fields_is_refused(template: str) -> None:
     """No attribute access, no indexing, no formats; the error shows how to write it."""
@@ -55,7 +67,7 @@ def test_a_template_that_is_more_than_fields_is_refused(template: str) -> None:
 def test_a_field_that_looks_like_a_template_is_only_text(before: str, value: str) -> None:
     """Braces in a row's own text are never read as placeholders."""
     literal = before.replace("{", "{{").replace("}", "}}")
-    assert PromptMaker(template=literal + "{x}").prompt(row(x=value)) == before + value
+    assert PromptMaker(template=literal + "{x}", on_missing="empty").prompt(row(x=value)) == before + value
 
 
 def test_a_missing_field_is_named_with_the_fields_there_are() -> None:
@@ -98,13 +110,29 @@ def test_an_unclear_row_is_refused_with_the_way_out(fields: Any) -> None:
 
 
 def test_the_id_is_the_named_field_or_id_or_the_index() -> None:
-    """An unusable ``id`` falls back to the index; an unusable field that was asked for is an error."""
+    """``-`` numbers the rows."""
+    assert PromptMaker().id(row(text="x")) == 7
     assert PromptMaker().id(row(id="a")) == "a"
-    assert PromptMaker().id(row(id=[1])) == 7
-    assert PromptMaker().id(row(n=5)) == 7
     assert PromptMaker(id_field="n").id(row(n=5, id="a")) == 5
-    with pytest.raises(BadField, match="must be a text or a whole number"):
-        PromptMaker(id_field="n").id(row(n=[5]))
+    assert PromptMaker(id_field="-").id(row(id=[1])) == 7
+
+
+@pytest.mark.parametrize(
+    ("value", "id"),
+    [(1.0, 1), (1.5, "1.5"), (-0.0, 0), (1e300, "1e+300"), ("1.0", "1.0"), (" a ", " a "), (0, 0)],
+)
+def test_numbers_and_text_are_ids(value: Any, id: str | int) -> None:
+    """A whole number that a gap made a float is whole again; text is never changed."""
+    assert PromptMaker().id(row(id=value)) == id
+    assert type(PromptMaker().id(row(id=value))) is type(id)
+
+
+@pytest.mark.parametrize("value", [None, "", "  ", float("nan"), True, False, [1], {"a": 1}])
+@pytest.mark.parametrize("named", ["id", None])
+def test_what_identifies_no_row_is_refused_with_the_way_out(value: Any, named: str | None) -> None:
+    """Never replaced by the index."""
+    with pytest.raises(BadField, match=r"^field 'id'.*--id-field names another field, --id-field - numbers"):
+        PromptMaker(id_field=named).id(row(id=value))
 
 
 def test_keys_tell_settings_from_prompts() -> None:

@@ -21,8 +21,9 @@ from levels import sampled
 from smartbatch import BatchingClient
 from smartbatch.cli import table_output
 from smartbatch.cli.main import main
+from smartbatch.cli.parsed_rows import BadRow
 from smartbatch.cli.result_tables import read_table
-from smartbatch.cli.row_formats import READERS, BadRow
+from smartbatch.cli.row_formats import READERS
 from smartbatch.tables.result_files import Line, UnwritableTable, write_table
 
 OWN = "call:own_calls:ask"

@@ -29,8 +29,9 @@ from smartbatch._settings import seconds_in, spec_of, usd
 from smartbatch.cli.inputs import Row, RowSource
 from smartbatch.cli.output_lines import encode
 from smartbatch.cli.outputs import OutputFile
+from smartbatch.cli.parsed_rows import BadRow
 from smartbatch.cli.prompts import KeyedRow, Keys, PromptMaker, RowKeys
-from smartbatch.cli.row_formats import READERS, BadRow
+from smartbatch.cli.row_formats import READERS
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError, ErrorKind, InputError, ProviderError, StoreError
 from smartbatch.jobs.payload import (

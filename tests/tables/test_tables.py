@@ -281,9 +281,9 @@ def test_a_table_without_a_way_to_a_prompt_is_refused_with_its_columns(
     ("prompts", "says"),
     [
         (["a text"], r"with a column: row 0 is str"),
-        ([{"text": "a"}, {"id": 2}], r"row 1: no field 'text'; the row has 'id'"),
-        ([{"text": "a"}, {"text": None}], r"row 1: field 'text' is null"),
-        ([{"text": float("nan")}], r"row 0: field 'text' is null"),
+        ([{"text": "a"}, {"id": 2}], r"row 1 .*: no field 'text'; the row has 'id'"),
+        ([{"text": "a"}, {"text": None}], r"row 1 .*: field 'text' is null; 1 of 2 rows .*on_missing='skip'"),
+        ([{"text": float("nan")}], r"row 0 .*: field 'text' is null"),
         ({"text": ["a", "b"]}, r"not a single one"),
     ],
 )

@@ -10,6 +10,7 @@ from attrs import evolve, fields_dict, frozen
 
 from smartbatch.core.preparation import validation
 from smartbatch.errors import InvalidRequest
+from smartbatch.tables.row_prompts import SkippedRow
 from smartbatch.types import Answer, Generation, Kind, Prompt, Request
 
 Preprocess: TypeAlias = "Callable[[Request], Request | Answer | str | None]"
@@ -56,7 +57,7 @@ class RequestPreparer:
         return requests
 
     def admitted(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterator[Request]:
-        """Return the requests of a list, each checked as it is read.
+        """Return the requests of a list, each checked as it is read, without those of skipped rows.
 
         Raises:
             InvalidRequest: when the row is read, naming it; at once for what has no effect on any.
@@ -70,7 +71,11 @@ class RequestPreparer:
             if name not in GENERATION and not (value is None and name in _OF_REQUEST)
         }
         normalise = partial(validation.normalise, defaults=defaults, **others)
-        return (row_named(row, partial(normalise, prompt)) for row, prompt in enumerate(prompts))
+        return (
+            row_named(row, partial(normalise, prompt))
+            for row, prompt in enumerate(prompts)
+            if not isinstance(prompt, SkippedRow)
+        )
 
     def defaults_of(self, params: Mapping[str, Any]) -> Generation:
         """Return the client's generation parameters with those of ``params`` over them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, NoReturn, Self, cast
 
 from attrs import frozen
@@ -10,16 +10,25 @@ from attrs import frozen
 from smartbatch._values import Value
 from smartbatch.errors import InvalidRequest
 from smartbatch.tables.kinds import TableKind, is_arrow_column, is_row_stream, kind_of_table
-from smartbatch.tables.template import BadField, TemplateError, field, fields_of, fill, listed, parse_template
-from smartbatch.types import Message, Prompt, Prompts, Request
+from smartbatch.tables.row_prompts import ON_MISSING, MissingFields, RowPrompts, SkippedRow
+from smartbatch.tables.template import BadField, TemplateError, listed
+from smartbatch.types import Message, OnMissing, Prompts, Request
 
 _TABLE_MARKS = ("__dataframe__", "columns", "column_names")
 """What DataFrames, Arrow tables and datasets have and a single column has not."""
 
+_SHOWN_ROWS = 10
+"""Numbers of rows in one error."""
+_WAY_OUT = "on_missing='skip' skips such rows, on_missing='empty' leaves the fields empty"
+
 
 def prompt_list(
-    prompts: Prompts, *, template: str | None = None, column: str | None = None
-) -> Iterable[Prompt]:
+    prompts: Prompts,
+    *,
+    template: str | None = None,
+    column: str | None = None,
+    on_missing: OnMissing | None = None,
+) -> Iterable[Any]:
     """Return prompts fit to be read: a sequence where their number is known, anything else as it is.
 
     A column of a table, an array and any other collection that has an order is read whole; an iterator, a
@@ -30,6 +39,9 @@ def prompt_list(
         prompts: also a table or rows, that is mappings, if one of the following is given.
         template: text with ``{column}`` placeholders, filled from each row.
         column: whose values are the prompts.
+        on_missing: what happens to a row in which a field of its prompt is absent, null or blank: ``"error"``
+            (the default) refuses it, ``"skip"`` has a :class:`SkippedRow` in its place, ``"empty"`` leaves
+            the field empty.
 
     Raises:
         InvalidRequest: for what can be iterated, but not prompt by prompt. The cases, in order:
@@ -43,72 +55,108 @@ def prompt_list(
             6. A template or column for what has no rows, or that names what the rows have not.
     """
     if template is None and column is None:
+        if on_missing is not None:
+            raise InvalidRequest("on_missing needs a template or a column", field="on_missing")
         return _in_order(prompts)
-    maker = _PromptMaker.of(template, column)
+    maker = _TablePrompts.of(template, column, on_missing or "error")
     if (kind := kind_of_table(prompts)) is not None:
-        return list(maker.prompts(_rows_of(kind, prompts, maker)))
+        return maker.all_prompts(_rows_of(kind, prompts, maker))
     if is_row_stream(prompts):
         return maker.prompts(cast("Iterable[Any]", prompts))
     rows = _in_order(prompts)
-    made = maker.prompts(_unchunked(rows, maker))
-    return list(made) if isinstance(rows, Sequence) else made
+    unchunked = _unchunked(rows, maker)
+    return maker.all_prompts(unchunked) if isinstance(rows, Sequence) else maker.prompts(unchunked)
 
 
 @frozen(eq=False, repr=False)
-class _PromptMaker(Value):
-    """Makes the prompt of a row.
+class _TablePrompts(Value):
+    """Makes the prompts of the rows of a table.
 
     Attributes:
-        fields: the names that it needs.
+        rows: makes the prompt of a row.
         argument: which was given, ``template`` or ``column``.
-        make: the prompt of a row.
     """
 
-    fields: list[str]
+    rows: RowPrompts
     argument: str
-    make: Callable[[Mapping[str, Any]], Any]
 
     @classmethod
-    def of(cls, template: str | None, column: str | None) -> Self:
-        if template is None:
-            name = column or ""
-            return cls([name], "column", lambda row: field(row, name))
-        if column is not None:
+    def of(cls, template: str | None, column: str | None, on_missing: OnMissing) -> Self:
+        if template is not None and column is not None:
             raise InvalidRequest("template and column cannot both be given", field="template")
+        argument = "column" if template is None else "template"
+        if on_missing not in ON_MISSING:
+            known = ", ".join(map(repr, ON_MISSING))
+            raise InvalidRequest(f"on_missing must be one of {known}", field="on_missing")
         try:
-            parts = parse_template(template)
+            return cls(RowPrompts.of(template, column, on_missing), argument)
         except TemplateError as error:
-            raise InvalidRequest(f"template: {error.message}", field="template") from error
-        return cls(fields_of(parts), "template", lambda row: fill(parts, row))
+            raise InvalidRequest(f"template: {error.message}", field=argument) from error
 
     def prompts(self, rows: Iterable[Any]) -> Iterator[Any]:
+        """Yield the prompts of rows; the first one that cannot be used is refused."""
         for number, row in enumerate(rows):
-            if not isinstance(row, Mapping):
-                _refuse(
-                    f"must be a table, or mappings such as {{{self.fields[0]!r}: …}}, with a "
-                    f"{self.argument}: row {number} is {type(row).__name__}"
-                )
             try:
-                yield self.make(row)
-            except BadField as error:
-                raise InvalidRequest(f"row {number}: {error.message}", field=self.argument) from error
+                yield self._prompt(number, row)
+            except MissingFields as error:
+                raise self._refusal(number, f"{error.message}; {_WAY_OUT}") from error
+
+    def all_prompts(self, rows: Iterable[Any]) -> list[Any]:
+        """Return the prompts of all rows; those that lack a field are counted before they are refused."""
+        made: list[Any] = []
+        lacking: dict[int, MissingFields] = {}
+        absent = set(self.rows.fields)
+        for number, row in enumerate(rows):
+            try:
+                made.append(self._prompt(number, row))
+            except MissingFields as error:
+                made.append(None)
+                lacking[number] = error
+            absent.difference_update(row)
+        if made and absent:
+            raise self._refusal(0, f"no field {min(absent)!r}, and no other row has it")
+        if lacking:
+            first, missing = next(iter(lacking.items()))
+            rows = ", ".join(map(str, list(lacking)[:_SHOWN_ROWS]))
+            rows += ", …" if len(lacking) > _SHOWN_ROWS else ""
+            count = f"{len(lacking):,} of {len(made):,} rows lack a field of their prompts"
+            raise self._refusal(first, f"{missing.message}; {count} (rows {rows}); {_WAY_OUT}")
+        return made
+
+    def _prompt(self, number: int, row: Any) -> Any:
+        if not isinstance(row, Mapping):
+            _refuse(
+                f"must be a table, or mappings such as {{{self.rows.fields[0]!r}: …}}, with a "
+                f"{self.argument}: row {number} is {type(row).__name__}"
+            )
+        try:
+            return self.rows.prompt(row)
+        except MissingFields as error:
+            if self.rows.on_missing != "skip":
+                raise
+            return SkippedRow(error.reason)
+        except BadField as error:
+            raise self._refusal(number, error.message) from error
+
+    def _refusal(self, number: int, message: str) -> InvalidRequest:
+        return InvalidRequest(f"row {number} (counted from 0): {message}", field=self.argument, row=number)
 
 
-def _rows_of(kind: TableKind, table: Any, maker: _PromptMaker) -> Iterator[dict[str, Any]]:
+def _rows_of(kind: TableKind, table: Any, maker: _TablePrompts) -> Iterator[dict[str, Any]]:
     """Return the rows of a table, with the columns that are needed."""
     names = kind.columns(table)
-    for name in maker.fields:
+    for name in maker.rows.fields:
         if (found := names.count(name)) != 1:
             raise InvalidRequest(
                 f"{maker.argument} names {name!r}, of which the table has {found or 'none'}; its columns are "
                 f"{listed(names)}",
                 field=maker.argument,
             )
-    columns = [kind.values(table, names.index(name)) for name in maker.fields]
-    return (dict(zip(maker.fields, row, strict=True)) for row in zip(*columns, strict=True))
+    columns = [kind.values(table, names.index(name)) for name in maker.rows.fields]
+    return (dict(zip(maker.rows.fields, row, strict=True)) for row in zip(*columns, strict=True))
 
 
-def _unchunked(rows: Iterable[Any], maker: _PromptMaker) -> Iterator[Any]:
+def _unchunked(rows: Iterable[Any], maker: _TablePrompts) -> Iterator[Any]:
     """Return rows; those of a table in parts, such as the batches of a large file, part by part."""
     for row in rows:
         kind = None if isinstance(row, Mapping) else kind_of_table(row)

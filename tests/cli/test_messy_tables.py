@@ -1,0 +1,288 @@
+"""Tables as people have them: blank cells, other delimiters, chats in cells, numbers to format, odd ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smartbatch.cli.csv_rows import csv_rows
+from smartbatch.cli.main import main
+from smartbatch.cli.parsed_rows import BadRow
+from smartbatch.tables.row_prompts import RowPrompts
+from smartbatch.tables.template import BadField
+
+OWN = "call:own_calls:ask"
+
+
+pytestmark = pytest.mark.usefixtures("calls")
+
+
+def run(text: str, *options: str, name: str = "in.csv", command: str = "run") -> int:
+    Path(name).write_text(text)
+    return main([command, name, "--model", OWN, *options])
+
+
+def written(path: str = "out.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+# -- blank cells ---------------------------------------------------------------------------------------------
+
+BLANKS = "id,text\na,one\nb,\nc,three\nd,  \ne,five\n"
+
+
+def test_all_blank_cells_are_counted_before_anything_is_sent(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(BLANKS, "--template", "Say {text}", "-o", "out.jsonl") == 2
+    error = capfd.readouterr().err
+    assert "row 1 (line 3): field 'text' is blank" in error
+    assert "row 3 (line 5): field 'text' is blank" in error
+    assert "2 with blank `text`: --on-missing skip leaves such rows out" in error
+    assert not Path("out.jsonl").exists()
+
+
+def test_skipped_rows_have_their_lines_and_are_counted(capfd: pytest.CaptureFixture[str]) -> None:
+    """In a file and on standard output, each in its place; the same command again sends nothing."""
+    skip = ("--prompt-field", "text", "--on-missing", "skip")
+    assert run(BLANKS, *skip, "-o", "out.jsonl") == 0
+    assert "2 rows skipped: blank `text`" in capfd.readouterr().err
+    rows = written()
+    assert [(row["index"], row["id"], row["text"]) for row in rows] == [
+        (0, "a", "answer to one"),
+        (1, "b", None),
+        (2, "c", "answer to three"),
+        (3, "d", None),
+        (4, "e", "answer to five"),
+    ]
+    assert [row["error"] and row["error"]["kind"] for row in rows] == [None, "row_skipped"] * 2 + [None]
+    assert rows[1]["error"]["message"] == "skipped: blank `text`"
+    assert run(BLANKS, *skip, "-o", "out.jsonl") == 0
+    assert "3 rows answered already, 2 skipped before" in capfd.readouterr().err
+    assert written() == rows
+    assert run(BLANKS, *skip) == 0
+    printed = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [(row["index"], row["text"]) for row in printed] == [(row["index"], row["text"]) for row in rows]
+
+
+def test_a_cell_that_is_filled_in_later_is_sent(capfd: pytest.CaptureFixture[str]) -> None:
+    """The line of a skipped row does not stand in the way, unlike an answer."""
+    skip = ("--prompt-field", "text", "--on-missing", "skip", "-o", "out.jsonl")
+    assert run(BLANKS, *skip) == 0
+    assert run(BLANKS.replace("b,\n", "b,two\n"), *skip) == 0
+    assert [row["text"] for row in written()] == [
+        "answer to one",
+        "answer to two",
+        "answer to three",
+        None,
+        "answer to five",
+    ]
+    assert "2 rows answered already" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["out.csv", "out.parquet"])
+def test_a_table_keeps_its_skipped_rows(output: str) -> None:
+    skip = ("--prompt-field", "text", "--on-missing", "skip")
+    for _ in range(2):
+        assert run(BLANKS, *skip, "-o", output) == 0
+    import pandas
+
+    table = pandas.read_csv(output) if output.endswith("csv") else pandas.read_parquet(output)
+    assert table["error_kind"].fillna("").tolist() == ["", "row_skipped", "", "row_skipped", ""]
+
+
+def test_rows_that_are_all_skipped_are_written() -> None:
+    assert run("text\n \n \n", "--prompt-field", "text", "--on-missing", "skip", "-o", "out.jsonl") == 0
+    assert [row["error"]["kind"] for row in written()] == ["row_skipped"] * 2
+
+
+def test_an_empty_field_is_left_empty(capfd: pytest.CaptureFixture[str]) -> None:
+    """A prompt as a whole cannot be empty."""
+    assert run(BLANKS, "--template", "Say {text}!", "--on-missing", "empty", "-o", "out.jsonl") == 0
+    assert [row["text"] for row in written()][:2] == ["answer to Say one!", "answer to Say !"]
+    assert run(BLANKS, "--prompt-field", "text", "--on-missing", "empty") == 2
+    assert "row 1 (line 3): field 'text' is blank, and a prompt cannot be empty" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["error", "skip", "empty"])
+def test_nulls_and_absent_fields_are_missing_and_a_misspelt_one_is_an_error(
+    how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = '{"t": "x"}\n{"t": null}\n{"u": 1}\n'
+    code = run(rows, "--template", "Say {t}", "--on-missing", how, "-o", "out.jsonl", name="in.jsonl")
+    assert code == (2 if how == "error" else 0)
+    if how != "error":
+        other = None if how == "skip" else "answer to Say "
+        assert [row["text"] for row in written()] == ["answer to Say x", other, other]
+    capfd.readouterr()
+    assert run(rows, "--template", "Say {tt}", "--on-missing", how, name="in.jsonl") == 2
+    assert "no row has the field 'tt'" in capfd.readouterr().err
+
+
+# -- delimiters ----------------------------------------------------------------------------------------------
+
+
+def cells(text: str, **options: Any) -> list[list[str]]:
+    import io
+
+    rows = csv_rows(io.BytesIO(text.encode()), **options)
+    return [list(row[1].values()) if isinstance(row, tuple) else [row.message] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("id;text\n1;hello\n2;world\n", [["1", "hello"], ["2", "world"]]),
+        ("id\ttext\n1\thello, you\n", [["1", "hello, you"]]),
+        ("id|text\n1|a;b\n", [["1", "a;b"]]),
+        ("id;price;text\n1;2,50;a\n2;3,00;b\n", [["1", "2,50", "a"], ["2", "3,00", "b"]]),
+        ('id;text\n1;"a;\nb"\n', [["1", "a;\nb"]]),
+        ('"a;b",c\n1,2\n', [["1", "2"]]),
+        ("text\nhello; world\n", [["hello; world"]]),
+        ("question (short; long)\nwhy?\nhow?\nwho?\n", [["why?"], ["how?"], ["who?"]]),
+        ("a,b;c\n1,2;3\n", [["1", "2;3"]]),
+        ("sep=;\nid;text\n1;a,b\n", [["1", "a,b"]]),
+        ("id;text\n", []),
+    ],
+)
+def test_the_delimiter_is_found(text: str, rows: list[list[str]]) -> None:
+    assert cells(text) == rows
+
+
+def test_the_option_wins_and_a_wrong_row_names_the_delimiter(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cells("a;b,c\n1;2,3\n", delimiter=",") == [["1;2", "3"]]
+    assert cells("a,b\n1\t2,3\n", usual="\t") == [["1\t2", "3"]]
+    (message,) = cells("a;b\n1;2;3\n4;5\n6;7\n")[0]
+    assert "3 fields where the header names 2 (the delimiter is the semicolon)" in message
+    semicolons = ("--delimiter", "semicolon", "--prompt-field", "b", "-o", "out.jsonl")
+    assert run("a,x;b\n1;2\n", *semicolons) == 0
+    assert [row["text"] for row in written()] == ["answer to 2"]
+    assert run("x\n", "--delimiter", ";", name="in.txt") == 2
+    assert "--delimiter is for CSV" in capfd.readouterr().err
+    assert run("x\n", "--delimiter", "::") == 2
+
+
+# -- chats and formats ---------------------------------------------------------------------------------------
+
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("cell", "prompt"),
+    [
+        (json.dumps(CHAT), CHAT),
+        (json.dumps(CHAT, indent=2), CHAT),
+        (json.dumps({"messages": CHAT}), CHAT),
+        (json.dumps(CHAT[0]), CHAT),
+        ("[1, 2]", "[1, 2]"),
+        ("[not JSON", "[not JSON"),
+        ('{"city": "Bonn"}', '{"city": "Bonn"}'),
+    ],
+)
+def test_a_chat_in_a_cell_is_a_chat_and_other_text_is_text(cell: str, prompt: Any) -> None:
+    assert RowPrompts.of(None, "chat").prompt({"chat": cell}) == prompt
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("chat", str(CHAT)),
+        ("chat", json.dumps(CHAT)[:-3]),
+        ("messages", "[1, 2]"),
+        ("messages", "{'role': 'user'}"),
+        ("chat", '[{"role": "user", "content": ' + "[" * 9999),
+    ],
+)
+def test_what_only_looks_like_a_chat_is_refused(name: str, cell: str) -> None:
+    with pytest.raises(BadField, match=rf"field '{name}'.*chat"):
+        RowPrompts.of(None, name).prompt({name: cell})
+
+
+@pytest.mark.parametrize(
+    ("template", "value", "prompt"),
+    [
+        ("{x:.2f}", "19.989", "19.99"),
+        ("{x:.2f}", 3, "3.00"),
+        ("{x:,}", "1234567", "1,234,567"),
+        ("{x:05d}", "42", "00042"),
+        ("{x:d}", 42.0, "42"),
+        ("{x:.0%}", "0.25", "25%"),
+        ("{x:>4}|", "ab", "  ab|"),
+        ("{x:.3}", "abcdef", "abc"),
+        ("{x:%d.%m.%Y}", "2026-11-27", "27.11.2026"),
+    ],
+)
+def test_a_format_reads_the_text_of_a_cell(template: str, value: Any, prompt: str) -> None:
+    assert RowPrompts.of(template, None).prompt({"x": value}) == prompt
+
+
+@pytest.mark.parametrize(
+    ("template", "value"),
+    [
+        ("{x:.2f}", "cheap"),
+        ("{x:.2f}", "1,234.50"),
+        ("{x:.2f}", "nan"),
+        ("{x:d}", "1.5"),
+        ("{x:.2f}", True),
+        ("{x:.2f}", [1]),
+        ("{x:%Y}", "yesterday"),
+        ("{x:%Y}", 3),
+    ],
+)
+def test_a_cell_that_does_not_fit_its_format_is_refused(template: str, value: Any) -> None:
+    with pytest.raises(BadField, match=r"field 'x' is not a (number|date) that") as caught:
+        RowPrompts.of(template, None).prompt({"x": value})
+    assert str(value) not in caught.value.message
+
+
+def test_a_row_that_does_not_fit_its_format_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("price\n1\ncheap\n", "--template", "{price:.2f} EUR") == 2
+    assert "row 1 (line 3): field 'price' is not a number" in capfd.readouterr().err
+
+
+# -- ids and the first prompt --------------------------------------------------------------------------------
+
+
+def test_equal_ids_are_refused_with_both_rows(capfd: pytest.CaptureFixture[str]) -> None:
+    """Numbers and their text are equal; with ``-`` the rows are numbered."""
+    rows = (
+        '{"id": 1, "text": "a"}\n{"id": 2, "text": "b"}\n{"id": 1.0, "text": "c"}\n{"id": "2", "text": "d"}\n'
+    )
+    assert run(rows, name="in.jsonl") == 2
+    error = capfd.readouterr().err
+    assert "row 2 (line 3): has the id of row 0 (line 1)" in error
+    assert "row 3 (line 4): has the id of row 1 (line 2)" in error
+    assert run(rows, "--id-field", "-", "-o", "out.jsonl", name="in.jsonl") == 0
+    assert [row["id"] for row in written()] == [0, 1, 2, 3]
+
+
+def test_a_million_ids_take_eight_bytes_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they are compared part by part."""
+    from smartbatch.cli import unique_ids
+
+    monkeypatch.setattr(unique_ids, "_AT_ONCE", 10)
+    ids = unique_ids.UniqueIds()
+    for id in [*range(100), "7", "x", "x"]:
+        ids.add(id)
+    assert ids.suspects == {unique_ids.digest_of_id(7), unique_ids.digest_of_id("x")}
+
+
+def test_the_first_prompt_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    """By a plan, and by a run with ``-v``: what is sent is seen before it is paid for."""
+    options = ("--template", "Say {text}", "--on-missing", "skip")
+    rows = "text\n \nhello\x1b[31m\n"
+    assert run(rows, *options, command="plan") == 0
+    assert "first prompt: Say hello\\x1b[31m" in capfd.readouterr().out
+    assert run(rows, *options, "--json", command="plan") == 0
+    assert json.loads(capfd.readouterr().out)["first_prompt"] == "Say hello\x1b[31m"
+    assert run(rows, *options, "-v", "-o", "out.jsonl") == 0
+    assert "first prompt, row 1 (line 3): Say hello" in capfd.readouterr().err
+
+
+def test_many_columns_are_checked_in_linear_time() -> None:
+    """A header of 100,000 columns; its check was quadratic, which took minutes."""
+    names = [f"column {n}" for n in range(100_000)]
+    rows = cells(",".join([*names, names[7]]) + "\n")
+    assert rows == [["the header names the column 'column 7' twice"]]
+    assert not any(isinstance(row, BadRow) for row in cells(",".join(names) + "\n"))
