@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from smartbatch.core.limits.model_controls import ModelLimit as ModelLimit
     from smartbatch.core.limits.model_controls import Pause as Pause
     from smartbatch.errors import AllRequestsFailed as AllRequestsFailed
+    from smartbatch.errors import AnswerUnread as AnswerUnread
     from smartbatch.errors import BudgetExceeded as BudgetExceeded
     from smartbatch.errors import ClientClosed as ClientClosed
     from smartbatch.errors import ConfigError as ConfigError
@@ -95,7 +96,7 @@ _NAMES_OF = {
     "client": "BatchingClient",
     "config": "BatchingConfig ClientParams Settings",
     "errors": (
-        "AllRequestsFailed BudgetExceeded ClientClosed ConfigError ErrorKind InputError "
+        "AllRequestsFailed AnswerUnread BudgetExceeded ClientClosed ConfigError ErrorKind InputError "
         "InvalidRequest JobConflict JobNotFound JobTimeout ProviderError ProviderUnavailable "
         "QueueFull RequestCancelled RequestTimeout RowSkipped SmartbatchError StoreError ValidationFailed "
         "WrongProcess"

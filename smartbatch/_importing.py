@@ -4,14 +4,51 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from smartbatch._fork import PerProcess
 
 NEW_OBJECTS = 20_000
 """New objects, less those that were freed, after which the garbage collector looks; Python's own is 700."""
 
 NEW_OBJECTS_OF_AN_SDK = 200_000
 """The same while an SDK is imported, which makes 80,000 to 150,000 objects that all stay."""
+
+
+TRIES = 3
+"""Times a module is imported that fails because another thread of the program imports a part of it."""
+
+_turn = PerProcess(threading.RLock)
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Let one thread at a time import modules that import each other in circles.
+
+    Threads that enter such a circle at different places would wait for each other. Python then gives one of
+    them a module that is half made, which shows as an ``ImportError`` or an ``AttributeError``.
+    """
+    with _turn.get():
+        yield
+
+
+def imported(name: str) -> Any:
+    """Return a module of another project, imported at its first use; any thread may ask for it."""
+    module = sys.modules.get(name)
+    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        return module
+    with one_at_a_time():
+        for _ in range(TRIES - 1):
+            try:
+                __import__(name)
+            except (ImportError, AttributeError):  # the program's own threads import without taking turns
+                continue
+            return sys.modules[name]
+        __import__(name)
+        return sys.modules[name]
 
 
 @contextmanager

@@ -112,7 +112,7 @@ def named(error: _E, request_id: str) -> _E:
     return error
 
 
-def after_refusal(error: _E, refused: ValidationFailed) -> _E:
+def after_refusal(error: _E, refused: UnusableAnswer) -> _E:
     """Return a copy of ``error``, which also says why the answer that came before it was refused."""
     said = _rebuild(type(error), error.message, dict(error.__dict__))
     said.message = f"{error.message}; an answer before it was refused: {refused.message}"
@@ -226,8 +226,8 @@ class RequestCancelled(ProviderError):
     """The request was cancelled: before its call started or, where it was streamed, before its end."""
 
 
-class ValidationFailed(SmartbatchError):
-    """The model's answer does not fit the schema, and repairs did not help or were not possible.
+class UnusableAnswer(SmartbatchError):
+    """An answer came and was paid for, but it cannot be used: the base of the two errors below.
 
     Attributes:
         kind: ``INVALID_RESPONSE``.
@@ -242,6 +242,23 @@ class ValidationFailed(SmartbatchError):
     finish_reason: str = "stop"
     tries: int = 1
     usage: Any = None
+
+
+class ValidationFailed(UnusableAnswer):
+    """The model's answer does not fit the schema, and repairs did not help or were not possible.
+
+    Its attributes are those of :class:`UnusableAnswer`.
+    """
+
+
+class AnswerUnread(UnusableAnswer):
+    """Smartbatch itself failed while it read an answer, several times; the answer may well be right.
+
+    Its attributes are those of :class:`UnusableAnswer`: ``text`` is the answer, which is not asked for again.
+    Please report it.
+    """
+
+    kind: ErrorKind = ErrorKind.UNKNOWN
 
 
 class StoreError(SmartbatchError):

@@ -68,7 +68,7 @@ def room(file: Path) -> str:
     return inside.parts[0] if len(inside.parts) > 1 else inside.stem
 
 
-IMPORTS_BY_NAME = ("import_module", "__import__")
+IMPORTS_BY_NAME = ("import_module", "__import__", "imported")
 
 
 def last_name(node: ast.AST) -> str:
@@ -118,6 +118,8 @@ def imports(file: Path) -> list[Import]:
             module = node.module or ""
             named = [f"{module}.{name.name}" for name in node.names] if module == EXACTLY_AT else [module]
         elif isinstance(node, ast.Call) and last_name(node.func) in IMPORTS_BY_NAME:
+            if file.name == "_importing.py":  # what it imports is named where it is called
+                continue
             named = [named_module(node)]
         else:
             continue

@@ -54,7 +54,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "_files": frozenset({"errors"}),  # files for this user only
     "_fork": frozenset(),  # forks and the interpreter's end
     "_html": frozenset(),  # escaping, elements
-    "_importing": frozenset(),  # how modules are imported late
+    "_importing": frozenset({"_fork"}),  # how modules are imported late
     "_kept": frozenset({"errors"}),  # what the next process need not work out again
     "_postgres": frozenset({"errors"}),  # addresses of PostgreSQL servers
     "_sqlite": frozenset(),  # connections to an SQLite file
@@ -121,13 +121,23 @@ FOLDERS: dict[str, frozenset[str]] = {
 ALLOWED_IN_CORE = frozenset(
     {"__future__", "array", "attrs", "bisect", "cattrs", "collections", "contextlib", "copy", "dataclasses"}
     | {"datetime", "enum", "fractions", "functools", "hashlib", "itertools", "json", "json_repair"}
-    | {"jsonschema", "jsonschema_specifications", "math", "numbers", "operator", "re", "statistics"}
+    | {
+        "jsonschema",
+        "jsonschema_specifications",
+        "pydantic",
+        "pydantic_core",
+        "math",
+        "numbers",
+        "operator",
+        "re",
+        "statistics",
+    }
     | {"struct", "types", "typing", "weakref"}
 )
 """Decisions take time and random sources as arguments, and have no threads, files or sockets: nothing else
 that is not the library's own is imported."""
 
-FOR_DECISIONS = frozenset({"_settings", "_values"})
+FOR_DECISIONS = frozenset({"_importing", "_settings", "_values"})
 """The files for all that decisions use as well: others wait, fork, or look at clocks and files."""
 
 CLOCKS = re.compile(r"(date|datetime|struct_time)\.(now|utcnow|today)")

@@ -24,7 +24,7 @@ from smartbatch.errors import (
     ProviderError,
     SmartbatchError,
     StoreError,
-    ValidationFailed,
+    UnusableAnswer,
     after_refusal,
     scrub,
 )
@@ -246,7 +246,7 @@ def decode_result(data: bytes, *, request_id: str, request: bytes = b"") -> Resu
         if "context" not in given and b'"context"' in request:
             given["context"] = context_of(request)
         error = _error_of(form, request_id)
-        if isinstance(error, ValidationFailed) and "text" in form:
+        if isinstance(error, UnusableAnswer) and "text" in form:
             error.text = form["text"]
         result = Result(request_id, **{**given, "error": error})
         if error is not None:
@@ -267,7 +267,7 @@ def with_earlier_tries(result: Result, earlier: EarlierTries | None) -> Result:
     if result.error is None or result.text is not None or earlier.refused is None:
         return result
     refused = decode_result(earlier.refused, request_id=result.request_id)
-    if not isinstance(refused.error, ValidationFailed):
+    if not isinstance(refused.error, UnusableAnswer):
         return result
     error = after_refusal(result.error, refused.error)
     return evolve(result, text=refused.text, finish_reason=refused.finish_reason, error=error)

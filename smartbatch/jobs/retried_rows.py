@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
-from smartbatch.errors import InvalidRequest, ValidationFailed
+from smartbatch.errors import InvalidRequest, UnusableAnswer
 from smartbatch.jobs.act_records import ROWS_AT_ONCE, RetriedRows
 from smartbatch.jobs.payload import decode_result
 from smartbatch.jobs.records import NewResult
@@ -96,6 +96,6 @@ def _may_be_paid(row: FailedRow, result: Result) -> bool:
 
 def _as_try(row: FailedRow, result: Result) -> NewResult:
     """Return the result of a row as one that did not end it."""
-    refused = isinstance(result.error, ValidationFailed) and result.text is not None
+    refused = isinstance(result.error, UnusableAnswer) and result.text is not None
     outcome = "again" if refused else "unrun"
     return NewResult(row.ix, outcome, row.body, cost=row.cost, usage=result.usage)

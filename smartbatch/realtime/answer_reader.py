@@ -12,7 +12,7 @@ from smartbatch._values import Value
 from smartbatch.core.batching.request_batch import Batch
 from smartbatch.core.preparation.fingerprint import fingerprint
 from smartbatch.core.preparation.structured import Parsed, Problem, own_object, read_answer, repair_request
-from smartbatch.errors import MissingAnswer, ProviderError, ValidationFailed
+from smartbatch.errors import MissingAnswer, ProviderError, UnusableAnswer
 from smartbatch.realtime.call.layers import Call, CallSpec, Outcome
 from smartbatch.realtime.effects import answered, share_of
 from smartbatch.realtime.queue import RequestQueue
@@ -31,7 +31,7 @@ class Repair(Value):
     """
 
     request: Request
-    error: ValidationFailed
+    error: UnusableAnswer
 
 
 @frozen(eq=False, repr=False)
@@ -84,7 +84,7 @@ class AnswerReader:
         verdict = _validated(ticket, answer, self._validation_retries)
         if isinstance(verdict, Repair):
             return verdict
-        if isinstance(verdict, ValidationFailed):
+        if isinstance(verdict, UnusableAnswer):
             result = answered(ticket, answer, seconds=seconds, parsed=None, route=route)
             return evolve(result, error=verdict)
         if self._keep is not None and (key := _cache_key(ticket)) is not None:
@@ -112,7 +112,7 @@ class AnswerReader:
         )
 
 
-def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair | ValidationFailed:
+def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair | UnusableAnswer:
     """Return what ``answer`` stands for: an object, or the request that asks once more, or the error.
 
     Further tries for an answer that does not fit are a request's own, and not those of the network.
@@ -125,8 +125,8 @@ def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair 
         return verdict
     tried = ticket.repairs
     times = f" ({tried + 1} answers)" if tried else ""
-    error = ValidationFailed(
-        f"{verdict.message}{times}",
+    error = verdict.error(
+        times,
         text=answer.text,
         finish_reason=answer.finish_reason,
         tries=tried + 1,
@@ -159,7 +159,7 @@ def _replayed(
         verdict = read_answer(request.params, outcome.text, outcome.finish_reason)
     error = None
     if isinstance(verdict, Problem):
-        error = ValidationFailed(verdict.message, text=outcome.text, finish_reason=outcome.finish_reason)
+        error = verdict.error(text=outcome.text, finish_reason=outcome.finish_reason)
     parsed = verdict.value if isinstance(verdict, Parsed) else None
     return evolve(result, **answer_fields(outcome), parsed=parsed, error=error)
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from attrs import define, field
 
-from smartbatch.errors import SmartbatchError, ValidationFailed, after_refusal, named
+from smartbatch.errors import SmartbatchError, UnusableAnswer, after_refusal, named
 from smartbatch.events import Event, ParameterDropped, RequestFinished, RequestSubmitted
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
@@ -71,7 +71,7 @@ class DeferredEffects:
         The first pays for the tries so far, unless another waiter of the ticket is left, who pays for all.
         """
         left = any(waiter not in waiters and not waiter.future.cancelled() for waiter in ticket.waiters)
-        last = error if isinstance(error, ValidationFailed) else ticket.refused
+        last = error if isinstance(error, UnusableAnswer) else ticket.refused
         if refused is None and last is not None:
             refused = Result("", text=last.text, finish_reason=last.finish_reason)
             error = error if last is error else after_refusal(error, last)

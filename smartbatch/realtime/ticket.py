@@ -18,7 +18,7 @@ from smartbatch._clock import FutureCondition
 from smartbatch._fork import notice_fork
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.retry import RetryCount
-from smartbatch.errors import SmartbatchError, ValidationFailed, WrongProcess
+from smartbatch.errors import SmartbatchError, UnusableAnswer, WrongProcess
 from smartbatch.interrupted import Interrupted
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.submission import Submission
@@ -281,7 +281,7 @@ class Ticket:
     final: bool = False
     attempts: int = 0
     repairs: int = 0
-    refused: ValidationFailed | None = None
+    refused: UnusableAnswer | None = None
     retry_count: RetryCount = field(factory=RetryCount)
     usage: Usage = NO_USAGE
     cost: float | None = 0.0

@@ -22,14 +22,9 @@ from properties.real_bodies import KEY, PROMPT
 
 from smartbatch._fork import PerProcess
 from smartbatch.core.batching.packing import BatchCompiler, Packed, random_word, split
-from smartbatch.core.preparation.structured import (
-    MAX_DEPTH,
-    JsonNotFound,
-    Parsed,
-    Problem,
-    check_answer,
-    recover_json,
-)
+from smartbatch.core.preparation.json_recovery import MAX_DEPTH, JsonNotFound, recover_json
+from smartbatch.core.preparation.schemas import schema_of
+from smartbatch.core.preparation.structured import Parsed, Problem, check_answer
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.providers.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
 from smartbatch.providers.anthropic.provider import AnthropicProvider
@@ -319,7 +314,7 @@ def written_json(rng: random.Random) -> bool:
     text = rng.choice(AROUND).replace("{}", text)
     if rng.random() < 0.5:
         text = garbled(text.encode("utf-8", "replace"), rng).decode("utf-8", "replace")
-    assert isinstance(check_answer(SCHEMA, lambda value: value, text, "stop"), Parsed | Problem)
+    assert isinstance(check_answer(*schema_of(SCHEMA), text, "stop"), Parsed | Problem)
     try:
         value = recover_json(text)
     except JsonNotFound:

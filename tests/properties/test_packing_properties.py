@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smartbatch.core.batching.packing import BatchCompiler, Packed, random_word, split, split_usage
-from smartbatch.core.preparation.structured import JsonNotFound, Parsed, Problem, check_answer, recover_json
+from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json
+from smartbatch.core.preparation.schemas import schema_of
+from smartbatch.core.preparation.structured import Parsed, Problem, check_answer
 from smartbatch.types import Request, Usage
 
 MUTATIONS = 100_000
@@ -117,7 +119,7 @@ def test_a_verdict_is_a_verdict(schema_like: Any, text: str) -> None:
     """No answer and no schema makes the check raise."""
     schema = {"type": "object", "properties": {"a": schema_like if isinstance(schema_like, dict) else {}}}
     for answer in (text, json.dumps({"a": schema_like})):
-        assert isinstance(check_answer(schema, lambda value: value, answer, "stop"), Parsed | Problem)
+        assert isinstance(check_answer(*schema_of(schema), answer, "stop"), Parsed | Problem)
 
 
 def mutated(text: str, rng: random.Random) -> str:

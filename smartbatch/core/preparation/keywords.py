@@ -8,13 +8,13 @@ Numbers are divided as binary fractions, of which 19.99 is no multiple of 0.01.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from itertools import islice
 from typing import Any
 
-from smartbatch.core.preparation.patterns import compiled
+from smartbatch._importing import imported
+from smartbatch.core.preparation.patterns import PatternError, compiled
 
 COMPARED = 1_000
 """Parts of one value up to which it is looked for those that no other keyword has checked."""
@@ -41,19 +41,26 @@ def bounded(kind: Any, *, remembers: bool) -> Any:
     Args:
         remembers: whether what a reference finds does not depend on the way that led to it.
     """
-    from jsonschema.validators import extend
-
     own = {name: keyword for name, keyword in _OWN.items() if name in kind.VALIDATORS}
     for name in ("unevaluatedItems", "unevaluatedProperties"):
         if name in kind.VALIDATORS:
             own[name] = _limited(name, kind.VALIDATORS[name])
     if remembers:
         own["$ref"] = _once(kind.VALIDATORS["$ref"])
-    return extend(kind, own)  # type: ignore[no-untyped-call]
+    return imported("jsonschema.validators").extend(kind, own)
+
+
+def _found(pattern: str, text: str) -> bool:
+    """Whether a pattern matches. One that the engine does not take is left to the class that has it: a plain
+    schema with such a pattern is refused before anything is sent."""
+    try:
+        return compiled(pattern)(text)
+    except PatternError:
+        return True
 
 
 def _pattern(validator: Any, pattern: str, value: Any, _schema: Any) -> Iterator[Any]:
-    if validator.is_type(value, "string") and not compiled(pattern).found_in(value):
+    if validator.is_type(value, "string") and not _found(pattern, value):
         yield _flaw(f"{_quoted(value)} does not match {pattern!r}")
 
 
@@ -62,7 +69,7 @@ def _pattern_properties(validator: Any, patterns: Any, value: Any, _schema: Any)
         return
     for pattern, schema in patterns.items():
         for key, item in value.items():
-            if compiled(pattern).found_in(key):
+            if _found(pattern, key):
                 yield from validator.descend(item, schema, path=key, schema_path=pattern)
 
 
@@ -70,9 +77,9 @@ def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Any
     if not validator.is_type(value, "object"):
         return
     named = schema.get("properties", {})
-    patterns = [compiled(pattern) for pattern in schema.get("patternProperties", {})]
+    patterns = list(schema.get("patternProperties", {}))
     extras = [
-        key for key in value if key not in named and not any(pattern.found_in(key) for pattern in patterns)
+        key for key in value if key not in named and not any(_found(pattern, key) for pattern in patterns)
     ]
     if validator.is_type(allowed, "object"):
         for key in extras:
@@ -132,9 +139,7 @@ _OWN = {
 
 
 def _flaw(message: str) -> Any:
-    from jsonschema.exceptions import ValidationError
-
-    return ValidationError(message)
+    return imported("jsonschema.exceptions").ValidationError(message)
 
 
 def _quoted(value: Any) -> str:
@@ -143,8 +148,6 @@ def _quoted(value: Any) -> str:
 
 
 def _is_multiple(value: float, step: float) -> bool:
-    if isinstance(value, float) and not math.isfinite(value):  # as 1e999 is read
-        return False
     return _written(value) % _written(step) == 0
 
 

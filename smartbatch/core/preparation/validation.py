@@ -17,8 +17,8 @@ from smartbatch._settings import EXAMPLES, seconds_in
 from smartbatch.config import Settings
 from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot, surrogate_at
+from smartbatch.core.preparation.plain_schemas import check_schema
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
-from smartbatch.core.preparation.structured import check_schema
 from smartbatch.errors import InvalidRequest, did_you_mean
 from smartbatch.types import Embedding, Generation, Message, Priority, Request
 
@@ -249,17 +249,17 @@ def _object(value: Any, field: str) -> dict[str, Any]:
 def _schema(value: Any, field: str) -> BuiltSchema:
     """Return a checked copy of a JSON schema, or the schema of a class, with the function that builds
     objects."""
-    try:
+    if isinstance(value, BuiltSchema):
+        return value
+    if not isinstance(value, Mapping):
         found, build = schema_of(value)
-        if isinstance(value, type):
-            return BuiltSchema(found, build)
-        schema = _object(value, field)
+        return BuiltSchema(_object(found, field), build)
+    schema = _object(value, field)
+    try:
         check_schema(schema)
-    except InvalidRequest:  # it names the field
-        raise
     except ValueError as error:
         _refuse(field, str(error))
-    return BuiltSchema(schema, build)
+    return BuiltSchema(*schema_of(schema))
 
 
 def _number(low: float, high: float, *, above: bool = False, unit: str = "") -> FieldCheck:

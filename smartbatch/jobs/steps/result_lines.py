@@ -18,7 +18,7 @@ from attrs import define, evolve, field, frozen
 from smartbatch._values import Record, Value
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.preparation.tokens import estimate
-from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError, SmartbatchError, ValidationFailed
+from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError, SmartbatchError
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_result
 from smartbatch.jobs.records import ItemSize, NewResult, ShardRow, StoredItem
 from smartbatch.jobs.steps.context import StepContext
@@ -286,7 +286,7 @@ class ResultReader:
         )
         verdict = read_answer(request.params, answer.text, answer.finish_reason)
         if not isinstance(verdict, Parsed):  # the answer is kept next to the reason: it was paid for
-            reason = ValidationFailed(verdict.message, finish_reason=answer.finish_reason, usage=usage)
+            reason = verdict.error(finish_reason=answer.finish_reason, usage=usage)
             outcome = "failed" if verdict.final else "again"
             return self._new_result(item, outcome, evolve(result, error=reason), digest)
         if verdict.value is not None:

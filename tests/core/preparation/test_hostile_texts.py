@@ -19,18 +19,13 @@ from typing import Any
 import pytest
 
 import smartbatch
-from smartbatch.core.preparation import keywords, patterns
+from smartbatch.core.preparation import keywords
+from smartbatch.core.preparation.json_recovery import SEARCHED, JsonNotFound, recover_json
 from smartbatch.core.preparation.keywords import COMPARED
-from smartbatch.core.preparation.patterns import LinearPattern, PatternError, compiled
-from smartbatch.core.preparation.structured import (
-    SEARCHED,
-    JsonNotFound,
-    Parsed,
-    Problem,
-    check_answer,
-    check_schema,
-    recover_json,
-)
+from smartbatch.core.preparation.patterns import PatternError, compiled
+from smartbatch.core.preparation.plain_schemas import check_schema
+from smartbatch.core.preparation.schemas import schema_of
+from smartbatch.core.preparation.structured import Parsed, Problem, check_answer
 from smartbatch.errors import InvalidRequest
 from smartbatch.providers import MockProvider
 from tests.levels import sampled
@@ -97,7 +92,7 @@ def test_what_stands_between_fences_is_found_as_before() -> None:
 
 
 def found(schema: dict[str, Any], value: Any) -> bool:
-    return isinstance(check_answer(schema, lambda made: made, json.dumps(value), "stop"), Parsed)
+    return isinstance(check_answer(*schema_of(schema), json.dumps(value), "stop"), Parsed)
 
 
 def test_in_a_very_long_text_nothing_is_looked_for() -> None:
@@ -144,7 +139,6 @@ PATTERNS = {
     r"(?:x+x+)+y": "x",
     r"a*b": "a",
     r"^([a-z0-9]+[._-]?)+@example\.org$": "a.",
-    r"^(?=(a+)+$)(?!.*b)": "a",
 }
 
 
@@ -192,7 +186,7 @@ def test_no_pattern_keeps_the_other_threads_waiting(pattern: str) -> None:
         thread = threading.Thread(target=measure)
         thread.start()
         with suppress(PatternError):
-            LinearPattern(pattern).found_in(FREEZING[pattern])
+            compiled(pattern)(FREEZING[pattern])
         ended.set()
         thread.join()
         return max(waits)
@@ -205,7 +199,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The patterns that values were held against, by the engine that is bounded."""
     found: list[str] = []
 
-    def noted(pattern: str) -> LinearPattern:
+    def noted(pattern: str) -> Callable[[str], bool]:
         found.append(pattern)
         return compiled(pattern)
 
@@ -233,7 +227,7 @@ def test_a_schema_that_names_its_dialect_has_bounded_patterns_in_all_its_parts(
     schema: dict[str, Any], value: Any, asked: list[str]
 ) -> None:
     """Also in those that a reference leads back to, and in a property of that name."""
-    assert isinstance(check_answer(schema, repr, json.dumps(value), "stop"), Problem)
+    assert isinstance(check_answer(*schema_of(schema), json.dumps(value), "stop"), Problem)
     assert asked == ["^(a+)+$"] * json.dumps(value).count(': "')
 
 
@@ -245,7 +239,7 @@ def test_each_part_of_a_tree_of_unions_is_checked_once_by_each_reference(leaf: s
     value: Any = leaf
     for _ in range(10):
         value = [value]
-    found = check_answer(schema, repr, json.dumps(value), "stop")
+    found = check_answer(*schema_of(schema), json.dumps(value), "stop")
     assert isinstance(found, Parsed) == (leaf == "a")
     assert len(asked) <= 2
     if isinstance(found, Problem):
@@ -268,15 +262,14 @@ def test_equal_elements_are_found_in_time_that_grows_with_their_number() -> None
     [
         r"^\d{3}-\d{4}$",
         r"\bcat\b",
-        r"^(?!foo)[a-f]{2,4}$",
-        r"(?<=a)b|c$",
+        r"^[a-f]{2,4}$",
         r"(?i)^[^\sx]+\.?$",
         r"^(ab|a)(c|bcd)?$",
         r"(?m)^a$",
     ],
 )
 def test_patterns_mean_what_they_meant(pattern: str) -> None:
-    """As in the standard library's engine."""
+    """As in the standard library's engine, but that ``$`` is the end and nothing before it."""
     texts = [
         "",
         "123-4567",
@@ -287,27 +280,17 @@ def test_patterns_mean_what_they_meant(pattern: str) -> None:
         "abcd",
         "ABC.",
         "b\na\nc",
-        "a\n",
         "xab c",
         "ac",
         "٣23-4567",
     ]
     expected = [bool(re.search(pattern, text)) for text in texts]
-    assert [compiled(pattern).found_in(text) for text in texts] == expected
+    assert [compiled(pattern)(text) for text in texts] == expected
     assert any(expected)
     assert not all(expected)
 
 
-def test_the_steps_of_a_pattern_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are counted over the whole text, where no step can be remembered."""
-    monkeypatch.setattr(patterns, "MAX_STEPS", 500)
-    pattern = LinearPattern("(?=b)(a|b)*c")
-    assert pattern.found_in("ab" * 10 + "c")
-    with pytest.raises(PatternError, match="too many steps"):
-        pattern.found_in("ab" * 1_000)
-
-
-@pytest.mark.parametrize("pattern", [r"(a)\1", r"(", r"((a{500}){500}){500}", r"(?>a+)b"])
+@pytest.mark.parametrize("pattern", [r"(a)\1", r"(", r"((a{500}){500}){500}", r"^(?!x)"])
 def test_a_pattern_that_cannot_be_checked_is_refused_before_anything_is_sent(pattern: str) -> None:
     with pytest.raises(PatternError):
         compiled(pattern)

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import datetime
+import decimal
 import enum
 import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NoReturn
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NoReturn, Required, TypedDict
 
+import pydantic
 import pytest
 from attrs import define, field, frozen, make_class, validators
 
+from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json
+from smartbatch.core.preparation.plain_schemas import check_schema
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
 from smartbatch.core.preparation.structured import (
     TEMPERATURES,
-    JsonNotFound,
     Parsed,
     Problem,
     check_answer,
-    check_schema,
     own_object,
     read_answer,
-    recover_json,
     repair_request,
 )
-from smartbatch.errors import InvalidRequest
-from smartbatch.types import Answer, Generation, Message, Request
+from smartbatch.errors import AnswerUnread, InvalidRequest
+from smartbatch.types import WRAPPED, Answer, Generation, Message, Request
 
 OBJECT = '{"a": 1, "b": [true, null]}'
 VALUE = {"a": 1, "b": [True, None]}
@@ -158,6 +160,52 @@ class TestRecovering:
         with pytest.raises(JsonNotFound):
             recover_json(beyond)
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            f'<think>\nPerhaps {{"a": 2}}? No.\n</think>\n\n{OBJECT}',
+            f"<think>I will write {OBJECT}.</think>\n```json\n{OBJECT}\n```",
+            f"The form is {{a}}, so...\n</think>\n{OBJECT}",
+            f'<think>I close with </think> after {{"a": 2}}.</think>{OBJECT}',
+            f'[THINK]{{"a": 2}}[/THINK]{OBJECT} I hope this helps.',
+            f'<thinking>{{"a": 2}}</thinking><reasoning>{{"a": 3}}</reasoning>{OBJECT}',
+            f"{OBJECT} that is\n```json\n{OBJECT}\n```",
+            f"```json\n{OBJECT}\n```\nOnce more:\n```\n{OBJECT}\n```",
+        ],
+    )
+    def test_thoughts_in_front_and_equal_values_do_not_count(self, text: str) -> None:
+        """Whether the thoughts hold a draft, braces or the answer itself, and with no opening mark."""
+        assert recover_json(text) == VALUE
+
+    @pytest.mark.parametrize(
+        "text", ['{"a": "</think>"}', 'Here: {"a": "</think>"}', '<think>{"b": 1}</think>{"a": "</think>"}']
+    )
+    def test_a_mark_within_the_answer_is_a_part_of_it(self, text: str) -> None:
+        assert recover_json(text) == {"a": "</think>"}
+
+    @pytest.mark.parametrize(
+        "text", ['<think>{"a": 1}</think> I cannot.', '{"a": 1}</think>{"a": 1}{"a": 2}']
+    )
+    def test_no_draft_is_taken_for_the_answer(self, text: str) -> None:
+        with pytest.raises(JsonNotFound):
+            recover_json(text)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "1e999",
+            '{"a": -1e999}',
+            "[[1e400]]",
+            'Here: {"a": 1e999}',
+            "{'a': 1e999}",
+            '<think></think>{"a": 1e999}',
+        ],
+    )
+    def test_a_number_that_no_float_holds_is_named(self, text: str) -> None:
+        with pytest.raises(JsonNotFound, match="beyond the range of floating-point numbers, such as 1e999"):
+            recover_json(text)
+        assert recover_json('"1e999"') == "1e999"
+
     def test_the_reason_repeats_nothing_of_the_answer(self) -> None:
         """Answers stay out of errors."""
         with pytest.raises(JsonNotFound) as caught:
@@ -165,13 +213,49 @@ class TestRecovering:
         assert "secret" not in str(caught.value)
 
 
+class Priced(pydantic.BaseModel):
+    """A pydantic model with what models have."""
+
+    price: decimal.Decimal
+    day: datetime.date
+    size: tuple[int, str]
+    tags: set[str] = set()
+    stars: int = pydantic.Field(default=3, ge=1, le=5)
+    more: Any = None
+
+
+class Entry(TypedDict, total=False):
+    word: Required[str]
+    parts: list[Entry]
+
+
+@frozen
+class Dog:
+    kind: Literal["dog"]
+    age: int
+
+
+@frozen
+class Cat:
+    kind: Literal["cat"]
+    age: int = 9
+
+
+@frozen
+class Owner:
+    pet: Dog | Cat | None
+    item: Priced | None = None
+
+
+PRICED = {"price": 1.5, "day": "2026-11-27", "size": [1, "x"]}
+
+
 class TestClasses:
-    def test_a_class_becomes_a_closed_schema_and_an_answer_becomes_its_object(self) -> None:
-        """Dataclass and attrs class, nested and recursive, enum, literal, list, dictionary, optional."""
+    def test_a_class_becomes_a_schema_and_an_answer_becomes_its_object(self) -> None:
+        """A dataclass with an attrs class; nested, recursive, enum, literal, list, dictionary, optional."""
         schema, build = schema_of(Review)
         check_schema(schema)
-        assert schema["additionalProperties"] is False
-        assert schema["required"] == list(REVIEW)
+        assert schema["required"] == list(REVIEW)[:-1]
         assert schema["$defs"]["Author"]["properties"]["friend"] == {
             "anyOf": [{"$ref": "#/$defs/Author"}, {"type": "null"}]
         }
@@ -181,30 +265,97 @@ class TestClasses:
         assert verdict(Review, REVIEW) == Parsed(expected)
         assert build(REVIEW) == expected
 
-    def test_a_class_that_contains_itself_refers_to_the_whole(self) -> None:
-        """A list of friends of friends."""
+    def test_the_root_of_a_schema_is_no_reference(self) -> None:
+        """Though the class contains itself."""
+        schema, _ = schema_of(Author)
+        assert (schema["type"], schema["required"]) == ("object", ["name"])
         found = verdict(Author, {"name": "Ann", "friend": {"name": "Bob", "friend": None}})
         assert found == Parsed(Author("Ann", Author("Bob")))
 
     @pytest.mark.parametrize(
-        ("name", "wrong"),
-        [("stars", "4"), ("stars", 4.5), ("mood", "fair"), ("kind", "x"), ("tags", "x"), ("author", {})],
+        ("kind", "answer", "expected"),
+        [
+            (
+                Priced,
+                PRICED,
+                Priced(price=decimal.Decimal("1.5"), day=datetime.date(2026, 11, 27), size=(1, "x")),
+            ),
+            (Entry, {"word": "a", "parts": [{"word": "b"}]}, {"word": "a", "parts": [{"word": "b"}]}),
+            (Owner, {"pet": {"kind": "cat"}, "item": None}, Owner(Cat("cat"))),
+            (Owner, {"pet": {"kind": "dog", "age": 3}}, Owner(Dog("dog", 3))),
+            (list[Owner], [{"pet": None}], [Owner(None)]),
+            (list[int], [1, 2], [1, 2]),
+            (Literal["a", "b"], '"b"', "b"),
+            (Mood, '"bad"', Mood.BAD),
+            (int | None, "null", None),
+            (dict[int, bytes], {"1": "x"}, {1: b"x"}),
+            (tuple[Author, int], [{"name": "Ann"}, 2], (Author("Ann"), 2)),
+            (Author | int, 5, 5),
+            (Any, [1], [1]),
+            (Annotated[int, pydantic.Field(ge=1, examples=[1])], 1, 1),
+        ],
     )
-    def test_a_wrong_value_is_a_problem_that_names_the_place_in_the_schema(
-        self, name: str, wrong: Any
-    ) -> None:
+    def test_any_type_has_a_schema_and_makes_objects(self, kind: Any, answer: Any, expected: Any) -> None:
+        schema, _ = schema_of(kind)
+        check_schema(schema)
+        assert verdict(kind, answer) == Parsed(expected)
+
+    @pytest.mark.parametrize(
+        ("name", "wrong", "told"),
+        [
+            ("stars", "four", "stars (int_parsing)"),
+            ("stars", 4.5, "stars (int_from_float)"),
+            ("mood", "fair", "mood (enum)"),
+            ("kind", "x", "kind (literal_error)"),
+            ("tags", "x", "tags (list_type)"),
+            ("author", {}, "author/name (missing)"),
+        ],
+    )
+    def test_a_wrong_value_is_a_problem_that_names_the_place(self, name: str, wrong: Any, told: str) -> None:
         """The error tells where; only the model is told what."""
         found = verdict(Review, {**REVIEW, name: wrong})
         assert isinstance(found, Problem)
         assert not found.final
-        assert f"properties/{name}" in found.message or "$ref" in found.message or "$defs" in found.message
+        assert found.message == f"the answer breaks the schema at {told}"
 
-    def test_missing_and_foreign_properties_are_problems(self) -> None:
-        """Optional fields may be null, but not absent: that is what providers are told."""
-        for wrong in ({k: v for k, v in REVIEW.items() if k != "note"}, {**REVIEW, "canary": 1}):
-            found = verdict(Review, wrong)
-            assert isinstance(found, Problem)
-            assert "canary" not in found.message
+    def test_what_the_class_accepts_is_accepted(self) -> None:
+        """Defaults may be left out, texts may be numbers, and further properties do not count, unless the
+        class forbids them."""
+        answer = {**PRICED, "price": "1.5", "stars": "4", "canary": 1}
+        found = verdict(Priced, answer)
+        assert isinstance(found, Parsed)
+        assert (found.value.stars, found.value.price) == (4, decimal.Decimal("1.5"))
+        closed = pydantic.create_model("Closed", __config__={"extra": "forbid"}, a=(int, 1))
+        refused = verdict(closed, {"canary": 1})
+        assert isinstance(refused, Problem)
+        assert refused.message == "the answer breaks the schema at the top (extra_forbidden)"
+        assert isinstance(verdict(Author, {"name": "Ann", "canary": 1}), Parsed)
+
+    @pytest.mark.parametrize("kind", [Priced, schema_of(Priced)[0]])
+    def test_a_null_that_stands_for_a_property_left_out_is_dropped(self, kind: Any) -> None:
+        """Strict modes require every property; one that may be null stays."""
+        found = verdict(kind, {**PRICED, "stars": None, "tags": None, "more": None})
+        assert isinstance(found, Parsed)
+        left = found.value if isinstance(found.value, dict) else found.value.model_dump()
+        assert left["more"] is None
+        assert left.get("stars", 3) == 3
+        refused = verdict(kind, {**PRICED, "day": None})
+        assert isinstance(refused, Problem)
+
+    def test_nulls_are_dropped_in_the_branch_that_an_answer_takes(self) -> None:
+        """The values that are fixed tell the branches of a union."""
+        one = pydantic.create_model("One", kind=(Literal["one"], ...), size=(int, 1))
+        two = pydantic.create_model("Two", kind=(Literal["two"], ...), size=(int | None, ...))
+        found = verdict(list[one | two], [{"kind": "one", "size": None}, {"kind": "two", "size": None}])
+        assert found == Parsed([one(kind="one", size=1), two(kind="two", size=None)])
+
+    def test_an_answer_is_taken_out_of_its_wrapping(self) -> None:
+        """Where an API takes objects only; an object with a property of that name is its own."""
+        assert verdict(list[int], {WRAPPED: [1]}) == verdict(list[int], [1]) == Parsed([1])
+        own = pydantic.create_model("Own", answer=(int, 0))
+        assert verdict(own, {WRAPPED: 1}) == Parsed(own(answer=1))
+        loose = pydantic.create_model("Loose", a=(int, 0))
+        assert verdict(loose | None, {WRAPPED: {"a": 5}}) == Parsed(loose(a=5))
 
     def test_a_validator_of_the_class_has_the_last_word(self) -> None:
         """What follows the schema may still be refused by the class; the error keeps the value to itself."""
@@ -219,79 +370,52 @@ class TestClasses:
         assert "31337" not in found.message
         assert "31337" in found.advice
 
-    def test_pydantic_models_are_taken_and_closed(self) -> None:
-        """Where pydantic is installed; optional fields are required in the schema, as strict mode wants."""
-        pydantic = pytest.importorskip("pydantic")
-        inner = pydantic.create_model("Inner", x=(int, ...))
-        model = pydantic.create_model("Model", name=(str, "none"), inner=(inner | None, None))
-        schema, _ = schema_of(model)
-        assert schema["required"] == ["name", "inner"]
-        assert schema["$defs"]["Inner"]["additionalProperties"] is False
-        assert verdict(model, {"name": "n", "inner": {"x": 1}}) == Parsed(model(name="n", inner=inner(x=1)))
+    def test_an_error_of_the_class_is_told_in_short(self) -> None:
+        def refuse(value: Any) -> NoReturn:
+            raise KeyError("x" * 2_000)
+
+        found = verdict(Annotated[int, pydantic.AfterValidator(refuse)], 1)
+        assert isinstance(found, Problem)
+        assert found.message == ("the answer follows the schema, but no object could be made of it: KeyError")
+        assert found.advice == "KeyError: '" + "x" * 989
+
+    def test_a_pattern_that_needs_backtracking_is_the_classes_own(self) -> None:
+        """A model that asks for that engine runs it itself; elsewhere it is left to the model."""
+        config = pydantic.ConfigDict(regex_engine="python-re")
+        ahead = pydantic.create_model(
+            "Ahead", __config__=config, a=(Annotated[str, pydantic.Field(pattern="^(?!x)")], ...)
+        )
+        assert isinstance(verdict(ahead, {"a": "y"}), Parsed)
+        assert isinstance(verdict(ahead, {"a": "x"}), Problem)
+        assert isinstance(verdict(dict(schema_of(ahead)[0]), {"a": "x"}), Parsed)
 
     def test_the_same_class_has_the_same_builder(self) -> None:
-        """Equal requests are told by it."""
+        """Equal requests are told by it; so are those with equal plain schemas."""
         assert schema_of(Review)[1] is schema_of(Review)[1]
+        assert schema_of({"type": "object"})[1] is schema_of({"type": "object"})[1]
 
-    @pytest.mark.parametrize("value", [1, "one", None])
-    def test_plain_types_stand_side_by_side(self, value: Any) -> None:
-        """What came keeps its type."""
-        kind = dataclasses.make_dataclass("Odd", [("value", str | int | None)])
-        found = verdict(kind, {"value": value})
-        assert isinstance(found, Parsed)
-        assert found.value == kind(value)
+    @pytest.mark.parametrize("kind", [Review, Priced, {"type": "object"}])
+    def test_a_builder_can_be_sent_to_another_process(self, kind: Any) -> None:
+        schema, build = schema_of(kind)
+        copied = pickle.loads(pickle.dumps(BuiltSchema(schema, build)))
+        answer = PRICED if kind is Priced else REVIEW
+        assert (copied, copied.build(answer)) == (schema, build(answer))
 
-    def test_what_is_refused_is_named_as_it_was_written(self) -> None:
-        for annotation, name in (
-            (NoReturn, r"typing\.NoReturn"),
-            (complex, "complex"),
-            (set[int], r"set\[int\]"),
-        ):
-            with pytest.raises(InvalidRequest, match=rf"Odd\.strange: {name} has no schema"):
-                schema_of(dataclasses.make_dataclass("Odd", [("strange", annotation)]))
-
-    @pytest.mark.parametrize(
-        "annotation", [complex, Any, bytes, set[int], list, dict, dict[int, str], Author | Review, object]
-    )
-    def test_an_annotation_without_a_schema_is_refused_by_name(self, annotation: Any) -> None:
-        """The text says which field."""
-        kind = dataclasses.make_dataclass("Odd", [("fine", int), ("strange", annotation)])
-        with pytest.raises(InvalidRequest, match=r"Odd\.strange"):
-            schema_of(kind)
-
-    @pytest.mark.parametrize(
-        ("annotation", "schema"),
-        [
-            (Literal["a"], {"type": "string", "enum": ["a"]}),
-            (Literal["a", 1], {"enum": ["a", 1]}),
-            (Literal[True, False], {"type": "boolean", "enum": [True, False]}),
-            (Mood, {"type": "string", "enum": ["good", "bad"]}),
-            (tuple[int, ...], {"type": "array", "items": {"type": "integer"}}),
-            (Sequence[Author], {"type": "array", "items": {"$ref": "#/$defs/Author"}}),
-            (Mapping[str, bool], {"type": "object", "additionalProperties": {"type": "boolean"}}),
-        ],
-    )
-    def test_an_annotation_has_its_schema(self, annotation: Any, schema: dict[str, Any]) -> None:
-        kind = dataclasses.make_dataclass("Kind", [("value", annotation)])
-        assert schema_of(kind)[0]["properties"] == {"value": schema}
-
-    @pytest.mark.parametrize(
-        "annotation", [Literal[b"x"], enum.Enum("Empty", []), enum.Enum("Odd", {"a": 1.5})]
-    )
-    def test_values_that_json_has_not_are_refused_by_name(self, annotation: Any) -> None:
-        kind = dataclasses.make_dataclass("Odd", [("strange", annotation)])
-        with pytest.raises(InvalidRequest, match=r"Odd\.strange: its values must be"):
+    @pytest.mark.parametrize("annotation", [NoReturn, Callable[[], int], Author | Callable[[], int]])
+    def test_a_type_that_json_has_not_is_refused_by_name(self, annotation: Any) -> None:
+        kind = make_class("Odd", {"fine": field(type=int), "strange": field(type=annotation)})
+        with pytest.raises(InvalidRequest, match=r"schema cannot (have|be made of) Odd"):
             schema_of(kind)
 
     def test_a_name_that_the_module_does_not_know_is_refused(self) -> None:
         with pytest.raises(InvalidRequest, match="'Nowhere' is not defined; annotate with names"):
+            schema_of(make_class("Odd", {"strange": field(type="Nowhere")}))
+        with pytest.raises(InvalidRequest, match=r"cannot be made of Odd: .*not fully defined"):
             schema_of(dataclasses.make_dataclass("Odd", [("strange", "Nowhere")]))
 
     def test_a_field_that_is_not_given_to_the_class_is_not_asked_for(self) -> None:
-        kind = dataclasses.make_dataclass(
-            "Kind", [("given", int), ("own", int, dataclasses.field(default=1, init=False))]
-        )
-        assert schema_of(kind)[0]["required"] == ["given"]
+        kind = make_class("Kind", {"given": field(type=int), "own": field(type=int, default=1, init=False)})
+        assert list(schema_of(kind)[0]["properties"]) == ["given"]
 
     def test_a_schema_with_its_builder_is_copied_whole(self) -> None:
         for copied in (copy.deepcopy(BUILT), pickle.loads(pickle.dumps(BUILT))):
@@ -303,10 +427,9 @@ class TestClasses:
         with pytest.raises(InvalidRequest, match=r"Odd\.strange: it has no annotation"):
             schema_of(make_class("Odd", ["strange"]))
 
-    @pytest.mark.parametrize("kind", [int, "text", 5, None, list[int], Mood])
+    @pytest.mark.parametrize("kind", ["text", 5, None, len])
     def test_anything_else_is_refused(self, kind: Any) -> None:
-        """Only objects: what providers take at the top."""
-        with pytest.raises(InvalidRequest, match="schema"):
+        with pytest.raises(InvalidRequest, match="schema must be a JSON schema"):
             schema_of(kind)
 
     def test_a_plain_schema_builds_what_came(self) -> None:
@@ -347,11 +470,23 @@ class TestVerdicts:
         assert "name" in schema["$defs"][names[0]]["properties"]
         assert list(schema["$defs"][names[1]]["properties"]) == ["born"]
 
-    def test_a_schema_that_cannot_be_applied_is_final(self) -> None:
-        """A reference into the void is the caller's to mend."""
-        found = verdict({"$ref": "#/$defs/Nowhere"}, {})
+    def test_an_error_of_ours_is_no_verdict_on_the_answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The answer is read again; where that does not help, the error is named as ours."""
+        failures = [ImportError("half made")] * 2
+
+        def broken_at_first(value: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return value
+
+        params = Generation(schema=BuiltSchema({"type": "object"}, broken_at_first))
+        assert read_answer(params, "{}", "stop") == Parsed({})
+        failures += [ImportError("half made")] * 3
+        found = read_answer(params, "{}", "stop")
         assert isinstance(found, Problem)
-        assert found.final
+        assert (found.final, found.ours) == (True, True)
+        assert type(found.error(text="{}")) is AnswerUnread
+        assert "smartbatch itself failed while it read the answer (ImportError)" in found.message
 
     @pytest.mark.parametrize(
         "schema",
@@ -389,9 +524,9 @@ class TestVerdicts:
     @pytest.mark.parametrize(
         ("step", "fits", "breaks"),
         [
-            (0.01, ["19.99", "4.35", "-0.29", "0", "7", "1e2", "1e308"], ["4.355", "0.001", "1e-3", "1e999"]),
+            (0.01, ["19.99", "4.35", "-0.29", "0", "7", "1e2", "1e308"], ["4.355", "0.001", "1e-3"]),
             (0.1, ["0.3", "1234567.7"], ["0.35", "0.30000000000000004"]),
-            (5, ["10", "10.0", "-5", "1e30"], ["7", "2.5", "1e999"]),
+            (5, ["10", "10.0", "-5", "1e30"], ["7", "2.5"]),
         ],
     )
     def test_multiples_are_those_of_the_numbers_as_they_are_written(
@@ -438,17 +573,10 @@ class TestVerdicts:
         assert isinstance(found, Problem)
         assert found.advice == f"at $: {told}."
 
-    def test_an_error_of_the_class_is_told_in_short(self) -> None:
-        def refuse(value: Any) -> NoReturn:
-            raise ValueError("x" * 2_000)
-
-        found = check_answer({}, refuse, "1", "stop")
-        assert isinstance(found, Problem)
-        assert found.advice == "ValueError: " + "x" * 988
-
     def test_foreign_references_are_not_fetched(self) -> None:
         """Even where one slipped through, validation does not open the network."""
-        found = verdict({"$ref": "http://127.0.0.1:9/schema.json"}, {})
+        params = Generation(schema={"$ref": "http://127.0.0.1:9/schema.json"})
+        found = read_answer(params, "{}", "stop")
         assert isinstance(found, Problem)
         assert found.final
 
