@@ -620,6 +620,12 @@ class BatchingClient:
         this process stored. With a budget, what its own jobs cost in other processes counts as well."""
         return self._running.spent
 
+    @property
+    def unconfirmed_cost(self) -> float:
+        """USD that may have been billed beyond :attr:`spent`: calls whose answer was lost, or did not say
+        what it used, count at the most they can have cost. A budget holds them back for good."""
+        return self._running.realtime.budget.unconfirmed
+
     def status_summary(self) -> str:
         """Return a few lines for people: what came, what waits, what it cost."""
         return status_summary(self.metrics.snapshot())

@@ -160,6 +160,8 @@ class RequestFinished(RequestEvent):
     """True for a request of a job, whose result is counted where it is stored."""
     message: str | None = field(default=None, repr=False)
     """The error's own text, which may be a provider's: without keys, cut, and no part of :meth:`fields`."""
+    unconfirmed_cost: float = 0.0
+    """USD that it may have cost besides, see :class:`~smartbatch.Result`."""
 
 
 @frozen(kw_only=True, repr=False, eq=False)

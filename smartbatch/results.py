@@ -130,15 +130,28 @@ class ResultList(list[Result[T]]):
         return sum((result.cost for result in self if result.cost is not None), 0.0)
 
     @property
+    def unconfirmed_cost(self) -> float:
+        """USD that these requests may have cost beyond :attr:`cost`: calls whose answer was lost, or did not
+        say what it used, are counted at the most they can have cost."""
+        return sum(result.unconfirmed_cost for result in self)
+
+    @property
+    def paid_now(self) -> float:
+        """The part of :attr:`cost` that was paid by this call or run, USD; the rest was paid earlier, for
+        answers that were stored."""
+        return sum((each.cost for each in self if each.cost is not None and not each.paid_before), 0.0)
+
+    @property
     def cost_known(self) -> bool:
-        """Whether the cost of every result is known."""
-        return all(result.cost is not None for result in self)
+        """Whether the whole cost of every result is known."""
+        return all(result.cost is not None and not result.unconfirmed_cost for result in self)
 
     @property
     def unpriced(self) -> tuple[str, ...]:
-        """The models, as ``provider:model``, of the results whose cost is unknown and so not in :attr:`cost`:
-        no table has a price, or nobody knows whether a call whose answer is lost was billed."""
-        return tuple(dict.fromkeys(each.model or "unknown" for each in self if each.cost is None))
+        """The models, as ``provider:model``, of the results that are not in :attr:`cost` because no table has
+        a price for them."""
+        unknown = [each for each in self if each.cost is None and not each.unconfirmed_cost]
+        return tuple(dict.fromkeys(each.model or "unknown" for each in unknown))
 
     @property
     def total_latency(self) -> float:
@@ -295,6 +308,6 @@ def _row(result: Result[T]) -> tuple[str, ...]:
 
 
 def as_kept(result: Result) -> Result:
-    """Return a result that was stored before it was asked for: free of charge, and without a call."""
-    kept = evolve(result, usage=Usage(), cost=0.0, latency=0.0, queued=0.0, attempts=0)
+    """Return a result that was stored before it was asked for: without a call, and paid for earlier."""
+    kept = evolve(result, latency=0.0, queued=0.0, attempts=0, paid_before=True)
     return evolve(kept, route=Route.CACHED) if result.ok else kept

@@ -188,10 +188,11 @@ class Usage(Value):
         output_tokens: answer tokens, reasoning included.
         cached_tokens: the part of ``input_tokens`` read from the provider's cache.
         reasoning_tokens: the part of ``output_tokens`` spent on reasoning.
-        estimated: True when the provider did not say and the numbers are our own estimate.
+        estimated: True when the provider did not say and some of the numbers are our own estimate.
         cache_write_tokens: the part of ``input_tokens`` written to the provider's cache.
         cache_write_1h_tokens: the part of ``cache_write_tokens`` that Anthropic keeps for an hour, at a
             higher price than its five minutes.
+        unknown: True when a call may have used tokens that are not counted here, since its answer was lost.
     """
 
     input_tokens: int = 0
@@ -201,6 +202,7 @@ class Usage(Value):
     estimated: bool = False
     cache_write_tokens: int = 0
     cache_write_1h_tokens: int = 0
+    unknown: bool = False
 
     @property
     def total_tokens(self) -> int:
@@ -215,6 +217,7 @@ class Usage(Value):
             self.estimated or other.estimated,
             self.cache_write_tokens + other.cache_write_tokens,
             self.cache_write_1h_tokens + other.cache_write_1h_tokens,
+            self.unknown or other.unknown,
         )
 
 
@@ -452,8 +455,12 @@ class Result(Generic[T_co]):
         extra: what the provider returned besides, undecoded; ``None`` if nothing. The keys are the
             provider's.
         usage: tokens over all attempts, failed ones included where the provider reported them.
-        cost: USD over all attempts, 0 where nothing was sent or billed; ``None`` when the model's price is
-            unknown, or the answer of a call that may have been billed is lost.
+        cost: USD over all attempts whose bill is known, 0 if nothing was sent or billed; ``None`` when the
+            model's price is unknown, or no bill is known.
+        unconfirmed_cost: USD that attempts may have cost besides, because their answer was lost or did not
+            say what it used; 0 when the price is unknown.
+        paid_before: True when the answer was stored and paid for by an earlier call or run, whose ``usage``
+            and ``cost`` these are.
         latency: seconds of the call that answered; by batch, from the submission of the batch to the
             result, which all requests of a batch waited for together.
         queued: seconds between submission and that call's start, or that of the batch.
@@ -494,6 +501,8 @@ class Result(Generic[T_co]):
     reasoning: str | None = field(default=None, repr=short)
     logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=short)
     extra: Mapping[str, Any] | None = field(default=None, repr=short)
+    unconfirmed_cost: float = 0.0
+    paid_before: bool = False
 
     @property
     def ok(self) -> bool:

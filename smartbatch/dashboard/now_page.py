@@ -250,7 +250,8 @@ def _budgets_of_processes(shared: SharedView) -> Iterator[tuple[Child, ...]]:
     for one in shared.found.living:
         if one.realtime.budget:
             name = f"process {one.host} {one.pid}"
-            yield _budget(name, name, one.realtime.spent, one.realtime.budget, "–")
+            held = usd(one.realtime.unconfirmed) if one.realtime.unconfirmed else "–"
+            yield _budget(name, name, one.realtime.spent, one.realtime.budget, held)
 
 
 def _budgets_of_jobs(lines: Iterable[JobLine], query: Query) -> Iterator[tuple[Child, ...]]:

@@ -129,9 +129,10 @@ class JobBill(Value):
     """What a job has cost by now, USD.
 
     Attributes:
-        cost: what it has spent; at its end also what may have been billed and whose answers are lost.
+        cost: what it has spent, as far as bills are known; at its end also for answers of no use.
         ended: whether it can cost nothing more.
-        open: what it can still cost, where all its requests have their results; else ``None``.
+        open: where all its requests have their results, what it can still cost, or may have cost besides
+            for answers that are lost; else ``None``.
     """
 
     cost: float
@@ -153,7 +154,10 @@ def bill(store: SqlStore, job_id: str) -> JobBill:
     ended = not has_batches(store, job_id)
     row = store.jobs.get(job_id) or row
     reserved = max(0.0, row.reserved)
-    return JobBill(row.cost + (reserved if ended else 0.0), ended, reserved)
+    if not ended:
+        return JobBill(row.cost, False, reserved)
+    wasted = min(reserved, sum(each.money or 0.0 for each in store.facts.incidents(job_id)))
+    return JobBill(row.cost + wasted, True, reserved - wasted)
 
 
 def exceeded(row: JobRow, count: int, least: float) -> BudgetExceeded:
@@ -366,7 +370,8 @@ class JobBudget:
 
     def _committed_locked(self) -> float:
         """What was spent, and can be by calls under way, those of requests that were given up included."""
-        return self.calls.spent + max(self.calls.reserved, sum(self._under_way.values()))
+        used = self.calls.spent + self.calls.unconfirmed
+        return used + max(self.calls.reserved, sum(self._under_way.values()))
 
 
 # -- the client's budget -------------------------------------------------------------------------------------
@@ -404,8 +409,8 @@ class ClientBudget:
     def refresh(self, job_id: str | None = None) -> None:
         """Count what a job, or each, has cost by now; it may have ended in another process.
 
-        When it has ended, what may have been billed all the same counts, too; that is known when the last of
-        its batches is settled.
+        When it has ended, what may have been billed for answers that are lost stays held back; that is known
+        when the last of its batches is settled.
         """
         for each in self.reservations.jobs if job_id is None else [job_id]:
             seen = self.reservations.seen(each)
@@ -450,15 +455,17 @@ class ClientBudget:
         row = self._store().jobs.get(job_id)
         if row is None or row.state is not JobState.DONE or row.policy.attended:
             return work(unchanged)
-        cost, budget = bill(self._store(), job_id).cost, row.policy.budget
-        wanted = self.reservations.budget.room or 0.0 if budget is None else max(0.0, budget - cost)
+        owed, budget = bill(self._store(), job_id), row.policy.budget
+        lost = owed.open or 0.0
+        used = owed.cost + lost
+        wanted = self.reservations.budget.room or 0.0 if budget is None else max(0.0, budget - used)
 
         def within(held: float) -> _T:
-            most = budget if budget is not None and held + _TINY >= wanted else cost + held
+            most = budget if budget is not None and held + _TINY >= wanted else used + held
             account = self.reservations.account
             return work(lambda policy: evolve(policy, budget=most, budget_account=account))
 
-        return self.reservations.renew(job_id, wanted, cost, within)
+        return self.reservations.renew(job_id, wanted, owed.cost, within, lost=lost)
 
     def next_to(self, row: JobRow) -> Budget | None:
         """Return the client's budget for a job with one of its own that is not held back in it."""

@@ -480,6 +480,7 @@ _PLAIN = (_as_it_is, _as_it_is)
 _RESULT: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     **dict.fromkeys(("text", "finish_reason", "model", "provider_request_id", "cost"), _PLAIN),
     **dict.fromkeys(("time_to_first_chunk", "latency", "queued", "attempts", "deduplicated"), _PLAIN),
+    "unconfirmed_cost": _PLAIN,
     "usage": (_usage_form, lambda form: Usage(*form)),
     "route": (attrgetter("value"), Route),
     "dropped": (_as_it_is, lambda form: tuple((name, reason) for name, reason in form)),

@@ -25,7 +25,7 @@ from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import LEASE, JobLease, JobRow, JobState, LeaseLost
 from smartbatch.jobs.steps.context import JobRuntime, StepResult
 from smartbatch.jobs.threads import OwnThreads, wait_while
-from smartbatch.types import Result
+from smartbatch.types import Result, Usage
 
 RENEW_EVERY = 5.0
 """Seconds between renewals: two may fail before the lease is over."""
@@ -530,4 +530,4 @@ def _unknown_outcome(row: JobRow) -> bytes | None:
         code="outcome_unknown",
         maybe_billed=True,
     )
-    return encode_result(Result("", error=error, attempts=1, model=row.model))
+    return encode_result(Result("", error=error, attempts=1, model=row.model, usage=Usage(unknown=True)))

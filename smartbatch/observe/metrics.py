@@ -89,7 +89,7 @@ _FREQUENT: dict[type[Event], Callable[[Any], tuple[Any, ...]]] = {
     CallFinished: attrgetter("at", "model", "size", "seconds", "error", "usage", "cost"),
     RequestFinished: attrgetter(
         *("priority", "route", "usage", "cost", "ok", "cancelled"),
-        *("error", "seconds", "queued", "attempts", "deduplicated"),
+        *("error", "seconds", "queued", "attempts", "deduplicated", "unconfirmed_cost"),
     ),
 }
 """What is put down of the events that each request has."""
@@ -106,6 +106,7 @@ class _TokenSums(Record):
     estimated: bool = False
     cache_write_tokens: int = 0
     cache_write_1h_tokens: int = 0
+    unknown: bool = False
 
     def add(self, usage: Usage) -> None:
         """Add the tokens of a call. Most have but the first two kinds: the others are looked at only."""
@@ -117,6 +118,8 @@ class _TokenSums(Record):
             self.reasoning_tokens += usage.reasoning_tokens
         if usage.estimated:
             self.estimated = True
+        if usage.unknown:
+            self.unknown = True
         if usage.cache_write_tokens:
             self.cache_write_tokens += usage.cache_write_tokens
         if usage.cache_write_1h_tokens:
@@ -403,6 +406,7 @@ class BatchMetrics:
         queued: float,
         attempts: int,
         deduplicated: bool,
+        unconfirmed_cost: float,
     ) -> None:
         totals, counts = self._totals, self._totals.counts
         totals.ended[priority] += 1
@@ -419,7 +423,8 @@ class BatchMetrics:
             counts.local += 1
         elif attempts and not deduplicated:
             totals.queue_time.record(queued)
-            if cost is None and (ok or usage.total_tokens):
+            counts.unconfirmed_cost += unconfirmed_cost
+            if cost is None and not unconfirmed_cost and (ok or usage.total_tokens):
                 counts.unpriced += 1
 
     def _route_locked(self, route: Route | None, usage: Usage, cost: float) -> RouteFigures:

@@ -122,6 +122,7 @@ class EventCounts(Record):
     usage: Usage = _figure("Tokens of all calls and batches, failed ones as far as is known.", Usage)
     cost: float = _figure("USD of all calls and batches whose price is known.", 0.0)
     unpriced: int = _counter("Ended requests whose calls have no known price: the cost lacks them.")
+    unconfirmed_cost: float = _counter("USD that calls may have cost whose answer was lost.", 0.0)
     possible_double_bills: int = _counter("Retries after a call that may have been carried out.")
     failed_at_stop: int = _figure("Requests failed because the time-out of stop ended.")
     jobs_accepted: int = _counter("Jobs stored.")

@@ -102,6 +102,7 @@ class RealtimeStatus(Value):
         workers: threads that make calls.
         unshared: limits that are not shared now, because the place is unavailable.
         budget, spent: USD that may be spent, 0 for no bound, and that is spent.
+        unconfirmed: USD that may have been billed besides, for calls whose bills are unknown.
         unleased: the part of the budget that no process has leased of what all may spend, by the salted hash
             that names a budget they share.
         lanes: one for each model, the busiest first.
@@ -121,6 +122,7 @@ class RealtimeStatus(Value):
     unshared: int = 0
     budget: float = 0.0
     spent: float = 0.0
+    unconfirmed: float = 0.0
     unleased: Mapping[str, float] = field(factory=dict)
     lanes: tuple[LaneStatus, ...] = field(default=(), repr=partial(counted, "lanes"))
     lanes_left_out: int = 0
@@ -244,6 +246,7 @@ def merged(statuses: Sequence[RealtimeStatus]) -> RealtimeStatus:
         unshared=sum(one.unshared for one in statuses),
         budget=sum(one.budget - sum(one.unleased.values()) for one in statuses) + sum(unleased.values()),
         spent=sum(one.spent for one in statuses),
+        unconfirmed=sum(one.unconfirmed for one in statuses),
         unleased=unleased,
         lanes=tuple(sorted(lanes.values(), key=lambda lane: (-lane.waiting - lane.in_flight, lane.model))),
         minutes=together(one.minutes for one in statuses),

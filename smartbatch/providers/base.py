@@ -33,6 +33,8 @@ class Capabilities(Value):
         max_text_tokens: most tokens of all texts of an embeddings call, as our estimate counts them.
         streams: whether answers can be streamed.
         schemas: whether the provider itself makes answers follow a JSON schema.
+        output_limit: most tokens of an answer to a request without ``max_tokens``; ``None`` where it is
+            unknown.
         priced: False for providers whose calls cost nothing by nature, so a missing price is not an error.
     """
 
@@ -41,6 +43,7 @@ class Capabilities(Value):
     max_text_tokens: int = 0
     streams: bool = False
     schemas: bool = False
+    output_limit: int | None = None
     priced: bool = True
 
 

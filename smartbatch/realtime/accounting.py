@@ -7,13 +7,27 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from smartbatch._values import Value
-from smartbatch.errors import MissingAnswer
+from smartbatch.core.preparation.tokens import estimate
+from smartbatch.errors import MissingAnswer, ProviderError
 from smartbatch.prices import RateCard
 from smartbatch.providers.flex import FLEX
 from smartbatch.realtime.call.layers import Outcome
 from smartbatch.realtime.lane import Lane
 from smartbatch.realtime.ticket import Ticket
-from smartbatch.types import Answer, Route, Usage
+from smartbatch.types import NO_USAGE, Answer, Route, Usage
+
+
+@frozen(eq=False, repr=False)
+class Bill(Value):
+    """What an outcome of a call cost, USD.
+
+    Attributes:
+        cost: 0 where nothing was billed; ``None`` where the price, or what was used, is unknown.
+        unconfirmed: the most it can have cost, where what was used is unknown; else 0.
+    """
+
+    cost: float | None = 0.0
+    unconfirmed: float = 0.0
 
 
 @frozen(eq=False, repr=False)
@@ -22,50 +36,97 @@ class CallBill(Value):
 
     Attributes:
         usage: the tokens of all its outcomes; ``None`` where nothing was said of any.
-        cost: USD; ``None`` when one part of it is unknown.
-        costs: USD of each outcome, likewise.
+        parts: what each outcome cost.
     """
 
     usage: Usage | None = None
-    cost: float | None = 0.0
-    costs: Sequence[float | None] = ()
+    parts: Sequence[Bill] = ()
+
+    @property
+    def cost(self) -> float | None:
+        """USD; ``None`` when one part of it is unknown."""
+        return None if any(part.cost is None for part in self.parts) else self.known
+
+    @property
+    def known(self) -> float:
+        """USD of the parts whose cost is known."""
+        return sum(part.cost or 0.0 for part in self.parts)
+
+    @property
+    def unconfirmed(self) -> float:
+        """USD that the other parts may have cost."""
+        return sum(part.unconfirmed for part in self.parts)
 
 
 NO_BILL = CallBill()
 
 
-def bill(lane: Lane, outcomes: Sequence[Outcome]) -> CallBill:
-    """Add up what the outcomes of a call used and cost."""
-    usage: Usage | None = None
-    cost: float | None = 0.0
-    costs: list[float | None] = []
-    for outcome in outcomes:
-        each = _cost_of(lane, outcome)
-        costs.append(each)
-        cost = None if cost is None or each is None else cost + each
-        if outcome is not None and outcome.usage is not None:
-            usage = outcome.usage if usage is None else usage + outcome.usage
-    return CallBill(usage, cost, costs)
+def bill(lane: Lane, tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> CallBill:
+    """Add up what the outcomes of a call for ``tickets`` used and cost."""
+    usages = [outcome.usage for outcome in outcomes if outcome is not None and outcome.usage is not None]
+    parts = [_bill_of(lane, *each) for each in zip(tickets, outcomes, strict=True)]
+    return CallBill(sum(usages, NO_USAGE) if usages else None, parts)
 
 
-def account(ticket: Ticket, outcome: Outcome, cost: float | None) -> None:
+def account(ticket: Ticket, outcome: Outcome, bill: Bill) -> None:
     """Add what the call used and cost to the ticket's totals, failed attempts included."""
-    usage = outcome.usage if outcome is not None else None
-    if usage is not None:
-        ticket.usage = ticket.usage + usage if ticket.attempts > 1 else usage
-    ticket.cost = None if cost is None or ticket.cost is None else ticket.cost + cost
+    usage = _usage_of(ticket, outcome, bill)
+    ticket.calling = False
+    ticket.usage = ticket.usage + usage if ticket.attempts > 1 else usage
+    if bill.unconfirmed:
+        ticket.unconfirmed += bill.unconfirmed
+    elif bill.cost is None or ticket.cost is None:
+        ticket.cost = None
+    if bill.cost is not None and ticket.cost is not None:
+        ticket.cost += bill.cost
 
 
-def _cost_of(lane: Lane, outcome: Outcome) -> float | None:
-    """Return the USD one outcome cost; ``None`` when the price, or what an answer used, is unknown."""
+def owed(ticket: Ticket) -> Bill:
+    """Return what the calls of a ticket cost as far as their bills are known, and what the others may have
+    cost: a call under way among them, whose answer the ticket does not wait for any more."""
+    lane = ticket.lane
+    unconfirmed, cost = ticket.unconfirmed, ticket.cost
+    if ticket.calling and lane.provider.capabilities.priced and ticket.request.call is None:
+        unconfirmed += _most_cost(lane, ticket)
+        cost = cost or None
+    return Bill(None if unconfirmed and not cost else cost, unconfirmed)
+
+
+def _usage_of(ticket: Ticket, outcome: Outcome, bill: Bill) -> Usage:
+    """Return the tokens of an outcome; estimated for an answer without them, unknown for a lost one."""
+    usage = None if outcome is None else outcome.usage
+    if usage is not None or bill.cost is not None or ticket.request.call is not None:
+        return usage or NO_USAGE
+    if not isinstance(outcome, Answer):
+        return Usage(unknown=True)
+    return Usage(ticket.input_tokens, estimate(outcome.text or ""), estimated=True)
+
+
+def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome) -> Bill:
+    """Return what one outcome cost. The cases, in order:
+
+    1. The provider says it, or costs nothing.
+    2. It does not say what was used, or only in part, as for a stream that was cut: an estimate would stand
+       in for the bill. All it can have cost may have been billed; nothing for an error that says otherwise.
+    3. The price of what was used, where that is known.
+    """
     if isinstance(outcome, Answer | MissingAnswer) and outcome.cost is not None:
-        return outcome.cost
-    if outcome is None or not lane.provider.capabilities.priced:
-        return 0.0
-    if outcome.usage is None:
-        return None if isinstance(outcome, Answer) else 0.0
+        return Bill(outcome.cost)
+    if not lane.provider.capabilities.priced:
+        return Bill()
+    usage = None if outcome is None else outcome.usage
     rates = _rates(lane, outcome)
-    return None if rates is None else rates.cost(outcome.usage)
+    if usage is None or usage.estimated:
+        is_missing = isinstance(outcome, MissingAnswer)
+        if isinstance(outcome, ProviderError) and usage is None and not (outcome.maybe_billed or is_missing):
+            return Bill()
+        least = 0.0 if usage is None or rates is None else rates.cost(usage)
+        return Bill(None, max(least, _most_cost(lane, ticket)))
+    return Bill(None if rates is None else rates.cost(usage))
+
+
+def _most_cost(lane: Lane, ticket: Ticket) -> float:
+    return max(ticket.reserve, lane.most_cost(ticket.request, ticket.input_tokens))
 
 
 def route_of(lane: Lane, outcome: Outcome, size: int) -> Route:

@@ -254,13 +254,15 @@ class Collector:
             whole = head.own_budget is None or short is self._gates.budget
             whose = "the budget" if whole else "this list's budget"
             left = dollars(short.left or 0.0)
+            lost = short.unconfirmed
+            held = f" ({dollars(lost)} of it may have been billed for answers that were lost)" if lost else ""
             why = "Raise it or lower max_tokens"
             if short.lease is not None and short.lease.lost:
                 why = "The place where it is shared cannot be used"
                 why += f": {short.lease.incompatible}" if short.lease.incompatible else ""
             error = BudgetExceeded(
                 f"the request could cost up to {dollars(head.reserve)}, and {left} are left "
-                f"of {whose}; nothing was sent. {why}",
+                f"of {whose}{held}; nothing was sent. {why}",
             )
             self._router.fail_locked(head, error, effects)
             return True

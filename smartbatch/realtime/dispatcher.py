@@ -22,7 +22,7 @@ from smartbatch.core.batching.request_batch import BatchState
 from smartbatch.errors import ClientClosed, ProviderError
 from smartbatch.events import CalledRequest, CallFinished, CallStarted
 from smartbatch.observe import logs
-from smartbatch.realtime.accounting import bill, is_kept, route_of
+from smartbatch.realtime.accounting import NO_BILL, bill, is_kept, route_of
 from smartbatch.realtime.answer_reader import Reading
 from smartbatch.realtime.call.layers import CallSpec, Outcome
 from smartbatch.realtime.collector import Collector
@@ -295,6 +295,8 @@ class BatchDispatcher:
         except BaseException as error:
             effects.now = self._clock.now()
             failure = _internal_error(call, error)
+            if call.bill is NO_BILL:
+                call.bill = bill(lane, call.batch.items, (failure,) * len(call.batch))
             call.batch.fail(failure)
             readings = [failure] * len(call.batch)
         with self._monitor:
@@ -355,9 +357,11 @@ class BatchDispatcher:
             )
         )
         batch.move(BatchState.AWAITING_RESPONSE)
+        for ticket in batch.items:
+            ticket.calling = True
         outcomes = lane.call(spec)
         batch.complete_all(outcomes)
-        call.bill = bill(lane, outcomes)
+        call.bill = bill(lane, batch.items, outcomes)
         self.tell(self._finished(call, outcomes))
 
     def _finished(self, call: InFlightCall, outcomes: Sequence[Outcome]) -> CallFinished:
@@ -421,6 +425,7 @@ def _internal_error(call: InFlightCall, cause: BaseException) -> ProviderError:
     error = ProviderError(
         f"an error inside smartbatch ({type(cause).__name__}); please report it with its cause",
         batch_id=call.batch.id,
+        maybe_billed=True,
     )
     error.__cause__ = cause
     return error

@@ -11,6 +11,7 @@ from attrs import define, field
 
 from smartbatch.errors import SmartbatchError, UnusableAnswer, after_refusal, named
 from smartbatch.events import Event, ParameterDropped, RequestFinished, RequestSubmitted
+from smartbatch.realtime.accounting import Bill, owed
 from smartbatch.realtime.queue import RequestQueue
 from smartbatch.realtime.shared_quota import SharedQuota
 from smartbatch.realtime.ticket import Ticket, Waiter
@@ -52,7 +53,14 @@ class DeferredEffects:
         for position, waiter in enumerate(waiters):
             result = results[waiter]
             if position == 0 and result.deduplicated:  # the time-out of the one who was to pay is over
-                result = evolve(result, usage=ticket.usage, cost=ticket.cost, deduplicated=False)
+                paid = owed(ticket)
+                result = evolve(
+                    result,
+                    usage=ticket.usage,
+                    cost=paid.cost,
+                    unconfirmed_cost=paid.unconfirmed,
+                    deduplicated=False,
+                )
             if result.error is not None:
                 result = evolve(result, error=named(result.error, waiter.request_id))
             self._settle(ticket, waiter, result)
@@ -75,7 +83,8 @@ class DeferredEffects:
         if refused is None and last is not None:
             refused = Result("", text=last.text, finish_reason=last.finish_reason)
             error = error if last is error else after_refusal(error, last)
-        kept = refused or Result("")
+        kept, paid = refused or Result(""), owed(ticket)
+        usage = evolve(ticket.usage, unknown=True) if ticket.calling and paid.unconfirmed else ticket.usage
         for position, waiter in enumerate(waiters):
             first = position == 0 and not left
             own = named(error, waiter.request_id)
@@ -84,8 +93,9 @@ class DeferredEffects:
                 request_id=waiter.request_id,
                 parsed=kept.parsed,
                 error=own,
-                usage=ticket.usage if first else NO_USAGE,
-                cost=ticket.cost if first else 0.0,
+                usage=usage if first else NO_USAGE,
+                cost=paid.cost if first else 0.0,
+                unconfirmed_cost=paid.unconfirmed if first else 0.0,
                 attempts=ticket.attempts,
                 queued=max(0.0, self.now - waiter.submitted),
                 time_to_first_chunk=_first_chunk(ticket),
@@ -97,10 +107,12 @@ class DeferredEffects:
             self._settle(ticket, waiter, result)
 
     def cancelled(self, ticket: Ticket, waiter: Waiter) -> None:
-        """Tell that a request was cancelled before its call started."""
+        """Tell that a request was cancelled before its call started, or between two calls."""
+        paid = Bill() if ticket.waiters else owed(ticket)
         result = Result(
             request_id=waiter.request_id,
-            cost=0.0,
+            cost=paid.cost,
+            unconfirmed_cost=paid.unconfirmed,
             attempts=ticket.attempts,
             queued=self.now - waiter.submitted,
             deduplicated=waiter.joined,
@@ -204,6 +216,7 @@ def request_finished(
         seconds=now - submitted,
         usage=result.usage,
         cost=result.cost,
+        unconfirmed_cost=result.unconfirmed_cost,
         route=result.route,
         deduplicated=result.deduplicated,
         of_job=of_job,
@@ -226,6 +239,7 @@ def share_of(waiter: Waiter, result: Result, *, pays: bool) -> Result:
         request_id=own_id,
         usage=NO_USAGE,
         cost=0.0,
+        unconfirmed_cost=0.0,
         context=context,
         deduplicated=True,
     )
@@ -234,13 +248,15 @@ def share_of(waiter: Waiter, result: Result, *, pays: bool) -> Result:
 def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, route: Route) -> Result:
     """Return the result of the ticket's first waiter."""
     waiter = next(iter(ticket.waiters), None)  # one step: a time-out may empty the list at any moment
+    paid = owed(ticket)
     submitted = waiter.submitted if waiter else ticket.started
     whole = ticket.stream is not None and not ticket.stream.begun  # all of it in one chunk, at the end
     return Result(
         request_id=ticket.request_id,
         parsed=parsed,
         usage=ticket.usage,
-        cost=ticket.cost,
+        cost=paid.cost,
+        unconfirmed_cost=paid.unconfirmed,
         latency=seconds,
         queued=max(0.0, ticket.started - submitted),
         time_to_first_chunk=seconds if whole else _first_chunk(ticket, seconds),

@@ -71,16 +71,16 @@ class Used(Value):
     Attributes:
         tokens: of input and output; ``None`` keeps the estimate of a success and gives back others.
         output: the part of ``tokens`` that is output; ``None`` for the share that was expected.
-        cost: USD; ``None`` where it is unknown.
-        maybe_billed: the answer of a failed call is lost, and with it what it cost: the reserve counts.
+        cost: USD, as far as its bill is known.
+        unconfirmed: USD that it may have cost besides, where its bill is unknown.
         retry_after: seconds the provider asked to wait.
         limits: what the answer said about limits, whether it was a success or a failure.
     """
 
     tokens: float | None = None
     output: float | None = None
-    cost: float | None = None
-    maybe_billed: bool = False
+    cost: float = 0.0
+    unconfirmed: float = 0.0
     retry_after: float | None = None
     limits: LimitReport | None = None
 
@@ -183,8 +183,8 @@ class Gates:
         In order, each by how the call ended:
 
         1. The quota, unless :meth:`end_quota` has ended it before.
-        2. The budget: a success pays its cost, or the reserve when the cost is unknown; a failure pays its
-           cost, or the reserve when it may be billed.
+        2. The budget: what is known of the cost is spent, and what may have been billed besides stays held
+           back.
         3. The throttle and the breaker: they count successes and failures of the provider.
 
         Raises:
@@ -199,11 +199,7 @@ class Gates:
             self.end_quota(permit, ending, now, used)
         changes: list[Change] = [] if permit.cooldown is None else [permit.cooldown]
         succeeded = ending is Ending.SUCCESS
-        if succeeded:
-            cost = demand.cost if used.cost is None else used.cost
-        else:
-            cost = demand.cost if used.maybe_billed else used.cost or 0.0
-        self.payer(demand.own_budget).settle(permit.hold, cost)
+        self.payer(demand.own_budget).settle(permit.hold, used.cost, used.unconfirmed)
         health = _HEALTH.get(ending, Outcome.IGNORED)
         judged = health is not Outcome.IGNORED and lane.breaker.state is BreakerState.CLOSED
         accepted = succeeded if judged else None  # the outcome of a probe is the breaker's affair

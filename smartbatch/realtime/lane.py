@@ -18,7 +18,7 @@ from smartbatch.core.limits.breaker import CircuitBreaker
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.limits.throttle import AdaptiveThrottle
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.tokens import Calibration, longest_output
 from smartbatch.prices import RateCard
 from smartbatch.providers.base import Provider
 from smartbatch.providers.flex import FlexTier
@@ -120,6 +120,16 @@ class Lane:
             return given + made, 0.0
         most = 0 if request.embedding else self.calibration.most_output(request.params.max_tokens)
         return given + made, rates.cost(rates.expected_usage(given, most))
+
+    def most_cost(self, request: Request, estimated: int) -> float:
+        """Return the most one call for ``request`` can have cost whose answer is lost, USD; 0 where no price
+        is known. ``estimated`` are its input tokens, from its text alone."""
+        rates = self.rates if self.standard is None else self.standard.rates
+        if rates is None or request.call is not None:
+            return 0.0
+        limit = self.provider.capabilities.output_limit
+        most = 0 if request.embedding else longest_output(request.params.max_tokens, limit)
+        return rates.cost(rates.expected_usage(self.calibration.input(estimated), most))
 
     def lane_for(self, request: Request, now: float) -> Lane:
         """Return the lane in which ``request`` waits.

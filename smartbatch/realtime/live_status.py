@@ -61,14 +61,19 @@ def status_of(
             in_flight=queue.counts.in_flight,
             blocked=queue.blocked,
             waits=waits,
-            budget=0.0 if left is None else budget.spent + budget.reserved + left + sum(unleased.values()),
+            budget=0.0 if left is None else _whole(budget, left) + sum(unleased.values()),
             spent=budget.spent,
+            unconfirmed=budget.unconfirmed,
             unleased=unleased,
             lanes=tuple(lanes),
         )
         tickets = list(itertools.islice(queue.live, _LOOKED_AT))
     oldest = _oldest(tickets, now)
     return evolve(status, oldest_wait=max(oldest.values(), default=0.0), oldest_waits=oldest)
+
+
+def _whole(budget: Budget, left: float) -> float:
+    return budget.spent + budget.unconfirmed + budget.reserved + left
 
 
 def _oldest(tickets: list[Ticket], now: float) -> dict[str, float]:

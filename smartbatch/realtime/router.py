@@ -150,7 +150,7 @@ class ResponseRouter:
         )
         seconds = now - call.started
         readings: list[Reading] = []
-        ended = zip(call.batch.items, call.batch.outcomes, call.bill.costs, strict=True)
+        ended = zip(call.batch.items, call.batch.outcomes, call.bill.parts, strict=True)
         for ticket, outcome, cost in ended:
             ticket.attempts += not is_kept(outcome)
             account(ticket, outcome, cost)
@@ -285,7 +285,7 @@ class ResponseRouter:
     def give_up_locked(self, call: InFlightCall, error: ProviderError, effects: DeferredEffects) -> None:
         """Fail what an error of this library left in flight, and end its permit."""
         if not call.permit.ended:
-            self._gates.end(call.permit, Ending.IGNORED, effects.now)
+            self._gates.end(call.permit, Ending.IGNORED, effects.now, _end_of(call).used)
         if not call.batch.ended:
             call.batch.fail(error)
         for ticket in call.batch.items:
@@ -515,12 +515,14 @@ def _end_of(call: InFlightCall) -> CallEnd:
     ending, worst = _ending(outcomes)
     if worst is not None and flex_refusal(call.permit.lane, worst) is not None:
         ending = Ending.IGNORED
-    usage = call.bill.usage
+    usage, unconfirmed = call.bill.usage, call.bill.unconfirmed
+    if unconfirmed:  # also of what was reserved for the call as a whole
+        unconfirmed = max(unconfirmed, call.permit.demand.cost - call.bill.known)
     used = Used(
         tokens=usage.total_tokens if usage is not None else None,
         output=usage.output_tokens if usage is not None else None,
-        cost=call.bill.cost,
-        maybe_billed=worst is not None and worst.maybe_billed and usage is None,
+        cost=call.bill.known,
+        unconfirmed=unconfirmed,
         retry_after=worst.retry_after if worst is not None else None,
         limits=next((out.limits for out in outcomes if out is not None and out.limits), None),
     )

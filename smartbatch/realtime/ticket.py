@@ -254,7 +254,9 @@ class Ticket:
         final: whether the call under way is the last, whatever comes of it.
         repairs: times it was sent again for an answer that did not fit its schema.
         refused: why the last of these answers was refused, with its text.
-        cost: USD of all tries; ``None`` once one of them is unknown.
+        cost: USD of all tries whose bill is known; ``None`` once a price is unknown.
+        unconfirmed: USD that the other tries may have cost.
+        calling: whether a call for it is under way, whose bill is not known yet.
         route: of the last try; ``None`` before it, and for a function of the user's.
     """
 
@@ -285,6 +287,8 @@ class Ticket:
     retry_count: RetryCount = field(factory=RetryCount)
     usage: Usage = NO_USAGE
     cost: float | None = 0.0
+    unconfirmed: float = 0.0
+    calling: bool = False
     started: float = 0.0
     last_error: SmartbatchError | None = None
     route: Route | None = None

@@ -61,7 +61,7 @@ LAST: Final = {
 }
 FIXED: Final = frozenset(FIRST) | frozenset(LAST)
 PREFIX: Final = "result_"
-_TOKENS: Final = tuple(name for name in fields_dict(Usage) if name != "estimated")
+_TOKENS: Final = tuple(name for name in fields_dict(Usage) if name not in ("estimated", "unknown"))
 _tokens_of: Final = attrgetter(*_TOKENS)
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
 _GROUP: Final = 10_000

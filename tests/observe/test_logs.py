@@ -229,7 +229,7 @@ def test_events_have_no_place_for_prompts_or_answers() -> None:
         *("in_flight", "waited", "seconds", "usage", "cost", "error", "kind", "delay", "counted"),
         *("maybe_billed", "ok", "cancelled", "queued", "route", "deduplicated", "scope", "consecutive"),
         *("before", "after", "reason", "pause", "field", "workers", "failed", "purpose", "own_code"),
-        "of_job",
+        *("of_job", "unconfirmed_cost"),
     }
     for event in EVENTS:
         assert set(event.fields()) <= known

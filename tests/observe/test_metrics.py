@@ -390,7 +390,7 @@ def test_no_snapshot_can_fall_into_the_middle_of_an_event(metrics: BatchMetrics)
 
         output_tokens = cached_tokens = reasoning_tokens = 0
         cache_write_tokens = cache_write_1h_tokens = 0
-        estimated = False
+        estimated = unknown = False
 
         @property
         def input_tokens(self) -> int:

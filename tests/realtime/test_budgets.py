@@ -127,15 +127,17 @@ def test_an_own_callable_may_say_what_it_cost(
     assert client.spent == pytest.approx(sum(costs))
 
 
-def test_an_answer_that_does_not_say_what_it_used_is_booked_as_reserved(
-    clock: VirtualClock, client_of: ClientOf
-) -> None:
+def test_the_reservation_of_an_answer_without_usage_is_kept(clock: VirtualClock, client_of: ClientOf) -> None:
     """Some servers leave the usage out: the cost is unknown, and the budget holds all the same."""
     provider = Scripted(clock, lambda *_: Answer("fine"), priced=True)
     client = client_of(provider, budget=35.0, prices=PRICES, max_tokens=10, parallelism=2)
     results = client.generate([f"p{i}" for i in range(8)])
-    assert [result.cost for result in results if result.ok] == [None] * 3
-    assert client.spent == 30.0
+    answered = [result for result in results if result.ok]
+    assert [(result.cost, result.unconfirmed_cost) for result in answered] == [(None, 10.0)] * 3
+    assert all(result.usage.estimated and result.usage.output_tokens for result in answered)
+    assert (client.spent, client.unconfirmed_cost) == (0.0, 30.0)
+    assert (results.cost, results.unconfirmed_cost, results.cost_known) == (0.0, 30.0, False)
+    assert results.unpriced == ()
 
 
 def test_a_fallback_that_costs_more_reserves_more(

@@ -95,9 +95,11 @@ def test_a_call_whose_answer_is_lost_counts_at_its_most() -> None:
     provider.capabilities = type(provider.capabilities)(priced=True)
     with BatchingClient("m", provider=provider, prices=PRICES, clock=VirtualClock(), budget=20.0) as client:
         results = list(client.map(questions(5), max_tokens=3, budget=10.0))
-        assert client.spent == 9.0
+        assert (client.spent, client.unconfirmed_cost) == (0.0, 9.0)
     assert len(calls) == 3
     assert not any(result.ok for result in results)
+    assert [result.cost for result in results].count(None) == sum(result.attempts > 0 for result in results)
+    assert sum(result.unconfirmed_cost for result in results) == 9.0
 
 
 def test_lists_side_by_side_keep_their_own_budgets_and_the_client_s() -> None:

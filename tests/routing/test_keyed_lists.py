@@ -50,7 +50,11 @@ def test_the_same_list_again_asks_nothing_and_costs_nothing(
     assert [result.text for result in again] == [
         result.text for result in sorted(answers, key=lambda result: result.context["row"])
     ]
-    assert {(result.cost, result.route) for result in again} == {(0.0, Route.CACHED)}
+    assert {(result.paid_before, result.attempts, result.route) for result in again} == {
+        (True, 0, Route.CACHED)
+    }
+    costs = {result.context["row"]: (result.cost, result.usage) for result in answers}
+    assert [(result.cost, result.usage) for result in again] == [costs[row] for row in range(30)]
     assert len(remote.asked) == asked
     assert remote.api is not None
     assert len(remote.api.made) == (0 if way == "individual" else 1)
@@ -346,14 +350,15 @@ def test_a_list_with_a_budget_goes_on_within_it(client_of: ClientOf, clock: Virt
     results = client_of(remote, seed_of_rng=2, **settings).generate(PROMPTS, **options)
     assert results.succeeded == 30
     assert paid is not None
-    assert 0.0 < results.cost <= 400.0 - paid
-    assert results[0].cost == 0.0
+    assert 0.0 < results.paid_now <= 400.0 - paid
+    assert (results[0].cost, results[0].paid_before) == (paid, True)
+    assert results.cost >= results.paid_now + paid
 
 
 def test_rows_that_were_asked_again_are_paid_for_once(
     client_of: ClientOf, clock: VirtualClock, store: str
 ) -> None:
-    """The same call after their second answers has them, and the others, without a cost."""
+    """The same call after their second answers has them, and the others, and pays nothing."""
     down = {"p1", "p2"}
 
     def reply(prompt: str) -> str:
@@ -372,5 +377,6 @@ def test_rows_that_were_asked_again_are_paid_for_once(
     job.wait()
     asked = len(remote.asked)
     again = client.generate(PROMPTS, **options)
-    assert {(result.ok, result.cost, result.route) for result in again} == {(True, 0.0, Route.CACHED)}
+    assert {(result.ok, result.route) for result in again} == {(True, Route.CACHED)}
+    assert (again.paid_now, again.cost) == (0.0, job.status().cost)
     assert len(remote.asked) == asked

@@ -42,9 +42,10 @@ class SpendReservation:
 class Budget:
     """Spending of one client, or of one list within it.
 
-    Held at every step: spent + reserved <= limit, as long as no call costs more than it reserved.
-    Reservations are rounded up and the limit down, to the billionth of a USD. A call that cost more than it
-    reserved is charged in full.
+    Held at every step: spent + unconfirmed + reserved <= limit, as long as no call costs more than it
+    reserved. Reservations are rounded up and the limit down, to the billionth of a USD. A call that cost more
+    than it reserved is charged in full. What a call may have cost whose bill is unknown stays held back for
+    good, next to what is known to be spent.
 
     A budget within another one spends from both; a cost that does not fit into both is not reserved.
 
@@ -65,13 +66,18 @@ class Budget:
     def __init__(self, limit: float | None = None, outer: Budget | None = None) -> None:
         self._outer = outer
         self._limit = None if limit is None else math.floor(_checked(limit, "limit") * _NANO)
-        self._spent = self._reserved = self._lasting = 0
+        self._spent = self._unconfirmed = self._reserved = self._lasting = 0
         self.lease: BudgetLease | None = None
 
     @property
     def spent(self) -> float:
-        """USD of settled calls."""
+        """USD of settled calls, as far as their bills are known."""
         return self._spent / _NANO
+
+    @property
+    def unconfirmed(self) -> float:
+        """USD that calls whose bills are unknown may have cost beyond :attr:`spent`."""
+        return self._unconfirmed / _NANO
 
     @property
     def reserved(self) -> float:
@@ -80,8 +86,8 @@ class Budget:
 
     @property
     def left(self) -> float | None:
-        """USD neither spent nor reserved, 0 or more; ``None`` without a limit."""
-        return None if self._limit is None else max(0, self._limit - self._spent - self._reserved) / _NANO
+        """USD neither spent, unconfirmed nor reserved, 0 or more; ``None`` without a limit."""
+        return None if self._limit is None else max(0, self._limit - self._used - self._reserved) / _NANO
 
     @property
     def room(self) -> float | None:
@@ -89,7 +95,7 @@ class Budget:
         if self._limit is None:
             return None
         unleased = 0.0 if self.lease is None else self.lease.unleased
-        return max(0.0, (self._limit - self._spent - self._reserved) / _NANO + unleased)
+        return max(0.0, (self._limit - self._used - self._reserved) / _NANO + unleased)
 
     def obtainable(self, cost: float) -> float:
         """Return how many of ``cost`` USD can be had: all, where they fit, or while more may be leased."""
@@ -102,7 +108,7 @@ class Budget:
 
     def fits(self, cost: float) -> bool:
         """Whether a call of at most ``cost`` USD may go now."""
-        if self._limit is not None and self._spent + self._reserved + _up(cost) > self._limit:
+        if self._limit is not None and self._used + self._reserved + _up(cost) > self._limit:
             if self.lease is not None:
                 self.lease.lack(cost)
             return False
@@ -111,7 +117,7 @@ class Budget:
     def short(self, cost: float) -> Budget | None:
         """Return the first budget, from this one outwards, for which ``cost`` USD are hopeless: they would
         not fit even if all calls in flight turned out free, and no other process gives any back."""
-        if self._limit is not None and self._spent + self._lasting + _up(cost) > self._limit:
+        if self._limit is not None and self._used + self._lasting + _up(cost) > self._limit:
             if self.lease is None or self.lease.is_hopeless(cost):
                 return self
             self.lease.lack(cost)
@@ -122,16 +128,16 @@ class Budget:
         ended; the outer one does not count."""
         if self._limit is None:
             return False
-        return self._lasting <= self._limit - self._spent - _up(cost) < self._reserved
+        return self._lasting <= self._limit - self._used - _up(cost) < self._reserved
 
     def share(self, limit: float, member: str, wake: Callable[[], None]) -> BudgetLease:
         """Spend from now on only what is leased of ``limit`` USD that processes share; return the lease."""
-        self._limit = self._spent + self._reserved
+        self._limit = self._used + self._reserved
         self.lease = BudgetLease(
             limit,
             member,
             wake,
-            held=lambda: (self._limit - self._spent) / _NANO if self._limit is not None else 0.0,
+            held=lambda: (self._limit - self._used) / _NANO if self._limit is not None else 0.0,
             reserved=lambda: self._reserved / _NANO,
             widen=self.widen,
         )
@@ -153,7 +159,7 @@ class Budget:
         """
         nano = _up(cost)
         # nothing fits also where more was spent than the limit allows
-        if nano and self._limit is not None and self._spent + self._reserved + nano > self._limit:
+        if nano and self._limit is not None and self._used + self._reserved + nano > self._limit:
             raise RuntimeError("reserved more than the budget has left; ask fits() first")
         outer = None if self._outer is None else self._outer.reserve(cost, lasting=lasting)
         made = SpendReservation(nano, outer, lasting)
@@ -162,17 +168,22 @@ class Budget:
             self._lasting += nano
         return made
 
-    def settle(self, reservation: SpendReservation, actual: float) -> None:
-        """Count what the call really cost, in USD, as spent and release the rest.
+    def settle(self, reservation: SpendReservation, actual: float, unconfirmed: float = 0.0) -> None:
+        """Count what the call really cost as spent and release the rest.
+
+        Args:
+            actual: USD, as far as the bill is known.
+            unconfirmed: USD that it may have cost besides; they stay held back.
 
         Raises:
             RuntimeError: when the reservation ended before.
         """
-        nano = round(_checked(actual, "actual cost") * _NANO)
+        nano, unknown = round(_checked(actual, "actual cost") * _NANO), _up(unconfirmed)
         self._close(reservation)
         if self._outer is not None and reservation.outer is not None:
-            self._outer.settle(reservation.outer, actual)
+            self._outer.settle(reservation.outer, actual, unconfirmed)
         self._spent += nano
+        self._unconfirmed += unknown
 
     def spend(self, reservation: SpendReservation, actual: float) -> None:
         """Count ``actual`` USD as spent out of the reservation; the rest stays held back."""
@@ -190,7 +201,7 @@ class Budget:
         """Hold back ``cost`` USD by a reservation from now on, or what there is where that is less."""
         nano = _up(cost)
         if self._limit is not None:
-            nano = min(nano, max(0, self._limit - self._spent - self._reserved + reservation.nano))
+            nano = min(nano, max(0, self._limit - self._used - self._reserved + reservation.nano))
         more = nano - reservation.nano
         reservation.nano = nano
         self._reserved += more
@@ -202,6 +213,10 @@ class Budget:
     def release(self, reservation: SpendReservation) -> None:
         """Release all of it: the call cost nothing. Raises as :meth:`settle`."""
         self.settle(reservation, 0.0)
+
+    @property
+    def _used(self) -> int:
+        return self._spent + self._unconfirmed
 
     def _close(self, reservation: SpendReservation) -> None:
         if not reservation.open:

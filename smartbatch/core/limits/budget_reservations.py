@@ -43,12 +43,14 @@ class _JobReservation(Record):
     """What is held back for a job, and what the job had cost when that was last updated, USD.
 
     Attributes:
+        lost: what it may have cost for lost answers before, which the budget counted then.
         changes: work that stores it, or has requests of it asked again.
     """
 
     held: SpendReservation
     cost: float
     changes: tuple[NewReservation, ...]
+    lost: float = 0.0
 
     @property
     def changing(self) -> bool:
@@ -173,7 +175,9 @@ class JobReservations:
         if before is not None and before != job_id:
             del self._jobs[before]
 
-    def renew(self, job_id: str, wanted: float, cost: float, work: Callable[[float], _T]) -> _T:
+    def renew(
+        self, job_id: str, wanted: float, cost: float, work: Callable[[float], _T], *, lost: float = 0.0
+    ) -> _T:
         """Hold back money for a job while ``work`` has requests of it asked again, and leave it so.
 
         Nothing of it is released for an end of the job that was seen before ``work`` has ended. A
@@ -184,18 +188,19 @@ class JobReservations:
                 that stays as it is.
             cost: USD the job has cost so far.
             work: is given what is held back.
+            lost: USD it may have cost besides, for answers that are lost; the budget counted them before.
 
         Raises:
             ClientClosed: as :meth:`reserve`.
         """
         reservation = NewReservation(wanted)
         try:
-            self._until(lambda: self._renew(job_id, reservation, cost))
+            self._until(lambda: self._renew(job_id, reservation, cost, lost))
             return work(reservation.usd)
         finally:
             reservation.going_on = False
 
-    def _renew(self, job_id: str, reservation: NewReservation, cost: float) -> bool:
+    def _renew(self, job_id: str, reservation: NewReservation, cost: float, lost: float) -> bool:
         self._charge(job_id, cost, ended=False, still=None)
         known = self._jobs.get(job_id)
         if known is None and not reservation.usd:
@@ -206,7 +211,7 @@ class JobReservations:
             return False
         reservation.usd = before + more
         if known is None:
-            known = _JobReservation(self.budget.reserve(0.0, lasting=True), cost, ())
+            known = _JobReservation(self.budget.reserve(0.0, lasting=True), cost, (), lost)
         going_on = tuple(change for change in known.changes if change.going_on)
         self._jobs[job_id] = evolve(known, changes=(*going_on, reservation))
         self.budget.resize(known.held, reservation.usd)
@@ -215,14 +220,15 @@ class JobReservations:
     def charge(
         self, job_id: str, cost: float, *, ended: bool, still: float | None = None, seen: object | None = None
     ) -> None:
-        """Count what a job has cost so far as spent; at its end, release the rest.
+        """Count what a job has cost so far as spent; at its end, release the rest but for what may have been
+        billed.
 
         Args:
             job_id: one that nothing is held back for is ignored.
             cost: USD since the job began; the same figure may come twice.
             ended: whether it can cost nothing more.
-            still: USD that it can still cost, where all its requests have their results; what is held back
-                beyond that is released.
+            still: USD that it can still cost, where all its requests have their results, or that it may have
+                cost for lost answers when it has ended; what is held back beyond that is released.
             seen: what :meth:`seen` returned before that was read; where requests of the job were asked again
                 since then, it is ignored.
         """
@@ -235,8 +241,10 @@ class JobReservations:
         if reservation is None or (seen is not None and seen is not reservation):
             return
         more = max(0.0, cost - reservation.cost)
+        if still is not None:
+            still = max(0.0, still - reservation.lost)
         if ended:
-            self.budget.settle(reservation.held, more)
+            self.budget.settle(reservation.held, more, still or 0.0)
             del self._jobs[job_id]
             return
         self.budget.spend(reservation.held, more)

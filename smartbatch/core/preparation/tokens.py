@@ -32,6 +32,18 @@ MEDIA_TOKENS = 765
 """A part that is no text: a picture of 1024 x 1024 at high detail (OpenAI's vision guide: 85 + 4 x 170)."""
 OUTPUT_TOKENS = 450
 """Output before anything was observed: the 95 % quantile of the Azure 2023 conversation trace (451)."""
+LONGEST_OUTPUT = 128_000
+"""Most tokens of one answer, of any model in common use (the model pages of OpenAI, Anthropic and Google)."""
+
+
+def longest_output(max_tokens: int | None, limit: int | None = None) -> int:
+    """Return the most output tokens a call can be billed for.
+
+    Args:
+        max_tokens: of the request.
+        limit: the provider's, for requests without ``max_tokens``; ``None`` where it is unknown.
+    """
+    return next(most for most in (max_tokens, limit, LONGEST_OUTPUT) if most is not None)
 
 
 def estimate(text: str) -> int:

@@ -39,6 +39,8 @@ class ActualCost(Record):
     def add(self, result: Result) -> None:
         """Add a result; one that took no call, or got the answer of another request, adds nothing."""
         self.answered += result.ok
+        if result.paid_before:
+            return
         cost = result.cost
         self.paid = None if self.paid is None or cost is None else self.paid + cost
         if self.individual is not None:

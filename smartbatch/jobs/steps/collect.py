@@ -11,7 +11,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from contextlib import closing
 from pathlib import Path
 
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from smartbatch._values import Record
 from smartbatch.core.batching.crosscheck import Crosscheck
@@ -292,6 +292,7 @@ class ResultTotals(Record):
         usd: what the billed ones cost; ``None`` when the price of one is unknown.
         wasted: what the unused ones cost.
         twice: what those of them cost whose request had another answer already.
+        unknown: positions of requests whose line does not say what was used.
         size: bytes of the files.
         unended: a file ends without a newline.
         cut: a file ends in the middle of a line.
@@ -306,6 +307,7 @@ class ResultTotals(Record):
     usd: float | None = 0.0
     wasted: float | None = 0.0
     twice: float | None = 0.0
+    unknown: list[int] = field(factory=list)
     size: int = 0
     unended: bool = False
     cut: bool = False
@@ -323,6 +325,8 @@ class ResultTotals(Record):
         requests that had another answer. A line that says that its request was not run is no answer."""
         for result in results:
             self.doubled += result.ix in doubled and result.outcome != "unrun"
+            if result.usage.estimated or result.usage.unknown:
+                self.unknown.append(result.ix)
             if result.outcome == "unrun" or not (result.usage.input_tokens or result.outcome == "succeeded"):
                 continue
             unused = result.ix in doubled or not result.final

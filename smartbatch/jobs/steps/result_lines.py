@@ -19,6 +19,7 @@ from smartbatch._values import Record, Value
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import ErrorKind, ParameterRejected, ProviderError, SmartbatchError
+from smartbatch.jobs.job_budget import CostCeiling
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_result
 from smartbatch.jobs.records import ItemSize, NewResult, ShardRow, StoredItem
 from smartbatch.jobs.steps.context import StepContext
@@ -228,6 +229,7 @@ class ResultReader:
         provider, _, model = step.job.model.partition(":")
         self._batch = step.runtime.prices.rates(provider, model, step.wall, processing="batch")
         self._realtime = step.runtime.prices.rates(provider, model, step.wall)
+        self._ceiling: CostCeiling | None = None
         self.dropped: dict[int, tuple[tuple[str, str], ...]] = {}
         self.rejected: dict[tuple[str, str], StoredItem] = {}
 
@@ -272,11 +274,14 @@ class ResultReader:
         dropped = answer.dropped or self._step.api.dropped(request, model=self._step.model)
         if dropped:
             self.dropped[item.ix] = dropped
-        cost = self.cost(usage) if answer.cost is None else answer.cost
+        cost = answer.cost
+        if cost is None and not usage.estimated:
+            cost = self.cost(usage)
         result = Result(
             "",
             usage=usage,
             cost=cost,
+            unconfirmed_cost=self._most(item) if cost is None and usage.estimated else 0.0,
             latency=self._latency,
             queued=self._queued,
             attempts=1,
@@ -296,11 +301,16 @@ class ResultReader:
     def _failed(
         self, item: StoredItem, outcome: str, error: SmartbatchError, digest: bytes, usage: Usage
     ) -> NewResult:
-        """Return what a try came to that did not answer its item; it is billed where it used tokens."""
+        """Return what a try came to that did not answer its item; it is billed where it used tokens, and may
+        be where its answer was unusable and did not say what it used."""
+        lost = outcome != "unrun" and not usage.total_tokens and getattr(error, "maybe_billed", False)
+        if lost:
+            usage = Usage(unknown=True)
         result = Result(
             "",
             usage=usage,
-            cost=self.cost(usage) if usage.total_tokens else 0.0,
+            cost=None if lost else self.cost(usage) if usage.total_tokens else 0.0,
+            unconfirmed_cost=self._most(item) if lost else 0.0,
             queued=self._queued,
             attempts=0 if outcome == "unrun" else 1,
             route=Route.BATCH,
@@ -315,6 +325,12 @@ class ResultReader:
         realtime = self._price(self._realtime, usage) if billed else 0.0
         found = NewResult(item.ix, outcome, encode_result(result), digest, usage, cost, realtime, Route.BATCH)
         return evolve(found, defects=result.defects)
+
+    def _most(self, item: StoredItem) -> float:
+        """Return the most that an item can have cost in the batch, USD."""
+        if self._ceiling is None:
+            self._ceiling = CostCeiling.of(self._step.runtime, self._step.job)
+        return self._ceiling.in_batch(item.payload, item.tokens)
 
     def _price(self, rates: RateCard | None, usage: Usage) -> float | None:
         if not self._step.api.abilities.priced:

@@ -61,6 +61,7 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     unused = _paid_twice(step, shard, read)
     if may_have_run or shard.remote.results_gone:  # what they cost stays reserved: nobody can know it
         unused += job_budget.lost_cost(step, shard, [item.ix for item in missing])
+    unused += job_budget.lost_cost(step, shard, read.unknown)
     items = _classified(step, shard, rest, may_have_run=may_have_run)
     return _settle_with(step, shard, items, unused, None if shard.remote.results_gone else read.usd)
 
@@ -232,7 +233,7 @@ def _end(
         last,
         text=last.text if outcome == "failed" else None,
         error=error,
-        usage=Usage(),
+        usage=Usage(unknown=unknown),
         cost=paid,
         attempts=item.tries + (item.verdict == "again"),
         route=Route.BATCH,

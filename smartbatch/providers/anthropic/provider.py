@@ -107,6 +107,7 @@ class AnthropicProvider(Provider):
         )
         self._version = api_version
         self._default_max_tokens = default_max_tokens
+        self.capabilities = evolve(type(self).capabilities, output_limit=default_max_tokens)
         self.scope = scope_of(self.name, url, key, token, sorted({**custom, **own}.items()))
         self.network: HttpNetwork = HttpNetwork(url, connect_timeout=connect_timeout, max_body=max_body)
 

@@ -19,7 +19,7 @@ def checked(outcome: object) -> Answer | ProviderError | None:
     if isinstance(outcome, Answer):
         problem = flaw(outcome)
         if problem is not None:
-            return invalid(f"the provider's answer has {problem}")
+            return invalid(f"the provider's answer has {problem}", outcome.usage)
         limits: object = outcome.limits
         return outcome if limits is None or isinstance(limits, LimitReport) else evolve(outcome, limits=None)
     if isinstance(outcome, ProviderError):
@@ -39,9 +39,10 @@ def flaw(answer: Answer) -> str | None:
     return None
 
 
-def invalid(message: str) -> ProviderError:
-    """Return the error of an answer that is none."""
-    return ProviderError(message, kind=ErrorKind.INVALID_RESPONSE)
+def invalid(message: str, usage: object = None) -> ProviderError:
+    """Return the error of an answer that is none, although the call was made."""
+    used = usage if _is_usage(usage) else None
+    return ProviderError(message, kind=ErrorKind.INVALID_RESPONSE, maybe_billed=True, usage=used)
 
 
 def _mended(error: ProviderError) -> ProviderError:

@@ -60,12 +60,15 @@ def streamed(
         if stream is not None:
             stream.close()
     if isinstance(answer, Answer) and answer.usage is None:
-        return evolve(answer, usage=_billed(request, feed))
+        return evolve(answer, usage=_estimated(request, feed))
     return answer
 
 
 def cut(error: ProviderError, request: Request, feed: ChunkBox) -> ProviderError:
-    """Return what an error means for a stream: whether the provider failed, and what will be billed."""
+    """Return what an error means for a stream: whether the provider failed, and about what was used.
+
+    That is an estimate in any case: what was made and did not arrive is billed as well.
+    """
     if feed.over and not isinstance(error, RequestCancelled):
         error = RequestCancelled("the stream was closed before its end", maybe_billed=True)
     elif feed.held_up and error.kind is ErrorKind.TIMEOUT:
@@ -73,13 +76,13 @@ def cut(error: ProviderError, request: Request, feed: ChunkBox) -> ProviderError
         error = RequestCancelled("the stream was read too slowly for its time-out", maybe_billed=True)
     if feed.begun or (error.maybe_billed and isinstance(error, RequestCancelled)):
         error.maybe_billed = True
-        told = error.usage
-        if told is None:
-            error.usage = _billed(request, feed)
-        elif told.output_tokens < feed.tokens:  # a count from before the end
-            error.usage = evolve(told, output_tokens=feed.tokens, estimated=True)
+        if error.usage is None:
+            error.usage = _estimated(request, feed)
+    if error.usage is not None:  # a count from before the end
+        made = max(error.usage.output_tokens, feed.tokens)
+        error.usage = evolve(error.usage, output_tokens=made, estimated=True)
     return error
 
 
-def _billed(request: Request, feed: ChunkBox) -> Usage:
+def _estimated(request: Request, feed: ChunkBox) -> Usage:
     return Usage(tokens.estimate_request(request), feed.tokens, estimated=True)
