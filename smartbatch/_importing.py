@@ -81,8 +81,14 @@ def collector_slowed(module: str) -> Iterator[None]:
 
     An SDK is imported on a thread of its own, for a second or two, while the program may be making garbage:
     that is still collected, which :func:`collector_paused` would not do. What was made meanwhile moves to the
-    oldest generation as there. A threshold that the program sets in between stays.
+    oldest generation as there. A threshold that the program sets in between stays. Threads that import what
+    the SDK imports as well wait for it: :func:`one_at_a_time`.
     """
+    with one_at_a_time():
+        yield from _slowed(module)
+
+
+def _slowed(module: str) -> Iterator[None]:
     before = gc.get_threshold()
     if module in sys.modules or not 0 < before[0] < NEW_OBJECTS_OF_AN_SDK:
         yield

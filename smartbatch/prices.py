@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from attrs import Attribute, asdict, evolve, field, fields, frozen
 
+from smartbatch._importing import imported
 from smartbatch._kept import keep, read_kept
 from smartbatch._values import Value
 from smartbatch._version import __version__
@@ -284,10 +285,9 @@ def listed_models(provider: str) -> tuple[str, ...]:
     Args:
         provider: the prefix of the models' names, such as ``openai``.
     """
-    from genai_prices.data_snapshot import get_snapshot
-
     try:
-        found = get_snapshot().find_provider(None, provider, None)
+        snapshot = imported("genai_prices.data_snapshot").get_snapshot()
+        found = snapshot.find_provider(None, provider, None)
     except LookupError:
         return ()
     # Google's other cloud sells models of Anthropic, which its Gemini API does not serve
@@ -410,7 +410,7 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
     """Return the card of ``model`` in genai-prices, which is imported here because that takes 0.3 s."""
     from datetime import UTC, datetime
 
-    import genai_prices
+    genai_prices = imported("genai_prices")
 
     def calculate(usage: Usage) -> PriceCalculation:
         tokens: dict[str, Any] = {
@@ -425,13 +425,14 @@ def _listed(provider: str, model: str, wall: float, context: dict[str, str] | No
         written = tokens["cache_write_tokens"]
         if usage.cache_write_1h_tokens:
             tokens["cache_write_1h_tokens"] = min(usage.cache_write_1h_tokens, written)
-        return genai_prices.calc_price(
+        price: PriceCalculation = genai_prices.calc_price(
             genai_prices.Usage(**tokens),
             model,
             provider_id=provider,
             genai_request_timestamp=datetime.fromtimestamp(wall, UTC),
             price_context=context,
         )
+        return price
 
     def exact(usage: Usage) -> float:
         return float(calculate(usage).total_price)
@@ -457,13 +458,12 @@ def _next_change(model: ModelInfo, wall: float, *, variants: bool) -> float:
     """Return the Unix seconds after ``wall`` from which prices with conditions may be others."""
     from datetime import UTC, datetime, time
 
-    from genai_prices.types import StartDateConstraint
-
+    starts = imported("genai_prices.types").StartDateConstraint
     asked = [*(model.prices if isinstance(model.prices, list) else ())]
     asked += (model.price_variants or ()) if variants else ()
     changes = [math.inf]
     for constraint in (each.constraint for each in asked if each.constraint is not None):
-        if isinstance(constraint, StartDateConstraint):
+        if isinstance(constraint, starts):
             changes.append(datetime.combine(constraint.start_date, time(), UTC).timestamp())
         else:  # by the hour
             changes.append((wall // 60 + 1) * 60)

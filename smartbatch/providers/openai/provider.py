@@ -11,6 +11,7 @@ from attrs import evolve
 from urllib3 import HTTPHeaderDict
 
 from smartbatch._fork import PerProcess
+from smartbatch._importing import one_at_a_time
 from smartbatch._version import __version__
 from smartbatch.errors import ConfigError, InvalidRequest, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
@@ -252,7 +253,8 @@ class OpenAIProvider(Provider):
 
 def _session(network: HttpNetwork, url: str, sent: Mapping[str, str]) -> RequestsSession:
     """Return the session for files and batches; ``requests`` is imported with the first of them."""
-    from smartbatch.providers.http.requests_bridge import RequestsSession
+    with one_at_a_time():
+        from smartbatch.providers.http.requests_bridge import RequestsSession
 
     return RequestsSession(network.batches, url, sent)
 

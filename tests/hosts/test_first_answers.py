@@ -1,0 +1,104 @@
+"""The first answers of a process arrive at the same moment, and every one of them is read (A16, H7)."""
+
+from __future__ import annotations
+
+import pytest
+from run_script import run_script
+
+from tests.levels import sampled
+
+SCRIPT = """
+import json, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from smartbatch import BatchingClient
+
+ALL = 32
+together = threading.Barrier(ALL)
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        message = {"role": "assistant", "content": TEXT}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+        raw = json.dumps({"id": "c", "object": "chat.completion", "created": 1, "model": "m",
+                          "choices": [choice], "usage": usage}).encode()
+        together.wait(20)
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *args):
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 2 * ALL
+
+
+server = Server(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+options = {"api_key": "k", "base_url": f"http://127.0.0.1:{server.server_port}/v1"}
+settings = dict(provider_options=options, shared="off", parallelism=ALL, schema=SCHEMA)
+with BatchingClient("openai:m", **settings) as client:
+    futures = [client.submit(f"prompt {i}", priority="urgent") for i in range(ALL)]
+    errors = [future.exception(20) for future in futures]
+print([f"{type(error).__name__}: {error}" for error in errors if error is not None])
+"""
+
+KINDS = {
+    "a plain schema": 'SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}',
+    "an attrs class": "import attrs\nSCHEMA = attrs.make_class('City', {'a': attrs.field(type=str)})",
+    "a dataclass": "import dataclasses\nSCHEMA = dataclasses.make_dataclass('City', [('a', str)])",
+}
+TEXTS = {"to be repaired": "{'a': 'x',}", "whole": '{"a": "x"}'}
+
+
+@pytest.mark.parametrize("kind", sampled(KINDS, keep=1))
+@pytest.mark.parametrize("text", sampled(TEXTS, keep=1))
+def test_no_first_answer_of_a_process_fails(kind: str, text: str) -> None:
+    """What reads them is imported by one thread at a time; the others wait for it."""
+    ended = run_script(f"{KINDS[kind]}\nTEXT = {TEXTS[text]!r}\n{SCRIPT}")
+    assert ended.err == ""
+    assert ended.lines == ["[]"]
+
+
+def test_threads_that_import_a_circle_of_modules_take_turns() -> None:
+    """Entered at two places at once, such a circle gives one thread a module that is half made."""
+    ended = run_script(
+        """
+        import pathlib, sys, tempfile, threading
+        from smartbatch._importing import imported
+
+        folder = pathlib.Path(tempfile.mkdtemp())
+        for one, other in (("ring_a", "ring_b"), ("ring_b", "ring_a")):
+            (folder / f"{one}.py").write_text(
+                "import threading\\n"
+                "imported_by = threading.get_ident()\\n"
+                f"import {other}\\n"
+                f"seen = {other}.imported_by\\n"
+                "done = True\\n"
+            )
+        sys.path.insert(0, str(folder))
+        together, found = threading.Barrier(16), []
+
+        def look(name):
+            together.wait()
+            try:
+                found.append(imported(name).done)
+            except Exception as error:
+                found.append(repr(error))
+
+        threads = [threading.Thread(target=look, args=(f"ring_{'ab'[i % 2]}",)) for i in range(16)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        print(found.count(True), sys.modules["ring_a"].imported_by == sys.modules["ring_b"].imported_by)
+        """
+    )
+    assert ended.lines == ["16 True"]
