@@ -160,6 +160,11 @@ def measure_prompt(
     return (texts[-1] if texts else messages[-1][1]), tokens or 1
 
 
+def asked_schema(enforced: Mapping[str, Any] | None, texts: Sequence[str]) -> Mapping[str, Any] | None:
+    """Return the schema of an answer: the one that the API enforces, else the one in the instructions."""
+    return enforced or next(filter(None, map(instructed_schema, texts)), enforced)
+
+
 def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completion:
     """Return the answer to a generation request.
 

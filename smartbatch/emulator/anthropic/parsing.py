@@ -107,7 +107,7 @@ def parse_messages(head: Head, body: Mapping[str, Any], *, counting: bool = Fals
         max_tokens=max_tokens,
         stop=_stop(body.get("stop_sequences")),
         choices=1,
-        schema=_schema(body.get("output_config")),
+        schema=asked_schema(_schema(body.get("output_config")), _system(body)),
         stream=body.get("stream") is True and not counting,
         include_usage=True,
     )
@@ -187,4 +187,6 @@ def _schema(config: Any) -> Mapping[str, Any] | None:
     schema = output_format.get("schema")
     if not isinstance(schema, Mapping):
         raise api_error(400, "output_config.format.schema: Field required")
+    if (flaw := anthropic_flaw(schema)) is not None:
+        raise api_error(400, f"output_config.format.schema: {flaw}")
     return schema

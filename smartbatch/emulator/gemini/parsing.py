@@ -127,7 +127,7 @@ def generation(model: str, fields: Mapping[str, Any], *, stream: bool) -> Genera
         max_tokens=found(config, "maxOutputTokens"),
         stop=_stops(found(config, "stopSequences")),
         choices=1,
-        schema=_schema(config),
+        schema=asked_schema(_schema(config), system),
         stream=stream,
         include_usage=True,
         tier=_tier(found(fields, "serviceTier")),
@@ -221,6 +221,8 @@ def _schema(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return {} if kind == _JSON else None
     if kind != _JSON or not isinstance(schema, Mapping):
         raise api_error(400, f"* generation_config.response_mime_type: a schema needs {_JSON}")
+    if found(config, "responseJsonSchema") is not None and (flaw := gemini_flaw(schema)) is not None:
+        raise api_error(400, f"* generation_config.response_json_schema: {flaw}")
     return schema
 
 

@@ -267,4 +267,7 @@ def _schema(given: Any, where: str, *, nested: bool) -> Mapping[str, Any] | None
             param=f"{where}.name",
         )  # fmt: skip
     schema: Mapping[str, Any] = inner["schema"]
+    if (flaw := openai_flaw(schema, strict=inner.get("strict") is True)) is not None:
+        name = inner["name"]
+        raise api_error(400, f"Invalid schema for response_format '{name}': {flaw}", param=where)
     return schema
