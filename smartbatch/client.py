@@ -252,6 +252,10 @@ class BatchingClient:
         in real time unless it is given a ``strategy``, a ``deadline`` or a ``prefer``. Leaving the loop
         early, or Ctrl-C, cancels what has not started.
 
+        An iterable that is read lazily is read on a thread of its own, in the caller's context, so an answer
+        is yielded while the next prompt is still to come. ``read_ahead=False`` reads it on the thread that
+        asks for the results, as the cursor of a database needs.
+
         With a ``key`` the whole list, which must end, is stored before anything is sent, and nothing of it is
         cancelled: the same call with the same key, in any process, resumes it and sends only what is missing,
         including rows that were added at the end.

@@ -19,7 +19,17 @@ from smartbatch.realtime.setup import HookParams
 from smartbatch.results import ResultList
 from smartbatch.routing.list_progress import OnProgress
 from smartbatch.routing.lists import CONSTRAINTS, split_constraints
-from smartbatch.types import Deadline, Embedding, GenerationParams, Prompts, T, TableParams, Texts, evolve
+from smartbatch.types import (
+    Deadline,
+    Embedding,
+    GenerationParams,
+    Prompts,
+    ReadingParams,
+    T,
+    TableParams,
+    Texts,
+    evolve,
+)
 
 if TYPE_CHECKING:
     from smartbatch.jobs.job import Job
@@ -35,11 +45,13 @@ __all__ = [
     "jobs",
 ]
 
-_OF_LIST = CONSTRAINTS - {"budget"} | {"key"} | TableParams.__optional_keys__
+_OF_LIST = (
+    CONSTRAINTS - {"budget"} | {"key"} | TableParams.__optional_keys__ | ReadingParams.__optional_keys__
+)
 """Arguments that are about this one list; a budget is the client's, which makes no other."""
 
 
-class EmbeddingScriptParams(Settings, HookParams, TableParams, total=False):
+class EmbeddingScriptParams(Settings, HookParams, TableParams, ReadingParams, total=False):
     """What :func:`embed` takes, as keywords: settings, the client's other arguments, a deadline, a key, and
     how prompts are made of a table."""
 

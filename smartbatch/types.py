@@ -664,7 +664,22 @@ class KeyParams(TypedDict, total=False):
     key: str | None
 
 
-class EmbeddingListParams(EmbeddingParams, ConstraintParams, KeyParams, TableParams, total=False):
+class ReadingParams(TypedDict, total=False):
+    """How the prompts of a list are read, as a keyword.
+
+    Attributes:
+        read_ahead: whether an iterator is read on a thread of its own, in the caller's context (the default),
+            so that an answer is returned while the next prompt is still to come. ``False`` reads it on the
+            thread that asks for the results, as objects that belong to one thread need, such as the cursor of
+            a database. Lists and tables are read at once in any case.
+    """
+
+    read_ahead: bool | None
+
+
+class EmbeddingListParams(
+    EmbeddingParams, ConstraintParams, KeyParams, TableParams, ReadingParams, total=False
+):
     """What lists of texts to embed take, as keywords."""
 
 
@@ -682,6 +697,6 @@ class SubmitParams(RequestParams[T], KeyParams, total=False):
     durable: bool | None
 
 
-class ListParams(RequestParams[T], ConstraintParams, KeyParams, TableParams, total=False):
+class ListParams(RequestParams[T], ConstraintParams, KeyParams, TableParams, ReadingParams, total=False):
     """What lists take, as keywords: what one request takes, for all of them, the constraints, and how prompts
     are made of a table."""

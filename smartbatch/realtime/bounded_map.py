@@ -10,10 +10,12 @@ from functools import partial
 from attrs import frozen
 
 from smartbatch._clock import Clock
+from smartbatch._fork import run_after_collection
 from smartbatch._values import Value
 from smartbatch.core.limits.budget import Budget
 from smartbatch.errors import InvalidRequest, QueueFull, SmartbatchError, WrongProcess
 from smartbatch.observe.progress import Progress
+from smartbatch.realtime.read_ahead import ReadAhead
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.types import Request, Result, Route
 
@@ -63,7 +65,7 @@ class BoundedMap(Iterator[Result]):
     first. A queue that is full of others' requests is waited for as long as own results are outstanding.
 
     Args:
-        requests: checked requests; read lazily.
+        requests: checked requests; read lazily, on this thread or ahead of it.
         submit: puts a request into the queue; its second argument is told the result.
         clock: time and waiting.
         options: with a number of requests ``ahead``.
@@ -82,6 +84,7 @@ class BoundedMap(Iterator[Result]):
         self._under_way: dict[int, ResultFuture] = {}
         self._abandon = abandon
         self._requests = iter(requests)
+        self._source = requests if isinstance(requests, ReadAhead) else None
         self._submit = submit
         self._inbox = _Arrivals(clock)
         self._ahead = options.ahead or 1
@@ -122,6 +125,8 @@ class BoundedMap(Iterator[Result]):
         self._unread.update(self._finished)
         self._finished.clear()
         self._in_flight.update(self._under_way)
+        if self._source is not None:
+            self._source.close()
         for future in list(self._under_way.values()):
             future.cancel()
         self._under_way.clear()
@@ -141,6 +146,8 @@ class BoundedMap(Iterator[Result]):
     def __del__(self) -> None:
         if getattr(self, "_under_way", None):  # Ctrl-C may come before there is anything
             self._abandon(list(self._under_way.values()))
+        if (source := getattr(self, "_source", None)) is not None and not self._exhausted:
+            run_after_collection(source.close)
 
     def _next(self) -> Result:
         self._handed = {}
@@ -155,10 +162,11 @@ class BoundedMap(Iterator[Result]):
                 del self._finished[position]
                 self._yielded += 1
                 return result
-            if not self._under_way:
+            if not self._under_way and (self._exhausted or self._source is None):
                 raise self._failure or StopIteration
             wanted = -1 if self._whole else position
-            for arrival in self._inbox.take(wanted, self._worth_waking(self._listeners)):
+            enough = self._worth_waking(self._listeners)
+            for arrival in self._inbox.take(wanted, enough, self._can_submit):
                 self._receive(*arrival)
 
     def _worth_waking(self, listeners: Sequence[object]) -> float:
@@ -183,7 +191,7 @@ class BoundedMap(Iterator[Result]):
         2. Too many results wait to be read.
         3. The reader can have its next result, and half of what may be is under way, or waits to be read.
         4. The next request cannot be read or is refused: that is raised when it is its turn.
-        5. The queue is full of others' requests.
+        5. The queue is full of others' requests, or the next request has not been read yet.
         """
         while not self._exhausted and len(self._under_way) < self._ahead:
             if len(self._finished) >= _BUFFERED * self._ahead:
@@ -207,6 +215,10 @@ class BoundedMap(Iterator[Result]):
 
     def _submit_next(self) -> bool:
         """Submit the next request; False when there is none, or no room for it now."""
+        if self._next_request is None and self._source is not None:
+            self._source.ask(self._ahead - len(self._under_way), self._inbox.wake)
+            if not self._source.is_ready:
+                return False
         request = self._next_request or next(self._requests, None)
         if request is None:
             self._exhausted = True
@@ -223,6 +235,12 @@ class BoundedMap(Iterator[Result]):
         self._submitted += 1
         self._under_way[position] = future
         return True
+
+    def _can_submit(self) -> bool:
+        """Whether a request that was waited for has been read."""
+        waits = self._source is not None and not self._exhausted and self._next_request is None
+        has_room = len(self._under_way) < self._ahead and len(self._finished) < _BUFFERED * self._ahead
+        return waits and has_room and self._source is not None and self._source.is_ready
 
     def _receive(self, position: int, result: Result) -> None:
         if position in self._under_way:
@@ -250,11 +268,21 @@ class _Arrivals:
                 self._waited = False
                 self._monitor.notify()
 
-    def take(self, wanted: int = -1, enough: float = 1) -> list[tuple[int, Result]]:
-        """Return what has arrived. Where that is nothing, wait for the result of position ``wanted``, or for
-        as many results as are ``enough``."""
+    def wake(self) -> None:
+        """End the wait of :meth:`take`, if somebody waits."""
         with self._monitor:
-            self._wanted, self._enough, self._waited = wanted, enough, not self._arrived
+            if self._waited:
+                self._waited = False
+                self._monitor.notify()
+
+    def take(
+        self, wanted: int = -1, enough: float = 1, is_ready: Callable[[], bool] = lambda: False
+    ) -> list[tuple[int, Result]]:
+        """Return what has arrived. If that is nothing, wait for the result of position ``wanted``, for
+        ``enough`` results, or for :meth:`wake`, unless ``is_ready`` already."""
+        with self._monitor:
+            self._wanted, self._enough = wanted, enough
+            self._waited = not self._arrived and not is_ready()
             self._monitor.wait_for(lambda: not self._waited)
             arrived, self._arrived = self._arrived, []
             return arrived

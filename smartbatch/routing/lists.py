@@ -30,6 +30,7 @@ from smartbatch.observe.progress import new_display
 from smartbatch.plan import Plan
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
+from smartbatch.realtime.read_ahead import ReadAhead
 from smartbatch.realtime.realtime import Realtime, stored_stream
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.results import ReportFile, ResultList, ended
@@ -48,6 +49,7 @@ from smartbatch.types import (
     Priority,
     Prompt,
     Prompts,
+    ReadingParams,
     Request,
     Result,
     Route,
@@ -72,6 +74,7 @@ class ReaderOptions(Value):
 
     Attributes:
         whole: whether all results are wanted, and none before the others.
+        read_ahead: whether an iterator is read on a thread of its own.
     """
 
     on_error: OnError | None
@@ -79,6 +82,15 @@ class ReaderOptions(Value):
     progress: bool | None
     ordered: bool = True
     whole: bool = False
+    read_ahead: bool = True
+
+    def with_params(self, params: Mapping[str, Any]) -> tuple[ReaderOptions, dict[str, Any]]:
+        """Return these options with what ``params`` say about reading, and the other parameters."""
+        others, reading = split_constraints(params, ReadingParams.__optional_keys__)
+        read_ahead = reading.get("read_ahead", self.read_ahead)
+        if not isinstance(read_ahead, bool):
+            raise InvalidRequest("read_ahead must be True or False", field="read_ahead")
+        return evolve(self, read_ahead=read_ahead), others
 
 
 @frozen(eq=False, repr=False)
@@ -136,6 +148,7 @@ class ListRouter:
         2. It has a key, and the store its job: that job goes on.
         3. A route is chosen, which is taken when the first result is asked for.
         """
+        reader, params = reader.with_params(params)
         prompts, params = _prompts(given_prompts, params)
         prompts, skipped = without_skipped(prompts)
         plain, given = _split(params)
@@ -143,7 +156,9 @@ class ListRouter:
         options, display = self._options(total, reader)
         if not isinstance(prompts, Sequence) and not self._needs_all(given):
             constraints = self._constraints(given)
-            requests = self._preparer.requests(prompts, plain)
+            requests: Iterable[Request] = self._preparer.requests(prompts, plain)
+            if reader.read_ahead:
+                requests = ReadAhead(iter(requests), given_prompts, self._clock)
             route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
             budget = self._list_budget(constraints.budget)
             options = evolve(options, own_budget=budget, route=route)
@@ -520,6 +535,7 @@ def _split(
         InvalidRequest: for a keyword that is not ``known``.
     """
     check_params(params, known)
+    params, _ = split_constraints(params, ReadingParams.__optional_keys__)  # for those who read lazily
     return split_constraints(params, CONSTRAINTS | {"key"})
 
 

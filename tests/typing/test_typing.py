@@ -105,14 +105,16 @@ def test_the_keywords_of_calls_are_those_they_take() -> None:
     generation = attrs.fields_dict(types.Generation).keys()
     request = attrs.fields_dict(types.Request).keys() - {"prompt", "params"}
     constraints = {"strategy", "deadline", "budget", "prefer", "time_value"}
-    of_tables = keys(types.TableParams)
+    of_tables = keys(types.TableParams) | keys(types.ReadingParams)
     assert keys(types.GenerationParams) == generation
     assert keys(types.RequestParams) == generation | request
     assert keys(types.SubmitParams) == generation | request | {"durable", "key"}
     assert keys(types.EmbeddingParams) == request - {"embedding", "call"}
     assert keys(types.ListParams) == generation | request | constraints | {"key"} | of_tables
     assert keys(types.EmbeddingListParams) == keys(types.EmbeddingParams) | constraints | {"key"} | of_tables
-    assert keys(types.JobParams) == keys(types.ListParams) - {"timeout", "max_wait", "call", "key"}
+    assert keys(types.JobParams) == keys(types.ListParams) - {
+        *("timeout", "max_wait", "call", "key", "read_ahead")
+    }
 
 
 def test_the_keywords_of_scripts_are_those_of_the_client_a_deadline_and_a_key() -> None:
@@ -122,7 +124,9 @@ def test_the_keywords_of_scripts_are_those_of_the_client_a_deadline_and_a_key() 
         if one.kind is one.KEYWORD_ONLY
     }
     assert keys(ClientParams) == keys(types.GenerationParams) | keys(Settings)
-    assert keys(shortcuts.ScriptParams) == keys(ClientParams) | own | keys(types.TableParams) | {
+    assert keys(shortcuts.ScriptParams) == keys(ClientParams) | own | keys(types.TableParams) | keys(
+        types.ReadingParams
+    ) | {
         "config",
         "deadline",
         "key",
