@@ -622,9 +622,8 @@ class TableParams(TypedDict, total=False):
     Attributes:
         template: prompt text with ``{column}`` or ``{column:.2f}`` placeholders.
         column: the column that has the prompts.
-        on_missing: what happens to a row in which a field of its prompt is absent, null or blank: ``"error"``
-            (the default) refuses the list, ``"skip"`` sends no request and returns a failed result with
-            :class:`~smartbatch.RowSkipped`, ``"empty"`` leaves the field empty.
+        on_missing: what happens to a row without a field of its prompt: ``"error"`` refuses the list,
+            ``"skip"`` gives it a result with :class:`~smartbatch.RowSkipped`, ``"empty"`` leaves it empty.
     """
 
     template: str | None
@@ -665,14 +664,8 @@ class KeyParams(TypedDict, total=False):
 
 
 class ReadingParams(TypedDict, total=False):
-    """How the prompts of a list are read, as a keyword.
-
-    Attributes:
-        read_ahead: whether an iterator is read on a thread of its own, in the caller's context (the default),
-            so that an answer is returned while the next prompt is still to come. ``False`` reads it on the
-            thread that asks for the results, as objects that belong to one thread need, such as the cursor of
-            a database. Lists and tables are read at once in any case.
-    """
+    """Whether an iterator is read on a thread of its own (the default) or, as the cursor of a database needs,
+    by the thread that asks for the results; see :meth:`smartbatch.BatchingClient.map`."""
 
     read_ahead: bool | None
 

@@ -20,7 +20,7 @@ from smartbatch.cli.followed_jobs import GRACE, FollowedJobs
 from smartbatch.cli.jobs_of_run import jobs_named
 from smartbatch.cli.messages import note, say
 from smartbatch.cli.outputs import check_output_name, replaced
-from smartbatch.cli.result_tables import table_format
+from smartbatch.cli.result_tables import formulas_of, table_format
 from smartbatch.cli.standard_output import ReaderLeft, binary_output, print_out, standard_output
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import InputError, JobNotFound, StoreError
@@ -30,7 +30,7 @@ from smartbatch.jobs.status import JobStatus, ShardStatus, span, usd
 from smartbatch.observe.progress import Progress
 from smartbatch.observe.text import escape
 from smartbatch.stored_jobs import StoredJobs
-from smartbatch.tables.result_files import UnwritableTable, stored_lines, write_stored
+from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, stored_lines, write_stored
 
 _ALL: Final = 1_000_000
 """Jobs of a store that are listed: all of them."""
@@ -66,9 +66,10 @@ def _check(args: argparse.Namespace) -> None:
         raise InputError(f"jobs {action} needs the ids or keys of jobs; smartbatch jobs lists them")
     if action == "results" and named != 1:
         raise InputError("jobs results takes the id or key of one job; smartbatch jobs lists them")
-    for option in ("output", "wait"):
+    for option in ("output", "wait", "csv_formulas"):
         if getattr(args, option) and action != "results":
-            raise InputError(f"--{option} is for jobs results only")
+            raise InputError(f"--{option.replace('_', '-')} is for jobs results only")
+    formulas_of(args)
     for option, only in _OF_ACTION.items():
         given = getattr(args, option)
         if given and action != only:
@@ -130,7 +131,7 @@ class _Jobs:
         if self._args.wait and not self._wait_for([job]):
             return 1
         with suppress(ReaderLeft):
-            _write_results(job, self._args.output)
+            _write_results(job, self._args.output, formulas_of(self._args))
         status = job.status()
         if not status.done:
             say(
@@ -274,7 +275,7 @@ class _Jobs:
 # -- results -------------------------------------------------------------------------------------------------
 
 
-def _write_results(job: Job, output: str | None) -> None:
+def _write_results(job: Job, output: str | None, formulas: CsvFormulas) -> None:
     """Write what is stored of a job's results, in order; any number of them in flat memory.
 
     ``output`` is a file that does not exist yet, and gets its name when it is whole; ``None`` is
@@ -294,7 +295,7 @@ def _write_results(job: Job, output: str | None) -> None:
             if (format := table_format(output)) is None:
                 _write_lines(job, file)
             else:
-                write_stored(format, job, file)
+                write_stored(format, job, file, formulas=formulas)
     except OSError as error:
         raise InputError(f"{output}: cannot be written: {error.strerror or error}") from error
     except UnwritableTable as error:

@@ -153,6 +153,8 @@ _RUN_OUTPUT = """
 further:
 --resend truncated|empty|refused|failed  send these rows of -o again, with a higher --max-tokens for example;
                        the new answers replace the old ones, whose cost stays counted
+--csv-formulas escape|keep  cells of .csv that a spreadsheet takes for formulas: put a quote before them, or
+                       keep them (default)
 --store PLACE          a file, or postgresql://… (default: your own); rows are kept there until answered
 --dask ADDRESS         the scheduler of a Dask cluster whose workers ask the rows; such as tcp://host:8786,
                        with -o, and a --store that all reach
@@ -173,6 +175,8 @@ _JOBS_OPTIONS = """
 --billed               retry-failed: also what was, or may have been, paid for
 --quiet                no progress
 further:
+--csv-formulas escape|keep  results: cells of .csv that a spreadsheet takes for formulas: put a quote before
+                       them, or keep them (default)
 --batch-poll-interval D  time between looks at a batch, such as 2min
 --config FILE          TOML or YAML file of settings; options win over it
 """

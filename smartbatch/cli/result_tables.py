@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from smartbatch.cli.optional import missing
 from smartbatch.cli.parquet_rows import parquet_rows
 from smartbatch.cli.parsed_rows import BadRow
 from smartbatch.errors import InputError
-from smartbatch.tables.result_files import FIRST, FIXED, LAST, PREFIX, Line
+from smartbatch.tables.result_files import FIRST, FIXED, LAST, PREFIX, CsvFormulas, Line
 
 _PREFIXES: Final = re.compile(f"^(?:{PREFIX})+")
 FORMATS: Final = {".csv": "csv", ".parquet": "parquet"}
@@ -35,6 +36,20 @@ def check_format(path: str) -> None:
             import pyarrow.parquet  # noqa: F401
         except ImportError as error:
             raise missing("pyarrow", "arrow", "writing Parquet") from error
+
+
+def formulas_of(args: argparse.Namespace) -> CsvFormulas:
+    """Return what ``--csv-formulas`` says, which only concerns an output in CSV.
+
+    Raises:
+        InputError: it is given for another one.
+    """
+    if args.csv_formulas is None:
+        return "keep"
+    if args.output is None or table_format(args.output) != "csv":
+        raise InputError("--csv-formulas is for results in CSV: name the output .csv (-o)")
+    formulas: CsvFormulas = args.csv_formulas
+    return formulas
 
 
 # -- reading -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from smartbatch.cli.messages import note, say
 from smartbatch.cli.output_lines import encode
 from smartbatch.cli.outputs import OutputChanged, OutputFile, Recovered, check_output_name
 from smartbatch.cli.prompts import InputRequests, KeyedRow, PromptMaker, RowKeys
+from smartbatch.cli.result_tables import formulas_of
 from smartbatch.cli.route_chooser import RouteChooser
 from smartbatch.cli.run_job import JobRun, RowResult, Rows, skipped_row
 from smartbatch.cli.standard_output import ReaderLeft, StandardOutput
@@ -58,6 +59,7 @@ class _Run:
             raise ConfigError("--resend replaces answers of an output: name it with -o")
         maker = PromptMaker.of(args)
         embedding = embedding_of(args)
+        formulas = formulas_of(args)
         self._client = client_of(args)
         source = stack.enter_context(RowSource(args.input, args.format, args.delimiter))
         self._out: OutputFile | TableOutput | None = None
@@ -65,7 +67,7 @@ class _Run:
             if source.same_file(args.output):
                 raise InputError(f"{escape(args.output)}: is the input itself; choose another -o")
             check_output_name(args.output)
-            self._out = open_output(args.output)
+            self._out = open_output(args.output, formulas)
             stack.enter_context(self._out)
         self._sink = self._out or StandardOutput()
         stack.callback(self._client.stop, timeout=0)

@@ -18,7 +18,7 @@ from smartbatch.cli.prompts import RowKeys
 from smartbatch.cli.result_tables import read_table, table_format
 from smartbatch.errors import InputError
 from smartbatch.observe.text import escape
-from smartbatch.tables.result_files import UnwritableTable, to_line, write_table
+from smartbatch.tables.result_files import CsvFormulas, UnwritableTable, to_line, write_table
 from smartbatch.types import Defect
 
 PARTIAL = ".partial.jsonl"
@@ -30,13 +30,15 @@ class TableOutput:
 
     Args:
         path: a name for which :func:`table_format` knows the format. A symbolic link is followed.
+        formulas: as of :func:`write_table`.
 
     Raises:
         InputError: the file or its folder cannot be written, is not a regular file, or another run holds it.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, formulas: CsvFormulas = "keep") -> None:
         self.path = path
+        self._formulas = formulas
         self._real = os.path.realpath(path)
         if os.path.exists(self._real) and not stat.S_ISREG(os.stat(self._real).st_mode):
             raise InputError(
@@ -106,7 +108,8 @@ class TableOutput:
             with replaced(self._real, "writing") as target:
                 with suppress(FileNotFoundError):
                     os.fchmod(target.fileno(), stat.S_IMODE(os.stat(self._real).st_mode))
-                write_table(table_format(self.path) or "", self._lines.lines, target)
+                format = table_format(self.path) or ""
+                write_table(format, self._lines.lines, target, formulas=self._formulas)
         except OSError as error:
             raise OutputLost(
                 f"{escape(self.path)}: cannot be written: {error.strerror or error}; every answered row is "
@@ -120,9 +123,9 @@ class TableOutput:
         self._unsaved = self._lines.has_resent  # which the table does not say
 
 
-def open_output(path: str) -> OutputFile | TableOutput:
+def open_output(path: str, formulas: CsvFormulas = "keep") -> OutputFile | TableOutput:
     """Open the output of a run, for a name that :func:`check_output_name` has let pass."""
-    return OutputFile(path) if table_format(path) is None else TableOutput(path)
+    return OutputFile(path) if table_format(path) is None else TableOutput(path, formulas)
 
 
 def look_at_output(path: str, stack: ExitStack) -> OutputFile | None:

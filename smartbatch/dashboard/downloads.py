@@ -58,7 +58,7 @@ def _blocks_of_lines(job: Job) -> Iterator[bytes]:
 
 def _blocks_of_table(job: Job, format: str) -> Iterator[bytes]:
     with tempfile.TemporaryFile(prefix="smartbatch-") as file:
-        write_stored(format, job, file)
+        write_stored(format, job, file, formulas="escape")  # opened by a click, in a spreadsheet
         file.seek(0)
         while block := file.read(BLOCK):
             yield block

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from smartbatch.emulator.composed_answers import Completion, compose, count_tokens
 from smartbatch.emulator.settings import EmulatorSettings
+from smartbatch.providers.schema_forms import instructed_schema
 
 
 class ApiError(Exception):

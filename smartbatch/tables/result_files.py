@@ -10,11 +10,12 @@ import csv
 import io
 import itertools
 import json
+import re
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import IO, Any, Final, Protocol, TypeAlias
+from typing import IO, Any, Final, Literal, Protocol, TypeAlias
 
 from attrs import define, field, fields_dict
 
@@ -64,6 +65,10 @@ PREFIX: Final = "result_"
 _TOKENS: Final = tuple(name for name in fields_dict(Usage) if name not in ("estimated", "unknown"))
 _tokens_of: Final = attrgetter(*_TOKENS)
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
+CsvFormulas: TypeAlias = Literal["escape", "keep"]
+"""What happens to cells of CSV that begin as formulas do: a quote before them, or nothing."""
+_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER_CELL: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _GROUP: Final = 10_000
 """Rows that are held, and make a group, as a Parquet file is written."""
 
@@ -127,11 +132,12 @@ def to_line(line: dict[str, Any]) -> bytes:
         return _encode(line).encode("ascii") + b"\n"
 
 
-def write_stored(format: str, job: StoredPages, target: IO[bytes]) -> None:
+def write_stored(format: str, job: StoredPages, target: IO[bytes], *, formulas: CsvFormulas = "keep") -> None:
     """Write the stored results of a job as a table; their lines are kept in a temporary file meanwhile.
 
     Args:
         format: ``csv`` or ``parquet``.
+        formulas: as of :func:`write_table`.
 
     Raises:
         OSError, UnwritableTable: as :func:`write_table`.
@@ -143,7 +149,7 @@ def write_stored(format: str, job: StoredPages, target: IO[bytes]) -> None:
             kept.seek(0)
             return map(json.loads, kept)
 
-        write_table(format, read, target)
+        write_table(format, read, target, formulas=formulas)
 
 
 # -- tables --------------------------------------------------------------------------------------------------
@@ -223,12 +229,19 @@ def answers_of(line: Line) -> dict[str, Any]:
     return answers | own
 
 
-def write_table(format: str, lines: Callable[[], Iterator[Line]], target: IO[bytes]) -> None:
+def write_table(
+    format: str,
+    lines: Callable[[], Iterator[Line]],
+    target: IO[bytes],
+    *,
+    formulas: CsvFormulas = "keep",
+) -> None:
     """Write lines as a table.
 
     Args:
         format: ``csv`` or ``parquet``.
         lines: yields them from the first on; called twice.
+        formulas: whether cells of CSV that a spreadsheet takes for formulas are escaped.
 
     Raises:
         OSError: the disk takes no more.
@@ -245,19 +258,28 @@ def write_table(format: str, lines: Callable[[], Iterator[Line]], target: IO[byt
 
     rows = map(cells, lines())
     if format == "csv":
-        _write_csv(list(whole), rows, target)
+        _write_csv(list(whole), rows, target, _escaped if formulas == "escape" else str)
     else:
         _write_parquet(whole, rows, target)
 
 
-def _write_csv(names: Sequence[str], rows: Iterable[list[Any]], target: IO[bytes]) -> None:
+def _escaped(cell: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula; numbers stay as they are."""
+    if not cell.startswith(_FORMULA_STARTS) or _NUMBER_CELL.fullmatch(cell) is not None:
+        return cell
+    return f"'{cell}"
+
+
+def _write_csv(
+    names: Sequence[str], rows: Iterable[list[Any]], target: IO[bytes], shown: Callable[[str], str]
+) -> None:
     # A lone surrogate, which a JSON input may have, has no place in UTF-8.
     text = io.TextIOWrapper(target, encoding="utf-8", errors="replace", newline="", write_through=True)
     try:
         plain = csv.writer(text, lineterminator="\n")
         quoted = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
         for row in itertools.chain([names], rows):
-            cells = ["" if cell is None else text_of(cell) for cell in row]
+            cells = ["" if cell is None else shown(text_of(cell)) for cell in row]
             # A carriage return ends a line too, and the writer does not see it.
             (quoted if any("\r" in cell for cell in cells) else plain).writerow(cells)
     finally:

@@ -286,3 +286,24 @@ def test_many_columns_are_checked_in_linear_time() -> None:
     rows = cells(",".join([*names, names[7]]) + "\n")
     assert rows == [["the header names the column 'column 7' twice"]]
     assert not any(isinstance(row, BadRow) for row in cells(",".join(names) + "\n"))
+
+
+# -- formulas ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["escape", "keep", None])
+def test_a_run_escapes_formulas_if_it_is_told_to(how: str | None) -> None:
+    """A later run takes the table up, whatever it says about formulas."""
+    options = [] if how is None else ["--csv-formulas", how]
+    for limit in ("1", "3"):
+        assert run("text\n=1\n-5\n@x\n", "-o", "out.csv", "--limit", limit, *options) == 0
+    import csv
+
+    with open("out.csv", newline="") as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    assert texts == (["'=1", "-5", "'@x"] if how == "escape" else ["=1", "-5", "@x"])
+
+
+def test_formulas_of_other_files_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("text\na\n", "-o", "out.jsonl", "--csv-formulas", "escape") == 2
+    assert "--csv-formulas is for results in CSV" in capfd.readouterr().err

@@ -14,6 +14,7 @@ OF_THE_COMMAND = {
     *(
         "action",
         "config",
+        "csv_formulas",
         "billed",
         "dask",
         "delimiter",

@@ -14,9 +14,11 @@ from smartbatch.emulator.parsed_requests import (
     ApiError,
     GenerationRequest,
     MalformedBody,
+    asked_schema,
     decode_object,
     measure_prompt,
 )
+from smartbatch.emulator.schema_rules import anthropic_flaw
 
 _TYPES = {
     400: "invalid_request_error",

@@ -15,9 +15,11 @@ from smartbatch.emulator.parsed_requests import (
     ApiError,
     GenerationRequest,
     MalformedBody,
+    asked_schema,
     decode_object,
     measure_prompt,
 )
+from smartbatch.emulator.schema_rules import gemini_flaw
 
 QUOTA_EXHAUSTED = "Resource has been exhausted (e.g. check quota)."
 """The message of a 429 that names no quota."""

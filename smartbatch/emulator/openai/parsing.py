@@ -17,6 +17,7 @@ from smartbatch.emulator.parsed_requests import (
     decode_object,
     measure_prompt,
 )
+from smartbatch.emulator.schema_rules import openai_flaw
 
 _ROLES = frozenset({"developer", "system", "user", "assistant", "tool", "function"})
 _SCHEMA_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
