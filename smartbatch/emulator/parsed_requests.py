@@ -163,7 +163,10 @@ def measure_prompt(
 
 def asked_schema(enforced: Mapping[str, Any] | None, texts: Sequence[str]) -> Mapping[str, Any] | None:
     """Return the schema of an answer: the one that the API enforces, else the one in the instructions."""
-    return enforced or next(filter(None, map(instructed_schema, texts)), enforced)
+    if enforced:
+        return enforced
+    told = (schema for text in texts if (schema := instructed_schema(text)) is not None)
+    return next(told, enforced)
 
 
 def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completion:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from smartbatch.providers.sim.answers import number_within
@@ -12,21 +14,51 @@ _DEPTH = 16  # recursive schemas end here
 _SIZE = 10_000  # and so do those that branch while they recurse
 
 _FORMATS = {
+    "binary": "bytes",
     "date": "2026-01-01",
     "date-time": "2026-01-01T00:00:00Z",
+    "duration": "PT1S",
     "time": "00:00:00Z",
     "email": "someone@example.org",
     "uri": "https://example.org/",
     "uuid": "00000000-0000-4000-8000-000000000000",
     "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "hostname": "example.org",
+    "uri-reference": "/a",
+    "json-string": "1",
 }
+
+_TOLD = (
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength"),
+    *("minItems", "maxItems", "uniqueItems", "minProperties", "prefixItems", "enum"),
+)
+_decoder = json.JSONDecoder()
+
+
+def _told(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords in a description, which an adapter put there for the model to read."""
+    description = schema.get("description")
+    found: dict[str, Any] = {}
+    if isinstance(description, str) and description.endswith("}"):
+        text = description[description.rfind("\n\n") + 2 :] if "\n\n" in description else description
+        for word in _TOLD:
+            at = max(text.find(f"{{{word}: "), text.find(f", {word}: "))
+            if at >= 0:
+                with suppress(ValueError):
+                    found[word] = _decoder.raw_decode(text, text.index(": ", at) + 2)[0]
+        at = max(text.find("{format: "), text.find(", format: "))
+        if at >= 0:
+            rest = text[text.index(": ", at) + 2 : -1]
+            found["format"] = rest.partition(",")[0]
+    return found
 
 
 def instance(schema: Mapping[str, Any], text: str) -> Any:
     """Return a value that follows ``schema``.
 
     Objects get all their properties, strings get ``text``, choices are drawn by a digest of ``text``.
-    Regular expressions (``pattern``) are not followed.
+    Regular expressions (``pattern``) are not followed; keywords that an adapter moved into a description are.
     """
     return _Builder(schema, text).value(schema, 0)
 
@@ -44,6 +76,7 @@ class _Builder:
             return None
         if isinstance(ref := schema.get("$ref"), str):
             return self.value(self._resolve(ref), depth + 1)
+        schema = {**_told(schema), **schema}
         if "const" in schema:
             return schema["const"]
         choices = schema.get("enum")
@@ -66,8 +99,7 @@ class _Builder:
             case "object":
                 return self._object(schema, depth)
             case "array":
-                least = schema.get("minItems", 0 if depth > _DEPTH // 2 else 1)
-                return [self.value(schema.get("items", {}), depth + 1) for _ in range(min(int(least), 1000))]
+                return self._array(schema, depth)
             case "string":
                 return self._string(schema)
             case "integer" | "number":
@@ -82,8 +114,23 @@ class _Builder:
         if not isinstance(properties, Mapping):
             properties = {}
         required = schema.get("required")
-        names = list(properties) if depth < _DEPTH // 2 or not isinstance(required, list) else required
+        names = list(properties)
+        if depth >= _DEPTH // 2 and isinstance(required, list):
+            names = [name for name in names if name in required or _ends(properties[name])]
+        if not names and (least := int(schema.get("minProperties", 0))):
+            further = schema.get("additionalProperties", {})
+            return {str(i): self.value(further, depth + 1) for i in range(min(least, 1000))}
         return {name: self.value(properties.get(name, {}), depth + 1) for name in names}
+
+    def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
+        first = schema.get("prefixItems")
+        items = [self.value(part, depth + 1) for part in first] if isinstance(first, list) else []
+        least = int(schema.get("minItems", 0 if depth > _DEPTH // 2 or items else 1))
+        least = min(least, int(schema.get("maxItems", least)), 1000)
+        for i in range(len(items), least):
+            item = self.value(schema.get("items", {}), depth + 1)
+            items.append(_another(item, i) if schema.get("uniqueItems") else item)
+        return items
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         text = _FORMATS.get(str(schema.get("format")), self._text)
@@ -101,3 +148,19 @@ class _Builder:
                     else None
                 )
         return found
+
+
+def _ends(schema: Any) -> bool:
+    """Whether a value of a schema has no parts of its own kind where a recursion ends."""
+    if not isinstance(schema, Mapping):
+        return False
+    branches = schema.get("anyOf")
+    last = branches[-1] if isinstance(branches, list) and branches else schema
+    return isinstance(last, Mapping) and last.get("type") in ("array", "null") and not last.get("minItems")
+
+
+def _another(item: Any, position: int) -> Any:
+    """Return an item that differs from those before it, as far as its type allows."""
+    if isinstance(item, str):
+        return f"{item}{position}" if position else item
+    return item + position if isinstance(item, int | float) and not isinstance(item, bool) else item

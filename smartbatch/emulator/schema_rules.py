@@ -96,7 +96,8 @@ def anthropic_flaw(schema: Mapping[str, Any]) -> str | None:
         return f"Schemas contain too many optional parameters ({optional}); the limit is 24"
     if unions > 16:
         return f"Schemas contain too many parameters with union types ({unions}); the limit is 16"
-    if any(_is_cyclic(schema, part) for part in parts):
+    targets = [part["$ref"] for part in parts if isinstance(part.get("$ref"), str)]
+    if any(target in _reached(schema, target) for target in targets):
         return "Recursive schemas are not supported"
     return _first(schema, rule)
 
@@ -113,12 +114,12 @@ def gemini_flaw(schema: Mapping[str, Any]) -> str | None:
                 return f'{where}: Unknown name "{key}"'
         if any(type(value) not in (str, int, float) for value in part.get("enum", ())):
             return f"{where}: enum values must be strings or numbers"
-        properties, required = part.get("properties", {}), part.get("required", ())
-        for name, inner in properties.items():
-            if name in required and _is_cyclic(schema, inner):
+        home = f"#/$defs/{path[1]}" if path[:1] == ("$defs",) else "#"
+        for name, inner in part.get("properties", {}).items():
+            if name in part.get("required", ()) and _leads_back(schema, inner, home):
                 return f"{where}: the cyclic reference in {name} may only be used in a non-required property"
-        outside = {key: value for key, value in part.items() if key not in ("properties", *_NAMED)}
-        if _is_cyclic(schema, outside, through_properties=False):
+        outside = {key: value for key, value in part.items() if key not in _NAMED}
+        if path[:1] == ("$defs",) and "properties" not in path and _leads_back(schema, outside, home):
             return f"{where}: a cyclic reference may only be used in a property"
         return None
 
@@ -143,15 +144,10 @@ def _parts(schema: Any, path: Path) -> Iterator[tuple[Mapping[str, Any], Path]]:
                 yield from _parts(inner, (*path, key, *([str(i)] if isinstance(value, list) else [])))
 
 
-def _is_cyclic(root: Mapping[str, Any], part: Any, *, through_properties: bool = True) -> bool:
-    """Whether a part of a schema holds a reference to a definition that leads back to itself."""
-    for inner, path in _parts(part, ()):
-        if not through_properties and "properties" in path:
-            continue
-        target = inner.get("$ref")
-        if isinstance(target, str) and target in _reached(root, target):
-            return True
-    return False
+def _leads_back(root: Mapping[str, Any], part: Any, home: str) -> bool:
+    """Whether a part of a schema refers to its own definition, ``home``, or to one that leads to it."""
+    targets = [inner["$ref"] for inner, _ in _parts(part, ()) if isinstance(inner.get("$ref"), str)]
+    return any(target == home or home in _reached(root, target) for target in targets)
 
 
 def _reached(root: Mapping[str, Any], target: str) -> set[str]:

@@ -86,6 +86,7 @@ def test_the_output_ends_at_its_cap_or_at_a_stop_sequence(sdk, emu):
 def test_a_schema_is_followed(sdk):
     """output_config.format makes the answer an instance of the schema."""
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    schema["additionalProperties"] = False
     schema = {"format": {"type": "json_schema", "schema": schema}}
     assert isinstance(json.loads(create(sdk, output_config=schema).content[0].text)["n"], int)
 

@@ -158,7 +158,7 @@ def test_a_schema_is_answered_with_an_instance_of_it(sdk):
         "required": ["city", "size", "people", "tags"],
         "$defs": {"tag": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}},
     }
-    json_schema = {"name": "answer", "strict": True, "schema": schema}
+    json_schema = {"name": "answer", "schema": schema}
     response_format = {"type": "json_schema", "json_schema": json_schema}
     text = _text(sdk, PROMPT, response_format=response_format)
     value = json.loads(text)

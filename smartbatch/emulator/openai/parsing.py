@@ -14,6 +14,7 @@ from smartbatch.emulator.parsed_requests import (
     ApiError,
     GenerationRequest,
     MalformedBody,
+    asked_schema,
     decode_object,
     measure_prompt,
 )
@@ -132,7 +133,7 @@ def _generation(
         max_tokens=max_tokens,
         stop=_stop(body.get("stop")),
         choices=body.get("n") or 1,
-        schema=schema,
+        schema=asked_schema(schema, [text for role, text in messages if role == "system"]),
         stream=body.get("stream") is True,
         include_usage=include_usage,
         tier=_tier(body.get("service_tier")),
