@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 
 from benchmarks.routing_world import HALF, INPUT, LARGEST, OUTPUT, Fate, Job, Workers
 from smartbatch.core.forecast.forecaster import Forecaster, Observation
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.tokens import OUTPUT_TOKENS, Calibration
 from smartbatch.core.routing.choice import Infeasible, Option, choose
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer
@@ -138,7 +138,7 @@ class Knowledge:
         """
         job, now = fate.job, fate.job.at
         n, given = len(job.rows), float(sum(row.given for row in job.rows))
-        made = n * self.tokens.mean_output(None)
+        made = n * (self.tokens.answers("")[1] or OUTPUT_TOKENS)
         price = given * INPUT + made * OUTPUT
         cost = Cost(price, price, price)
         throughput = self.throughput(now, (given + made) / n, fate.regime.rpm)

@@ -60,7 +60,7 @@ from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.deferral import Deferral
 from smartbatch.routing.durable import DurableRequests
 from smartbatch.routing.gathered import SingleRequestParts
-from smartbatch.routing.history import ForecastHistory
+from smartbatch.routing.history import ForecastHistory, process_memory
 from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import Reading
 from smartbatch.routing.lists import ListRouter
@@ -174,7 +174,9 @@ class RunningState:
             now=clock.now,
             prepare=partial(_learn, weakref.ref(self)),
         )
-        self.history = ForecastHistory(clock, self._forecast_moved, store=lambda: jobs.service.store)
+        self.history = ForecastHistory(
+            clock, self._forecast_moved, store=lambda: jobs.service.store, memory=process_memory()
+        )
         self.realtime = realtime = self._new_realtime()
         self.advisor = advisor = Advisor(
             model,
@@ -376,6 +378,7 @@ class RunningState:
             until = last = self._clock.now() + STEP_GRACE
             if end is not None:
                 until, last = max(end + LAST_STEP, self._clock.now() + LEAST), end + LAST_WORDS
+            self.history.hand_over()
             self.jobs.finish(until, self.history.save)  # with the answers that came meanwhile
             self._callbacks.drain(max(0.0, last - self._clock.now()))
             self._callbacks.close()

@@ -26,6 +26,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
 from smartbatch.realtime import shared_quota
+from smartbatch.routing import history
 from smartbatch.shortcuts import close_stores
 from tests.taking_part import taking_part
 
@@ -161,6 +162,7 @@ def on_its_own(
 
     monkeypatch.setattr(logs, "job_error", noted)
     shared_quota.forget_all()  # each test has its own clock
+    history.forget_all()
     yield
     shared_quota.forget_all()
     mark = request.node.get_closest_marker("catches")

@@ -27,6 +27,7 @@ from smartbatch.core.limits.failures import (
 )
 from smartbatch.core.limits.retry import Circumstances, RetryPolicy, decide
 from smartbatch.core.limits.suspension import PackingHealth
+from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import (
     ErrorKind,
@@ -156,7 +157,8 @@ class ResponseRouter:
             account(ticket, outcome, cost)
             if isinstance(outcome, Answer):
                 if learns and outcome.usage is not None:
-                    call.permit.lane.calibration.observe(ticket.input_tokens, outcome.usage)
+                    shape = SHAPES.of(ticket.submission.request.params).key
+                    call.permit.lane.calibration.observe(ticket.input_tokens, outcome.usage, shape)
                 route = route_of(ticket.lane, outcome, size)
                 readings.append(self._reader.read(call.batch, ticket, outcome, seconds, route))
             else:

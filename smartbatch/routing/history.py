@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field
 
 from smartbatch._clock import Clock
+from smartbatch._fork import PerProcess
 from smartbatch._values import fields_repr
 from smartbatch.core.forecast.forecaster import ForecastAt, ForecastChange, Forecaster, Observation, Prior
 from smartbatch.core.forecast.turnaround import PROMISE
@@ -88,6 +89,7 @@ class _Topic:
         own: what was written by this process.
         noted: calls that ended: requests, seconds, Unix time, and whether they were given up.
         unlearned: of these, what was taken and waits to be learned from.
+        untold: of these, what other clients do not know yet.
         pending: what is to be written, each ``stride``-th of what was seen.
     """
 
@@ -104,6 +106,7 @@ class _Topic:
     own: deque[Observation] = field(factory=lambda: deque(maxlen=OWN))
     noted: deque[tuple[int, float, float, bool]] = field(factory=lambda: deque(maxlen=NOTED))
     unlearned: deque[Observation] = field(factory=lambda: deque(maxlen=NOTED))
+    untold: deque[Observation] = field(factory=lambda: deque(maxlen=NOTED))
     pending: list[Observation] = field(factory=list)
     stride: int = 1
     passed: int = 0
@@ -125,17 +128,25 @@ class _Topic:
     def can_learn(self) -> bool:
         return bool(self.noted or self.unlearned)
 
-    def take(self) -> None:
-        """Keep what was noted for the store, and to learn from it."""
+    def take(self) -> list[Observation]:
+        """Take what was noted, and return what was taken since the last time."""
+        self._note_taken()
+        taken = list(self.untold)
+        self.untold.clear()
+        return taken
+
+    def _note_taken(self) -> None:
+        """Keep what was noted for the store, for other clients, and to learn from it."""
         while self.noted:
             size, seconds, at, late = self.noted.popleft()
             seen = Observation(size, seconds, at, not late)
             self.unlearned.append(seen)
+            self.untold.append(seen)
             self.keep(seen)
 
     def learn(self) -> list[ForecastChange]:
         """Learn from what was noted; return what moved."""
-        self.take()
+        self._note_taken()
         moved = []
         while self.unlearned:
             change = self.forecaster.observe(self.unlearned.popleft())
@@ -153,7 +164,7 @@ class _Topic:
 
     def sample(self) -> list[Observation]:
         """Return what is to be written now, and begin anew."""
-        self.take()
+        self._note_taken()
         taken = self.pending if len(self.pending) <= SAMPLE else self.pending[1::2]
         self.pending, self.stride, self.passed = [], 1, 0
         self.own.extend(taken)
@@ -171,6 +182,43 @@ class _Tokens:
     loaded: int = 0
 
 
+class ProcessMemory:
+    """What the clients of one process have seen, so that the next one knows it, with a store or without."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tokens: dict[tuple[str, Kind], Calibration] = {}
+        self._times: dict[str, deque[Observation]] = {}
+
+    def calibration(self, model: str, kind: Kind) -> Calibration:
+        """Return the one object that all clients teach."""
+        with self._lock:
+            return self._tokens.setdefault((model, kind), Calibration())
+
+    def keep(self, name: str, seen: Iterable[Observation]) -> None:
+        """Keep the times of a topic."""
+        with self._lock:
+            self._times.setdefault(name, deque(maxlen=LOADED)).extend(seen)
+
+    def times(self, name: str) -> list[Observation]:
+        """Return the latest times of a topic."""
+        with self._lock:
+            return list(self._times.get(name, ()))
+
+
+_memory = PerProcess(ProcessMemory)
+
+
+def process_memory() -> ProcessMemory:
+    """Return what this process has seen."""
+    return _memory.get()
+
+
+def forget_all() -> None:
+    """Forget what this process has seen, so that a test begins with what no other has learned."""
+    _memory.take()
+
+
 class ForecastHistory:
     """Forecasters and calibrations of one client; an observer of its events. Safe to use from any thread.
 
@@ -179,6 +227,7 @@ class ForecastHistory:
         tell: takes what moved. Called without a lock held.
         store: opens the store, or returns the one that is open; asked by :meth:`refresh`. ``None``: there is
             none.
+        memory: what other clients of the process have seen; ``None`` for nothing.
     """
 
     def __init__(
@@ -187,7 +236,9 @@ class ForecastHistory:
         tell: Callable[[ForecastMoved], None],
         *,
         store: Callable[[], SqlStore] | None = None,
+        memory: ProcessMemory | None = None,
     ) -> None:
+        self._memory = memory or ProcessMemory()
         self._clock = clock
         self._tell = tell
         self._opener = store
@@ -237,6 +288,7 @@ class ForecastHistory:
             with self._lock:
                 topic.own.append(seen)
                 moved = topic.forecaster.observe(seen)
+                self._memory.keep(topic.name, (seen,))
             self._told(topic, moved)
 
     def _told(self, topic: _Topic, *changes: ForecastChange | None) -> None:
@@ -286,7 +338,7 @@ class ForecastHistory:
         with self._lock:
             known = self._tokens.get((model, kind))
             if known is None:
-                known = _Tokens(f"tokens {kind.value} {model}", Calibration())
+                known = _Tokens(f"tokens {kind.value} {model}", self._memory.calibration(model, kind))
                 self._tokens[model, kind] = known
             store = self._store_to_read(known)
         if store is not None:
@@ -318,6 +370,10 @@ class ForecastHistory:
             with self._lock:
                 fresh = _Topic(name, prior, route, model, Forecaster(prior), turnaround_log.late(name))
                 topic = self._topics.setdefault(name, fresh)
+                if topic is fresh:
+                    for seen in self._memory.times(name):
+                        topic.own.append(seen)
+                        topic.forecaster.observe(seen)
         return topic
 
     def _view(self, topic: _Topic) -> ForecastAt:
@@ -358,6 +414,12 @@ class ForecastHistory:
     def stored(self) -> bool:
         """Whether a store is in use."""
         return self._store is not None
+
+    def hand_over(self) -> None:
+        """Let other clients of the process know what was seen since the last time."""
+        with self._lock:
+            for topic in self._topics.values():
+                self._memory.keep(topic.name, topic.take())
 
     def save(self) -> None:
         """Write a sample of what was seen since the last time, where a store is in use. Never raises."""

@@ -30,6 +30,8 @@ MESSAGE_TOKENS = 4
 """Role and separators of a message (OpenAI's cookbook, "How to count tokens": 3 a message and 1 a role)."""
 MEDIA_TOKENS = 765
 """A part that is no text: a picture of 1024 x 1024 at high detail (OpenAI's vision guide: 85 + 4 x 170)."""
+SHAPES = 64
+"""Kinds of requests whose answers are told apart."""
 OUTPUT_TOKENS = 450
 """Output before anything was observed: the 95 % quantile of the Azure 2023 conversation trace (451)."""
 LONGEST_OUTPUT = 128_000
@@ -126,6 +128,8 @@ class Calibration:
     def __init__(self, outputs_for: Calibration | None = None) -> None:
         self._outputs_for = outputs_for
         self._known = _Known()
+        self._shapes: dict[str, _Known] = {}
+        self._shape_bases: dict[str, int] = {}  # answers of each that the store knows of
         self._base = 0  # answers that the store knows of
 
     @property
@@ -172,26 +176,42 @@ class Calibration:
         """
         return 2 * self.output(None) if max_tokens is None else max_tokens
 
-    def mean_output(self, max_tokens: int | None) -> float:
-        """Return the output tokens of an average answer, for forecasts of cost."""
-        known = self._known
-        mean = known.mean if known.seen else float(OUTPUT_TOKENS)
-        return mean if max_tokens is None else min(mean, max_tokens)
+    def answers(self, shape: str) -> tuple[int, float]:
+        """Return how many answers of one shape were seen, since their lengths last changed, and their mean.
 
-    def observe(self, request_estimate: int, usage: Usage) -> None:
+        Args:
+            shape: names the kind of request, see
+                :class:`~smartbatch.core.preparation.answer_length.AnswerShape`.
+        """
+        known = self._shapes.get(shape)
+        if (
+            known is None and not self._shapes and not shape
+        ):  # stored by a version that did not tell them apart
+            known = self._known
+        return (0, 0.0) if known is None else (known.alike, known.mean)
+
+    def observe(self, request_estimate: int, usage: Usage, shape: str = "") -> None:
         """Learn from one answered request, which :func:`estimate_request` said ``request_estimate`` of; an
         answer without the provider's own counts is ignored.
         """
         if request_estimate <= 0 or usage.input_tokens <= 0 or usage.estimated:
             return
         self._known = self._known.after(request_estimate, usage.input_tokens, usage.output_tokens)
+        self._learn_shape(shape, usage.output_tokens)
         if self._outputs_for is not None:
-            self._outputs_for.observe_output(usage.output_tokens)
+            self._outputs_for.observe_output(usage.output_tokens, shape)
 
-    def observe_output(self, tokens: int) -> None:
+    def observe_output(self, tokens: int, shape: str = "") -> None:
         """Learn the length of one answer; what is known of the input stays as it is."""
         known = self._known
         self._known = known.after(known.estimated, known.billed, tokens)
+        self._learn_shape(shape, tokens)
+
+    def _learn_shape(self, shape: str, tokens: int) -> None:
+        known = self._shapes.get(shape)
+        if known is None and len(self._shapes) >= SHAPES:
+            self._shapes = {}
+        self._shapes[shape] = (known or _Known()).after(0.0, 0.0, tokens)
 
     def state(self) -> dict[str, Any]:
         """Return what was learned as plain values, for :meth:`restore`."""
@@ -203,11 +223,16 @@ class Calibration:
             "billed": known.billed,
             "mean": known.mean,
             "outputs": list(known.latest),
+            "shapes": {
+                shape: [each.seen, each.alike, each.mean, *each.latest[-self.SETTLED :]]
+                for shape, each in self._shapes.copy().items()
+            },
         }
 
     def saved(self, state: Mapping[str, Any]) -> None:
         """Note that a :meth:`state` is in the store now."""
         self._base = state["seen"]
+        self._shape_bases = {shape: figures[0] for shape, figures in state["shapes"].items()}
 
     def restore(self, state: Any) -> bool:
         """Continue from the :meth:`state` of another process, where it has answers that are not known here;
@@ -219,10 +244,31 @@ class Calibration:
             return False
         own = self._known
         self._base, here = found.seen, own.seen - self._base
+        for shape, each in _read_shapes(state.get("shapes")).items():
+            mine, before = self._shapes.get(shape, _Known()), self._shape_bases.get(shape, 0)
+            self._shape_bases[shape] = each.seen
+            for tokens in mine.latest[before - mine.seen :] if mine.seen > before else ():
+                each = each.after(0.0, 0.0, tokens)
+            self._shapes[shape] = each
         for tokens in own.latest[-here:] if here else ():
             found = found.after(own.estimated, own.billed, tokens)
         self._known = found
         return True
+
+
+def _read_shapes(state: Any) -> dict[str, _Known]:
+    """Return what was stored of the shapes of answers; anything of another form is left out."""
+    found = {}
+    for shape, figures in state.items() if isinstance(state, dict) else ():
+        sound = isinstance(figures, list) and len(figures) > 3
+        if not sound or not all(isinstance(each, int | float) and 0 <= each < math.inf for each in figures):
+            continue
+        seen, alike, mean, *latest = figures
+        outputs = tuple(int(each) for each in latest)
+        if 0 < alike <= seen:
+            ranked = tuple(sorted(outputs))
+            found[str(shape)] = _Known(int(seen), int(alike), 0.0, 0.0, float(mean), outputs, ranked)
+    return found
 
 
 def _read(state: Any, most: int) -> _Known | None:

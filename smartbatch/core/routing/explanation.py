@@ -68,6 +68,8 @@ def _lengths(answers: AnswerLengths) -> str:
     """Say what the expected lengths of answers, and with them the costs and their ranges, rest on."""
     if answers.seen:
         return f"{answers.seen:,} seen, of {answers.tokens:,.0f} tokens on average"
+    if answers.by_schema:
+        return f"none seen yet: {answers.tokens:,.0f} tokens each are expected by the schema"
     if answers.unlimited:
         return f"no max_tokens and none seen yet: {answers.tokens:,.0f} tokens each are assumed"
     return f"none seen yet: {answers.tokens:,.0f} tokens each are assumed, or max_tokens where that is less"

@@ -37,14 +37,17 @@ class AnswerLengths(Value):
     """What the expected lengths of answers rest on.
 
     Attributes:
-        seen: answers of the same model, since their lengths last changed; 0 where the length is assumed.
+        seen: answers of the same model and schema, since their lengths last changed; 0 where the length is
+            assumed.
         tokens: the length of one on average, before ``max_tokens`` limits it.
         unlimited: requests of the list without ``max_tokens``.
+        by_schema: whether the answers follow a schema.
     """
 
     seen: int
     tokens: float
     unlimited: int = 0
+    by_schema: bool = False
 
 
 @frozen(eq=False, repr=False)

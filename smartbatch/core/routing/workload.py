@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Protocol
 
-from attrs import define, frozen
+from attrs import astuple, define, frozen
 
 from smartbatch._values import Record, Value
+from smartbatch.core.preparation.answer_length import FREE, NOTHING, SHAPES, THINKING, AnswerShape, Length
 from smartbatch.core.preparation.tokens import Calibration, estimate_request
 from smartbatch.core.routing.distinct_keys import DistinctKeys
 from smartbatch.core.routing.offers import AnswerLengths, Cost, Load
@@ -18,8 +19,8 @@ _SPREAD = 0.77
 """Standard deviation of an answer's length as a share of its mean, in the Azure 2023 conversations."""
 _UNKNOWN = 0.5
 """Answers that the prior of a model's answer length counts as."""
-_LABEL = 1 / 45
-"""Length of an answer that is a label, 10 tokens, as a share of what is assumed before any was observed."""
+_FIRST_INPUT = (0.5, 1.6)
+"""What 90 of 100 models count of the tokens that are estimated of a prompt, before any was counted."""
 _ALIKE = 4_096
 """Lengths of requests of which it is remembered what they take."""
 _SURE = 1.645
@@ -43,17 +44,26 @@ class _Usd(Record):
     Attributes:
         given: for their input.
         made: for their answers, as long as expected.
+        low, high: for their answers, as short or as long as 90 of 100 such lists have them on average.
         most: for their answers, as long as allowed.
     """
 
     given: float = 0.0
     made: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
     most: float = 0.0
 
     def add(self, n: int, each: _Usd) -> None:
         self.given += n * each.given
         self.made += n * each.made
+        self.low += n * each.low
+        self.high += n * each.high
         self.most += n * each.most
+
+    def less(self, other: _Usd) -> _Usd:
+        """Return these without those of ``other``."""
+        return _Usd(*(own - each for own, each in zip(astuple(self), astuple(other), strict=True)))
 
 
 @frozen(eq=False, repr=False)
@@ -98,7 +108,9 @@ class Workload:
         self._rates = {name: card for name, card in rates.items() if card is not None}
         self._usd = {name: _Usd() for name in self._rates}
         self._repeated = {name: _Usd() for name in self._rates}
-        self._alike: dict[tuple[int, int | None, bool], _Each] = {}
+        self._alike: dict[tuple[int, int | None, str | None], _Each] = {}
+        self._shape: AnswerShape = FREE
+        self._seen = 0
         self._unlimited = 0
         self._generating = False
         self.requests = 0
@@ -124,12 +136,13 @@ class Workload:
             self.repeats += repeated
         embeds = request.embedding is not None
         self._generating = self._generating or not (embeds or request.call)
-        self._add(1, self._each(estimate_request(request), request.params.max_tokens, embeds), repeated)
+        shape = None if embeds else SHAPES.of(request.params)
+        self._add(1, self._each(estimate_request(request), request.params.max_tokens, shape), repeated)
 
     def add_alike(self, requests: int, tokens: int, kind: Kind) -> None:
         """Add requests of which no more is known than that each has so many estimated input tokens."""
         self._generating = self._generating or kind is Kind.GENERATE
-        self._add(requests, self._each(tokens, None, kind is Kind.EMBED))
+        self._add(requests, self._each(tokens, None, None if kind is Kind.EMBED else FREE))
 
     def _add(self, n: int, each: _Each, repeated: bool = False) -> None:
         self.requests += n
@@ -142,27 +155,48 @@ class Workload:
             if repeated:
                 self._repeated[name].add(n, usd)
 
-    def _each(self, estimated: int, limit: int | None, embeds: bool) -> _Each:
-        """Return what a request takes; many of a list are alike in that."""
-        known = self._alike.get((estimated, limit, embeds))
+    def _each(self, estimated: int, limit: int | None, shape: AnswerShape | None) -> _Each:
+        """Return what a request takes, with answers of a shape, or for ``None`` with a vector; many of a list
+        are alike in that."""
+        alike = (estimated, limit, None if shape is None else shape.key)
+        known = self._alike.get(alike)
         if known is not None:
             return known
         learned = self._calibration
-        given, made = learned.input(estimated), 0.0 if embeds else learned.mean_output(limit)
+        given, answer = learned.input(estimated), NOTHING if shape is None else self._answer(shape, limit)
         usd = []
         for name, card in self._rates.items():
-            costs = [card.cost(card.expected_usage(given, out)) for out in (0, math.ceil(made), limit or 0)]
-            usd.append((name, _Usd(costs[0], costs[1] - costs[0], costs[2] - costs[0] if made else 0.0)))
-        most = 0 if embeds else learned.most_output(limit)
-        each = _Each(given, made, most, limit is None and not embeds, tuple(usd))
+            lengths = (0, *(math.ceil(out) for out in (answer.expected, answer.low, answer.high)), limit or 0)
+            none, made, low, high, most = (card.cost(card.expected_usage(given, out)) for out in lengths)
+            most = most - none if answer.expected else 0.0
+            usd.append((name, _Usd(none, made - none, low - none, high - none, most)))
+        room = 0 if shape is None else learned.most_output(limit)
+        each = _Each(given, answer.expected, room, limit is None and shape is not None, tuple(usd))
         if len(self._alike) < _ALIKE:
-            self._alike[estimated, limit, embeds] = each
+            self._alike[alike] = each
         return each
+
+    def _answer(self, shape: AnswerShape, limit: int | None) -> Length:
+        """Return how long an answer is on average, and between what the means of lists lie: by those of its
+        shape that were seen, or else by its shape, with the reasoning that a model may put before it."""
+        self._shape = shape
+        seen, mean = self._calibration.answers(shape.key)
+        if seen:
+            self._seen = seen
+            unsure = 1 + _SURE * _SPREAD / math.sqrt(seen + _UNKNOWN)
+            found = Length(mean / unsure, mean, mean * unsure)
+        else:
+            of_shape = shape.length
+            high = of_shape.high + (0.0 if self._calibration.observed else THINKING)
+            found = Length(of_shape.low, of_shape.expected, high)
+        most = math.inf if limit is None else limit
+        return Length(min(found.low, most), min(found.expected, most), min(found.high, most))
 
     @property
     def load(self) -> Load:
-        learned = self._calibration
-        answers = AnswerLengths(learned.alike, learned.mean_output(None), self._unlimited)
+        seen, mean = self._seen, self._calibration.answers(self._shape.key)[1]
+        tokens = mean if seen else self._shape.length.expected
+        answers = AnswerLengths(seen, tokens, self._unlimited, by_schema=self._shape.by_schema)
         return Load(
             self.requests,
             self.tokens_in,
@@ -177,17 +211,24 @@ class Workload:
         """Return the USD of all requests, processed this way; ``None`` where the price is unknown. With
         ``by_job``, of those that a job sends.
 
-        The range follows from how much the lengths of answers differ and from how many were observed; it
-        never exceeds what ``max_tokens`` allows. Where none was observed it begins with a list of labels.
+        The range follows from how much the lengths of answers differ, and from how many were observed or else
+        from their schema; it never exceeds what ``max_tokens`` allows. Before any answer it covers as well
+        how models count the tokens of prompts.
         """
         if processing not in self._rates:
             return None
-        usd, repeated = self._usd[processing], self._repeated[processing] if by_job else _Usd()
-        given, made = usd.given - repeated.given, usd.made - repeated.made
-        seen = self._calibration.alike
-        uncertainty = _SURE * _SPREAD * math.sqrt(1 / max(1, self.requests) + 1 / (seen + _UNKNOWN))
-        high = made * (1 + uncertainty)
+        usd = self._usd[processing]
+        if by_job:
+            usd = usd.less(self._repeated[processing])
+        chance = _SURE * _SPREAD / math.sqrt(max(1, self.requests))
+        low = usd.made / (1 + math.hypot(chance, _excess(usd.made, usd.low)))
+        high = usd.made * (1 + math.hypot(chance, _excess(usd.high, usd.made)))
         if not self._unlimited:
-            high = min(high, max(made, usd.most - repeated.most))
-        low = made / (1 + uncertainty) if seen else made * _LABEL
-        return Cost(given + low, given + made, given + high)
+            high = min(high, max(usd.made, usd.most))
+        fewer, more = (1.0, 1.0) if self._calibration.observed else _FIRST_INPUT
+        return Cost(usd.given * fewer + low, usd.given + usd.made, usd.given * more + high)
+
+
+def _excess(larger: float, smaller: float) -> float:
+    """Return by what share of it one amount exceeds another."""
+    return larger / smaller - 1 if smaller > 0 else 0.0

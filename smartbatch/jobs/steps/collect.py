@@ -16,9 +16,10 @@ from attrs import define, evolve, field
 from smartbatch._values import Record
 from smartbatch.core.batching.crosscheck import Crosscheck
 from smartbatch.core.limits.backoff import backoff
+from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.errors import ErrorKind, ProviderError, StoreError
 from smartbatch.events import ParameterDropped
-from smartbatch.jobs.payload import item_id
+from smartbatch.jobs.payload import decode_params, item_id
 from smartbatch.jobs.records import NewResult, ShardRow, ShardState, StoredItem
 from smartbatch.jobs.steps.context import StepContext
 from smartbatch.jobs.steps.result_lines import (
@@ -166,6 +167,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
     empty = not odd.seen and (bool(paths) or ended_by_itself(shard))  # a cancelled batch may name no file
     totals = ResultTotals(size=size, unended=odd.unended, cut=odd.cut, uncertain=odd.broken or empty)
     calibration = step.runtime.calibration(step.job)
+    shape = SHAPES.of(decode_params(step.job.params).params)
     before = step.job
     lines = iter(read) if size <= HELD else read_lines(step, shard, paths, OddLines())
     for page in pages_of(lines, measures):
@@ -177,7 +179,7 @@ def store_results(step: StepContext, shard: ShardRow, paths: Sequence[Path]) -> 
         for line in page:  # learn from answers that were stored now how many tokens requests take
             item, answer = items.get(line.position), line.line.answer
             if item is not None and item.ix in final and answer is not None and answer.usage is not None:
-                calibration.observe(item.tokens, answer.usage)
+                calibration.observe(item.tokens, answer.usage, shape.key)
         _tell_dropped(step, items.values(), final, reader)
         before = step.runtime.tell_progress(before)
     return totals

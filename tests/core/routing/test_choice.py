@@ -519,3 +519,27 @@ def test_a_forced_hybrid_asks_at_once_what_real_time_answers_in_a_tenth_of_the_t
     decision = choose(Load(60), [Offer(Route.INDIVIDUAL, calls, None)], there, forced)
     assert decision.chosen.first == 5
     assert decision.chosen.batches == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(1.0, 1e5), st.floats(1.0, 1e5), st.floats(1.0, 30.0)), min_size=1, max_size=4
+    ),
+    st.integers(1, 2_000),
+)
+def test_for_speed_no_route_is_taken_that_is_worse_on_average_and_at_its_worst(
+    calls: list[tuple[float, float, float]], n: int
+) -> None:
+    """The median of what nobody has seen may be low while its mean and its tail are long."""
+    offers = [
+        Offer(route, Throughput(cold(Prior.of(median, median * spread)), 4), price(n))
+        for route, (median, _, spread) in zip(
+            (Route.INDIVIDUAL, Route.SHARED, Route.PACKED, Route.FLEX), calls, strict=False
+        )
+    ]
+    batch = BatchOffer(cold(Prior.of(calls[0][1], calls[0][1] * calls[0][2])), price(n, 0.5), steady(60.0))
+    found = choose(Load(n), offers, batch, Constraints(prefer="speed"))
+    taken = found.chosen
+    for other in found.options:
+        if other.feasible and not other.ruled_out:
+            assert not (other.expected < taken.expected and other.p95 < taken.p95)

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from smartbatch.core.forecast.forecaster import ForecastAt, Forecaster, Observation, Prior
 from smartbatch.core.forecast.turnaround import RunningBatch, remaining
-from smartbatch.core.preparation.tokens import Calibration
+from smartbatch.core.preparation.tokens import OUTPUT_TOKENS, Calibration
 from smartbatch.core.routing.choice import break_even, choose
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.distinct_keys import NEAR
@@ -182,7 +182,12 @@ def workloads(rng: random.Random, record: Record) -> None:
         made = int(middle * math.exp(rng.gauss(0, 0.6))) + 1
         rng.choice((learned, learned, longer)).observe(100, Usage(rng.randrange(0, 260), made))
         record.note("learned", learned.ratio, learned.alike, learned.observed, learned.unsaved)
-        record.note("output", learned.output(None), learned.output(200), learned.mean_output(90))
+        record.note(
+            "output",
+            learned.output(None),
+            learned.output(200),
+            min(90, learned.answers("")[1] or OUTPUT_TOKENS),
+        )
         record.note("most", learned.most_output(None), learned.most_output(70), learned.input(1000))
     state = learned.state()
     other = Calibration()

@@ -1,0 +1,252 @@
+"""How long an answer will be that nobody has seen yet: from its JSON schema, or as a text of any length.
+
+The result is a range of output tokens that 90 of 100 answers are within, and their mean. Lengths are those of
+JSON as models write it, between compact and indented.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from smartbatch._values import Value
+from smartbatch.core.preparation.tokens import OUTPUT_TOKENS
+from smartbatch.types import Generation
+
+CHARS_PER_TOKEN = 3.5
+"""Of JSON and its names: punctuation takes more tokens than prose does."""
+INDENTED = 1.8
+"""How many times longer JSON is with a line and its indentation for each value."""
+DEEPEST = 4
+"""Levels up to which a schema that refers to itself is followed."""
+KEPT = 256
+"""Schemas that are remembered by their identity: the requests of a list share one object."""
+
+
+@frozen(eq=False, repr=False)
+class Length(Value):
+    """A number of output tokens: 90 of 100 answers are between ``low`` and ``high``."""
+
+    low: float
+    expected: float
+    high: float
+
+    def times(self, least: float, usual: float, most: float) -> Length:
+        """Return the length of so many independent ones."""
+        few, many = math.sqrt(least), math.sqrt(most)
+        return Length(
+            least * self.expected - few * (self.expected - self.low),
+            usual * self.expected,
+            most * self.expected + many * (self.high - self.expected),
+        )
+
+
+TEXT = Length(1.0, float(OUTPUT_TOKENS), 2.8 * OUTPUT_TOKENS)
+"""A text of which nothing is known: a word at least."""
+NOTHING = Length(0.0, 0.0, 0.0)
+ANYTHING = Length(1.0, 40.0, 450.0)
+"""A value of which nothing is known."""
+STRING = Length(2.0, 16.0, 150.0)
+"""A string without an enum: a name, or a sentence or several."""
+THINKING = 256.0
+"""Tokens of reasoning that may come before an answer. Whether a model reasons is known from its first one."""
+_FRAME = Length(0.5, 2.0, 2.5)
+"""The brackets of an object or an array."""
+_FORMATS = {
+    "date": 7.0,
+    "time": 8.0,
+    "date-time": 16.0,
+    "uuid": 26.0,
+    "email": 10.0,
+    "ipv4": 8.0,
+    "uri": 20.0,
+}
+_SCALARS = {
+    "boolean": Length(1.0, 1.0, 1.0),
+    "null": Length(1.0, 1.0, 1.0),
+    "integer": Length(1.0, 2.0, 7.0),
+    "number": Length(1.0, 4.0, 12.0),
+}
+
+
+def length_of(schema: Mapping[str, Any]) -> Length:
+    """Return the length of an answer that follows ``schema``."""
+    compact = _value(schema, schema, 0)
+    return Length(compact.low, compact.expected * math.sqrt(INDENTED), compact.high * INDENTED)
+
+
+def _value(schema: object, root: Mapping[str, Any], depth: int) -> Length:
+    """Return the length of a value. The cases, in order: anything; one of a few; a reference; alternatives;
+    by its type."""
+    if not isinstance(schema, Mapping) or depth > DEEPEST:
+        return ANYTHING if depth <= DEEPEST else Length(1.0, 1.0, 4.0)
+    if "const" in schema:
+        return _one_of([schema["const"]])
+    if isinstance(schema.get("enum"), Sequence) and schema["enum"]:
+        return _one_of(schema["enum"])
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return _value(_referred(reference, root), root, depth + 1)
+    for name in ("anyOf", "oneOf"):
+        if isinstance(schema.get(name), Sequence) and schema[name]:
+            return _any([_value(each, root, depth) for each in schema[name]])
+    if isinstance(schema.get("allOf"), Sequence) and schema["allOf"]:
+        return _sum([_value(each, root, depth) for each in schema["allOf"]])
+    kind = schema.get("type")
+    if isinstance(kind, list) and kind:
+        return _any([_typed(schema, each, root, depth) for each in kind])
+    if kind is None:
+        kind = "object" if "properties" in schema else "array" if "items" in schema else None
+    return _typed(schema, kind, root, depth)
+
+
+def _typed(schema: Mapping[str, Any], kind: object, root: Mapping[str, Any], depth: int) -> Length:
+    if kind == "object":
+        return _object(schema, root, depth)
+    if kind == "array":
+        return _array(schema, root, depth)
+    if kind == "string":
+        return _string(schema)
+    return _SCALARS.get(str(kind), ANYTHING)
+
+
+def _string(schema: Mapping[str, Any]) -> Length:
+    usual = _FORMATS.get(str(schema.get("format")))
+    if usual is not None:
+        return Length(usual / 2, usual, 2 * usual)
+    least = _count(schema.get("minLength"), 0) / CHARS_PER_TOKEN
+    most = _count(schema.get("maxLength"), math.inf)  # a character of some scripts takes a token
+    low, high = max(STRING.low, least), max(STRING.high, 2 * least)
+    high = max(2.0, min(high, most + 2))
+    low = min(low, high)
+    return Length(low, min(max(STRING.expected, low), (low + high) / 2), high)
+
+
+def _array(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Length:
+    first = schema.get("prefixItems")
+    fixed = [_value(each, root, depth + 1) for each in first] if isinstance(first, Sequence) else []
+    least = max(0.0, _count(schema.get("minItems"), 0) - len(fixed))
+    most = _count(schema.get("maxItems"), math.inf) - len(fixed)
+    if fixed and most == math.inf:
+        most = 0.0
+    most = max(least, min(most, max(20.0, 3 * least)))
+    usual = min(max(least, 4.0), (least + most) / 2)
+    item = _sum([_value(schema.get("items"), root, depth + 1), Length(1.0, 1.0, 1.0)])
+    return _sum([_FRAME, *fixed, item.times(least, usual, most)])
+
+
+def _object(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Length:
+    properties = schema.get("properties")
+    required = schema.get("required")
+    needed = set(required) if isinstance(required, Sequence) else set()
+    parts = [_FRAME]
+    for name, own in properties.items() if isinstance(properties, Mapping) else ():
+        key = 2 + len(str(name)) / CHARS_PER_TOKEN
+        part = _sum([Length(key, key, key), _value(own, root, depth + 1)])
+        parts.append(part if name in needed else Length(0.0, 0.7 * part.expected, part.high))
+    more = schema.get("additionalProperties")
+    if isinstance(more, Mapping) or (not properties and more is not False):
+        part = _sum([STRING, _value(more if isinstance(more, Mapping) else None, root, depth + 1)])
+        parts.append(part.times(0.0, 4.0, 20.0) if isinstance(more, Mapping) else ANYTHING)
+    return _sum(parts)
+
+
+def _one_of(values: Sequence[Any]) -> Length:
+    sizes = [max(1.0, len(json.dumps(each, default=str)) / CHARS_PER_TOKEN) for each in values]
+    return Length(min(sizes) / 2, sum(sizes) / len(sizes), 1.5 * max(sizes) + 1)
+
+
+def _any(options: Sequence[Length]) -> Length:
+    return Length(
+        min(each.low for each in options),
+        sum(each.expected for each in options) / len(options),
+        max(each.high for each in options),
+    )
+
+
+def _sum(parts: Iterable[Length]) -> Length:
+    """Return the length of independent parts: what they may be longer than expected adds up by its squares.
+    At its shortest each may be missing or empty."""
+    low = expected = above = 0.0
+    for part in parts:
+        low += part.low
+        expected += part.expected
+        above += (part.high - part.expected) ** 2
+    return Length(low, expected, expected + math.sqrt(above))
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> object:
+    found: object = root
+    for name in reference.removeprefix("#").split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _count(value: object, default: float) -> float:
+    is_count = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    return float(value) if is_count else default  # type: ignore[arg-type]
+
+
+# -- kinds of requests ---------------------------------------------------------------------------------------
+
+
+@frozen(eq=False, repr=False)
+class AnswerShape(Value):
+    """What is known of the answers of one kind of request before any came.
+
+    Attributes:
+        key: equal for requests of one kind, so that the answers to some tell of the others.
+        length: of one answer, without any reasoning before it.
+        by_schema: whether it comes from a schema.
+    """
+
+    key: str
+    length: Length
+    by_schema: bool = False
+
+
+FREE = AnswerShape("", TEXT)
+"""The shape of answers in free text."""
+
+
+class AnswerShapes:
+    """Finds the shapes of requests. Safe from any thread: an entry is replaced as a whole."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, AnswerShape]] = {}
+
+    def of(self, params: Generation) -> AnswerShape:
+        """Return the shape of the answers to requests with ``params``."""
+        schema = params.schema
+        if schema is None:
+            schema = _own_schema(params.response_format)
+        if schema is None:
+            return FREE
+        known = self._known.get(id(schema))
+        if known is not None and known[0] is schema:
+            return known[1]
+        form = json.dumps(schema, sort_keys=True, default=str)
+        key = hashlib.blake2b(form.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        shape = AnswerShape(key, length_of(schema), by_schema=True)
+        if len(self._known) >= KEPT:
+            self._known = {}
+        self._known[id(schema)] = schema, shape
+        return shape
+
+
+def _own_schema(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the schema in a provider's own ``response_format``."""
+    found: object = response_format
+    for name in ("json_schema", "schema"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
+SHAPES = AnswerShapes()
+"""Those of this process."""

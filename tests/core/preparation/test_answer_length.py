@@ -1,0 +1,163 @@
+"""How long answers will be before any came: the range by the schema covers what models write."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smartbatch.core.preparation.answer_length import FREE, SHAPES, Length, length_of
+from smartbatch.core.preparation.tokens import OUTPUT_TOKENS, Calibration
+from smartbatch.core.routing.workload import Workload
+from smartbatch.types import Generation, Request, Usage
+
+LABELS = {"type": "string", "enum": ["positive", "negative", "neutral"]}
+
+
+def an_object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def an_array(items: dict[str, Any], most: int) -> dict[str, Any]:
+    return {"type": "array", "items": items, "maxItems": most}
+
+
+def test_a_label_takes_a_handful_of_tokens() -> None:
+    assert 2 < length_of(LABELS).expected < 6
+    assert 5 < length_of(an_object(label=LABELS)).expected < 15
+
+
+def scalars() -> st.SearchStrategy[dict[str, Any]]:
+    return st.sampled_from(
+        [
+            LABELS,
+            {"type": "boolean"},
+            {"type": "integer"},
+            {"type": "number"},
+            {"type": "string"},
+            {"type": "string", "format": "date"},
+            {"type": "string", "maxLength": 12},
+            {"type": ["string", "null"]},
+        ]
+    )
+
+
+def schemas() -> st.SearchStrategy[dict[str, Any]]:
+    names = st.sampled_from(["name", "label", "score", "address", "is_valid", "notes"])
+    return st.recursive(
+        scalars(),
+        lambda inner: st.one_of(
+            st.dictionaries(names, inner, min_size=1, max_size=4).map(lambda own: an_object(**own)),
+            st.builds(
+                lambda item, most: {"type": "array", "items": item, "maxItems": most},
+                inner,
+                st.integers(1, 6),
+            ),
+        ),
+        max_leaves=6,
+    )
+
+
+def made_by(schema: Mapping[str, Any], rng: random.Random) -> Any:
+    """Return a value as a model would give it: names are short, and some strings are sentences."""
+    if "enum" in schema:
+        return rng.choice(schema["enum"])
+    kind = schema["type"]
+    if isinstance(kind, list):
+        kind = rng.choice(kind)
+    if kind == "object":
+        return {name: made_by(own, rng) for name, own in schema["properties"].items()}
+    if kind == "array":
+        return [made_by(schema["items"], rng) for _ in range(rng.randint(0, schema["maxItems"]))]
+    if kind == "string" and "format" in schema:
+        return "2026-11-27"
+    if kind == "string":
+        words = min(40, max(1, round(rng.lognormvariate(1.6, 0.9))))
+        return " ".join(["a word"[: rng.randint(3, 6)]] * words)[: schema.get("maxLength", 10_000)]
+    plain = {"boolean": True, "null": None, "integer": rng.randint(0, 100), "number": rng.uniform(0, 1)}
+    return round(plain[kind], 4) if kind == "number" else plain[kind]
+
+
+@given(schemas(), st.integers(0, 2**32))
+def test_the_range_covers_ninety_of_a_hundred_answers(schema: dict[str, Any], seed: int) -> None:
+    """A hundred answers are drawn, compact or indented; a token is three to four characters."""
+    rng, found = random.Random(seed), length_of(schema)
+    sizes = []
+    for _ in range(100):
+        text = json.dumps(made_by(schema, rng), indent=rng.choice((None, None, 2)))
+        sizes.append(len(text) / rng.uniform(3.0, 4.0))
+    assert sum(found.low * 0.8 <= size <= found.high for size in sizes) >= 85
+
+
+@given(schemas(), schemas())
+def test_what_holds_more_is_longer(first: dict[str, Any], second: dict[str, Any]) -> None:
+    one, both = length_of(an_object(a=first)), length_of(an_object(a=first, b=second))
+    assert one.low <= one.expected <= one.high
+    assert one.expected < both.expected
+    assert one.high < both.high
+    shorter, longer = ({"type": "array", "items": first, "minItems": n, "maxItems": n} for n in (2, 5))
+    assert length_of(shorter).expected < length_of(longer).expected
+
+
+def test_references_are_followed_and_end() -> None:
+    tree = an_object(value={"type": "integer"}, next={"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]})
+    found = length_of({"$ref": "#/$defs/tree", "$defs": {"tree": tree}})
+    assert 5 < found.expected < 60
+
+
+@pytest.mark.parametrize("odd", [{}, {"type": "enum"}, {"$ref": "#/nowhere"}, {"enum": []}, {"anyOf": []}])
+def test_an_odd_schema_is_a_value_of_any_kind(odd: dict[str, Any]) -> None:
+    found = length_of(odd)
+    assert 0 < found.low < found.expected < found.high
+
+
+# -- quotes --------------------------------------------------------------------------------------------------
+
+
+class Rates:
+    """A USD for each token of output."""
+
+    def cost(self, usage: Usage) -> float:
+        return float(usage.output_tokens)
+
+    def expected_usage(self, input_tokens: int, output_tokens: int) -> Usage:
+        return Usage(input_tokens, output_tokens)
+
+
+def quoted(learned: Calibration, params: Generation, requests: int = 100) -> Length:
+    workload = Workload(learned, {"standard": Rates()})
+    for _ in range(requests):
+        workload.add(Request("a text to be labelled", params))
+    cost = workload.cost("standard")
+    assert cost is not None
+    return Length(cost.low / requests, cost.expected / requests, cost.high / requests)
+
+
+def test_the_first_quote_follows_the_schema_and_max_tokens() -> None:
+    label = quoted(Calibration(), Generation(schema=an_object(label=LABELS)))
+    assert label.low < 7 < label.high
+    assert label.expected < 15
+    assert quoted(Calibration(), Generation()).expected == OUTPUT_TOKENS
+    assert quoted(Calibration(), Generation()).low <= 1.1  # one word may be all that is asked for
+    assert quoted(Calibration(), Generation(max_tokens=20)).high == 20
+
+
+def test_what_answers_to_one_schema_taught_is_not_taken_for_others() -> None:
+    learned, labelled = Calibration(), Generation(schema=an_object(label=LABELS))
+    for _ in range(50):
+        learned.observe(100, Usage(100, 7), SHAPES.of(labelled).key)
+    assert quoted(learned, labelled).expected == pytest.approx(7)
+    assert quoted(learned, Generation()).expected == OUTPUT_TOKENS
+    for _ in range(50):
+        learned.observe(100, Usage(100, 300), FREE.key)
+    assert quoted(learned, labelled).expected == pytest.approx(7)
+    assert quoted(learned, Generation()).expected == pytest.approx(300)
+    later = Calibration()
+    assert later.restore(json.loads(json.dumps(learned.state())))
+    assert quoted(later, labelled).expected == pytest.approx(7)
+    assert quoted(later, Generation()).expected == pytest.approx(300)
