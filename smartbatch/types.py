@@ -7,6 +7,7 @@ import enum
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypedDict
 
 from attrs import evolve, field, frozen
@@ -22,7 +23,9 @@ if TYPE_CHECKING:  # defaults of type variables are no part of Python 3.11; type
     T = TypeVar("T", default=Any)
     T_co = TypeVar("T_co", default=Any, covariant=True)
     Vector: TypeAlias = array[float]
+    from typing import _SpecialForm as SpecialForm  # how checkers know Literal["a"] and the like
 else:
+    SpecialForm = type(Literal["a"])
     from typing import TypeVar
 
     T = TypeVar("T")
@@ -583,7 +586,7 @@ class GenerationParams(TypedDict, Generic[T], total=False):
     stop: str | Sequence[str] | None
     seed: int | None
     response_format: Mapping[str, Any] | None
-    schema: type[T] | Mapping[str, Any] | None
+    schema: type[T] | UnionType | SpecialForm | Mapping[str, Any] | None
     tools: Sequence[Tool | Callable[..., Any] | Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None
     logprobs: int | bool | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from datetime import timedelta
-from typing import Any, Unpack, assert_type
+from typing import Annotated, Any, Literal, TypedDict, Unpack, assert_type
 
 import polars
 from attrs import frozen
@@ -29,6 +29,10 @@ class City:
     name: str
 
 
+class Entry(TypedDict):
+    word: str
+
+
 CITY = {"type": "object", "properties": {"name": {"type": "string"}}}
 
 
@@ -50,6 +54,11 @@ def of_a_client(client: BatchingClient, prompts: list[str]) -> None:
     assert_type(client.submit("x", priority="high", max_wait="2s"), ResultFuture[Any])
     assert_type(client.submit("x", schema=City).result().parsed, City | None)
     assert_type(client.submit("x", schema=City).outcome, Result[City] | None)
+    assert_type(client.submit("x", schema=list[City]).result().parsed, list[City] | None)
+    client.submit("x", schema=Literal["a", "b"])
+    client.submit("x", schema=City | None)
+    client.submit("x", schema=Annotated[int, "a count"])
+    client.submit("x", schema=Entry)
     assert_type(client.submit_urgent("x", schema=City, timeout=timedelta(seconds=9)), ResultFuture[City])
     assert_type(client.submit_background("x", schema=City, priority=Priority.LOW), ResultFuture[City])
     assert_type(client.submit(Request("x"), schema=None, stop="."), ResultFuture[Any])
