@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, final
@@ -28,6 +29,7 @@ from smartbatch.jobs.preconditions import batches_of
 from smartbatch.observe import logs
 from smartbatch.observe.metrics import BatchMetrics
 from smartbatch.observe.participants import RealtimeStatus
+from smartbatch.observe.progress import watched
 from smartbatch.observe.reporters import status_summary
 from smartbatch.plan import Plan
 from smartbatch.providers.base import Provider
@@ -305,11 +307,16 @@ class BatchingClient:
     ) -> ResultList[T]:
         """Return all results, asked as by :meth:`map`, as a list, in order, with sums over the whole.
 
+        Args:
+            progress: as in :meth:`map`, but by default there is a bar on a terminal, too.
+
         Raises:
             AllRequestsFailed: when not one request was answered; its ``results`` tell why each failed.
             Interrupted: Ctrl-C; its ``results`` are those so far, each in its place.
             Exception: as :meth:`map`.
         """
+        if progress is None:
+            progress = watched(sys.stderr)
         options = ReaderOptions(on_error, on_progress, progress)
         try:
             return self._running.routing.collected(prompts, params, self, options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -13,7 +12,6 @@ from smartbatch.config import BatchingConfig, Settings, check_names
 from smartbatch.core.limits.model_controls import Pause
 from smartbatch.core.preparation.validation import refuse_for_vectors
 from smartbatch.interrupted import as_interrupted
-from smartbatch.observe.progress import watched
 from smartbatch.providers.base import Provider
 from smartbatch.realtime.setup import HookParams
 from smartbatch.results import ResultList
@@ -221,8 +219,6 @@ def _run(
     prompts: Prompts, model: str, progress: bool | None, params: Mapping[str, Any], **more: Any
 ) -> ResultList:
     settings, of_list = split_constraints(params, _OF_LIST)
-    if progress is None:
-        progress = watched(sys.stderr)
     results: ResultList | None = None
     try:
         with BatchingClient(model, **settings) as client:

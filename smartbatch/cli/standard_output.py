@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+from smartbatch.cli.text_table import fitted
 from smartbatch.errors import InputError, SmartbatchError
 from smartbatch.observe.text import escape
 
 if TYPE_CHECKING:  # most commands print a few lines, and need none of it
     from smartbatch.cli.outputs import OutputRow
     from smartbatch.cli.prompts import KeyedRow
+    from smartbatch.tables.result_files import Line
 
 _PROMPT_SHOWN: Final = 40
-"""Characters of the prompt that open a readable line."""
+"""Cells of the prompt that open a readable line."""
+_USUAL_WIDTH: Final = 80
 
 
 class ReaderLeft(Exception):
@@ -71,7 +74,8 @@ class StandardOutput:
     """Writes each row as it comes, in the order of the calls: JSON lines, or readable ones on a terminal.
 
     Attributes:
-        readable: lines such as ``1  prompt… → answer`` instead of JSON, for a terminal.
+        readable: lines such as ``1  prompt… → answer`` instead of JSON, for a terminal; each is truncated to
+            its width.
 
     Raises:
         InputError: it is closed.
@@ -84,9 +88,10 @@ class StandardOutput:
     def append(self, rows: Sequence[OutputRow]) -> None:
         """Write some rows; raises as :func:`standard_output`."""
         with standard_output("; the same line again goes on"):
-            for row, line, answered in rows:
+            width = _width() if self.readable else 0
+            for row, line, _ in rows:
                 if self.readable:
-                    line = _readable(row, json.loads(line), answered).encode("utf-8", "backslashreplace")
+                    line = f"{_readable(row, json.loads(line), width)}\n".encode("utf-8", "backslashreplace")
                 self._stream.write(line)
             self._stream.flush()
 
@@ -97,10 +102,40 @@ def discard_standard_output() -> None:
         os.dup2(null.fileno(), sys.stdout.fileno())
 
 
-def _readable(row: KeyedRow, line: dict[str, Any], answered: bool) -> str:
-    first = next((value for value in row.fields.values() if isinstance(value, str)), "")
-    shown = first[:_PROMPT_SHOWN] + ("…" if len(first) > _PROMPT_SHOWN else "")
-    answer = line["text"] or "" if answered else f"[{line['error']['kind']}] {line['error']['message']}"
-    if "embedding" in line:
-        answer = f"a vector of {len(line['embedding']):,}"
-    return f"{row.index + 1}  {escape(shown)} → {escape(answer)}\n"
+def _readable(row: KeyedRow, line: Line, width: int) -> str:
+    """Return a result as one line of at most ``width`` cells: number, prompt and answer."""
+    from smartbatch.cli.output_lines import defects_of  # late: most commands print no result
+
+    error, vector = line["error"], line.get("embedding")
+    if error is not None:
+        answer = f"[{error['kind']}] {error['message']}"
+    elif vector is not None:
+        answer = f"a vector of {len(vector):,}"
+    else:
+        answer = "".join(f"[{defect}] " for defect in defects_of(line)) + (line["text"] or "")
+    number, prompt = f"{row.index + 1}  ", fitted(_one_line(_prompt_of(row.fields)), _PROMPT_SHOWN)
+    return fitted(f"{number}{prompt} → {_one_line(answer)}", width)
+
+
+def _prompt_of(fields: Mapping[str, Any]) -> str:
+    """Return the first text among the fields of a row, or of a chat its last message."""
+    for value in fields.values():
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list) and value and isinstance(value[-1], dict):
+            content = value[-1].get("content")
+            if isinstance(content, str):
+                return content
+    return ""
+
+
+def _one_line(text: str) -> str:
+    return escape(" ".join(text.split()))
+
+
+def _width() -> int:
+    """Return the cells of a line of the terminal; 80 if it does not say."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or _USUAL_WIDTH
+    except (OSError, ValueError):
+        return _USUAL_WIDTH

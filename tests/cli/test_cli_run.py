@@ -23,6 +23,7 @@ from cli.runs import prompts, written
 
 from smartbatch.cli.main import main
 from smartbatch.cli.outputs import OutputFile, OutputLost, OutputRow
+from smartbatch.cli.text_table import cells_of
 from smartbatch.testing import emulator
 
 SIM = "sim:demo?latency=0"
@@ -360,6 +361,27 @@ def test_on_a_terminal_results_are_lines_to_read(calls: Any) -> None:
     shown = os.read(leader, 10_000)
     os.close(leader)
     assert shown == "1  colour \\x1b[31m → answer to colour \\x1b[31m\r\n".encode()
+
+
+@pytest.mark.parametrize("columns", [30, 80])
+def test_on_a_terminal_each_result_is_one_line_of_its_width(folder: Path, columns: int) -> None:
+    """Long prompts, answers of many lines and wide characters; a chat is shown by its last message."""
+    chat = [{"role": "user", "content": "first"}, {"role": "user", "content": "日本語" * 40}]
+    rows = [{"prompt": "long " * 50}, {"prompt": "two\nlines"}, {"messages": chat}]
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+    command = [sys.executable, "-m", "smartbatch", "run", "in.jsonl", "--model", "sim:echo?latency=0"]
+    subprocess.run(command, stdout=follower, stderr=subprocess.DEVNULL, check=True)
+    os.close(follower)
+    lines = os.read(leader, 10_000).decode().splitlines()
+    os.close(leader)
+    assert [line.partition("  ")[0] for line in lines] == ["1", "2", "3"]
+    assert [cells_of(line) <= columns for line in lines] == [True] * 3
+    assert cells_of(lines[0]) == columns
+    assert lines[0].endswith("…")
+    assert lines[1].startswith("2  two lines → Here is ")
+    assert lines[2].startswith("3  日本語日本語")
 
 
 @pytest.mark.full

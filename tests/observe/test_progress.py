@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import pty
 import re
+import subprocess
 import sys
 import threading
 import types
@@ -487,3 +489,26 @@ def test_in_a_notebook_a_list_has_a_bar_without_being_asked(
         assert capfd.readouterr().err == ""
         assert client.generate(["a"])[0].ok
     assert "100%|" in capfd.readouterr().err
+
+
+ASKING = {
+    "of a client": "smartbatch.BatchingClient('sim:demo').generate(['one', 'two'])",
+    "of none": "smartbatch.generate(['one', 'two'], model='sim:demo')",
+}
+
+
+@pytest.mark.parametrize("call", ASKING.values(), ids=ASKING.keys())
+def test_generate_shows_a_bar_on_a_terminal(call: str) -> None:
+    """With and without a client of one's own; nothing is shown with ``progress=False``."""
+    shown = {}
+    for more in ("", ", progress=False"):
+        leader, follower = pty.openpty()
+        program = f"import smartbatch\n{call[:-1]}{more})"
+        environment = os.environ | {"TERM": "xterm"}
+        subprocess.run([sys.executable, "-c", program], stderr=follower, env=environment, check=True)
+        os.write(follower, b"end")
+        os.close(follower)
+        shown[more] = os.read(leader, 100_000).decode()
+        os.close(leader)
+    assert "2/2" in shown[""]
+    assert shown[", progress=False"] == "end"
