@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from smartbatch.errors import JobConflict as JobConflict
     from smartbatch.errors import JobNotFound as JobNotFound
     from smartbatch.errors import JobTimeout as JobTimeout
+    from smartbatch.errors import ListStopped as ListStopped
     from smartbatch.errors import ProviderError as ProviderError
     from smartbatch.errors import ProviderUnavailable as ProviderUnavailable
     from smartbatch.errors import QueueFull as QueueFull
@@ -97,7 +98,7 @@ _NAMES_OF = {
     "config": "BatchingConfig ClientParams Settings",
     "errors": (
         "AllRequestsFailed AnswerUnread BudgetExceeded ClientClosed ConfigError ErrorKind InputError "
-        "InvalidRequest JobConflict JobNotFound JobTimeout ProviderError ProviderUnavailable "
+        "InvalidRequest JobConflict JobNotFound JobTimeout ListStopped ProviderError ProviderUnavailable "
         "QueueFull RequestCancelled RequestTimeout RowSkipped SmartbatchError StoreError ValidationFailed "
         "WrongProcess"
     ),

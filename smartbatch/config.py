@@ -221,6 +221,11 @@ class BatchingConfig(Value):
         10**6,
         unit="USD",
     )
+    keep_going: bool = setting(
+        False,
+        "bool",
+        "Sends all rows of a list, even if the first 20 fail with the same error and none is answered.",
+    )
     prefer_individual_for: frozenset[str] = setting(
         frozenset(), "texts", "Purposes of requests that never wait for other requests or for a batch."
     )
@@ -356,6 +361,7 @@ class Settings(TypedDict, total=False):
     strategy: StrategyName
     prefer: Prefer
     time_value: float
+    keep_going: bool
     prefer_individual_for: str | Collection[str]
     max_parallel_individual: int
     flex: bool

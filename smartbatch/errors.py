@@ -226,6 +226,21 @@ class RequestCancelled(ProviderError):
     """The request was cancelled: before its call started or, where it was streamed, before its end."""
 
 
+class ListStopped(SmartbatchError):
+    """The request was not sent, as the first requests of its list or job all failed with the same error.
+
+    Attributes:
+        reason: that error in words, such as ``the API key was rejected (401)``.
+    """
+
+    reason: str | None = None
+
+    def summary(self, unsent: int) -> str:
+        """Return a sentence about the list, of which ``unsent`` rows were not sent."""
+        rows = "1 row was" if unsent == 1 else f"{unsent:,} rows were"
+        return f"Stopped: {self.reason}. {rows} not sent."
+
+
 class UnusableAnswer(SmartbatchError):
     """An answer came and was paid for, but it cannot be used: the base of the two errors below.
 

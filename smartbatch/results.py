@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attrs import evolve
 
 from smartbatch._display import paragraph, short, table
-from smartbatch.errors import AllRequestsFailed, RowSkipped
+from smartbatch.errors import AllRequestsFailed, ListStopped, RowSkipped
 from smartbatch.tables.answer_columns import answer_columns, as_rows, with_answers
 from smartbatch.tables.columns import to_arrow, to_pandas, to_polars
 from smartbatch.tables.kinds import index_of, table_of
@@ -250,8 +250,13 @@ class ResultList(list[Result[T]]):
         if self.failed and not self.succeeded:
             failed = next(result for result in self if not isinstance(result.error, RowSkipped))
             first = failed.error
+            message = f"all {self.failed} requests failed; the first with: {first}"
+            stopped = next((each.error for each in self if isinstance(each.error, ListStopped)), None)
+            if stopped is not None:
+                skipped = sum(isinstance(each.error, RowSkipped) for each in self)
+                message = stopped.summary(sum(not each.attempts for each in self) - skipped)
             raise AllRequestsFailed(
-                f"all {self.failed} requests failed; the first with: {first}",
+                message,
                 kind=first.kind if first is not None else None,
                 request_id=failed.request_id,
                 results=self,

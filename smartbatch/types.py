@@ -606,6 +606,7 @@ class ConstraintParams(TypedDict, total=False):
             client does.
         prefer: ``"balanced"``, ``"speed"`` or ``"cost"``; counts where there is no deadline.
         time_value: what an hour of waiting is worth, USD.
+        keep_going: send all requests, even if the first 20 fail with the same error and none is answered.
     """
 
     strategy: StrategyName | None
@@ -613,6 +614,7 @@ class ConstraintParams(TypedDict, total=False):
     budget: float | str | None
     prefer: Prefer | None
     time_value: float | None
+    keep_going: bool | None
 
 
 OnMissing: TypeAlias = Literal["error", "skip", "empty"]

@@ -134,6 +134,7 @@ further:
 --strategy auto|individual|batch|hybrid|threshold  how the route is chosen; auto forecasts and compares,
                        threshold counts, the others force
 --time-value USD       what an hour of waiting is worth
+--keep-going           send all rows, even if the first 20 fail with the same error
 --provider-option K=V  argument of the provider, such as api=responses; may be given again
 --config FILE          TOML or YAML file of settings; options win over it
 """,
@@ -394,6 +395,7 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "--on-missing": {"default": "error"},
     "--output": {"type": _file},
     "--model": {"required": True},
+    "--keep-going": {"default": None},
     "--time-value": {"type": number},
     "--provider-option": {"action": "append", "default": []},
 }

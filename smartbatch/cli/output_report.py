@@ -13,8 +13,8 @@ from attrs import evolve
 
 from smartbatch.cli.output_lines import defects_of, figures_of, is_answer
 from smartbatch.cli.result_tables import read_table, table_format
+from smartbatch.core.limits.error_patterns import pattern_of
 from smartbatch.errors import InputError
-from smartbatch.jobs.error_patterns import pattern_of
 from smartbatch.jobs.job import Job
 from smartbatch.jobs.job_report import list_figures, versions
 from smartbatch.jobs.summary_records import StoredDecision

@@ -12,9 +12,10 @@ from smartbatch._values import Record
 from smartbatch.cli.output_lines import Amounts
 from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
+from smartbatch.core.limits.error_patterns import pattern_of
 from smartbatch.core.routing.actual_cost import ActualCost
 from smartbatch.core.routing.choice import Decision, Option
-from smartbatch.errors import kind_name
+from smartbatch.errors import ListStopped, SmartbatchError, kind_name
 from smartbatch.jobs.status import JobStatus, cost_in_words, usd
 from smartbatch.observe.text import escape
 from smartbatch.results import defects_in_words
@@ -27,10 +28,39 @@ _FAILURES_SHOWN: Final = 5
 
 
 def failure_line(row: KeyedRow, result: Result) -> str:
-    """Return one line about a failed row: index, id where it has one, kind and message."""
+    """Return one line about a failed row: number, id where it has one, kind and message."""
     own = f" (id {escape(str(row.id))[:60]})" if row.id != row.index else ""
     assert result.error is not None
-    return f"row {row.index + 1}{own}: {kind_name(result.error)}: {escape(result.error.message)}"
+    return f"row {row.index + 1}{own}: {_told(result.error)}"
+
+
+def _told(error: SmartbatchError) -> str:
+    return f"{kind_name(error)}: {escape(error.message)}"
+
+
+@define(eq=False, repr=False)
+class EqualErrors(Record):
+    """Failed rows with the same kind of error and the same message.
+
+    Attributes:
+        line: about the first of them.
+        told: what it says of the error.
+        unsent: they were not sent.
+    """
+
+    line: str
+    told: str
+    unsent: bool
+    count: int = 1
+
+    def __str__(self) -> str:
+        if self.count == 1:
+            return self.line
+        return f"{self.count:,} rows, first {self.line.removesuffix(self.told)}{self.told}"
+
+
+def _is_unsent(result: Result) -> bool:
+    return result.error is not None and not result.attempts and result.route is None
 
 
 def amounts_of(result: Result) -> Amounts:
@@ -52,6 +82,9 @@ class RunSummary(Record):
 
     Attributes:
         answered, failed: rows by outcome, of this run alone.
+        unsent: the failed rows that were not sent.
+        stopped: why the run sent no further rows.
+        failures: groups of equal errors; rows of further groups are counted in ``failed`` alone.
         retried: rows that took more than one call.
         extra_calls: calls beyond each row's first.
         amounts: of this run alone, over all attempts.
@@ -62,24 +95,34 @@ class RunSummary(Record):
 
     answered: int = 0
     failed: int = 0
+    unsent: int = 0
+    stopped: ListStopped | None = None
     retried: int = 0
     extra_calls: int = 0
     amounts: Amounts = Factory(Amounts)
     sequential: float = 0.0
     together: int = 0
-    failures: list[str] = Factory(list)
+    failures: dict[tuple[str, str], EqualErrors] = Factory(dict)
     skipped: Counter[str] = Factory(Counter)
 
     def add(self, row: KeyedRow, result: Result) -> None:
         """Count the result of a row that was written."""
-        if not result.ok and len(self.failures) < _FAILURES_SHOWN:
-            self.failures.append(failure_line(row, result))
+        error = result.error
+        if isinstance(error, ListStopped):
+            self.stopped = error
+        elif error is not None:
+            key = (kind_name(error), pattern_of(error.message))
+            if key in self.failures:
+                self.failures[key].count += 1
+            elif len(self.failures) < _FAILURES_SHOWN:
+                self.failures[key] = EqualErrors(failure_line(row, result), _told(error), _is_unsent(result))
         self.count(result)
 
     def count(self, result: Result) -> None:
         """Count one result."""
         self.answered += result.ok
         self.failed += not result.ok
+        self.unsent += _is_unsent(result)
         extra = max(0, result.attempts - 1)
         self.retried += extra > 0
         self.extra_calls += extra
@@ -102,15 +145,20 @@ class RunSummary(Record):
         answers is given if they are in an ``output``, where they can be replaced. Each of ``jobs`` is listed
         with its cost since it was submitted.
         """
-        counts = [f"{self.answered:,} answered", f"{self.failed:,} failed", f"{self.retried:,} retried"]
+        sent = self.failed - self.unsent
+        counts = [f"{self.answered:,} answered", f"{sent:,} failed", f"{self.retried:,} retried"]
         if self.extra_calls > self.retried:
             counts[-1] += f" ({self.extra_calls:,} extra calls)"
+        if self.unsent:
+            counts.insert(2, f"{self.unsent:,} not sent")
         if before.answered:
             counts.append(f"{before.answered:,} already answered, not asked again")
         total = evolve(self.amounts)
         total.add(before.amounts)
         resumed = bool(before.answered or before.resent)
         lines = ["done     " + ", ".join(counts)]
+        if self.stopped is not None:
+            lines.insert(0, self.stopped.summary(self.unsent))
         if defects := defects_in_words(total):
             lines.append(f"answers  {defects}{_resend_advice(total) if output else ''}")
         lines += [
@@ -121,9 +169,12 @@ class RunSummary(Record):
         for reason, rows in self.skipped.most_common():
             lines.append(f"skipped  {rows:,} {'row' if rows == 1 else 'rows'} skipped: {escape(reason)}")
         lines += [f"batch    {job.id}: {cost_in_words(job)}" for job in jobs]
-        if failures and self.failures:
-            more = self.failed - len(self.failures)
-            lines += [f"failed   {line}" for line in self.failures]
+        if failures:
+            groups = list(self.failures.values())
+            if self.stopped is not None:  # which says what was not sent
+                groups = [group for group in groups if not group.unsent]
+            more = (sent if self.stopped is not None else self.failed) - sum(each.count for each in groups)
+            lines += [f"{'not sent' if group.unsent else 'failed':<8} {group}" for group in groups]
             if more > 0:
                 lines.append(f"         and {more:,} more (-v shows every one)")
         return "\n".join(lines)

@@ -9,9 +9,9 @@ from typing import final
 from attrs import define, evolve
 
 from smartbatch._fork import PerProcess
+from smartbatch.core.limits.error_patterns import OTHERS, pattern_of
 from smartbatch.errors import snake_case
 from smartbatch.events import Event, RequestFinished
-from smartbatch.jobs.error_patterns import OTHERS, pattern_of
 from smartbatch.jobs.summary_records import ErrorGroup, Spending
 
 GROUPS = 200

@@ -133,6 +133,7 @@ class JobSubmission:
         policy = evolve(
             self._policy(None),
             attended=True,
+            keep_going=decision.constraints.keep_going,
             route=decision.chosen.route,
             budget=budget,
             deadline=None if left is None else self._service.wall() + left,
@@ -165,7 +166,13 @@ class JobSubmission:
         """As :meth:`submit_attended`, for prepared requests, within the budget of the decision, if any."""
         policy = evolve(self._policy(None), attended=True)
         if decision is not None:
-            policy = evolve(policy, route=decision.chosen.route, budget=decision.constraints.budget)
+            constraints = decision.constraints
+            policy = evolve(
+                policy,
+                route=decision.chosen.route,
+                budget=constraints.budget,
+                keep_going=constraints.keep_going,
+            )
         return self._accept(_Draft(kind, requests, params, policy, options, realtime=None, decision=decision))
 
     def submit_named(
@@ -360,6 +367,7 @@ class JobSubmission:
             max_requests=config.batch_max_requests,
             retention=config.batch_retention,
             exclusive_workspace=config.exclusive_workspace,
+            keep_going=config.keep_going,
             traceparent=traceparent(),
         )
 
@@ -373,6 +381,7 @@ class JobSubmission:
             late_penalty=decision.late_penalty,
             budget=constraints.budget,
             route=decision.chosen.route,
+            keep_going=constraints.keep_going,
         )
         if piece is not None:
             policy = evolve(policy, max_requests=min(piece, policy.max_requests or piece))

@@ -427,7 +427,7 @@ def _usage_form(usage: Usage) -> list[Any]:
     return told
 
 
-_TEXTS = ("batch_id", "code", "field", "finish_reason", "job_id", "provider_request_id")
+_TEXTS = ("batch_id", "code", "field", "finish_reason", "job_id", "provider_request_id", "reason")
 _DETAILS: Mapping[str, Any] = {
     **dict.fromkeys(_TEXTS, str),
     **dict.fromkeys(("row", "status", "tries"), int),

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from attrs import define, field
 
 from smartbatch._values import fields_repr
+from smartbatch.core.limits.equal_failures import EqualFailures
 from smartbatch.errors import BudgetExceeded, ConfigError, RequestCancelled
 from smartbatch.jobs.dependencies import RealtimeItem
 from smartbatch.jobs.job_budget import JobBudget
@@ -45,6 +46,7 @@ class RealtimeItems:
         budget: what its items spend from; ``None`` without a budget.
         short: items wait for what others leave of the budget.
         cancelled: positions of items that are not to be sent any more.
+        stop: says whether the job stops, as its first items fail alike; ``None`` to send all in any case.
         withdrawn: nothing more of it is asked, and it is given back once nothing is under way.
     """
 
@@ -67,6 +69,13 @@ class RealtimeItems:
     short: bool = False
     cancelled: set[int] = field(factory=set)
     withdrawn: bool = False
+    stop: EqualFailures | None = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        row = self.row
+        answered = row.succeeded > 0
+        left = row.total - row.finished
+        self.stop = None if row.policy.keep_going else EqualFailures(left, decided=answered)
 
     @property
     def sends(self) -> bool:

@@ -181,6 +181,7 @@ class RealtimeRunner:
             job = self._jobs.get(job_id)
             if job is not None:
                 job.wanting, job.goes_on, job.short, job.resumes_at = True, False, False, -math.inf
+                job.stop = None  # whoever resumes it wants the rest sent
                 self._monitor.notify()
 
     def forget(self, job_id: str) -> None:
@@ -362,7 +363,7 @@ class RealtimeRunner:
     def _ask_one(self, job: RealtimeItems, item: StoredItem) -> None:
         """Submit an item. The cases, in order:
 
-        1. It was cancelled: it ends, and is not sent.
+        1. It was cancelled, or the job stops, as its first items fail alike: it is not sent.
         2. The runner was halted, results cannot be stored, or the job was recalled, withdrawn or forgotten:
            it stays in the store.
         3. It cannot be submitted (the client is closed, the queue full, …): its error decides.
@@ -370,7 +371,13 @@ class RealtimeRunner:
         """
 
         def sink(result: Result) -> None:
+            with self._monitor:
+                stops = job.stop is not None and job.stop.stops_with(result)
+                if job.stop is not None and item.ix not in job.cancelled:
+                    result = job.stop.unsent(result)
             self._take_verdict(job, item.ix, job.verdict_of(item.ix, result))
+            if stops:
+                self.recall(job.lease.job_id)
 
         def not_asked(error: BaseException) -> None:
             verdict = job.verdict_of(item.ix, not_submitted(error, user_id))
@@ -379,9 +386,13 @@ class RealtimeRunner:
         user_id = item_id(job.row.id, item.ix, item.user_id)
         with self._monitor:
             stuck, cancelled = self._health.is_stuck, item.ix in job.cancelled
-            self._submitting = job.sends and not (self._halted or stuck or cancelled)
+            stop = None if job.stop is None or job.stop.reason is None else job.stop
+            self._submitting = job.sends and not (self._halted or stuck or cancelled or stop)
         if cancelled:
             not_asked(RequestCancelled("the request was cancelled before it was sent", request_id=user_id))
+            return
+        if stop is not None:
+            not_asked(stop.error(user_id))
             return
         if not self._submitting:
             reason = "no answer can be stored at the moment" if stuck else "its job does not go on here now"

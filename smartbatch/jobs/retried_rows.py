@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
-from smartbatch.errors import InvalidRequest, UnusableAnswer
+from smartbatch.errors import InvalidRequest, ListStopped, UnusableAnswer
 from smartbatch.jobs.act_records import ROWS_AT_ONCE, RetriedRows
 from smartbatch.jobs.payload import decode_result
-from smartbatch.jobs.records import NewResult
+from smartbatch.jobs.records import JobRow, NewResult
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.store.job_acts import FailedRow
 from smartbatch.jobs.versioned_records import JobPolicy
@@ -36,6 +36,17 @@ def unchanged(policy: JobPolicy) -> JobPolicy:
 def without_client(_: str, work: Callable[[PolicyChange], T], /) -> T:
     """Have requests of a job asked again where no client has a budget for it."""
     return work(unchanged)
+
+
+def has_stopped(store: SqlStore, job: JobRow) -> bool:
+    """Whether rows of a job were not sent, as its first rows failed alike."""
+    after, page = -1, store.acts.failed(job.id, rows=None, after=-1, limit=PAGE) if job.failed else []
+    while page:
+        if any(isinstance(decode_result(row.body, request_id="").error, ListStopped) for row in page):
+            return True
+        after = page[-1].ix
+        page = store.acts.failed(job.id, rows=None, after=after, limit=PAGE) if len(page) == PAGE else []
+    return False
 
 
 def retry_failed(

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from smartbatch._clock import Clock
+from smartbatch.core.limits.error_patterns import OTHERS, pattern_of
 from smartbatch.core.routing.measured import ListDecision
 from smartbatch.errors import snake_case
 from smartbatch.events import RequestFinished
-from smartbatch.jobs.error_patterns import OTHERS, pattern_of
 from smartbatch.jobs.opened_store import OpenedStore
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.summary_records import Failures, Spending

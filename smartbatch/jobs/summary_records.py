@@ -55,7 +55,7 @@ class Failures(Record):
 
     Attributes:
         kind: of the error, see :class:`~smartbatch.errors.ErrorKind`, or its class.
-        message: the same for all, see :func:`~smartbatch.jobs.error_patterns.pattern_of`.
+        message: the same for all, see :func:`~smartbatch.core.limits.error_patterns.pattern_of`.
         model: of one of them.
         count: how many.
         item: number of one of them in the store, where it is one of a job.

@@ -9,6 +9,7 @@ from smartbatch.errors import (
     BudgetExceeded,
     ClientClosed,
     ConfigError,
+    ListStopped,
     QueueFull,
     RequestCancelled,
     SmartbatchError,
@@ -81,7 +82,7 @@ def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
     3. The queue is full: the item stays open, and the job waits a moment.
     4. The job is attended: any other failure ends the item, and its user sees it.
     5. A budget has no room, or a price is missing: the item stays open, and the job waits.
-    6. The account cannot be used: the item stays open, and the job waits for a person.
+    6. The job stopped, or the account cannot be used: the item stays open, and the job waits for a person.
     7. Any other failure ends the item.
 
     Args:
@@ -96,6 +97,9 @@ def verdict_of(result: Result, *, attended: bool = False) -> Verdict:
         return Verdict("unrun", result, wait=SOON)
     if attended:
         return Verdict("failed", result)
+    if isinstance(error, ListStopped):
+        note = f"held: {error.reason}; fix that, then resume the job"
+        return Verdict("unrun", result, wait=SOON, note=note, hold=True)
     if isinstance(error, (BudgetExceeded, ConfigError)) and error.kind is None:
         return Verdict("unrun", result, wait=LATER, note=f"waits: {error.message}")
     if error.kind in ACCOUNT_ERRORS:

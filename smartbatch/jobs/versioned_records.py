@@ -43,10 +43,11 @@ class JobPolicy(Value):
         route: the route that was chosen for all of it; items sent in real time count for it.
         attended: the items are sent in real time, and only while a process that submitted or named the job
             is running. They end as they would without a job, instead of waiting for money.
+        keep_going: all items are sent, whatever the first ones come to.
         traceparent: the span of whoever submitted it, as W3C Trace Context writes it; ``None`` for none.
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     fallback: Fallback = "batch"
     on_unknown: Literal["settle", "hold"] = "settle"
@@ -61,6 +62,7 @@ class JobPolicy(Value):
     exclusive_workspace: bool = False
     route: Route | None = field(default=None, converter=optional(Route))
     attended: bool = False
+    keep_going: bool = False
     traceparent: str | None = None
 
 

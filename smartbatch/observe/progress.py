@@ -30,6 +30,8 @@ LINE_EVERY = 10.0
 """Seconds between lines where there is no terminal."""
 BAR_EVERY = 0.1
 """Seconds between redraws of a bar: tqdm's own default."""
+USUAL_WIDTH = 80
+"""Columns of a terminal that does not say how many it has."""
 RATE_WINDOW = 30.0
 """Seconds over which the rate is measured."""
 
@@ -364,7 +366,8 @@ class _Bar:
             total=total,
             initial=initial,
             file=stream,
-            dynamic_ncols=True,
+            dynamic_ncols=_has_width(stream),
+            ncols=None if _has_width(stream) else USUAL_WIDTH,
             bar_format=self._format.format("  0%", ""),
         )
 
@@ -382,6 +385,14 @@ class _Bar:
     def end(self, view: tuple[int, str, str]) -> None:
         self.draw(view)
         self._bar.close()
+
+
+def _has_width(stream: Any) -> bool:
+    """Whether a terminal says how wide it is: one that says 0 would get an empty bar."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError, AttributeError):
+        return True  # a notebook, whose widgets have their own width
 
 
 def in_notebook() -> bool:

@@ -13,6 +13,7 @@ from smartbatch._clock import Clock
 from smartbatch._fork import run_after_collection
 from smartbatch._values import Value
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.equal_failures import EqualFailures
 from smartbatch.errors import InvalidRequest, QueueFull, SmartbatchError, WrongProcess
 from smartbatch.observe.progress import Progress
 from smartbatch.realtime.read_ahead import ReadAhead
@@ -41,6 +42,7 @@ class ListOptions(Value):
         ordered: whether results come in the order of the requests.
         ahead: most requests under way; ``None`` for the queue's capacity.
         calls: how many calls may be under way.
+        stop: says whether the list stops, as its first requests fail alike; ``None`` to send all in any case.
         whole: whether the reader wants all results, and none before the others.
         listeners: returns who is called with each result as it arrives, by the thread that reads the list;
             asked once, when the first result is.
@@ -53,6 +55,7 @@ class ListOptions(Value):
     ordered: bool = True
     ahead: int | None = None
     calls: int = 1
+    stop: EqualFailures | None = None
     whole: bool = False
     listeners: Callable[[], Sequence[Callable[[Result], object]]] = tuple
     display: Callable[[], Progress | None] | None = None
@@ -86,7 +89,8 @@ class BoundedMap(Iterator[Result]):
         self._requests = iter(requests)
         self._source = requests if isinstance(requests, ReadAhead) else None
         self._submit = submit
-        self._inbox = _Arrivals(clock)
+        self._stop = options.stop
+        self._inbox = _Arrivals(clock, options.stop, self._cancel_all)
         self._ahead = options.ahead or 1
         self._calls = options.calls
         self._ordered = options.ordered
@@ -225,6 +229,14 @@ class BoundedMap(Iterator[Result]):
             return False
         self._next_request = request
         position = self._submitted
+        if self._stop is not None and self._stop.reason is not None:
+            self._next_request = None
+            if self._stop.total is None:
+                raise self._stop.of_the_rest()
+            self._submitted += 1
+            error = self._stop.error(request.id)
+            self._finish(position, Result(request.id or "", error=error, cost=0.0, context=request.context))
+            return True
         try:
             future = self._submit(request, partial(self._inbox.put, position))
         except QueueFull:
@@ -244,17 +256,32 @@ class BoundedMap(Iterator[Result]):
 
     def _receive(self, position: int, result: Result) -> None:
         if position in self._under_way:
-            self._finished[position] = result
             del self._under_way[position]
-            for tell in self._listeners or ():
-                tell(result)
+            self._finish(position, result)
+
+    def _cancel_all(self) -> None:
+        """Cancel what has not started; called by the worker whose result stops the list."""
+        for future in list(self._under_way.values()):
+            future.cancel()
+
+    def _finish(self, position: int, result: Result) -> None:
+        self._finished[position] = result
+        for tell in self._listeners or ():
+            tell(result)
 
 
 class _Arrivals:
-    """Results in the order they came, each with the position of its request."""
+    """Results in the order they came, each with the position of its request.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        stop: says whether the list stops with a result.
+        on_stop: called then, with no lock held.
+    """
+
+    def __init__(self, clock: Clock, stop: EqualFailures | None, on_stop: Callable[[], object]) -> None:
+        self._on_stop = on_stop
         self._monitor = clock.monitor()
+        self._stop = stop
         self._arrived: list[tuple[int, Result]] = []
         self._wanted = -1
         self._enough = math.inf
@@ -262,11 +289,17 @@ class _Arrivals:
 
     def put(self, position: int, result: Result) -> None:
         """Deliver; called by workers, never blocks."""
+        stops = False
         with self._monitor:
+            if self._stop is not None:
+                stops, result = self._stop.stops_with(result), self._stop.unsent(result)
             self._arrived.append((position, result))
-            if self._waited and (position == self._wanted or len(self._arrived) >= self._enough):
+            enough = stops or len(self._arrived) >= self._enough
+            if self._waited and (position == self._wanted or enough):
                 self._waited = False
                 self._monitor.notify()
+        if stops:
+            self._on_stop()
 
     def wake(self) -> None:
         """End the wait of :meth:`take`, if somebody waits."""

@@ -7,9 +7,9 @@ from collections import Counter
 from attrs import evolve
 
 from smartbatch._clock import RealClock
+from smartbatch.core.limits.error_patterns import pattern_of
 from smartbatch.core.routing.measured import ListDecision
 from smartbatch.errors import kind_name
-from smartbatch.jobs.error_patterns import pattern_of
 from smartbatch.jobs.job_report import figures_of, list_figures, versions
 from smartbatch.reports.report import Report
 from smartbatch.reports.report_data import ReportData, ReportedJob

@@ -13,6 +13,7 @@ from smartbatch._settings import count_of
 from smartbatch._values import Value
 from smartbatch.config import BatchingConfig, checked
 from smartbatch.core.limits.budget import Budget
+from smartbatch.core.limits.equal_failures import EqualFailures
 from smartbatch.core.preparation.preparer import RequestPreparer, kind_of
 from smartbatch.core.preparation.prompt_list import prompt_list
 from smartbatch.core.preparation.validation import check_params
@@ -161,7 +162,8 @@ class ListRouter:
                 requests = ReadAhead(iter(requests), given_prompts, self._clock)
             route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
             budget = self._list_budget(constraints.budget)
-            options = evolve(options, own_budget=budget, route=route)
+            stop = None if constraints.keep_going else EqualFailures(None)
+            options = evolve(options, own_budget=budget, route=route, stop=stop)
             facts = ListFacts((), self._again(None), display, given_prompts, skipped, reader.ordered)
             return ListResults(client, self._realtime.map(requests, options), facts)
         asked = self._checked(prompts, plain, given)
@@ -409,6 +411,7 @@ class ListRouter:
             budget=checked.budget if "budget" in chosen else None,
             time_value=checked.time_value,
             threshold=config.batch_threshold,
+            keep_going=checked.keep_going,
         )
 
     def _considered(self, asked: CheckedList) -> Decision:
@@ -485,7 +488,8 @@ class ListRouter:
         threshold = constraints.strategy is Strategy.THRESHOLD
         ahead = self._config.max_parallel_individual if threshold else None
         budget = self._list_budget(constraints.budget)
-        options = evolve(options, own_budget=budget, route=decision.chosen.route, ahead=ahead)
+        stop = None if constraints.keep_going else EqualFailures(len(asked.requests))
+        options = evolve(options, own_budget=budget, route=decision.chosen.route, ahead=ahead, stop=stop)
         return self._realtime.map(asked.requests, options)
 
     def _by_job(self, asked: CheckedList, decision: Decision, options: ListOptions) -> JobResults:

@@ -56,14 +56,29 @@ def test_no_speed_is_told_where_nothing_was_gained(wall: float) -> None:
     assert f"wall     {wall:.2f} s" in summary.render(wall=wall, before=Recovered()).split("\n")
 
 
-def test_only_the_first_failures_are_listed() -> None:
-    """Five of many, and how many more; the counts stay exact."""
+def test_equal_failures_are_one_line_with_a_count() -> None:
+    """Also if ids and numbers in their messages differ; those that were not sent say so."""
+    summary = RunSummary()
+    for index in range(3):
+        error = ProviderError(f"broken (request req_01ab{index}cdef)", kind=ErrorKind.SERVER_ERROR)
+        summary.add(row(index), Result("r", error=error, attempts=1))
+    summary.add(row(3), Result("r", error=FAILURE, attempts=0))
+    lines = summary.render(wall=1.0, before=Recovered()).split("\n")
+    assert lines[0] == "done     0 answered, 3 failed, 1 not sent, 0 retried"
+    assert lines[-2] == "failed   3 rows, first row 1: server_error: broken (request req_01ab0cdef)"
+    assert lines[-1].startswith("not sent row 4: ")
+
+
+def test_only_the_first_groups_of_failures_are_listed() -> None:
+    """Five of many, and how many rows more; the counts stay exact."""
     summary = RunSummary()
     for index in range(1000):
-        summary.add(row(index), Result("r", error=FAILURE))
+        error = ProviderError(f"broken {'abcdefg'[index % 7]}", kind=ErrorKind.SERVER_ERROR)
+        summary.add(row(index), Result("r", error=error, attempts=1))
     lines = summary.render(wall=1.0, before=Recovered()).split("\n")
     assert sum(line.startswith("failed ") for line in lines) == 5
-    assert lines[-1].endswith("and 995 more (-v shows every one)")
+    assert lines[-6] == "failed   143 rows, first row 1: server_error: broken a"
+    assert lines[-1].endswith("and 285 more (-v shows every one)")
     assert "failed" not in summary.render(wall=1.0, before=Recovered(), failures=False).split("\n")[-1]
 
 
@@ -179,7 +194,7 @@ def test_a_person_reads_lines_without_control_characters(monkeypatch: pytest.Mon
     output.append([(first_row, encode(first_row, good, "sim:x"), True)])
     output.append([(row(1), encode(row(1), bad, "sim:x"), False)])
     first, second = shown.getvalue().decode().splitlines()
-    assert first == r"1  say\x1b]0;title\x07 " + "x" * 26 + r"… → red \x1b[31m\nnew line"
+    assert first == r"1  say\x1b]0;title\x07 " + "x" * 19 + r"… → red \x1b[31m new line"
     assert second == r"2  a prompt → [timeout] no answer\x1b[31m"
 
 

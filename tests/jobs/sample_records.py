@@ -20,6 +20,7 @@ POLICY = JobPolicy(
     exclusive_workspace=True,
     route=Route.FLEX,
     attended=True,
+    keep_going=True,
     traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
 )
 PROGRESS = RemoteProgress(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from smartbatch.core.limits.error_patterns import LONGEST, pattern_of
 from smartbatch.errors import ErrorKind, ProviderError, QueueFull, kind_name
-from smartbatch.jobs.error_patterns import LONGEST, pattern_of
 
 
 @pytest.mark.parametrize(

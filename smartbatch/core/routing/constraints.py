@@ -26,6 +26,7 @@ class Constraints(Value):
             part of what a missed deadline costs.
         threshold: fewest requests that may go as a batch alone.
         at_once: a list of at most so many requests always goes in real time.
+        keep_going: all requests are sent, whatever the first ones come to.
     """
 
     strategy: Strategy = Strategy.AUTO
@@ -35,6 +36,7 @@ class Constraints(Value):
     time_value: float = 5.0
     threshold: int = 10
     at_once: int = 3
+    keep_going: bool = False
 
 
 def seconds_until(deadline: Deadline | None, wall: float) -> float | None:
