@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from weakref import WeakMethod
 
 from attrs import frozen
 
@@ -90,7 +91,7 @@ class BoundedMap(Iterator[Result]):
         self._source = requests if isinstance(requests, ReadAhead) else None
         self._submit = submit
         self._stop = options.stop
-        self._inbox = _Arrivals(clock, options.stop, self._cancel_all)
+        self._inbox = _Arrivals(clock, options.stop, WeakMethod(self._cancel_all))
         self._ahead = options.ahead or 1
         self._calls = options.calls
         self._ordered = options.ordered
@@ -275,10 +276,12 @@ class _Arrivals:
 
     Args:
         stop: says whether the list stops with a result.
-        on_stop: called then, with no lock held.
+        on_stop: called then, with no lock held; its list may be collected before that.
     """
 
-    def __init__(self, clock: Clock, stop: EqualFailures | None, on_stop: Callable[[], object]) -> None:
+    def __init__(
+        self, clock: Clock, stop: EqualFailures | None, on_stop: WeakMethod[Callable[[], None]]
+    ) -> None:
         self._on_stop = on_stop
         self._monitor = clock.monitor()
         self._stop = stop
@@ -298,8 +301,9 @@ class _Arrivals:
             if self._waited and (position == self._wanted or enough):
                 self._waited = False
                 self._monitor.notify()
-        if stops:
-            self._on_stop()
+        on_stop = self._on_stop() if stops else None
+        if on_stop is not None:
+            on_stop()
 
     def wake(self) -> None:
         """End the wait of :meth:`take`, if somebody waits."""

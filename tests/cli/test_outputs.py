@@ -718,7 +718,7 @@ def test_rows_of_a_changed_output_count_as_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "shown"), [("x" * 40, "x" * 40), ("x" * 41, "x" * 40 + "…"), ("\x07", r"\x07")]
+    ("prompt", "shown"), [("x" * 40, "x" * 40), ("x" * 41, "x" * 39 + "…"), ("\x07", r"\x07")]
 )
 def test_a_row_is_on_the_terminal_at_once(monkeypatch: pytest.MonkeyPatch, prompt: str, shown: str) -> None:
     """Its prompt in at most forty characters. Elsewhere it is the line itself."""

@@ -237,7 +237,7 @@ def test_a_migration_of_the_old_store_that_fails_at_its_end_leaves_it_as_it_was(
     assert len(old.open().jobs.latest()) == len(OUTCOMES)
 
 
-@pytest.mark.parametrize("change", [{"version": 3}, {"version": 3, "colour": "red"}])
+@pytest.mark.parametrize("change", [{"version": 4}, {"version": 4, "colour": "red"}])
 @pytest.mark.parametrize("table", ["job", "shard"])
 def test_a_record_of_a_newer_release_is_refused_and_left_as_it_is(
     old: Bench, table: str, change: dict[str, Any]
@@ -248,7 +248,7 @@ def test_a_record_of_a_newer_release_is_refused_and_left_as_it_is(
     assert job is not None
     newer = json.dumps(change)
     old.behind(f"UPDATE {table} SET {column} = ?", newer)
-    with pytest.raises(StoreError, match=rf"a {kind} of the store has version 3.*update smartbatch"):
+    with pytest.raises(StoreError, match=rf"a {kind} of the store has version 4.*update smartbatch"):
         store.shards.of_job(job.id) if table == "shard" else store.jobs.get(job.id)
     assert set(old.behind(f"SELECT {column} FROM {table}")) == {(newer,)}
 
