@@ -239,16 +239,42 @@ def usd(value: Any) -> Any:
     return value
 
 
+_PASSWORD = re.compile(r"(?<=://)\S*(?=@)|(?<=password=)('[^']*'|[^&\s'\"]+)", re.I)
+
+
+class Secret(str):
+    """An address with a password in it. It is a string, and equal to the address; when it is printed,
+    formatted or logged, the password is hidden. Only :meth:`reveal` returns it."""
+
+    __slots__ = ()
+
+    def reveal(self) -> str:
+        """Return the address with its password."""
+        return str.__str__(self)
+
+    def __str__(self) -> str:
+        return _PASSWORD.sub("[hidden]", self.reveal())
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+def revealed(text: str) -> str:
+    """Return a setting as it is used: a secret with its password, any other text as it is."""
+    return text.reveal() if isinstance(text, Secret) else text
+
+
 def _checked(value: Any, attribute: Attribute[Any]) -> Any:
-    return spec_of(attribute).check(attribute.name, value)
+    found = spec_of(attribute).check(attribute.name, value)
+    return Secret(revealed(found)) if isinstance(found, str) and _PASSWORD.search(revealed(found)) else found
 
 
 def _without_password(value: object) -> str:
     """Return the ``repr`` of a setting, shortened; of an address without the password in it."""
     return without_middle(_PASSWORD.sub("[hidden]", repr(value)))
-
-
-_PASSWORD = re.compile(r"(?<=://)\S*(?=@)|(?<=password=)('[^']*'|[^&\s'\"]+)", re.I)
 
 
 def setting(

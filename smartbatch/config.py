@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -276,8 +278,9 @@ class BatchingConfig(Value):
             overrides: keys as in the constructor; ``None`` means "not given here".
 
         Raises:
-            ConfigError: as the constructor, for unknown keys and variables (the nearest name is suggested),
-                and for a file that cannot be read.
+            ConfigError: as the constructor, for unknown keys, for variables with almost the name of a setting
+                (the nearest name is suggested), and for a file that cannot be read. Any other unknown
+                variable is logged as a warning.
         """
         values: dict[str, Any] = {}
         if isinstance(file, Mapping):
@@ -450,8 +453,18 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             if text.strip():
                 values[key] = _spec(key, key).parse(f"{key} ({variable})", text)
         elif variable not in OF_APPLICATIONS and not variable.startswith(RESERVED):
-            raise ConfigError(f"unknown variable {variable}{_nearest(variable, variables, PREFIX)}")
+            if near := did_you_mean(variable, variables, PREFIX):
+                raise ConfigError(f"unknown variable {variable}{near}")
+            _warn_of(variable)
     return values
+
+
+@cache
+def _warn_of(variable: str) -> None:
+    """Log once per process that a variable is no setting."""
+    logging.getLogger("smartbatch").warning(
+        "the environment variable %s is no setting and is ignored; unset it to end this warning", variable
+    )
 
 
 def _table(path: Path) -> Mapping[str, Any]:
@@ -462,6 +475,8 @@ def _table(path: Path) -> Mapping[str, Any]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
         content = _yaml(path, text) if form == "YAML" else tomllib.loads(text)
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {path}: {error.strerror or error}") from error
     except ValueError as error:  # the form or the UTF-8; both say where
@@ -501,9 +516,9 @@ def _yaml(path: Path, text: str) -> Mapping[str, Any]:
     return content
 
 
-_OF_PROVIDERS = frozenset({"api_key", "base_url", "headers", "organization", "project"})
+OF_PROVIDERS = frozenset({"api_key", "base_url", "headers", "organization", "project"})
 """Arguments of adapters that other libraries take besides the settings."""
-_NEAR = {
+NEAR_SETTINGS = {
     **dict.fromkeys(("concurrency", "max_concurrency", "max_workers", "workers", "threads"), "parallelism"),
     "batch_size": "max_batch_size",
     "max_cost": "budget",
@@ -522,11 +537,11 @@ def check_names(names: Iterable[str], known: Collection[str]) -> None:
     for name in names:
         if name in known:
             continue
-        if name in _OF_PROVIDERS and "provider_options" in known:
+        if name in OF_PROVIDERS and "provider_options" in known:
             raise ConfigError(f"{name} is an option of the provider: provider_options={{{name!r}: …}}")
         if name in _OF_REQUESTS:
             raise ConfigError(f"unknown setting or parameter {name}: requests have it, Request(…, {name}=…)")
-        other = _NEAR.get(name)
+        other = NEAR_SETTINGS.get(name)
         near = f"; did you mean {other}?" if other in known else did_you_mean(name, known)
         raise ConfigError(f"unknown setting or parameter {name}{near}")
 

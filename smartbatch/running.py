@@ -53,6 +53,7 @@ from smartbatch.providers.registry import OpenedModel, open_model
 from smartbatch.realtime.callbacks import CallbackThread
 from smartbatch.realtime.realtime import Realtime, stored_future
 from smartbatch.realtime.setup import Parallelism, RealtimeSetup, UserHooks
+from smartbatch.realtime.shared.addresses import check_address
 from smartbatch.realtime.shared.enqueued_tokens import EnqueuedTokens
 from smartbatch.realtime.submission import CallOptions
 from smartbatch.realtime.ticket import ResultFuture
@@ -119,9 +120,16 @@ class ClientSettings:
         """Return the settings of a client, and check what they say together.
 
         Raises:
-            ConfigError: the fallback model cannot be used, or a budget is set where no price is known.
+            ConfigError: the fallback model, the store or the place of shared limits cannot be used, or a
+                budget is set where no price is known.
+            StoreError: no store can have the name.
             InvalidRequest: a parameter of ``generation`` is out of range.
         """
+        check_address(config.shared, clock.now)
+        if config.store is not None:
+            from smartbatch.jobs.store import check_place  # late: most programs have no store
+
+            check_place(config.store)
         fallback = None
         if config.fallback_model is not None:
             fallback = open_model(config.fallback_model, None, None, clock)

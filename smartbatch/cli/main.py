@@ -131,8 +131,8 @@ further:
 --max-tpm N            most tokens a minute
 --call-timeout D       total time of one call, such as 90s
 --retries N            tries of a failed request beyond the first
---strategy auto|individual|batch|hybrid|threshold  how the route is chosen; auto forecasts and compares,
-                       threshold counts, the others force
+--strategy --batching-strategy auto|individual|batch|hybrid|threshold  how the route is chosen; auto
+                       forecasts and compares, threshold counts, the others force
 --time-value USD       what an hour of waiting is worth
 --keep-going           send all rows, even if the first 20 fail with the same error
 --provider-option K=V  argument of the provider, such as api=responses; may be given again
@@ -208,6 +208,8 @@ def main(
     parser = build_parser(program, None if completes or first not in _COMMANDS else first)
     if completes:
         completion_command.answer(parser)
+    for subparser in parser.commands.values():
+        subparser.words = sys.argv[1:] if argv is None else argv
     try:
         args, rest = parser.parse_known_args(argv)
         if rest and args.command == "jobs" and not any(word.startswith("-") for word in rest):
@@ -280,18 +282,34 @@ class _Parser(CommandParser):
 
     Attributes:
         commands: the parsers of the subcommands.
+        words: the arguments, for errors.
     """
 
-    commands: Mapping[str, argparse.ArgumentParser] = {}
+    commands: Mapping[str, _Parser] = {}
+    words: Sequence[str] = ()
 
     def nearest(self, command: str | None, words: Sequence[str]) -> str:
         """Return which option of a subcommand was meant by the first of ``words``, as errors end with it."""
-        known = [] if command is None else re.findall(r"--[a-z-]+", self.commands[command].format_help())
-        return did_you_mean(words[0].partition("=")[0], known, "--")
+        return "" if command is None else self.commands[command].meant(words[0])
+
+    def meant(self, word: str) -> str:
+        """Return which option was meant by a word, as errors end with it."""
+        known = re.findall(r"--[a-z-]+", self.format_help())
+        return did_you_mean(word.partition("=")[0], known, "--")
 
     def error(self, message: str) -> NoReturn:
         from smartbatch.observe.text import escape  # late: nothing is wrong with most commands
 
+        if "are required" in message:  # a required option may be there, but misspelt
+            options = self._option_string_actions
+            for word in (word.partition("=")[0] for word in self.words):
+                if (
+                    word.startswith("--")
+                    and word not in options
+                    and (near := did_you_mean(word, options, "--"))
+                ):
+                    message = f"unrecognized arguments: {word}{near}"
+                    break
         self.exit(2, escape(f"{self.prog}: {message.removeprefix('argument ')}") + "\n")
 
 

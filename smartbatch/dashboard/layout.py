@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from importlib.resources import files
 
@@ -62,14 +63,17 @@ def document(page: Page, query: Query, version: str) -> bytes:
     return _whole(page.title, query, fragment(el("h1", page.title), live, *body), script=True)
 
 
+_INSIDE = re.compile(r"/(?![/\\])[!-~]*")
+"""A path and query in this application, encoded as in links; no other address, and no other character."""
+
+
 def message(title: str, text: str, query: Query, *, back: str = "") -> bytes:
     """Return a document that says one thing.
 
     Args:
         back: the path of the page to go back to, in this application; another address is not taken.
     """
-    inside = back.startswith("/") and not back.startswith(("//", "/\\"))
-    place = query.root + (back if inside else "/")
+    place = query.root + (back if _INSIDE.fullmatch(back) else "/")
     said = (el("h1", title), el("p", text, role="status"), el("p", el("a", "Back", href=place)))
     return _whole(title, query, fragment(*said), script=False)
 

@@ -90,7 +90,7 @@ class ResponseCache:
         try:
             with self._connections.reading():
                 self._connections.reader()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise ConfigError(
                 f"cache: the file {self._path} cannot be used ({reason}); name another or delete it"

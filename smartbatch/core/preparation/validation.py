@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from operator import attrgetter
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from attrs import evolve
 
 from smartbatch._settings import EXAMPLES, seconds_in
-from smartbatch.config import Settings
+from smartbatch.config import NEAR_SETTINGS, OF_PROVIDERS, Settings
 from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot, surrogate_at
 from smartbatch.core.preparation.plain_schemas import check_schema
@@ -143,15 +143,38 @@ def check_params(names: Iterable[str], known: Collection[str]) -> None:
     """Check the keywords of a call.
 
     Raises:
-        InvalidRequest: for one that is not ``known``; it says where a setting belongs, else the nearest name.
+        InvalidRequest: for one that is not ``known``; it says where it belongs, else the nearest name.
     """
     for name in names:
         if name not in known:
-            if name in Settings.__optional_keys__:
-                _refuse(name, f"is a setting of the client, no parameter here: BatchingClient(…, {name}=…)")
-            other = NEAR.get(name)
-            near = f"; did you mean {other}?" if other in known else did_you_mean(name, known)
-            _refuse(name, f"is no parameter here, and what only the provider knows goes into extra{near}")
+            _refuse(name, f"is no parameter here{_hint(name, known)}")
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """Return what to write in place of an unknown keyword: each hint is accepted."""
+    setting = NEAR_SETTINGS.get(name, name)
+    if NEAR.get(name) in known:
+        return f"; did you mean {NEAR[name]}?"
+    if setting in Settings.__optional_keys__:
+        running = "; client.set_parallelism(…) changes it later" if setting == "parallelism" else ""
+        return f", but a setting of the client: BatchingClient(…, {setting}=…){running}"
+    if name in OF_PROVIDERS:
+        option = f"BatchingClient(…, provider_options={{{name!r}: …}})"
+        return f", but an option of the provider: {option}"
+    if name in _ELSEWHERE:
+        return f": {_ELSEWHERE[name]}"
+    if near := did_you_mean(name, known):
+        return near
+    extra = f"; a field that only the provider knows belongs into extra={{{name!r}: …}}"
+    return extra if "extra" in known else ""
+
+
+_ELSEWHERE: Final = {
+    "model": "it is chosen with the client, BatchingClient('provider:model'), or in smartbatch.generate",
+    "stream": "client.stream(prompt) returns the answer as a stream",
+    **dict.fromkeys(("messages", "input", "contents", "prompts"), "it is the first argument"),
+}
+"""Fields of request bodies that ``extra`` does not take, and what there is instead."""
 
 
 def _merge(below: Generation, level: Mapping[str, Any]) -> Generation:

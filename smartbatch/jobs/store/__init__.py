@@ -1,6 +1,13 @@
 """Where jobs outlive their processes: one SQLite file, or a PostgreSQL server."""
 
 from smartbatch.jobs.store.leases import Counted
-from smartbatch.jobs.store.sql_store import SqlStore, default_place, is_server, open_store, resolved_place
+from smartbatch.jobs.store.sql_store import (
+    SqlStore,
+    check_place,
+    default_place,
+    is_server,
+    open_store,
+    resolved_place,
+)
 
-__all__ = ["Counted", "SqlStore", "default_place", "is_server", "open_store", "resolved_place"]
+__all__ = ["Counted", "SqlStore", "check_place", "default_place", "is_server", "open_store", "resolved_place"]

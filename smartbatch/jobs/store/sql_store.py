@@ -23,6 +23,7 @@ from typing import Any
 
 from smartbatch._files import own_folder, resolved_file, state_folder
 from smartbatch._fork import on_fork
+from smartbatch._settings import revealed
 from smartbatch.errors import StoreError
 from smartbatch.jobs.store.control_table import ControlTable
 from smartbatch.jobs.store.database import Database
@@ -178,12 +179,30 @@ def is_server(place: str) -> bool:
 
 
 def resolved_place(place: str | None) -> str:
-    """Return the address of a server as it is, and else the path of the file that is meant here and now."""
-    place = place or default_place()
+    """Return the address of a server as it is, and else the path of the file that is meant here and now.
+
+    Raises:
+        StoreError: no file can have the name.
+    """
+    place = revealed(place or default_place())
+    if "\0" in place:
+        raise StoreError("the store cannot be used: its name contains a NUL character; name another file")
     if is_server(place):
         return place
     # sqlite:///relative, sqlite:////absolute or a plain path
     return resolved_file(place.removeprefix("sqlite:///"))
+
+
+def check_place(place: str) -> None:
+    """Check the name of a store, without opening it.
+
+    Raises:
+        ConfigError, StoreError: as :func:`open_store`, as far as the name and the installed packages say.
+    """
+    if is_server(resolved_place(place)):
+        from smartbatch._postgres import Address
+
+        Address.of(place)
 
 
 def default_place() -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from smartbatch._files import resolved_file, state_folder
+from smartbatch._settings import revealed
 from smartbatch.errors import ConfigError
 from smartbatch.realtime.shared.back_end import VERSION, BackEnd
 
@@ -20,8 +21,23 @@ def full_address(address: str) -> str:
     Each version of the records has a file of its own: that of an earlier one would be refused for ever.
     """
     if address != "auto":
-        return address
+        return revealed(address)
     return f"sqlite:///{os.path.join(state_folder(), f'limits-{VERSION}.db')}"
+
+
+def check_address(address: str, now: Callable[[], float]) -> None:
+    """Check the address of a back end, and that its package is installed, without opening it.
+
+    Raises:
+        ConfigError: as :func:`open_back_end`.
+    """
+    if address not in ("auto", "off"):
+        try:
+            open_back_end(full_address(address), now)
+        except ValueError as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"shared: the address cannot be used: {error}") from None
 
 
 def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
