@@ -16,7 +16,7 @@ from attrs import evolve, fields_dict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smartbatch._settings import spec_of
+from smartbatch._settings import Secret, spec_of
 from smartbatch.config import BatchingConfig
 from smartbatch.errors import ConfigError
 from smartbatch.prices import Price
@@ -188,8 +188,49 @@ def test_a_bad_variable_is_named_with_its_key_and_range(text: str) -> None:
 def test_an_unknown_variable_of_ours_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="did you mean SMARTBATCH_MAX_RPM"):
         load(environ={"SMARTBATCH_MAX_RMP": "10"})
-    with pytest.raises(ConfigError, match="unknown variable SMARTBATCH_NOPE; known are"):
-        load(environ={"SMARTBATCH_NOPE": "10"})
+    with pytest.raises(ConfigError, match="did you mean SMARTBATCH_BUDGET"):
+        load(environ={"SMARTBATCH_BUDGT": "10"})
+
+
+def test_a_variable_that_resembles_no_setting_is_ignored_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(2):
+        assert load(environ={"SMARTBATCH_NOPE": "10"}) == BatchingConfig()
+    [told] = caplog.records
+    assert told.levelname == "WARNING"
+    assert "SMARTBATCH_NOPE is no setting and is ignored; unset it" in told.getMessage()
+
+
+ADDRESSES = [
+    "postgresql://u:S3CRET@127.0.0.1/db",
+    "redis://:S3CRET@127.0.0.1/0",
+    "redis://127.0.0.1/0?password=S3CRET&db=1",
+    "postgresql://h/db?sslpassword=S3CRET",
+]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_password_is_shown_only_by_reveal(address: str) -> None:
+    """However a setting is printed, formatted, logged or described; it stays equal to its address."""
+    config = BatchingConfig(shared=address, store=address)
+    for value in (config.shared, config.store):
+        assert isinstance(value, Secret)
+        shown = [repr(value), str(value), f"{value}", f"{value:>60}", f"{value!s} {value!r}"]
+        described = repr([one for one in config.describe() if one.name in ("store", "shared")])
+        assert not any("S3CRET" in text for text in [*shown, described, repr(config)])
+        assert value == address
+        assert value.reveal() == address
+        assert type(value.reveal()) is str
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config
+    assert again.store.reveal() == address
+    assert "S3CRET" not in repr(evolve(config, retries=1).store)
+
+
+def test_an_address_without_a_password_is_a_plain_string() -> None:
+    config = BatchingConfig(shared="redis://127.0.0.1/0", store="/tmp/jobs.db")
+    assert type(config.shared) is type(config.store) is str
 
 
 @pytest.mark.parametrize(

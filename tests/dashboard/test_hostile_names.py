@@ -114,7 +114,9 @@ def test_an_address_of_any_fields_is_answered(
 
 
 @pytest.mark.parametrize(
-    "back", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)", "/jobs?a=1"]
+    "back",
+    ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)", "/jobs?a=1"]
+    + [f"/{sign}/evil.example" for sign in "\t\n\r\0\x7f\u2028\ud800 "],
 )
 def test_the_way_back_stays_in_the_dashboard(back: str) -> None:
     """An act that is refused leads back to a page, and never to another host."""

@@ -59,6 +59,7 @@ def open_back_end(address: str, now: Callable[[], float]) -> BackEnd:
 
         return RedisBackEnd(address)
     if address.startswith(("postgresql://", "postgres://")):
+        import smartbatch._postgres  # noqa: F401 - says which package is missing
         from smartbatch.realtime.shared.postgres_back_end import PostgresBackEnd
 
         return PostgresBackEnd(address)
