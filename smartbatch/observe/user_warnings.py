@@ -72,3 +72,33 @@ class UserWarnings:
         self._waits[key] = until
         what = "nothing is sent" if all_wait else "a request that failed is not sent again"
         _LOGGER.warning("%s: %s for %s, as the provider asked", event.model, what, duration(seconds))
+
+
+def tell_unbounded(parallelism: int) -> None:
+    """Log that a budget can be exceeded by answers without ``max_tokens``."""
+    _LOGGER.warning(
+        "max_tokens is not set, so an answer can cost more than is reserved for it: the budget can be "
+        "exceeded by one call per worker (parallelism is %d), or by the answers of one batch; set max_tokens",
+        parallelism,
+    )
+
+
+def tell_by_batch(model: str, requests: int, first: int, times: tuple[float, float], again: str) -> None:
+    """Log that a list was sent by batch, which may take hours.
+
+    Args:
+        requests: those in the batch.
+        first: further ones, which are sent in real time.
+        times: seconds within which half and 95 of 100 such lists are answered.
+        again: what returns the answers later, as code.
+    """
+    besides = f", and {first:,} in real time" if first else ""
+    _LOGGER.warning(
+        "%s: sent %s requests by batch%s. Half of such lists are answered within %s, 95 of 100 within %s. "
+        "The process may exit; %s returns the answers. strategy='individual' sends all in real time",
+        model,
+        f"{requests:,}",
+        besides,
+        *map(duration, times),
+        again,
+    )

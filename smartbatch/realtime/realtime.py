@@ -25,6 +25,7 @@ from smartbatch.core.preparation.tokens import estimate_request
 from smartbatch.errors import ClientClosed, InvalidRequest, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.events import ClientStarted, ClientStopped, Event
 from smartbatch.observe.participants import RealtimeStatus
+from smartbatch.observe.user_warnings import tell_unbounded
 from smartbatch.providers.base import Provider
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission
@@ -119,7 +120,7 @@ class Realtime:
         self._counts = RequestCounts()  # of the engine that stopped last
         self._controls = ModelControls()
         self._told_at: SharedLeases | None = None  # where others can see how it stands
-        self._is_stopped = False
+        self._is_stopped = self._has_warned = False
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -199,6 +200,8 @@ class Realtime:
         # without a budget nothing depends on the cost: it is not computed
         priced = options.own_budget is not None or config.budget is not None
         tokens, reserve = lane.demand(request, estimated, priced=priced)
+        if priced:
+            self.warn_of_unbounded(request)
         return engine.submit(
             Submission(
                 request,
@@ -213,6 +216,15 @@ class Realtime:
             ),
             future,
         )
+
+    def warn_of_unbounded(self, request: Request) -> None:
+        """Log, once for the client, that a budget can be exceeded by answers without ``max_tokens``."""
+        bounded = request.params.max_tokens is not None or request.embedding is not None
+        if bounded or request.call is not None or self._has_warned:
+            return
+        if self.model.provider.capabilities.priced:
+            self._has_warned = True
+            tell_unbounded(self._config.parallelism)
 
     def process(self, result: Result) -> Result:
         """Return what the user's ``post_process`` makes of an answered result."""

@@ -220,6 +220,11 @@ class JobResults(Iterator[Result]):
         self._handed: int | None = None
         self._results = self._in_order() if options.ordered else self._as_stored()
 
+    @property
+    def job_id(self) -> str | None:
+        """The job's id; ``None`` where the list needs none."""
+        return None if self._job is None else self._job.id
+
     def __next__(self) -> Result:
         if self._handed is not None:
             self._read[self._handed] = True

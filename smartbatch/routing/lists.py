@@ -28,6 +28,7 @@ from smartbatch.jobs.client_jobs import ClientJobs
 from smartbatch.jobs.job_options import JobOptions, checked_key
 from smartbatch.jobs.preconditions import batches_of, check_priced
 from smartbatch.observe.progress import new_display
+from smartbatch.observe.user_warnings import tell_by_batch
 from smartbatch.plan import Plan
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.bounded_map import BoundedMap, ListOptions
@@ -39,7 +40,7 @@ from smartbatch.routing.advisor import Advisor
 from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import CheckedList, JobResults, Reading, parts_of
 from smartbatch.routing.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
-from smartbatch.routing.list_results import ListFacts, ListResults, RoutedResults, common_purpose
+from smartbatch.routing.list_results import ListFacts, ListResults, RoutedResults, Taken, common_purpose
 from smartbatch.routing.skipped_rows import without_skipped
 from smartbatch.types import (
     ConstraintParams,
@@ -422,6 +423,8 @@ class ListRouter:
         """
         if asked.constraints.budget is not None:
             self._check_priced()
+            for request in asked.requests:
+                self._realtime.warn_of_unbounded(request)
         keyed = asked.key is not None  # then the cache is not asked
         requests = [request for request in asked.requests if keyed or not self._is_cached(request)]
         workload = self._advisor.workload(
@@ -457,9 +460,23 @@ class ListRouter:
         """Return the results by the route that was chosen."""
         by_batch = decision.chosen.route.by_batch
         way = self._by_job if by_batch else self._in_real_time
+        take: Callable[[], Taken]
         take = partial(way if asked.key is None else self._keyed.results, asked, decision, options)
+        if by_batch:
+            take = partial(self._told_by_batch, take, asked.key, decision)
         note = None if asked.key is not None or by_batch else self._jobs.note  # else its job has the decision
         return RoutedResults(self._advisor, self._clock, asked, decision, take, note)
+
+    def _told_by_batch(self, take: Callable[[], Taken], key: str | None, decision: Decision) -> Taken:
+        """Take a route by batch, and say so at once: the caller may wait for hours."""
+        results, chosen = take(), decision.chosen
+        if isinstance(results, JobResults) and results.job_id is not None:
+            again = f"smartbatch.job({results.job_id!r}).results()"
+            if key is not None:
+                again = f"the same call with key={key!r}"
+            rest = decision.load.by_job - chosen.first
+            tell_by_batch(self._advisor.label, rest, chosen.first, (chosen.p50, chosen.p95), again)
+        return results
 
     def _carry_out(
         self,
