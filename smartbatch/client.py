@@ -104,8 +104,8 @@ class BatchingClient:
             them, such as closing connections.
         clock, rng: time and random numbers, for tests.
         params: generation parameters for all requests (``system``, ``max_tokens``, ``temperature``,
-            ``top_p``, ``stop``, ``seed``, ``response_format``, ``schema``, ``extra``), and settings of
-            :class:`BatchingConfig` by name, which win over ``config``.
+            ``top_p``, ``stop``, ``seed``, ``response_format``, ``schema``, ``schema_mode``, ``extra``), and
+            settings of :class:`BatchingConfig` by name, which win over ``config``.
 
     Raises:
         ConfigError: for settings out of range or contradicting, an unknown prefix, or a missing key.

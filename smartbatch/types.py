@@ -76,6 +76,7 @@ PriorityName: TypeAlias = Literal["urgent", "high", "normal", "low", "deferrable
 StrategyName: TypeAlias = Literal["auto", "individual", "batch", "hybrid", "threshold"]
 Prefer: TypeAlias = Literal["balanced", "speed", "cost"]
 OnError: TypeAlias = Literal["result", "raise"]
+SchemaMode: TypeAlias = Literal["auto", "json_schema", "json_object", "prompt", "tool"]
 
 Duration: TypeAlias = float | str | timedelta
 """Seconds as a number or a text, a text with units such as ``"2s"``, ``"90m"``, ``"6h30min"``, or a span."""
@@ -280,11 +281,12 @@ class Generation(Value):
         schema: a JSON schema the answer must follow, or a class to make objects of, from which the schema is
             made when the request is taken (:func:`smartbatch.core.preparation.schemas.schema_of`);
             excludes ``response_format``.
+        schema_mode: how a server gets the schema: ``json_schema``, ``json_object``, ``prompt``, ``tool``, or
+            ``auto``: the first of the former three that it has not refused.
         tools: functions the model may ask to call: Python functions with type hints, :class:`Tool`, or
             dictionaries in the form of OpenAI or Anthropic.
         tool_choice: ``auto``, ``none``, ``required`` for at least one call, or the name of the tool to call.
-        logprobs: True for the log-probability of each token; a number from 1 to 20 for as many alternatives
-            as well.
+        logprobs: True for the log-probability of each token; 1 to 20 for as many alternatives as well.
         extra: further fields of the request body, passed through untouched.
     """
 
@@ -296,6 +298,7 @@ class Generation(Value):
     seed: int | None = None
     response_format: Mapping[str, Any] | None = field(default=None, repr=short)
     schema: Mapping[str, Any] | None = field(default=None, converter=_schema, repr=short)
+    schema_mode: str | None = None
     tools: tuple[Tool, ...] | None = field(default=None, converter=_tools, repr=short)
     tool_choice: str | None = None
     logprobs: int | bool | None = None
@@ -587,6 +590,7 @@ class GenerationParams(TypedDict, Generic[T], total=False):
     seed: int | None
     response_format: Mapping[str, Any] | None
     schema: type[T] | UnionType | SpecialForm | Mapping[str, Any] | None
+    schema_mode: SchemaMode | None
     tools: Sequence[Tool | Callable[..., Any] | Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None
     logprobs: int | bool | None
@@ -637,8 +641,7 @@ class TableParams(TypedDict, total=False):
 
 
 class JobParams(GenerationParams[T], ConstraintParams, TableParams, total=False):
-    """What jobs take, as keywords: parameters of a generation, constraints, fields of a request, and how
-    prompts are made of a table."""
+    """What jobs take: generation parameters, constraints, fields of a request, and how a table is read."""
 
     priority: Priority | PriorityName | int | None
     id: str | None
@@ -669,8 +672,7 @@ class KeyParams(TypedDict, total=False):
 
 
 class ReadingParams(TypedDict, total=False):
-    """Whether an iterator is read on a thread of its own (the default) or, as the cursor of a database needs,
-    by the thread that asks for the results; see :meth:`smartbatch.BatchingClient.map`."""
+    """Whether an iterator is read on a thread of its own; see :meth:`smartbatch.BatchingClient.map`."""
 
     read_ahead: bool | None
 
@@ -689,12 +691,10 @@ class RequestParams(GenerationParams[T], EmbeddingParams, total=False):
 
 
 class SubmitParams(RequestParams[T], KeyParams, total=False):
-    """What one request takes that may outlive the process, as keywords; see
-    :meth:`smartbatch.BatchingClient.submit`."""
+    """What a request takes that may outlive the process; see :meth:`smartbatch.BatchingClient.submit`."""
 
     durable: bool | None
 
 
 class ListParams(RequestParams[T], ConstraintParams, KeyParams, TableParams, ReadingParams, total=False):
-    """What lists take, as keywords: what one request takes, for all of them, the constraints, and how prompts
-    are made of a table."""
+    """What lists take: what a request takes, for all of them, constraints, and how a table is read."""

@@ -35,6 +35,7 @@ class Capabilities(Value):
         schemas: whether the provider itself makes answers follow a JSON schema.
         output_limit: most tokens of an answer to a request without ``max_tokens``; ``None`` where it is
             unknown.
+        schema_modes: values of ``schema_mode`` that it takes.
         priced: False for providers whose calls cost nothing by nature, so a missing price is not an error.
     """
 
@@ -44,6 +45,7 @@ class Capabilities(Value):
     streams: bool = False
     schemas: bool = False
     output_limit: int | None = None
+    schema_modes: frozenset[str] = frozenset({"auto", "json_schema"})
     priced: bool = True
 
 

@@ -233,6 +233,12 @@ class OpenedModel:
         """
         if request.embedding is not None and not self.provider.capabilities.max_texts:
             raise InvalidRequest(f"{self.provider.name} has no embeddings", field="embedding")
+        mode, modes = request.params.schema_mode, self.provider.capabilities.schema_modes
+        if mode is not None and mode not in modes:
+            raise InvalidRequest(
+                f"{self.provider.name} takes no schema_mode={mode!r}, only {', '.join(sorted(modes))}",
+                field="schema_mode",
+            )
         self.provider.check(request, model=self.name)
 
 

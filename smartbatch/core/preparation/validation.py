@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from operator import attrgetter
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, get_args
 
 from attrs import evolve
 
@@ -20,7 +20,7 @@ from smartbatch.core.preparation.json_snapshot import NotJson, snapshot, surroga
 from smartbatch.core.preparation.plain_schemas import check_schema
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
 from smartbatch.errors import InvalidRequest, did_you_mean
-from smartbatch.types import Embedding, Generation, Message, Priority, Request
+from smartbatch.types import Embedding, Generation, Message, Priority, Request, SchemaMode
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
@@ -369,6 +369,12 @@ def _callable(value: Any, field: str) -> Any:
     return value
 
 
+def _schema_mode(value: Any, field: str) -> str:
+    if value not in get_args(SchemaMode):
+        _refuse(field, f"must be one of {', '.join(get_args(SchemaMode))}, not {value!r:.40}")
+    return str(value)
+
+
 _GENERATION: dict[str, FieldCheck] = {
     "system": _text,
     "max_tokens": _integer(1, MAX_COUNT),
@@ -378,6 +384,7 @@ _GENERATION: dict[str, FieldCheck] = {
     "seed": _integer(-SEEDS, SEEDS - 1),
     "response_format": _object,
     "schema": _schema,
+    "schema_mode": _schema_mode,
     "extra": _object,
 }
 """The checks of :class:`Generation`, field by field."""

@@ -41,6 +41,7 @@ from smartbatch.providers.foreign_text import (
 from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.bodies import dropped_of
 from smartbatch.providers.openai.errors import ERRORS
+from smartbatch.providers.openai.schema_modes import read_tool_answer
 from smartbatch.providers.vectors import listed, spread, vector
 from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob, ToolCall, Usage
 
@@ -250,7 +251,7 @@ def _answer(
     logprobs: tuple[TokenLogprob, ...] | None,
     extra: Mapping[str, Any] | None,
 ) -> Answer:
-    return Answer(
+    answer = Answer(
         text=well_formed(text),
         usage=usage,
         # a choice that was forced to call a function ends with "stop"
@@ -264,6 +265,7 @@ def _answer(
         logprobs=logprobs,
         extra=extra,
     )
+    return read_tool_answer(answer) if calls else answer
 
 
 def _unfinished(what: str, error: Mapping[str, Any], reply: Reply, usage: Usage | None) -> ProviderError:

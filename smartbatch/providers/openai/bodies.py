@@ -10,7 +10,7 @@ from typing import Any
 
 from smartbatch.errors import InvalidRequest
 from smartbatch.providers.conversation import check_extra, check_format, content_of
-from smartbatch.providers.openai.schema_dialect import sent_schema
+from smartbatch.providers.openai.schema_modes import add_schema, check_tool_mode
 from smartbatch.types import Embedding, Generation, Message, Request
 
 MAX_TEXTS = 2048
@@ -23,7 +23,12 @@ _PART_TYPES = {"user": "input_text", "system": "input_text", "developer": "input
 
 
 def chat_body(
-    request: Request, model: str, max_tokens_field: str, *, send_seed: bool = True
+    request: Request,
+    model: str,
+    max_tokens_field: str,
+    *,
+    send_seed: bool = True,
+    schema_mode: str = "json_schema",
 ) -> dict[str, Any]:
     """Return the body of ``POST /chat/completions``; some servers know only ``max_tokens``, or no seed."""
     params = request.params
@@ -43,7 +48,7 @@ def chat_body(
     if params.seed is not None and send_seed:
         body["seed"] = params.seed
     if params.schema is not None:
-        body["response_format"] = {"type": "json_schema", "json_schema": _named_schema(params.schema)}
+        add_schema(body, params.schema, schema_mode)
     elif params.response_format is not None:
         body["response_format"] = params.response_format
     if params.extra:
@@ -51,7 +56,7 @@ def chat_body(
     return body
 
 
-def response_body(request: Request, model: str) -> dict[str, Any]:
+def response_body(request: Request, model: str, schema_mode: str = "json_schema") -> dict[str, Any]:
     """Return the body of ``POST /responses``; the provider stores nothing unless ``extra`` says so."""
     params = request.params
     prompt = request.prompt
@@ -65,15 +70,12 @@ def response_body(request: Request, model: str) -> dict[str, Any]:
     if params.max_tokens is not None:
         body["max_output_tokens"] = params.max_tokens
     _add_sampling(body, params)
-    form: Mapping[str, Any] | None = None
-    if params.schema is not None:
-        form = {"type": "json_schema", **_named_schema(params.schema)}
-    elif params.response_format is not None:
-        form = _flat_format(params.response_format)
     if params.extra:
         body.update(params.extra)
-    if form is not None:
-        body["text"] = {**(body.get("text") or {}), "format": form}
+    if params.schema is not None:
+        add_schema(body, params.schema, schema_mode)
+    elif params.response_format is not None:
+        body["text"] = {**(body.get("text") or {}), "format": _flat_format(params.response_format)}
     return body
 
 
@@ -109,6 +111,7 @@ def check_params(params: Generation, api: str) -> None:
                 raise InvalidRequest(
                     f"{field} does not exist in the responses API; use api='chat'", field=field
                 )
+    check_tool_mode(params)
     extra = params.extra or {}
     check_extra(extra, _RESERVED)
     if api == "chat":
@@ -119,11 +122,6 @@ def check_params(params: Generation, api: str) -> None:
             raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
     if extra.get("n", 1) != 1:
         raise InvalidRequest("extra may not ask for n > 1: submit the prompt several times", field="extra")
-
-
-def _named_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    sent = sent_schema(schema)
-    return {"name": "answer", "strict": sent.strict, "schema": sent.schema}
 
 
 def _input_item(message: Message) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from smartbatch.errors import ConfigError, ParameterRejected, ProviderError
-from smartbatch.types import Request
+from smartbatch.providers.openai.schema_modes import form_of
+from smartbatch.types import Generation, Request
 
 EncodingFormat: TypeAlias = Literal["base64", "float", "omit"]
 
@@ -25,6 +26,24 @@ _NAMES: Final = {
     "max_completion_tokens": re.compile(r"\bmax_?completion_?tokens\b", re.I),
     "max_tokens": re.compile(r"\bmax_?tokens\b", re.I),
 }
+_FORMS: Final = {
+    "json_schema": re.compile(
+        r"json_?schema|response[_ ]?formats?|text\.format|structured[_ ]outputs?", re.I
+    ),
+    "json_object": re.compile(r"json_?object|json[_ ]mode|response[_ ]?formats?|text\.format", re.I),
+}
+"""Types of output that a schema is sent with. A refusal may name the type, or the field alone: then it means
+the one that was sent."""
+_FORM_VALUE = re.compile(
+    r"must be|should be|one of|not (?:a )?valid|invalid|expected|\bonly\b|variant|enabled", re.I
+)
+"""More words for a type that a server does not know: to it, the type is a value."""
+_FLAWED_SCHEMA = re.compile(
+    r"invalid schema|in context|\bschema (?:is|has|must|contains)|missing required|additionalProperties|"
+    r"\$ref|json_schema\.\w|word .?json",
+    re.I,
+)
+"""Words about the schema itself, which no other form of sending it would mend for all requests."""
 _OWN_VALUES: Final = ("encoding_format", "stream_options")
 """Parameters whose value is never the caller's: any complaint about them is a refusal."""
 _OPTIONS: Final = {
@@ -32,6 +51,11 @@ _OPTIONS: Final = {
     "stream_options": "the usage of streamed answers is estimated unless the server reports it; "
     'provider_options={"stream_usage": True} sends it',
     "seed": 'provider_options={"send_seed": True} sends it',
+    **{
+        name: "the schema is in the prompt, and answers are validated as before; "
+        f'schema_mode="{name}" sends it'
+        for name in ("json_schema", "json_object")
+    },
     **{
         name: f'{other} is sent instead; provider_options={{"max_tokens_field": "{name}"}} sends it'
         for name, other in _MAX_TOKENS.items()
@@ -57,7 +81,7 @@ _VALUE = re.compile(
 )
 """How they say that its value is wrong, which is the caller's to correct."""
 _ALTERNATIVES = re.compile(
-    r"(?:(?:^|[.;,:] |please )(?:use|try)|did you mean|expected one of|(?<!not a )\b"
+    r"(?:(?:^|[.;,:] |please )(?:use|try)|did you mean|\bone of|(?<!not a )\b"
     r"(?:valid|supported|allowed|accepted|known) (?:parameter|field|option|key|argument|propert)\w*)\b.*",
     re.I | re.S,
 )
@@ -82,9 +106,10 @@ def refused_parameters(
     text = named + _ALTERNATIVES.sub("", message)
     known = f"{message} {code}"
     unknown = _UNKNOWN.search(known) and not _VALUE.search(message)
-    return tuple(
-        name for name, form in _NAMES.items() if form.search(text) and (unknown or name in _OWN_VALUES)
-    )
+    names = [name for name, form in _NAMES.items() if form.search(text) and (unknown or name in _OWN_VALUES)]
+    if not _FLAWED_SCHEMA.search(message) and (unknown or _FORM_VALUE.search(message)):
+        names += [name for name, form in _FORMS.items() if form.search(text)]
+    return tuple(names)
 
 
 class ServerParameters:
@@ -136,6 +161,12 @@ class ServerParameters:
         usual = self._usual_field
         return usual if self.sends(usual, model) else _MAX_TOKENS[usual]
 
+    def schema_mode(self, params: Generation, model: str) -> str:
+        """Return how the schema of a request is sent."""
+        if params.schema_mode not in (None, "auto"):
+            return str(params.schema_mode)
+        return next((form for form in _FORMS if not self._is_refused(form, model)), "prompt")
+
     def encoding_format(self, model: str) -> str | None:
         """Return the encoding in which vectors are requested; ``None`` leaves it to the server."""
         return (self._encoding_format or "base64") if self.sends("encoding_format", model) else None
@@ -167,9 +198,14 @@ class ServerParameters:
         """
         if not error.refused_parameters:
             return error
-        own = {*self._forced, *(requests[0].params.extra or () if requests else ())}
-        sent = error.refused_parameters if body is None else body
-        names = [name for name in error.refused_parameters if name in sent and name not in own]
+        if body is None:
+            sent = {*_NAMES, "json_schema"}  # the type that is tried first
+        else:
+            params = requests[0].params
+            sent = {*body, form_of(body) or ""}.difference(params.extra or ())
+            if params.schema is None or params.schema_mode not in (None, "auto"):
+                sent.difference_update(_FORMS)
+        names = [name for name in error.refused_parameters if name in sent and name not in self._forced]
         model = None if body is None else body["model"]
         scope = model if _OF_THE_MODEL.search(error.message) else None
         self._refused.update((name, scope) for name in names)

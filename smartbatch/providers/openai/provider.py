@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from attrs import evolve
 from urllib3 import HTTPHeaderDict
@@ -43,7 +43,7 @@ from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.openai.parameters import EncodingFormat, ServerParameters
 from smartbatch.providers.openai.streams import ChatReader, ResponseReader
 from smartbatch.providers.service_address import ServiceAddress
-from smartbatch.types import Answer, Duration, Generation, Request
+from smartbatch.types import Answer, Duration, Generation, Request, SchemaMode
 
 if TYPE_CHECKING:
     from smartbatch.providers.http.requests_bridge import RequestsSession
@@ -95,7 +95,11 @@ class OpenAIProvider(Provider):
 
     name = "openai"
     capabilities = Capabilities(
-        streams=True, schemas=True, max_texts=MAX_TEXTS, max_text_tokens=MAX_TEXT_TOKENS
+        streams=True,
+        schemas=True,
+        schema_modes=frozenset(get_args(SchemaMode)),
+        max_texts=MAX_TEXTS,
+        max_text_tokens=MAX_TEXT_TOKENS,
     )
 
     def __init__(
@@ -193,14 +197,16 @@ class OpenAIProvider(Provider):
         """Return the body of a call, with the parameters that the server takes."""
         if requests[0].embedding is not None:
             return embeddings_body(requests, model, self._parameters.encoding_format(model))
+        mode = self._parameters.schema_mode(requests[0].params, model)
         if self._api == "chat":
             return chat_body(
                 requests[0],
                 model,
                 self._parameters.max_tokens_field(model),
                 send_seed=self._parameters.sends("seed", model),
+                schema_mode=mode,
             )
-        return response_body(requests[0], model)
+        return response_body(requests[0], model, mode)
 
     def embed(
         self,
