@@ -6,11 +6,13 @@ import base64
 import math
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from attrs import evolve
 
+from smartbatch.errors import ProviderError
 from smartbatch.providers.foreign_text import unusable
 from smartbatch.types import Answer, Request, Usage, shares
 
@@ -41,6 +43,20 @@ def vector(raw: Any, dimensions: int | None) -> array[float]:
     if not math.isfinite(sum(values)):  # singles cannot overflow it, and opposite infinities make it nan
         raise unusable("the vector has a number that is not finite")
     return values
+
+
+@contextmanager
+def counted(tokens: int | None) -> Iterator[None]:
+    """Let an error say what its call was billed for: the answer is of no use, but it is paid.
+
+    Args:
+        tokens: of all texts of the call; ``None`` if the answer does not say.
+    """
+    try:
+        yield
+    except ProviderError as error:
+        error.usage = None if tokens is None else Usage(input_tokens=tokens)
+        raise
 
 
 def to_base64(values: array[float]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from smartbatch._values import Value
+from smartbatch.core.batching.packing import split_usage
 from smartbatch.core.preparation.tokens import estimate
 from smartbatch.errors import MissingAnswer, ProviderError
 from smartbatch.prices import RateCard
@@ -24,10 +25,12 @@ class Bill(Value):
     Attributes:
         cost: 0 where nothing was billed; ``None`` where the price, or what was used, is unknown.
         unconfirmed: the most it can have cost, where what was used is unknown; else 0.
+        usage: its tokens; ``None`` where nothing was said of them.
     """
 
     cost: float | None = 0.0
     unconfirmed: float = 0.0
+    usage: Usage | None = None
 
 
 @frozen(eq=False, repr=False)
@@ -63,9 +66,23 @@ NO_BILL = CallBill()
 
 def bill(lane: Lane, tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> CallBill:
     """Add up what the outcomes of a call for ``tickets`` used and cost."""
-    usages = [outcome.usage for outcome in outcomes if outcome is not None and outcome.usage is not None]
-    parts = [_bill_of(lane, *each) for each in zip(tickets, outcomes, strict=True)]
-    return CallBill(sum(usages, NO_USAGE) if usages else None, parts)
+    usages = _usages(tickets, outcomes)
+    parts = [_bill_of(lane, *each) for each in zip(tickets, outcomes, usages, strict=True)]
+    told = [usage for usage in usages if usage is not None]
+    return CallBill(sum(told, NO_USAGE) if told else None, parts)
+
+
+def _usages(tickets: Sequence[Ticket], outcomes: Sequence[Outcome]) -> list[Usage | None]:
+    """Return the tokens of each outcome. An error of the whole call has those of the call: they are split by
+    the lengths of the prompts.
+    """
+    first = outcomes[0]
+    usages = [None if outcome is None else outcome.usage for outcome in outcomes]
+    if len(outcomes) == 1 or usages[0] is None or not isinstance(first, ProviderError):
+        return usages
+    if any(outcome is not first for outcome in outcomes):
+        return usages
+    return [*split_usage(usages[0], *[[max(1, ticket.input_tokens) for ticket in tickets]] * 2)]
 
 
 def account(ticket: Ticket, outcome: Outcome, bill: Bill) -> None:
@@ -94,7 +111,7 @@ def owed(ticket: Ticket) -> Bill:
 
 def _usage_of(ticket: Ticket, outcome: Outcome, bill: Bill) -> Usage:
     """Return the tokens of an outcome; estimated for an answer without them, unknown for a lost one."""
-    usage = None if outcome is None else outcome.usage
+    usage = bill.usage
     if usage is not None or bill.cost is not None or ticket.request.call is not None:
         return usage or NO_USAGE
     if not isinstance(outcome, Answer):
@@ -102,7 +119,7 @@ def _usage_of(ticket: Ticket, outcome: Outcome, bill: Bill) -> Usage:
     return Usage(ticket.input_tokens, estimate(outcome.text or ""), estimated=True)
 
 
-def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome) -> Bill:
+def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome, usage: Usage | None) -> Bill:
     """Return what one outcome cost. The cases, in order:
 
     1. The provider says it, or costs nothing.
@@ -111,18 +128,17 @@ def _bill_of(lane: Lane, ticket: Ticket, outcome: Outcome) -> Bill:
     3. The price of what was used, where that is known.
     """
     if isinstance(outcome, Answer | MissingAnswer) and outcome.cost is not None:
-        return Bill(outcome.cost)
+        return Bill(outcome.cost, usage=usage)
     if not lane.provider.capabilities.priced:
-        return Bill()
-    usage = None if outcome is None else outcome.usage
+        return Bill(usage=usage)
     rates = _rates(lane, outcome)
     if usage is None or usage.estimated:
         is_missing = isinstance(outcome, MissingAnswer)
         if isinstance(outcome, ProviderError) and usage is None and not (outcome.maybe_billed or is_missing):
             return Bill()
         least = 0.0 if usage is None or rates is None else rates.cost(usage)
-        return Bill(None, max(least, _most_cost(lane, ticket)))
-    return Bill(None if rates is None else rates.cost(usage))
+        return Bill(None, max(least, _most_cost(lane, ticket)), usage)
+    return Bill(None if rates is None else rates.cost(usage), usage=usage)
 
 
 def _most_cost(lane: Lane, ticket: Ticket) -> float:

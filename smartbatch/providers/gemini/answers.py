@@ -30,7 +30,7 @@ from smartbatch.providers.foreign_text import (
     whole,
 )
 from smartbatch.providers.gemini.errors import CANCELLED, DEADLINE, rpc_code, status_error
-from smartbatch.providers.vectors import listed, spread, vector
+from smartbatch.providers.vectors import counted, listed, spread, vector
 from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob, ToolCall, Usage
 
 _FINISH = {
@@ -222,16 +222,18 @@ def read_embeddings(data: Mapping[str, Any], requests: Sequence[Request]) -> lis
     """
     wanted = requests[0].embedding
     dimensions = wanted.dimensions if wanted is not None else None
-    vectors = [
-        vector(fields(each).get("values"), dimensions)
-        for each in listed(data.get("embeddings"), len(requests))
-    ]
     common = Answer(
         model=short(data.get("modelVersion"), PLAIN_ID),
         provider_request_id=short(data.get("responseId"), PLAIN_ID),
     )
     usage = usage_of(data.get("usageMetadata"))
-    return spread(common, vectors, requests, None if usage is None else usage.input_tokens)
+    tokens = None if usage is None else usage.input_tokens
+    with counted(tokens):
+        vectors = [
+            vector(fields(each).get("values"), dimensions)
+            for each in listed(data.get("embeddings"), len(requests))
+        ]
+        return spread(common, vectors, requests, tokens)
 
 
 def usage_of(found: Any) -> Usage | None:

@@ -42,7 +42,7 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.openai.bodies import dropped_of
 from smartbatch.providers.openai.errors import ERRORS
 from smartbatch.providers.openai.schema_modes import read_tool_answer
-from smartbatch.providers.vectors import listed, spread, vector
+from smartbatch.providers.vectors import counted, listed, spread, vector
 from smartbatch.types import MESSAGE_BLOCKS, Answer, Kind, Request, TokenLogprob, ToolCall, Usage
 
 _OF_CHATS = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
@@ -279,7 +279,7 @@ def _unfinished(what: str, error: Mapping[str, Any], reply: Reply, usage: Usage 
 
 
 def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Request]) -> list[Answer]:
-    """Return an answer for each request, placed by the ``index`` of each vector and never by order.
+    """Return an answer for each request, placed by the ``index`` of each vector; without any, in their order.
 
     The provider counts the tokens of the call only; they are split over its texts by their length. Doubled
     and foreign indices are an ``INVALID_RESPONSE``, as are several that are missing, and vectors that are not
@@ -294,15 +294,20 @@ def read_embeddings(data: Mapping[str, Any], reply: Reply, requests: Sequence[Re
     )
     usage = fields(data.get("usage"))
     total = count(usage.get("prompt_tokens", usage.get("total_tokens")))  # Voyage tells the total only
-    vectors = _by_index(data.get("data"), len(requests), wanted.dimensions if wanted else None)
-    return spread(common, vectors, requests, total)
+    with counted(total):
+        vectors = _by_index(data.get("data"), len(requests), wanted.dimensions if wanted else None)
+        return spread(common, vectors, requests, total)
 
 
 def _by_index(items: Any, size: int, dimensions: int | None) -> list[array[float]]:
-    """The vectors by their index; a single one without is the one left over. Gemini's layer omits zeros."""
+    """The vectors by their index; a single one without is the one left over. Gemini's layer omits zeros, and
+    some gateways all of them.
+    """
     found = listed(items, size)
     told = [item.get("index") if isinstance(item, dict) else None for item in found]
-    if told.count(None) == 1:
+    if told.count(None) == size:
+        told = list(range(size))
+    elif told.count(None) == 1:
         told[told.index(None)] = next(index for index in range(size) if index not in told)
     placed: dict[int, array[float]] = {}
     for index, item in zip(told, found, strict=True):

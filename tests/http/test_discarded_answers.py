@@ -1,0 +1,133 @@
+"""Answers that are paid and of no use: what they cost is counted, or reported as unknown and held back."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from smartbatch import AllRequestsFailed, BatchingClient, ProviderError
+from smartbatch.types import Result
+
+PRICES = {"m": {"input": 1_000_000.0, "output": 2_000_000.0}}
+"""USD for a million tokens: a token of input costs 1 USD."""
+TEXTS = ["one", "two", "three"]
+
+
+@contextmanager
+def server(answer: Callable[[dict[str, Any]], bytes]) -> Iterator[str]:
+    """A server of OpenAI's API that answers 200 with what ``answer(body)`` returns; its base URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    running.daemon_threads = True
+    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{running.server_address[1]}/v1"
+    finally:
+        running.shutdown()
+        running.server_close()
+        thread.join()
+
+
+def client_at(url: str, **settings: Any) -> BatchingClient:
+    options = {"api_key": "k", "base_url": url}
+    settings = {"shared": "off", "prices": PRICES, **settings}
+    return BatchingClient("openai:m", provider_options=options, **settings)
+
+
+def vectors(texts: list[str], change: Callable[[list[dict[str, Any]]], object], tokens: int | None) -> bytes:
+    data = [{"index": n, "embedding": [float(TEXTS.index(text)), 1.0]} for n, text in enumerate(texts)]
+    change(data)
+    usage = {} if tokens is None else {"usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    return json.dumps({"data": data, **usage}).encode()
+
+
+def without_index(data: list[dict[str, Any]]) -> None:
+    for item in data:
+        del item["index"]
+
+
+def test_vectors_without_an_index_are_taken_in_order() -> None:
+    def answer(body: dict[str, Any]) -> bytes:
+        return vectors(body["input"], without_index, 10 * len(body["input"]))
+
+    with server(answer) as url, client_at(url) as client:
+        results = client.embed(TEXTS)
+        assert [list(result.embedding or ()) for result in results] == [[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]]
+        assert client.spent == pytest.approx(30.0)
+
+
+def results_of(client: BatchingClient) -> list[Result]:
+    try:
+        return list(client.embed(TEXTS, dimensions=2))
+    except AllRequestsFailed as error:
+        return list(error.results)
+
+
+DISCARDS = {
+    "one too few": lambda data: data.pop(),
+    "not finite": lambda data: data[0].update(embedding=[math.nan, 1.0]),
+    "different lengths": lambda data: data[0].update(embedding=[1.0]),
+    "a doubled index": lambda data: data[-1].update(index=0) if len(data) > 1 else data[0].update(index=7),
+    "no vector": lambda data: data[0].update(embedding={"a": 1}),
+}
+
+
+@pytest.mark.parametrize("change", DISCARDS.values(), ids=list(DISCARDS))
+def test_what_discarded_vectors_cost_is_counted(change: Callable[[list[dict[str, Any]]], object]) -> None:
+    """Once for each call, however many requests shared it."""
+    billed = []
+
+    def answer(body: dict[str, Any]) -> bytes:
+        billed.append(10 * len(body["input"]))
+        return vectors(body["input"], change, billed[-1])
+
+    with server(answer) as url, client_at(url, budget=1000.0) as client:
+        results = results_of(client)
+        assert any(result.error is not None for result in results)
+        assert sum(result.cost or 0.0 for result in results) == pytest.approx(sum(billed))
+        assert client.spent == pytest.approx(sum(billed))
+        assert client.unconfirmed_cost == 0.0
+
+
+BROKEN = [b'{"object": "chat.completion"}', b'{"usage": {"prompt_tokens": 1', b"<p>Hi"]
+
+
+@pytest.mark.parametrize("body", BROKEN)
+def test_what_a_discarded_answer_without_usage_cost_is_unknown_and_held_back(body: bytes) -> None:
+    """Nobody can say what it was billed for: the whole reservation stays."""
+    with server(lambda _: body) as url, client_at(url, retries=0, max_tokens=5) as client:
+        with pytest.raises(ProviderError):
+            client.submit("hello").result(30)
+        assert client.spent == 0.0
+        assert client.unconfirmed_cost >= 10.0
+
+
+def test_what_a_discarded_answer_with_usage_cost_is_counted() -> None:
+    body = json.dumps({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}).encode()
+    with server(lambda _: body) as url, client_at(url, retries=0, max_tokens=5) as client:
+        with pytest.raises(ProviderError):
+            client.submit("hello").result(30)
+        assert (client.spent, client.unconfirmed_cost) == (pytest.approx(7.0 + 2 * 2.0), 0.0)
+        assert client.metrics.snapshot().cost == pytest.approx(11.0)
