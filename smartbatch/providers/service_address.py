@@ -11,10 +11,12 @@ from attrs import frozen
 from smartbatch._values import Value
 from smartbatch.errors import scrub
 
-_VERSION = re.compile(r"/(?:api/)?v\d+\w*$")
+_VERSION = re.compile(r"/v\d+\w*(?:/|$)")
+_LAST = re.compile(r"/v\d+\w*$")
 _NO_SUCH_PLACE = re.compile(
-    r"unexpected endpoint|invalid url|no route|cannot post|page not found|no such (?:endpoint|route|path)|"
-    r"(?:unknown|unsupported|invalid) (?:endpoint|route|path|url)|method not allowed|^not found",
+    r"^(?:404 )?(?:(?:file|page|path|route|url|endpoint|resource) )?not found\b|method not allowed|"
+    r"cannot post|unexpected endpoint|request(?:ed)? url|no route|no static resource|"
+    r"no such (?:endpoint|route|path)|(?:unknown|unsupported|invalid) (?:endpoint|route|path|url)",
     re.I,
 )
 """What servers call an address that they do not have."""
@@ -39,18 +41,27 @@ class ServiceAddress(Value):
         if not self.base:
             return "check the base URL"
         base = self.base.rstrip("/")
-        version = _VERSION.search(base)
-        if self.versioned and version is None:
+        if self._fits:
+            return f"check the base URL {base}"
+        if self.versioned:
             return f"the base URL {base} has no version, try base_url={base}/v1"
-        if not self.versioned and version is not None:
-            return f"the base URL {base} ends with a version, try base_url={base[: version.start()]}"
-        return f"check the base URL {base}"
+        return f"the base URL {base} ends with a version, try base_url={_LAST.sub('', base)}"
 
     def seems_wrong(self, status: int, message: str) -> bool:
-        """Whether an error says that the address does not exist, and not the model."""
-        if status in (404, 405):
-            return _OF_A_MODEL.search(message) is None
-        return status in (200, 400, 501) and _NO_SUCH_PLACE.search(message) is not None
+        """Whether an error says that the address does not exist, and not the model, a file or a batch."""
+        if status not in (200, 400, 404, 405, 501) or _OF_A_MODEL.search(message):
+            return False
+        if status in (404, 405) and not (message and self._fits):
+            return True
+        return _NO_SUCH_PLACE.search(message) is not None
+
+    @property
+    def _fits(self) -> bool:
+        """Whether the base URL has a version if this API's have one, and else does not end with one."""
+        base = self.base.rstrip("/")
+        return not base or (
+            _VERSION.search(base) is not None if self.versioned else _LAST.search(base) is None
+        )
 
     def after_redirect(self, headers: Mapping[str, str]) -> str:
         """Return what to do about a redirect, which is not followed: the key must not go where it points."""

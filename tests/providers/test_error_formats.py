@@ -211,6 +211,16 @@ def test_a_missing_model_is_not_taken_for_a_wrong_address(serve, at):
     assert found.message == "the provider answered 404: The model `m` does not exist"
 
 
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [("No such File object: file-1", False), ("batch_1 was deleted", False), ("Resource not found", True)],
+)
+def test_a_missing_file_or_batch_is_not_taken_for_a_wrong_address(serve, connect, message, hint):
+    server = serve(says(json.dumps({"error": {"message": message}}), "404 Not Found"))
+    found = fails(connect(server))
+    assert found.message.endswith(f"check the base URL {server.base_url}" if hint else message)
+
+
 def test_a_page_is_named_by_its_title_and_the_address(serve, reach, service):
     """A network's page to sign in, with 200."""
     server = serve(says("<html><title>Sign in to Café</title>", content_type="text/html"))
