@@ -206,3 +206,20 @@ def test_a_line_of_a_batch_teaches_what_the_next_lines_lack():
     assert "seed" not in json.loads(batches.encode(request, model="m", wire_id=f"{MARK}-0"))["body"]
     assert [name for name, _ in batches.dropped(request, model="m")] == ["seed"]
     provider.close()
+
+
+def test_a_batch_that_fails_for_a_parameter_teaches_as_well(serve, connect):
+    problem = {
+        "code": "unknown_parameter",
+        "line": 1,
+        "message": "Unknown parameter: 'seed'.",
+        "param": "body.seed",
+    }
+    failed = {"id": "batch_1", "status": "failed", "errors": {"data": [problem, {**problem, "line": 2}]}}
+    provider = connect(serve(says(failed)))
+    batches = provider.batches()
+    found = batches.get("batch_1", 20.0)
+    assert isinstance(found.error, ParameterRejected)
+    assert [name for name, _ in found.error.omitted] == ["seed"]
+    encoded = json.loads(batches.encode(request_of(seed=3), model="m", wire_id=f"{MARK}-0"))
+    assert "seed" not in encoded["body"]

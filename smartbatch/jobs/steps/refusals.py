@@ -6,8 +6,9 @@ again without it. Of a batch that is too large for the server, the requests go a
 
 from __future__ import annotations
 
-from smartbatch.errors import ProviderError
-from smartbatch.jobs.payload import decode_params, decode_request, encode_result
+from smartbatch.errors import ParameterRejected, ProviderError
+from smartbatch.events import ParameterDropped
+from smartbatch.jobs.payload import decode_params, decode_request, encode_result, item_id
 from smartbatch.jobs.records import NewResult, ShardRow
 from smartbatch.jobs.steps import server_limits
 from smartbatch.jobs.steps.context import StepContext
@@ -22,10 +23,13 @@ ABOVE = "above what the server takes in a batch; its requests go again in smalle
 def sort_out(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow | None:
     """End a shard whose refusal explains itself; ``None`` where it does not. The cases, in order:
 
-    1. The batch is above a limit of the server's, and can be divided: its requests go again in halves.
-    2. Lines of it are wrong: their requests fail, and the others go again. Where all lines are, and the job
+    1. The server rejects a parameter, which is omitted from now on: all requests go again without it.
+    2. The batch is above a limit of the server's, and can be divided: its requests go again in halves.
+    3. Lines of it are wrong: their requests fail, and the others go again. Where all lines are, and the job
        may go on in real time, the refusal is of the batch as a whole.
     """
+    if isinstance(error, ParameterRejected):
+        return _without_parameter(step, shard, error)
     exceeded: Measure | None = "bytes" if error.status == 413 else None
     lines: dict[int, ProviderError] = {}
     if isinstance(error, BatchRefused):
@@ -43,6 +47,21 @@ def sort_out(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardR
     )
     step.runtime.tell_progress(step.job)
     return dead
+
+
+def _without_parameter(step: StepContext, shard: ShardRow, error: ParameterRejected) -> ShardRow | None:
+    """Have the requests of a shard sent again, which their next batch encodes without what was rejected;
+    ``None`` if they were sent often enough.
+    """
+    for item in step.store.shards.items_at(shard.id, [0]).values():
+        for name, reason in error.omitted:
+            request_id = item_id(step.job.id, item.ix, item.user_id)
+            step.runtime.tell(ParameterDropped(at=step.now, request_id=request_id, field=name, reason=reason))
+    tries = max((item.tries for item in step.store.shards.unsettled(shard.id)), default=0)
+    if tries + 1 >= step.limits.max_tries:
+        return None
+    names = ", ".join(name for name, _ in error.omitted)
+    return step.discard(shard, f"the server rejects {names}; the requests go again without it", tried=True)
 
 
 def _named_lines(shard: ShardRow, error: BatchRefused) -> dict[int, ProviderError]:

@@ -47,7 +47,7 @@ from smartbatch.providers.http.replies import Reply
 from smartbatch.providers.http.spooled_body import upload_form
 from smartbatch.providers.openai.answers import read_line
 from smartbatch.providers.openai.bodies import dropped_of
-from smartbatch.providers.openai.parameters import ServerParameters
+from smartbatch.providers.openai.parameters import ServerParameters, refused_parameters
 from smartbatch.types import Kind, Request
 
 if TYPE_CHECKING:
@@ -203,15 +203,23 @@ class OpenAIBatches(BatchApi):
             "metadata": {"sb": creation.mark, "sbn": str(creation.size)},
         }
         headers = {"Idempotency-Key": creation.mark}
-        return self._calls.created(
-            self._session().ask("POST", "/batches", timeout, json=wanted, headers=headers)
-        )
+        reply = self._session().ask("POST", "/batches", timeout, json=wanted, headers=headers)
+        try:
+            return self._calls.created(reply)
+        except ProviderError as error:
+            meaning = self._parameters.learn(error)
+            if meaning is error:
+                raise
+            raise meaning from None
 
     def get(self, batch_id: str, timeout: float) -> RemoteBatch | None:
         """Return a batch; ``None`` only when the provider itself says that there is none."""
         batch = self._calls.found(self._session().ask("GET", f"/batches/{_quoted(batch_id)}", timeout))
+        if batch is None:
+            return None
+        error = None if batch.error is None else self._parameters.learn(batch.error)
         # LiteLLM may say its upstream's id, which it does not know later.
-        return None if batch is None else evolve(batch, id=batch_id)
+        return evolve(batch, id=batch_id, error=error)
 
     def page(self, after: str | None, timeout: float) -> BatchPage:
         """Return up to 100 batches; one that cannot be read is left out unless it carries our mark."""
@@ -372,9 +380,23 @@ def _failure(errors: Any, secrets: Sequence[str]) -> ProviderError:
     where = f" in line {line}" if line is not None else ""
     text = safe_text(message, (), *secrets)
     error = ProviderError(
-        f"the batch failed{where} ({code or 'no code'}){f': {text}' if text else ''}", kind=kind, code=code
+        f"the batch failed{where} ({code or 'no code'}){f': {text}' if text else ''}",
+        kind=kind,
+        code=code,
+        refused_parameters=_refused_parameters(listed if isinstance(listed, list) else [listed]),
     )
     return explained(error, listed, secrets)
+
+
+def _refused_parameters(listed: Sequence[Any]) -> tuple[str, ...]:
+    """Return the parameters that the errors of a batch refuse by name."""
+    found: dict[str, None] = {}
+    for each in listed:
+        told = error_in({"error": each})
+        found |= dict.fromkeys(
+            refused_parameters(400, told.get("message", ""), told.get("param"), told.get("code"))
+        )
+    return tuple(found)
 
 
 def _moment(value: Any) -> float | None:

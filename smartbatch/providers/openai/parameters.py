@@ -219,6 +219,7 @@ class ServerParameters:
             code=error.code,
             provider_request_id=error.provider_request_id,
             limits=error.limits,
+            maybe_billed=error.maybe_billed,
             omitted=tuple((name, _reason(name)) for name in names),
         )
 
