@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import attrs
 import pydantic
@@ -44,6 +44,17 @@ class Pydantic(pydantic.BaseModel):
     done: bool
 
 
+class Node(pydantic.BaseModel):
+    """Recursive, with what no API takes as it is."""
+
+    size: int = pydantic.Field(ge=3, multiple_of=5)
+    word: str = pydantic.Field(min_length=2, max_length=4)
+    place: tuple[int, Literal["a"]]
+    tags: set[str] = set()
+    kind: Annotated[Dataclass | Pydantic, pydantic.Field(description="one of two")]
+    parts: list[Node]
+
+
 KINDS = (Attrs, Dataclass, Pydantic)
 each_provider = pytest.mark.parametrize("provider", sampled(PROVIDERS, first=1))
 each_way = pytest.mark.parametrize("way", ["batch", "hybrid"])
@@ -55,6 +66,19 @@ def all_until_one_fails(w: World, results: Iterator[Result]) -> tuple[list[Resul
     with pytest.raises(SmartbatchError) as raised:
         seen.extend(results)
     return seen, raised.value
+
+
+@pytest.mark.parametrize("provider", sampled(PROVIDERS, keep=3))
+def test_a_batch_sends_each_schema_in_the_form_that_its_provider_takes(provider: str, tmp_path: Path) -> None:
+    """As a call in real time does; no row is refused, and none is asked twice."""
+    kinds = [Node, list[int], Literal["a", "b"], Node | None]
+    requests = [Request(text, Generation(schema=kinds[n % 4])) for n, text in enumerate(texts(12))]
+    with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        found = w.process().generate(requests, strategy="batch")
+        assert [result.error for result in found] == [None] * 12
+        assert {(result.route, result.attempts) for result in found} == {(Route.BATCH, 1)}
+        made = [type(result.parsed) for result in found]
+        assert made == [Node, list, str, Node] * 3
 
 
 @pytest.mark.full

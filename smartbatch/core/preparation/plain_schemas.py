@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any
+from weakref import WeakValueDictionary
 
 from smartbatch._importing import imported
 from smartbatch.core.preparation.keywords import MAX_FLAWS, KnownFlaws, bounded
@@ -75,9 +76,15 @@ class PlainSchema:
     def __call__(self, value: Any) -> Any:
         """Return ``value``.
 
+        A type of this process that has this very schema judges in its place, as it may accept more: a job
+        keeps the schema of a type alone.
+
         Raises:
             Misfit: it does not follow the schema.
         """
+        if (judge := _judges.get(self._text)) is not None:
+            judge(value)
+            return value
         validator = _validator(self._text).evolve(format_checker=KnownFlaws())
         flaws = list(islice(validator.iter_errors(value), MAX_FLAWS))
         if flaws:
@@ -86,6 +93,14 @@ class PlainSchema:
             told = "; ".join(f"at {flaw.json_path}: {flaw.message[:500]}" for flaw in flaws)
             raise Misfit(f"the answer breaks the schema at {where}", f"{told}.")
         return value
+
+
+_judges: WeakValueDictionary[str, Callable[[Any], Any]] = WeakValueDictionary()
+
+
+def judged_by(schema: Mapping[str, Any], judge: Callable[[Any], Any]) -> None:
+    """Let ``judge`` check the answers to ``schema`` for as long as it exists."""
+    _judges[json.dumps(schema)] = judge
 
 
 @lru_cache(maxsize=256)  # equal schemas have the same one, by which requests are compared

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from smartbatch.core.preparation.attrs_types import AttrsType, is_for_cattrs
-from smartbatch.core.preparation.plain_schemas import plain_schema
+from smartbatch.core.preparation.plain_schemas import judged_by, plain_schema
 from smartbatch.core.preparation.pydantic_types import PydanticType
 from smartbatch.errors import InvalidRequest
 
@@ -76,6 +76,7 @@ def _of_type(kind: Any) -> tuple[dict[str, Any], Build]:
     except Exception as error:  # pydantic's, cattrs' and those of the user's own classes
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise _refusal(f"cannot be made of {getattr(kind, '__name__', kind)}: {reason}") from error
+    judged_by(made.schema, made)
     return made.schema, made
 
 

@@ -342,6 +342,14 @@ class TestClasses:
         refused = verdict(kind, {**PRICED, "day": None})
         assert isinstance(refused, Problem)
 
+    def test_a_type_of_this_process_judges_for_its_stored_schema(self) -> None:
+        """A job keeps the schema alone; what the type accepts is accepted there as well, and stays plain."""
+        loose = pydantic.create_model("Loose", size=(int, ...), word=(str, "none"))
+        stored = json.loads(json.dumps(schema_of(loose)[0]))
+        assert verdict(stored, {"size": "5"}) == Parsed({"size": "5"})
+        assert isinstance(verdict(stored, {"size": "five"}), Problem)
+        assert isinstance(verdict({**stored, "title": "Other"}, {"size": "5"}), Problem)
+
     def test_nulls_are_dropped_in_the_branch_that_an_answer_takes(self) -> None:
         """The values that are fixed tell the branches of a union."""
         one = pydantic.create_model("One", kind=(Literal["one"], ...), size=(int, 1))
@@ -387,7 +395,7 @@ class TestClasses:
         )
         assert isinstance(verdict(ahead, {"a": "y"}), Parsed)
         assert isinstance(verdict(ahead, {"a": "x"}), Problem)
-        assert isinstance(verdict(dict(schema_of(ahead)[0]), {"a": "x"}), Parsed)
+        assert isinstance(verdict({**schema_of(ahead)[0], "title": "Stored"}, {"a": "x"}), Parsed)
 
     def test_the_same_class_has_the_same_builder(self) -> None:
         """Equal requests are told by it; so are those with equal plain schemas."""
