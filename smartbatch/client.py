@@ -579,7 +579,12 @@ class BatchingClient:
         self._running.stop(self.config.exit_grace, reason, cancel_waiting=True)
 
     def cancel_pending(self) -> int:
-        """Cancel every request whose call has not started; return how many."""
+        """Cancel every request whose call has not started, and return how many.
+
+        Lists in real time that these belong to send nothing more: the rest of a list has results with the
+        error :class:`RequestCancelled`, and a lazily read iterable ends. Jobs, and lists with a ``key``,
+        continue.
+        """
         return self._running.deferral.cancel_pending()
 
     def flush(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from weakref import WeakMethod
 
@@ -15,7 +15,7 @@ from smartbatch._fork import run_after_collection
 from smartbatch._values import Value
 from smartbatch.core.limits.budget import Budget
 from smartbatch.core.limits.equal_failures import EqualFailures
-from smartbatch.errors import InvalidRequest, QueueFull, SmartbatchError, WrongProcess
+from smartbatch.errors import InvalidRequest, QueueFull, RequestCancelled, SmartbatchError, WrongProcess
 from smartbatch.observe.progress import Progress
 from smartbatch.realtime.read_ahead import ReadAhead
 from smartbatch.realtime.ticket import ResultFuture
@@ -89,6 +89,7 @@ class BoundedMap(Iterator[Result]):
         self._abandon = abandon
         self._requests = iter(requests)
         self._source = requests if isinstance(requests, ReadAhead) else None
+        self._is_whole = isinstance(requests, Sized)
         self._submit = submit
         self._stop = options.stop
         self._inbox = _Arrivals(clock, options.stop, WeakMethod(self._cancel_all))
@@ -108,6 +109,7 @@ class BoundedMap(Iterator[Result]):
         self._submitted = 0
         self._yielded = 0
         self._exhausted = False
+        self._cancelled = False
         self._process = os.getpid()
 
     def __next__(self) -> Result:
@@ -135,6 +137,15 @@ class BoundedMap(Iterator[Result]):
         for future in list(self._under_way.values()):
             future.cancel()
         self._under_way.clear()
+
+    def end(self) -> None:
+        """Submit nothing more; called by any thread, which cancels what was submitted.
+
+        If all requests are known, those that are left get cancelled results. Otherwise the list ends with
+        those that were submitted.
+        """
+        self._cancelled = True
+        self._inbox.wake()
 
     def unread(self) -> dict[int, Result]:
         """Return, after :meth:`close`, the results that came and were not taken, by position: also those of
@@ -220,6 +231,11 @@ class BoundedMap(Iterator[Result]):
 
     def _submit_next(self) -> bool:
         """Submit the next request; False when there is none, or no room for it now."""
+        if self._cancelled and not self._is_whole:
+            self._exhausted, self._next_request = True, None
+            if self._source is not None:
+                self._source.close()
+            return False
         if self._next_request is None and self._source is not None:
             self._source.ask(self._ahead - len(self._under_way), self._inbox.wake)
             if not self._source.is_ready:
@@ -230,12 +246,9 @@ class BoundedMap(Iterator[Result]):
             return False
         self._next_request = request
         position = self._submitted
-        if self._stop is not None and self._stop.reason is not None:
+        if (error := self._reason_not_to_send(request)) is not None:
             self._next_request = None
-            if self._stop.total is None:
-                raise self._stop.of_the_rest()
             self._submitted += 1
-            error = self._stop.error(request.id)
             self._finish(position, Result(request.id or "", error=error, cost=0.0, context=request.context))
             return True
         try:
@@ -247,7 +260,23 @@ class BoundedMap(Iterator[Result]):
         self._next_request = None
         self._submitted += 1
         self._under_way[position] = future
+        if self._cancelled:  # by another thread, while this request was submitted
+            future.cancel()
         return True
+
+    def _reason_not_to_send(self, request: Request) -> SmartbatchError | None:
+        """Return the error of a request of a list that stopped or was cancelled.
+
+        Raises:
+            ListStopped: the list stopped, and it is not known how many requests there are.
+        """
+        if self._cancelled:
+            return RequestCancelled("the request was cancelled before it was sent", request_id=request.id)
+        if self._stop is None or self._stop.reason is None:
+            return None
+        if self._stop.total is None:
+            raise self._stop.of_the_rest()
+        return self._stop.error(request.id)
 
     def _can_submit(self) -> bool:
         """Whether a request that was waited for has been read."""

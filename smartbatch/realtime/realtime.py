@@ -115,6 +115,7 @@ class Realtime:
         self._providers: dict[int, Provider] = {id(provider): provider for provider in opened}
         self._opening = threading.Lock()
         self._starting = threading.Lock()
+        self._lists: weakref.WeakSet[BoundedMap] = weakref.WeakSet()
         self.engine: RealtimeEngine | None = None
         self._stopping: tuple[RealtimeEngine, ...] = ()  # the one that was stopped last comes last
         self._counts = RequestCounts()  # of the engine that stopped last
@@ -162,7 +163,10 @@ class Realtime:
         if options.ahead is None:
             options = evolve(options, ahead=self._config.queue_capacity)
         options = evolve(options, calls=self._setup.parallelism.calls)
-        return BoundedMap(requests, submit, self._clock, options, self._abandon_futures)
+        results = BoundedMap(requests, submit, self._clock, options, self._abandon_futures)
+        with self._starting:
+            self._lists.add(results)
+        return results
 
     def never_waits(self, request: Request) -> bool:
         """Whether a request is asked in a call of its own, and never by batch, because of its purpose."""
@@ -477,7 +481,12 @@ class Realtime:
             engine.abandon(error)
 
     def cancel_pending(self) -> int:
-        """Cancel every request whose call has not started; return how many."""
+        """Cancel every request whose call has not started, and end the lists they belong to; return how many
+        requests were cancelled."""
+        with self._starting:
+            lists = list(self._lists)
+        for each in lists:
+            each.end()
         return sum(engine.cancel_pending() for engine in self._engines())
 
     def flush(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,11 +12,17 @@ from typing import Any
 import pytest
 from inside import engine_of
 from levels import sampled
-from scenes import InTime, eventually, submit_all
+from scenes import PATIENCE, InTime, eventually, submit_all
 
-from smartbatch._clock import Monitor, VirtualClock, VirtualMonitor
+from smartbatch._clock import Monitor, RealClock, VirtualClock, VirtualMonitor
 from smartbatch.client import BatchingClient
-from smartbatch.errors import AllRequestsFailed, ErrorKind, InvalidRequest, ProviderError
+from smartbatch.errors import (
+    AllRequestsFailed,
+    ErrorKind,
+    InvalidRequest,
+    ProviderError,
+    RequestCancelled,
+)
 from smartbatch.providers import MockProvider, SimProvider
 from smartbatch.routing.list_progress import ListProgress
 from smartbatch.types import Request, Result
@@ -408,3 +415,34 @@ def test_the_sums_of_a_list_are_those_of_its_results(clock: VirtualClock, client
     assert results.mean_latency == pytest.approx(2.0)
     assert results.usage.output_tokens == sum(result.usage.output_tokens for result in results) > 0
     assert results.cost == 0.0
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["a list", "an endless iterable"])
+def test_cancelling_all_ends_the_lists(lazy: bool, clock: VirtualClock, client_of: ClientOf) -> None:
+    provider = mock(clock)
+    client = client_of(provider, parallelism=2, queue_capacity=100)
+    texts = (f"p{n}" for n in itertools.count()) if lazy else prompts(500)
+    results = client.map(texts, strategy="individual")
+    first = [next(results), next(results)]
+    assert client.cancel_pending() > 0
+    rest = list(results)
+    assert all(result.ok for result in first)
+    answered = [result for result in rest if result.ok]
+    assert len(answered) <= 2  # those in flight
+    assert {type(result.error) for result in rest if not result.ok} == {RequestCancelled}
+    if not lazy:
+        assert len(rest) == 498
+    assert len(provider.calls) <= 4
+    assert client.submit("next").result(PATIENCE).ok
+
+
+def test_cancelling_all_ends_a_list_that_waits_for_its_iterable(client_of: ClientOf) -> None:
+    source: queue.Queue[str] = queue.Queue()
+    source.put("one")
+    client = client_of(MockProvider(lambda _: "fine"), clock=RealClock())
+    results = client.as_completed(iter(source.get, None))
+    assert next(results).ok
+    waiting = InTime(RealClock(), lambda: list(results))
+    client.cancel_pending()
+    assert waiting.result() == []
+    source.put("nobody asks this")
