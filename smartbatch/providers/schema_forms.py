@@ -114,7 +114,7 @@ class _Writer:
     def whole(self) -> dict[str, Any]:
         form = self._form(self._root)
         if self._dialect.recursion != "any":
-            self._restrict_recursion()
+            self._restrict_recursion(form)
         return {**form, "$defs": self._definitions} if self._definitions else form
 
     # -- one schema ------------------------------------------------------------------------------------------
@@ -281,8 +281,9 @@ class _Writer:
             self._open.pop()
         return f"#/$defs/{name}"
 
-    def _restrict_recursion(self) -> None:
+    def _restrict_recursion(self, root: dict[str, Any]) -> None:
         """Make the properties optional that lead back to where they are, or refuse them."""
+        same_as_root = [name for name, form in self._definitions.items() if form == root]
         direct = {name: set(references(form)) for name, form in self._definitions.items()}
         leads_to = {name: _reached(name, direct) for name in direct}
         for name, form in self._definitions.items():
@@ -293,6 +294,8 @@ class _Writer:
                 raise NotExpressible("it is recursive")
             if not _made_optional(form, back):
                 raise NotExpressible("it is recursive without a property in between")
+            if name in same_as_root:
+                _made_optional(root, back)
 
 
 class _Merged:

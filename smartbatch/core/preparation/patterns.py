@@ -1,7 +1,7 @@
 """Patterns of schemas, matched by the engine that pydantic uses, in time that is linear in the text.
 
 The engine of :mod:`re` backtracks: some patterns take hours for thirty letters and hold the interpreter's
-lock meanwhile. It never runs on a model's answer.
+lock meanwhile. It runs no pattern of a schema on a model's answer.
 """
 
 from __future__ import annotations

@@ -165,6 +165,8 @@ FREEZING = {
     r"((a{1,100}){1,100}){1,100}$": "a" * 3_000 + "!",
     r"((a{500}){500}){500}": "a" * 100_000,
     r"^.{1,4096}$": "a" * 5_000,
+    r"(?:){4294967290}": "a",
+    r"((?:\b|^){4294967290}){4294967290}": "a b",
 }
 
 
@@ -288,6 +290,13 @@ def test_patterns_mean_what_they_meant(pattern: str) -> None:
     assert [compiled(pattern)(text) for text in texts] == expected
     assert any(expected)
     assert not all(expected)
+
+
+def test_a_pattern_that_repeats_nothing_four_thousand_million_times_is_ready_at_once() -> None:
+    """Written out, it took hours."""
+    with smartbatch.BatchingClient(MockProvider(['{"a": "x"}'])) as client:
+        schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?:){4294967290}"}}}
+        assert client.submit("q", schema=schema).result(5).parsed == {"a": "x"}
 
 
 @pytest.mark.parametrize("pattern", [r"(a)\1", r"(", r"((a{500}){500}){500}", r"^(?!x)"])
