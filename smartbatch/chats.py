@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 
 from smartbatch._display import short
 from smartbatch._values import Value
@@ -84,3 +84,34 @@ class Message(Value):
     tool_calls: tuple[ToolCall, ...] = field(default=(), kw_only=True)
     tool_call_id: str | None = field(default=None, kw_only=True)
     reasoning: str | None = field(default=None, kw_only=True, repr=short)
+
+
+def call_form(call: ToolCall) -> dict[str, Any]:
+    """Return a call as JSON has it, for :func:`read_call`."""
+    return asdict(call, filter=lambda _, value: value is not None, recurse=False)
+
+
+def read_call(form: Mapping[str, Any]) -> ToolCall:
+    """Return the call that :func:`call_form` wrote."""
+    return ToolCall(**form)
+
+
+def message_form(message: Message) -> list[Any]:
+    """Return a message as JSON has it, for :func:`read_message`: role, content, any rest."""
+    form: list[Any] = [message.role, message.content]
+    rest: dict[str, Any] = {}
+    if message.tool_calls:
+        rest["tool_calls"] = [call_form(call) for call in message.tool_calls]
+    for name in ("tool_call_id", "reasoning"):
+        if (value := getattr(message, name)) is not None:
+            rest[name] = value
+    return [*form, rest] if rest else form
+
+
+def read_message(form: Sequence[Any]) -> Message:
+    """Return the message that :func:`message_form` wrote."""
+    role, content, *others = form
+    rest = dict(others[0]) if others else {}
+    if "tool_calls" in rest:
+        rest["tool_calls"] = tuple(map(read_call, rest["tool_calls"]))
+    return Message(role, content if isinstance(content, str) else tuple(content), **rest)

@@ -132,7 +132,7 @@ ALLOWED_IN_CORE = frozenset(
         "re",
         "statistics",
     }
-    | {"struct", "types", "typing", "weakref"}
+    | {"inspect", "struct", "types", "typing", "weakref"}
 )
 """Decisions take time and random sources as arguments, and have no threads, files or sockets: nothing else
 that is not the library's own is imported."""

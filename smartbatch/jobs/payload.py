@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar
 
-from attrs import evolve, fields_dict, frozen
+from attrs import asdict, evolve, fields_dict, frozen
 
 from smartbatch import errors
 from smartbatch._values import Value
+from smartbatch.chats import message_form, read_message
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot
 from smartbatch.errors import (
     ErrorKind,
@@ -32,7 +33,7 @@ from smartbatch.jobs.records import EarlierTries, NewItem
 from smartbatch.providers.answer_parts import PART_FORMS
 from smartbatch.providers.http.json_text import decode_json
 from smartbatch.providers.vectors import from_base64, to_base64
-from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Usage
+from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Tool, Usage
 
 VERSION = 1
 MESSAGE = 1000
@@ -75,7 +76,7 @@ def encode_params(params: Generation, embedding: Embedding | None = None) -> byt
     Raises:
         InvalidRequest: a parameter has no JSON form.
     """
-    given = {name: value for name in _NAMES if (value := getattr(params, name)) is not None}
+    given = {name: value for name in _NAMES if (value := _form_of(params, name)) is not None}
     form: dict[str, Any] = {"v": VERSION, "params": given}
     if embedding is not None:
         form["embedding"] = [embedding.task_type, embedding.dimensions]
@@ -117,7 +118,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
     if isinstance(prompt, str):
         form["prompt"] = prompt
     else:
-        form["chat"] = [[message.role, message.content] for message in prompt]
+        form["chat"] = [message_form(message) for message in prompt]
     if request.params is not shared.params and (different := difference(request.params, shared.params)):
         form["params"] = different
     if (own := request.embedding) != shared.embedding:
@@ -154,10 +155,7 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: floa
             params = evolve(params, **_generation(different))
         prompt: str | tuple[Message, ...]
         if "chat" in form:
-            prompt = tuple(
-                Message(role, content if isinstance(content, str) else tuple(content))
-                for role, content in form["chat"]
-            )
+            prompt = tuple(map(read_message, form["chat"]))
         else:
             prompt = form["prompt"]
             if not isinstance(prompt, str):
@@ -333,7 +331,13 @@ def _refuse(field: str, problem: str, row: int | None) -> NoReturn:
 
 def difference(own: Generation, shared: Generation) -> dict[str, Any]:
     """Return the fields that differ, as they would on the wire: there 1, 1.0 and True are three things."""
-    return {name: value for name in _NAMES if not _same(value := getattr(own, name), getattr(shared, name))}
+    return {name: value for name in _NAMES if not _same(value := _form_of(own, name), _form_of(shared, name))}
+
+
+def _form_of(params: Generation, name: str) -> Any:
+    """Return a parameter as JSON has it."""
+    value = getattr(params, name)
+    return [asdict(tool) for tool in value] if name == "tools" and value is not None else value
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -346,8 +350,12 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _generation(form: Mapping[str, Any]) -> dict[str, Any]:
-    stop = form.get("stop")
-    return dict(form) if stop is None else {**form, "stop": tuple(stop)}
+    read = dict(form)
+    if form.get("stop") is not None:
+        read["stop"] = tuple(form["stop"])
+    if form.get("tools") is not None:
+        read["tools"] = tuple(Tool(**tool) for tool in form["tools"])
+    return read
 
 
 def _embedding(form: Any) -> Embedding | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-from attrs import asdict, evolve
+from attrs import evolve
 
+from smartbatch.chats import call_form, read_call
 from smartbatch.providers.foreign_text import well_formed
 from smartbatch.types import TokenLogprob, ToolCall
 
@@ -73,12 +75,16 @@ def identified(calls: Iterable[ToolCall | None], prefix: str | None = None) -> t
     named: dict[str, ToolCall] = {}
     for number, call in enumerate(found):
         if not call.id or call.id in named:
-            free = f"{prefix or 'call'}-{number}"
+            free = f"{_NO_ID.sub('-', prefix or 'call')[:32]}-{number}"
             while free in given or free in named:
                 free += "-"
             call = evolve(call, id=free)
         named[call.id] = call
     return tuple(named.values())
+
+
+_NO_ID = re.compile(r"[^a-zA-Z0-9_-]")
+"""Characters that Anthropic takes in no id; OpenAI takes at most 40 of any."""
 
 
 def token_logprobs(items: Any) -> tuple[TokenLogprob, ...] | None:
@@ -103,16 +109,6 @@ def _pair(item: Any) -> tuple[str, float] | None:
 
 LEAST_LOGPROB = -9999.0
 """What servers write for a probability of 0, as JSON has no infinity."""
-
-
-def call_form(call: ToolCall) -> dict[str, Any]:
-    """Return a call as JSON has it, for :func:`read_call`."""
-    return asdict(call, filter=lambda _, value: value is not None, recurse=False)
-
-
-def read_call(form: Mapping[str, Any]) -> ToolCall:
-    """Return the call that :func:`call_form` wrote."""
-    return ToolCall(**form)
 
 
 def _read_logprob(form: Any) -> TokenLogprob:

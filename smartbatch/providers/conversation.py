@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from smartbatch.errors import InvalidRequest
-from smartbatch.types import Generation, Message
+from attrs import evolve
 
+from smartbatch.errors import InvalidRequest
+from smartbatch.types import Generation, Message, Tool, ToolCall
+
+CHOICES = ("auto", "none", "required")
+"""Values of ``tool_choice`` that name no tool."""
 INSTRUCTIONS = ("system", "developer")
 """Roles of messages that instruct the model."""
 
@@ -42,18 +47,88 @@ def check_format(params: Generation, names: Collection[str], within: str | None 
         raise InvalidRequest(f"the format is set twice, by {own} and in extra", field="extra")
 
 
-def check_roles(prompt: str | Sequence[Message], provider: str) -> None:
-    """Refuse a conversation with other roles than user, assistant and instructions, or without the first
-    two.
-    """
-    if isinstance(prompt, str):
-        return
-    for message in prompt:
-        if message.role not in ("user", "assistant", *INSTRUCTIONS):
-            raise InvalidRequest(
-                f"a message has the role {message.role!r}; {provider} takes user, assistant and system "
-                "(results of tools are content parts of a user message)",
-                field="prompt",
-            )
-    if all(message.role in INSTRUCTIONS for message in prompt):
+def check_turns(prompt: str | Sequence[Message]) -> None:
+    """Refuse a conversation of instructions only."""
+    if not isinstance(prompt, str) and all(message.role in INSTRUCTIONS for message in prompt):
         raise InvalidRequest("the conversation needs a user message", field="prompt")
+
+
+# -- tools ---------------------------------------------------------------------------------------------------
+
+
+def check_tools(params: Generation, choice_fields: Collection[str], log_fields: Collection[str] = ()) -> None:
+    """Refuse an ``extra`` that says again what ``tool_choice`` or ``logprobs`` says.
+
+    Args:
+        choice_fields: the fields of the body that have the choice.
+        log_fields: those that ask for log-probabilities.
+    """
+    extra = params.extra or {}
+    for name, names in (("tool_choice", choice_fields), ("logprobs", log_fields)):
+        if getattr(params, name) is not None and any(field in extra for field in names):
+            raise InvalidRequest(f"{name} is set twice, by the request and in extra", field="extra")
+    if params.tools and not isinstance(extra.get("tools", []), list):
+        raise InvalidRequest("extra['tools'] must be a list, which is sent behind the tools", field="extra")
+
+
+def all_tools(own: Sequence[Any], extra: Mapping[str, Any] | None) -> list[Any]:
+    """Return the tools of a body: those of the request, and the provider's own that are in ``extra``."""
+    return [*own, *(extra or {}).get("tools", ())]
+
+
+def refuse_strict(tool: Tool, provider: str) -> InvalidRequest:
+    """Return the error of a tool whose parameters a provider cannot enforce."""
+    return InvalidRequest(
+        f"tools: {provider} cannot enforce the parameters of {tool.name!r} with strict=True: leave strict "
+        "out, or write a simpler schema",
+        field="tools",
+    )
+
+
+def arguments_sent(call: ToolCall) -> Mapping[str, Any]:
+    """Return the arguments of a call as an object; a text that is no JSON is put into one, as Anthropic
+    recommends.
+    """
+    return {"INVALID_JSON": call.arguments_text or ""} if call.arguments is None else call.arguments
+
+
+def arguments_text(call: ToolCall) -> str:
+    """Return the arguments of a call as the text that a model wrote, or could have."""
+    return call.arguments_text or "" if call.arguments is None else json.dumps(call.arguments)
+
+
+def own_turns(prompt: Sequence[Message]) -> Iterator[Message]:
+    """Yield the messages of a chat with all calls in ``tool_calls`` and each result in a message of its own,
+    for APIs that have no parts ``tool_use`` and ``tool_result``. What Anthropic's models thought, signed or
+    encrypted, is for them alone and left out.
+    """
+    for message in prompt:
+        if isinstance(message.content, str) or message.role not in ("user", "assistant"):
+            yield message
+            continue
+        rest: list[Mapping[str, Any]] = []
+        calls = list(message.tool_calls)
+        for part in message.content:
+            kind = part.get("type")
+            if kind == "tool_use" and message.role == "assistant":
+                calls.append(ToolCall(part["id"], part["name"], part.get("input") or {}))
+            elif kind == "tool_result" and message.role == "user":
+                yield Message("tool", _result(part.get("content")), tool_call_id=part["tool_use_id"])
+            elif kind not in ("thinking", "redacted_thinking"):
+                rest.append(part)
+        if rest or calls:
+            yield evolve(message, content=tuple(rest) or "", tool_calls=tuple(calls))
+
+
+def _result(content: Any) -> str | tuple[Mapping[str, Any], ...]:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return tuple(content)
+
+
+def text_of_result(message: Message) -> str | None:
+    """Return the text of a tool's result; ``None`` if it has parts of another kind."""
+    if isinstance(message.content, str):
+        return message.content
+    texts = [part.get("text") for part in message.content]
+    return "".join(text for text in texts if text) if all(isinstance(text, str) for text in texts) else None

@@ -120,7 +120,12 @@ def test_the_calls_of_an_openai_stream_are_put_together():
 
 
 def test_a_response_has_calls_reasoning_and_blocks_that_go_back():
-    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]}
+    thought = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [{"type": "summary_text", "text": "Hm."}],
+        "encrypted_content": "c2ln",
+    }
     text = {"type": "output_text", "text": "Lima", "annotations": [{"type": "url_citation", "url": "u"}]}
     said = {"type": "message", "role": "assistant", "content": [text]}
     function = {"type": "function_call", "id": "fc_1", "status": "completed", "call_id": "c1", "name": "save"}
@@ -132,7 +137,11 @@ def test_a_response_has_calls_reasoning_and_blocks_that_go_back():
     answer = read_response(data, OK)
     assert (answer.text, answer.reasoning, answer.finish_reason) == ("Lima", "Hm.", "tool_calls")
     assert answer.tool_calls == (SAVE,)
-    assert answer.extra == {"annotations": text["annotations"], "message_blocks": [thought, said]}
+    assert answer.extra == {
+        "annotations": text["annotations"],
+        "output": [thought],
+        "message_blocks": [thought, said],
+    }
 
 
 def test_a_claude_message_is_read_whole_and_streamed_alike():

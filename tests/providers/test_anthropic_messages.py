@@ -104,7 +104,8 @@ def test_stop_schema_and_further_fields_are_sent(serve):
         ((Message("system", "a"), Message("user", "b")), {"extra": {"system": "c"}}, "extra", "twice"),
         ("Hi", {"schema": SCHEMA, "extra": {"output_config": {"format": {}}}}, "extra", "twice"),
         ("Hi", {"schema": SCHEMA, "extra": {"output_config": "low"}}, "extra", "mapping"),
-        ((Message("tool", "42"),), {}, "prompt", "role 'tool'"),
+        ("Hi", {"logprobs": True}, "logprobs", "no log-probabilities"),
+        ("Hi", {"tool_choice": "auto", "extra": {"tool_choice": {}}}, "extra", "twice"),
         ((Message("system", "Be brief."),), {}, "prompt", "needs a user message"),
     ],
 )

@@ -11,7 +11,7 @@ from raw_server import says
 
 from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError
 from smartbatch.providers.gemini.provider import GeminiProvider
-from smartbatch.types import Embedding, Generation, Message, Request, Usage
+from smartbatch.types import Embedding, Generation, Message, Request, Tool, Usage
 from tests.levels import sampled
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -132,7 +132,7 @@ def test_further_fields_are_merged(serve, connect_gemini):
             "response_format",
             "json_object or text; pass a JSON schema as schema=",
         ),
-        ({"prompt": (Message("tool", "x"),)}, "prompt", "tool"),
+        ({"tools": (Tool("3d", parameters={"type": "object"}),)}, "tools", "begin with a letter"),
         ({"prompt": (Message("system", "x"),)}, "prompt", "needs a user message"),
         ({"extra": {"contents": []}}, "extra", "contents"),
         ({"extra": {"generationConfig": {"candidateCount": 2}}}, "extra", "several candidates"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import asdict
 
+from smartbatch.chats import message_form
 from smartbatch.core.preparation.schemas import BuiltSchema
 from smartbatch.types import Embedding, Generation, Request
 
@@ -44,7 +45,7 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
         key.update(prompt.encode("utf-8", "surrogatepass"))
     else:
         key.update(b"chat:")
-        key.update(_json([[message.role, message.content] for message in prompt]))
+        key.update(_json([message_form(message) for message in prompt]))
     return key.digest()
 
 

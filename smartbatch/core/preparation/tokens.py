@@ -28,6 +28,8 @@ CHANCE = 2.0
 """Standard errors within which two means of lengths may differ by chance."""
 MESSAGE_TOKENS = 4
 """Role and separators of a message (OpenAI's cookbook, "How to count tokens": 3 a message and 1 a role)."""
+TOOL_TOKENS = 8
+"""What frames a tool's name, description and parameters."""
 MEDIA_TOKENS = 765
 """A part that is no text: a picture of 1024 x 1024 at high detail (OpenAI's vision guide: 85 + 4 x 170)."""
 SHAPES = 64
@@ -80,21 +82,35 @@ def estimate_request(request: Request) -> int:
         tokens += sum(_message(message) for message in prompt)
     if params.system is not None:
         tokens += MESSAGE_TOKENS + estimate(params.system)
+    for tool in params.tools or ():
+        tokens += TOOL_TOKENS + estimate(f"{tool.name} {tool.description or ''}") + _json(tool.parameters)
     for structure in (params.schema, params.response_format, params.extra):
         if structure:
-            tokens += estimate(json.dumps(structure, ensure_ascii=False, default=str))
+            tokens += _json(structure)
     return tokens
 
 
+def _json(value: Any) -> int:
+    return estimate(json.dumps(value, ensure_ascii=False, default=str))
+
+
 def _message(message: Message) -> int:
-    if isinstance(message.content, str):
-        return MESSAGE_TOKENS + estimate(message.content)
-    return MESSAGE_TOKENS + sum(_part(part) for part in message.content)
+    content = message.content
+    tokens = estimate(content) if isinstance(content, str) else sum(_part(part) for part in content)
+    for call in message.tool_calls:
+        tokens += MESSAGE_TOKENS + estimate(call.name) + _json(call.arguments or call.arguments_text)
+    return MESSAGE_TOKENS + tokens
 
 
 def _part(part: Mapping[str, Any]) -> int:
-    text = part.get("text")
-    return estimate(text) if isinstance(text, str) else MEDIA_TOKENS
+    """Tokens of a part: of its text; of the JSON of a call or the content of its result; else of media."""
+    for name in ("text", "input", "thinking"):
+        if name in part:
+            return estimate(part[name]) if isinstance(part[name], str) else _json(part[name])
+    if part.get("type") != "tool_result":
+        return MEDIA_TOKENS
+    content = part.get("content") or ""
+    return estimate(content) if isinstance(content, str) else sum(_part(inner) for inner in content)
 
 
 class Calibration:

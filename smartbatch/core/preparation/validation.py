@@ -15,18 +15,23 @@ from attrs import evolve
 
 from smartbatch._settings import EXAMPLES, seconds_in
 from smartbatch.config import NEAR_SETTINGS, OF_PROVIDERS, Settings
+from smartbatch.core.preparation.chat_turns import checked_messages
+from smartbatch.core.preparation.field_checks import checked_text as _text
+from smartbatch.core.preparation.field_checks import copied_object as _object
+from smartbatch.core.preparation.field_checks import refuse
 from smartbatch.core.preparation.fingerprint import remember
-from smartbatch.core.preparation.json_snapshot import NotJson, snapshot, surrogate_at
+from smartbatch.core.preparation.json_snapshot import surrogate_at
 from smartbatch.core.preparation.plain_schemas import check_schema
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
+from smartbatch.core.preparation.tools import check_choice, checked_choice, checked_tools
 from smartbatch.errors import InvalidRequest, did_you_mean
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, SchemaMode
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
 MAX_COUNT = 2**31 - 1  # the widest integer every API's schema takes for a count of tokens
 SEEDS = 2**63  # seeds are 64-bit signed integers
 MAX_DIMENSIONS = 65_536  # far above any model's; the provider knows its own
+MAX_ALTERNATIVES = 20  # most alternatives of a token: OpenAI's limit, and Gemini's
 MAX_WAIT = 3600.0
 MAX_TIMEOUT = 30 * 86_400.0
 NEAR = {
@@ -37,6 +42,9 @@ NEAR = {
     "instructions": "system",
     "json_schema": "schema",
     "deadline": "timeout",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "top_logprobs": "logprobs",
 }
 """Names that other libraries use, and the name here."""
 
@@ -186,11 +194,15 @@ def _merge(below: Generation, level: Mapping[str, Any]) -> Generation:
         checked["response_format"] = None
     elif "response_format" in checked:
         checked["schema"] = None
-    return evolve(below, **checked)
+    if "tools" in checked and not checked["tools"]:  # the inner level takes those of the outer one away
+        checked.setdefault("tool_choice", None)
+    merged = evolve(below, **checked)
+    check_choice(merged.tools, merged.tool_choice)
+    return merged
 
 
 def _refuse(field: str, problem: str) -> NoReturn:
-    raise InvalidRequest(f"{field} {problem}", field=field)
+    refuse(field, problem)
 
 
 def _prompt(prompt: Any) -> str | tuple[Message, ...]:
@@ -209,64 +221,7 @@ def _prompt(prompt: Any) -> str | tuple[Message, ...]:
         _refuse("prompt", f"must be a text, a list of messages or a Request, not {kind}")
     if not prompt:
         _refuse("prompt", "has no messages")
-    return tuple(_message(message, f"prompt[{i}]") for i, message in enumerate(prompt))
-
-
-def _message(message: Any, field: str) -> Message:
-    if isinstance(message, str):
-        _refuse(field, "is a text; a list of texts is a list of prompts: give it to map() or generate()")
-    role: Any
-    content: Any
-    if isinstance(message, Message):
-        role, content = message.role, message.content
-    elif isinstance(message, Mapping):
-        if strange := [str(key) for key in message if key not in ("role", "content")]:
-            _refuse(field, f"has {strange[0]!r:.40}; a message has role and content only")
-        role, content = message.get("role"), message.get("content")
-    else:
-        _refuse(field, f"must be a message with role and content, not {type(message).__name__}")
-    if role not in ROLES:
-        _refuse(f"{field}.role", f"must be one of {', '.join(ROLES)}{_role_shown(role)}")
-    return Message(role, _content(content, f"{field}.content"))
-
-
-def _role_shown(role: Any) -> str:
-    """Show a wrong role only where it looks like one: anything longer may be a prompt in the wrong place."""
-    return f", not {role!r}" if isinstance(role, str) and len(role) <= 12 and role.isidentifier() else ""
-
-
-def _content(content: Any, field: str) -> str | tuple[Mapping[str, Any], ...]:
-    if content is None:
-        _refuse(field, "is missing")
-    if isinstance(content, str):
-        return _text(content, field)
-    if not isinstance(content, (list, tuple)):
-        _refuse(field, f"must be a text or a list of content parts, not {type(content).__name__}")
-    if not content:
-        _refuse(field, "is empty")
-    return tuple(_object(part, f"{field}[{i}]") for i, part in enumerate(content))
-
-
-def _text(text: Any, field: str) -> str:
-    """Return a text that is not blank and that UTF-8 can encode."""
-    if not isinstance(text, str):
-        _refuse(field, f"must be a text, not {type(text).__name__}")
-    if not text or text.isspace():
-        _refuse(field, "is blank: it holds nothing but space" if text else "is empty")
-    if (position := surrogate_at(text)) is not None:
-        _refuse(field, f"has a lone surrogate at position {position}; UTF-8 cannot carry it: replace it")
-    return text
-
-
-def _object(value: Any, field: str) -> dict[str, Any]:
-    """Return a copy of a JSON object."""
-    if not isinstance(value, Mapping):
-        _refuse(field, f"must be a JSON object (a dict), not {type(value).__name__}")
-    try:
-        copied: dict[str, Any] = snapshot(value)
-    except NotJson as error:
-        _refuse(field, f"{error.path and 'at ' + error.path[:120] + ' '}{error.reason}")
-    return copied
+    return checked_messages(prompt)
 
 
 def _schema(value: Any, field: str) -> BuiltSchema:
@@ -327,6 +282,12 @@ def _shown(value: Any) -> str:
 
 
 _dimensions = _integer(1, MAX_DIMENSIONS)
+_alternatives = _integer(0, MAX_ALTERNATIVES)
+
+
+def _logprobs(value: Any, field: str) -> int | bool:
+    """Return True for the log-probability of each token alone, or the number of alternatives besides."""
+    return value if isinstance(value, bool) else _alternatives(value, field) or True
 
 
 def _stop(value: Any, field: str) -> tuple[str, ...]:
@@ -385,6 +346,9 @@ _GENERATION: dict[str, FieldCheck] = {
     "response_format": _object,
     "schema": _schema,
     "schema_mode": _schema_mode,
+    "tools": checked_tools,
+    "tool_choice": checked_choice,
+    "logprobs": _logprobs,
     "extra": _object,
 }
 """The checks of :class:`Generation`, field by field."""

@@ -5,14 +5,25 @@ Source of the fields: the types of the ``anthropic`` SDK 2.11 and Anthropic's AP
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
 from smartbatch.providers.anthropic.schema_dialect import sent_schema
-from smartbatch.providers.conversation import INSTRUCTIONS, check_extra, check_format, check_roles, content_of
+from smartbatch.providers.conversation import (
+    INSTRUCTIONS,
+    all_tools,
+    arguments_sent,
+    check_extra,
+    check_format,
+    check_tools,
+    check_turns,
+    content_of,
+    refuse_strict,
+)
 from smartbatch.providers.schema_forms import instruction
-from smartbatch.types import Generation, Message, Request
+from smartbatch.types import Generation, Message, Request, Tool, ToolCall
 
 VERSION = "2026-10-21"
 """The API version this adapter was written for; it takes no sampling parameters."""
@@ -43,6 +54,11 @@ def message_body(
     dropped = _add_sampling(body, params, version)
     if params.extra:
         body.update(params.extra)
+    if params.tools:
+        body["tools"] = all_tools([_tool(tool) for tool in params.tools], params.extra)
+    if params.tool_choice is not None:
+        kind = _CHOICES.get(params.tool_choice)
+        body["tool_choice"] = {"type": kind} if kind else {"type": "tool", "name": params.tool_choice}
     if params.schema is not None and (schema := sent_schema(params.schema)) is not None:
         form = {"type": "json_schema", "schema": schema}
         body["output_config"] = {**(body.get("output_config") or {}), "format": form}
@@ -52,7 +68,7 @@ def message_body(
 def check_request(request: Request, version: str) -> None:
     """Refuse what the API cannot take, or what would change the shape of the answer; names the field."""
     _check_params(request.params, version)
-    check_roles(request.prompt, "Anthropic")
+    check_turns(request.prompt)
     if "system" in (request.params.extra or {}) and _conversation(request)[0]:
         raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
 
@@ -60,7 +76,12 @@ def check_request(request: Request, version: str) -> None:
 def _check_params(params: Generation, version: str) -> None:
     if params.response_format is not None:
         raise InvalidRequest("Anthropic has no response_format; use schema", field="response_format")
+    if params.logprobs:
+        raise InvalidRequest("Anthropic returns no log-probabilities; leave logprobs out", field="logprobs")
     check_extra(params.extra or {}, _RESERVED)
+    check_tools(params, ("tool_choice",))
+    for tool in params.tools or ():
+        _tool(tool)
     check_format(params, ("format",), within="output_config")
     if version != VERSION and params.temperature is not None and params.temperature > 1:
         raise InvalidRequest("Anthropic takes temperatures from 0 to 1", field="temperature")
@@ -97,10 +118,73 @@ def _conversation(request: Request) -> tuple[str | list[Any], list[dict[str, Any
         if message.role in INSTRUCTIONS:
             instructions.append(content_of(message))
         else:
-            messages.append({"role": message.role, "content": content_of(message)})
+            _add_turn(messages, message)
     if params.schema is not None and sent_schema(params.schema) is None:
         instructions.append(instruction(params.schema))
     return _joined(instructions), messages
+
+
+def _add_turn(messages: list[dict[str, Any]], message: Message) -> None:
+    """Add a message. Results of tools, and what the user says after them, are one message of the user."""
+    if message.role == "tool":
+        result = {"type": "tool_result", "tool_use_id": _identity(str(message.tool_call_id))}
+        turn = {"role": "user", "content": [{**result, "content": content_of(message)}]}
+    elif message.tool_calls:
+        turn = {"role": message.role, "content": [*_blocks(message), *map(_call, message.tool_calls)]}
+    else:
+        turn = {"role": message.role, "content": content_of(message)}
+    if turn["role"] == "user" and messages and _has_results(messages[-1]):
+        content = turn["content"]
+        messages[-1]["content"] += (
+            [{"type": "text", "text": content}] if isinstance(content, str) else content
+        )
+    else:
+        messages.append(turn)
+
+
+def _has_results(turn: Mapping[str, Any]) -> bool:
+    content = turn["content"]
+    return isinstance(content, list) and any(part.get("type") == "tool_result" for part in content)
+
+
+def _blocks(message: Message) -> list[Mapping[str, Any]]:
+    if isinstance(message.content, str):
+        return [{"type": "text", "text": message.content}] if message.content.strip() else []
+    return list(message.content)
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    extra = call.extra or {}
+    more = {name: extra[name] for name in _CALL_FIELDS if name in extra}
+    block = {"type": "tool_use", "id": _identity(call.id), "name": call.name}
+    return {**block, "input": arguments_sent(call), **more}
+
+
+_CALL_FIELDS = ("caller", "cache_control")
+"""What goes back with a call of Anthropic's."""
+_NO_ID = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+def _identity(identity: str) -> str:
+    """Return an id that the API takes; those of other providers may have other characters."""
+    return _NO_ID.sub("_", identity)
+
+
+_CHOICES = {"auto": "auto", "none": "none", "required": "any"}
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        described["description"] = tool.description
+    described["input_schema"] = tool.parameters
+    if tool.strict is not None:
+        described["strict"] = tool.strict
+    if tool.strict:
+        described["input_schema"] = sent_schema(tool.parameters)
+        if described["input_schema"] is None:
+            raise refuse_strict(tool, "Anthropic")
+    return described
 
 
 def _joined(instructions: Sequence[Any]) -> str | list[Any]:

@@ -6,15 +6,26 @@ the requests the ``google-genai`` SDK 3.4 makes. The API takes camel and snake c
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.providers.conversation import INSTRUCTIONS, check_extra, check_format, check_roles
+from smartbatch.providers.conversation import (
+    INSTRUCTIONS,
+    all_tools,
+    arguments_sent,
+    check_extra,
+    check_format,
+    check_tools,
+    check_turns,
+    own_turns,
+    text_of_result,
+)
 from smartbatch.providers.gemini.schema_dialect import sent_schema
 from smartbatch.providers.schema_forms import instruction
-from smartbatch.types import Generation, Message, Request
+from smartbatch.types import Generation, Message, Request, Tool, ToolCall
 
 MAX_TEXTS = 100
 """Requests of one ``batchEmbedContents``; more are answered "at most 100 requests can be in one batch"."""
@@ -22,6 +33,7 @@ MAX_TEXT_TOKENS = 100 * 2048
 """The texts of one call at ``gemini-embedding-001``'s 2,048 tokens for each; no total is documented."""
 
 _MODEL = re.compile(r"(?:(?:models|tunedModels)/)?[\w.@-]{1,256}", re.ASCII)
+_TOOL = re.compile(r"[a-zA-Z_]")
 _ROLES = {"user": "user", "assistant": "model"}
 _JSON = "application/json"
 _RESERVED = ("model", "contents", "systemInstruction", "system_instruction", "requests")
@@ -47,10 +59,14 @@ def generate_body(request: Request) -> dict[str, Any]:
     if isinstance(request.prompt, str):
         contents.append({"role": "user", "parts": [{"text": request.prompt}]})
     else:
-        for message in request.prompt:
+        names: dict[str, str] = {}  # of the tools that were called last, by the ids of the calls
+        for message in own_turns(request.prompt):
             if message.role in INSTRUCTIONS:
                 system += _parts(message)
+            elif message.role == "tool":
+                _add_result(contents, message, names)
             else:
+                names = {call.id: call.name for call in message.tool_calls}
                 contents.append({"role": _ROLES[message.role], "parts": _parts(message)})
     schema = params.schema
     if schema is not None and sent_schema(schema) is None:
@@ -66,7 +82,49 @@ def generate_body(request: Request) -> dict[str, Any]:
             body[name] = value
     if config:
         body["generationConfig"] = config
+    if params.tools:
+        declarations = [_declaration(tool) for tool in params.tools]
+        body["tools"] = all_tools([{"functionDeclarations": declarations}], params.extra)
+    if (calling := _calling(params)) is not None:
+        body["toolConfig"] = {"functionCallingConfig": calling}
     return body
+
+
+def _declaration(tool: Tool) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        described["description"] = tool.description
+    return {**described, "parametersJsonSchema": sent_schema(tool.parameters) or tool.parameters}
+
+
+def _calling(params: Generation) -> dict[str, Any] | None:
+    """The mode of calls; ``VALIDATED`` leaves the choice to the model and enforces the parameters."""
+    choice = params.tool_choice
+    if any(tool.strict for tool in params.tools or ()) and choice in (None, "auto"):
+        return {"mode": "VALIDATED"}
+    if choice is None:
+        return None
+    return {"mode": _MODES[choice]} if choice in _MODES else {"mode": "ANY", "allowedFunctionNames": [choice]}
+
+
+_MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
+
+
+def _add_result(contents: list[dict[str, Any]], message: Message, names: Mapping[str, str]) -> None:
+    """Add a tool's result; those of one turn belong into one content, in the order of their calls."""
+    text = text_of_result(message) or ""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    response = value if isinstance(value, dict) else {"output": text}
+    name = names[str(message.tool_call_id)]
+    part = {"functionResponse": {"id": message.tool_call_id, "name": name, "response": response}}
+    if not (contents and "functionResponse" in contents[-1]["parts"][0]):
+        contents.append({"role": "user", "parts": []})
+    contents[-1]["parts"].append(part)
+    order = list(names)
+    contents[-1]["parts"].sort(key=lambda each: order.index(each["functionResponse"]["id"]))
 
 
 def embed_body(requests: Sequence[Request], model: str) -> dict[str, Any]:
@@ -103,13 +161,29 @@ def check_request(request: Request, model: str) -> None:
             "Gemini takes the response_format json_object or text; pass a JSON schema as schema=",
             field="response_format",
         )
-    check_roles(request.prompt, "Gemini")
+    check_turns(request.prompt)
+    if not isinstance(request.prompt, str):
+        _check_results(request.prompt)
     _check_extra(request.params)
+
+
+def _check_results(prompt: Sequence[Message]) -> None:
+    for message in own_turns(prompt):
+        if message.role == "tool" and text_of_result(message) is None:
+            raise InvalidRequest(
+                "the result of a tool has parts that are no text; Gemini takes text or JSON", field="prompt"
+            )
 
 
 def _check_extra(params: Generation) -> None:
     extra = params.extra or {}
     check_extra(extra, _RESERVED)
+    check_tools(params, ("toolConfig", "tool_config"))
+    for tool in params.tools or ():
+        if not _TOOL.match(tool.name):
+            raise InvalidRequest(
+                f"tools: {tool.name!r} must begin with a letter or _ at Gemini: rename it", field="tools"
+            )
     for name in _CONFIGS:
         config = extra.get(name, {})
         if not isinstance(config, Mapping):
@@ -130,6 +204,10 @@ def _config(request: Request) -> dict[str, Any]:
         ("seed", params.seed),
     )
     config: dict[str, Any] = {name: value for name, value in named if value is not None}
+    if params.logprobs:
+        config["responseLogprobs"] = True
+        if params.logprobs is not True:
+            config["logprobs"] = params.logprobs
     if params.stop is not None:
         config["stopSequences"] = list(params.stop)
     if params.schema is not None:
@@ -143,9 +221,20 @@ def _config(request: Request) -> dict[str, Any]:
 
 
 def _parts(message: Message) -> list[Mapping[str, Any]]:
-    """The parts of a message; text parts in the chat style lose their ``type``, others go as they are."""
+    """The parts of a message; text parts in the chat style lose their ``type``, others go as they are. Calls
+    follow, each with the signature that came with it.
+    """
+    parts: list[Mapping[str, Any]]
     if isinstance(message.content, str):
-        return [{"text": message.content}]
-    return [
-        {"text": part.get("text", "")} if part.get("type") == "text" else part for part in message.content
-    ]
+        parts = [{"text": message.content}] if message.content or not message.tool_calls else []
+    else:
+        parts = [
+            {"text": part.get("text", "")} if part.get("type") == "text" else part for part in message.content
+        ]
+    return [*parts, *map(_call, message.tool_calls)]
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    part: dict[str, Any] = {"functionCall": {"id": call.id, "name": call.name, "args": arguments_sent(call)}}
+    signature = (call.extra or {}).get("thoughtSignature")
+    return part if signature is None else {**part, "thoughtSignature": signature}

@@ -199,8 +199,11 @@ def read_response(data: Mapping[str, Any], reply: Reply) -> Answer:
         finish = finish_word(fields(data.get("incomplete_details")).get("reason") or "length", _FINISH)
     items = [item for item in output if isinstance(item, dict)]
     calls = [item for item in items if item.get("type") in _CALL_ITEMS]
-    if any(item.get("type") not in ("message", *_CALL_ITEMS) for item in items):
-        rest.append({MESSAGE_BLOCKS: [item for item in items if item.get("type") not in _CALL_ITEMS]})
+    if others := [item for item in items if item.get("type") not in ("message", *_CALL_ITEMS)]:
+        rest.append({"output": others})
+    if any(item.get("encrypted_content") for item in others):  # else nothing is stored that could be named
+        kept = [item for item in items if item.get("type") in ("message", "reasoning")]
+        rest.append({MESSAGE_BLOCKS: kept})
     return _answer(
         data,
         reply,

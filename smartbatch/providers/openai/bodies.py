@@ -5,13 +5,25 @@ Source of the fields: OpenAI's OpenAPI document 2.3.0 (chat completions and resp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from smartbatch.errors import InvalidRequest
-from smartbatch.providers.conversation import check_extra, check_format, content_of
+from smartbatch.providers.conversation import (
+    CHOICES,
+    all_tools,
+    arguments_text,
+    check_extra,
+    check_format,
+    check_tools,
+    content_of,
+    own_turns,
+    refuse_strict,
+    text_of_result,
+)
+from smartbatch.providers.openai.schema_dialect import sent_schema
 from smartbatch.providers.openai.schema_modes import add_schema, check_tool_mode
-from smartbatch.types import Embedding, Generation, Message, Request
+from smartbatch.types import Embedding, Generation, Message, Request, Tool, ToolCall
 
 MAX_TEXTS = 2048
 """Inputs of one call (OpenAI API reference, embeddings)."""
@@ -29,8 +41,13 @@ def chat_body(
     *,
     send_seed: bool = True,
     schema_mode: str = "json_schema",
+    reasoning: bool = False,
 ) -> dict[str, Any]:
-    """Return the body of ``POST /chat/completions``; some servers know only ``max_tokens``, or no seed."""
+    """Return the body of ``POST /chat/completions``; some servers know only ``max_tokens``, or no seed.
+
+    Args:
+        reasoning: whether the server takes the reasoning of earlier calls back.
+    """
     params = request.params
     messages: list[dict[str, Any]] = []
     if params.system is not None:
@@ -38,7 +55,7 @@ def chat_body(
     if isinstance(request.prompt, str):
         messages.append({"role": "user", "content": request.prompt})
     else:
-        messages += [{"role": m.role, "content": content_of(m)} for m in request.prompt]
+        messages += [_chat_message(message, reasoning) for message in own_turns(request.prompt)]
     body: dict[str, Any] = {"model": model, "messages": messages}
     if params.max_tokens is not None:
         body[max_tokens_field] = params.max_tokens
@@ -51,8 +68,19 @@ def chat_body(
         add_schema(body, params.schema, schema_mode)
     elif params.response_format is not None:
         body["response_format"] = params.response_format
+    if params.logprobs:
+        body["logprobs"] = True
+        if params.logprobs is not True:
+            body["top_logprobs"] = params.logprobs
     if params.extra:
         body.update(params.extra)
+    if params.tools:
+        own = [{"type": "function", "function": _tool(tool)} for tool in params.tools]
+        body["tools"] = all_tools(own, params.extra)
+    if params.tool_choice in CHOICES:
+        body["tool_choice"] = params.tool_choice
+    elif params.tool_choice is not None:
+        body["tool_choice"] = {"type": "function", "function": {"name": params.tool_choice}}
     return body
 
 
@@ -62,7 +90,9 @@ def response_body(request: Request, model: str, schema_mode: str = "json_schema"
     prompt = request.prompt
     body: dict[str, Any] = {
         "model": model,
-        "input": prompt if isinstance(prompt, str) else [_input_item(m) for m in prompt],
+        "input": prompt
+        if isinstance(prompt, str)
+        else [item for message in own_turns(prompt) for item in _input_items(message)],
         "store": False,
     }
     if params.system is not None:
@@ -76,6 +106,17 @@ def response_body(request: Request, model: str, schema_mode: str = "json_schema"
         add_schema(body, params.schema, schema_mode)
     elif params.response_format is not None:
         body["text"] = {**(body.get("text") or {}), "format": _flat_format(params.response_format)}
+    if params.logprobs:
+        body["include"] = [*(body.get("include") or ()), "message.output_text.logprobs"]
+        if params.logprobs is not True:
+            body["top_logprobs"] = params.logprobs
+    if params.tools:
+        own = [{"type": "function", "strict": False, **_tool(tool)} for tool in params.tools]
+        body["tools"] = all_tools(own, params.extra)
+    if params.tool_choice in CHOICES:
+        body["tool_choice"] = params.tool_choice
+    elif params.tool_choice is not None:
+        body["tool_choice"] = {"type": "function", "name": params.tool_choice}
     return body
 
 
@@ -114,6 +155,9 @@ def check_params(params: Generation, api: str) -> None:
     check_tool_mode(params)
     extra = params.extra or {}
     check_extra(extra, _RESERVED)
+    check_tools(params, ("tool_choice",), ("logprobs", "top_logprobs"))
+    for tool in params.tools or ():
+        _tool(tool)
     if api == "chat":
         check_format(params, ("response_format",))
     else:
@@ -124,13 +168,78 @@ def check_params(params: Generation, api: str) -> None:
         raise InvalidRequest("extra may not ask for n > 1: submit the prompt several times", field="extra")
 
 
-def _input_item(message: Message) -> dict[str, Any]:
-    """A chat message in the shape of the responses API, whose text parts name their direction."""
+def _tool(tool: Tool) -> dict[str, Any]:
+    """Return a function as the API describes it; with ``strict``, in the dialect of that mode."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    if tool.strict:
+        sent = sent_schema(tool.parameters)
+        if not sent.strict:
+            raise refuse_strict(tool, "OpenAI")
+        function["parameters"] = sent.schema
+    return function
+
+
+def _chat_message(message: Message, reasoning: bool) -> dict[str, Any]:
+    form: dict[str, Any] = {"role": message.role, "content": content_of(message)}
+    if message.tool_call_id is not None:
+        form["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        form["content"] = form["content"] or None
+        form["tool_calls"] = [_chat_call(call) for call in message.tool_calls]
+        if reasoning and message.reasoning is not None:
+            form["reasoning_content"] = message.reasoning
+    return form
+
+
+def _chat_call(call: ToolCall) -> dict[str, Any]:
+    extra = call.extra or {}
+    if extra.get("type") == "custom":
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": arguments_text(call)}}
+    function = {"name": call.name, "arguments": arguments_text(call)}
+    more = {name: extra[name] for name in _CALL_FIELDS if name in extra}
+    return {"id": call.id, "type": "function", "function": function, **more}
+
+
+_CALL_FIELDS = ("extra_content",)
+"""What goes back with a call: the signatures of Gemini's models in its OpenAI-compatible layer."""
+
+
+def _input_items(message: Message) -> Iterator[Mapping[str, Any]]:
+    """Yield a chat message in the shape of the responses API, whose text parts name their direction, and in
+    which calls and their results are items of their own.
+    """
+    if message.role == "tool":
+        text = text_of_result(message)
+        output = content_of(message) if text is None else text
+        yield {"type": "function_call_output", "call_id": message.tool_call_id, "output": output}
+        return
     if isinstance(message.content, str):
-        return {"role": message.role, "content": message.content}
-    kind = _PART_TYPES.get(message.role, "output_text")
-    parts = [{**part, "type": kind} if part.get("type") == "text" else part for part in message.content]
-    return {"role": message.role, "content": parts}
+        if message.content or not message.tool_calls:
+            yield {"role": message.role, "content": message.content}
+    else:
+        kind = _PART_TYPES.get(message.role, "output_text")
+        parts: list[Mapping[str, Any]] = []
+        for part in message.content:
+            if part.get("type") == "reasoning":  # an item that an answer had, which goes back as it came
+                yield part
+            elif part.get("type") == "message":
+                parts += part.get("content") or ()
+            else:
+                parts.append({**part, "type": kind} if part.get("type") == "text" else part)
+        if parts:
+            yield {"role": message.role, "content": parts}
+    for call in message.tool_calls:
+        if (call.extra or {}).get("type") == "custom":
+            custom = {"type": "custom_tool_call", "input": arguments_text(call)}
+            yield {**custom, "call_id": call.id, "name": call.name}
+        else:
+            function = {"type": "function_call", "arguments": arguments_text(call)}
+            yield {**function, "call_id": call.id, "name": call.name}
 
 
 def _flat_format(form: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -166,6 +166,7 @@ class OpenAIProvider(Provider):
             window=batch_window,
             purpose=batch_purpose,
         )
+        self._reasoning = not (official or azure)  # their servers refuse the field, and need none
         self._flex = official if flex is None else flex
         self._checked: Generation | None = None
 
@@ -205,6 +206,7 @@ class OpenAIProvider(Provider):
                 self._parameters.max_tokens_field(model),
                 send_seed=self._parameters.sends("seed", model),
                 schema_mode=mode,
+                reasoning=self._reasoning,
             )
         return response_body(requests[0], model, mode)
 

@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from smartbatch.chats import message_form
 from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest, ProviderError
 from smartbatch.providers.batch_api import (
     BatchAbilities,
@@ -84,7 +85,7 @@ class SimBatches(BatchApi):
     def encode(self, request: Request, *, model: str, wire_id: str) -> bytes:
         """See :meth:`BatchApi.encode <smartbatch.providers.batch_api.BatchApi.encode>`."""
         prompt = request.prompt
-        asked: Any = prompt if isinstance(prompt, str) else [[m.role, m.content] for m in prompt]
+        asked: Any = prompt if isinstance(prompt, str) else [message_form(message) for message in prompt]
         line = {"custom_id": wire_id, "model": model, "prompt": asked}
         given = {name: getattr(request.params, name) for name in _PARAMS}
         return encode_json({**line, **{n: value for n, value in given.items() if value is not None}})
