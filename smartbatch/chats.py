@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import asdict, field, frozen
@@ -115,3 +115,28 @@ def read_message(form: Sequence[Any]) -> Message:
     if "tool_calls" in rest:
         rest["tool_calls"] = tuple(map(read_call, rest["tool_calls"]))
     return Message(role, content if isinstance(content, str) else tuple(content), **rest)
+
+
+def _logprob_form(token: TokenLogprob) -> dict[str, Any]:
+    top = [{"token": other, "logprob": value} for other, value in token.top]
+    return {"token": token.token, "logprob": token.logprob, "top": top}
+
+
+def _read_logprob(form: Mapping[str, Any]) -> TokenLogprob:
+    top = tuple((other["token"], other["logprob"]) for other in form["top"])
+    return TokenLogprob(form["token"], form["logprob"], top)
+
+
+PART_FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "tool_calls": (
+        lambda calls: [call_form(call) for call in calls],
+        lambda form: tuple(read_call(call) for call in form),
+    ),
+    "reasoning": (str, str),
+    "logprobs": (
+        lambda tokens: [_logprob_form(token) for token in tokens],
+        lambda form: tuple(_read_logprob(token) for token in form),
+    ),
+    "extra": (dict, dict),
+}
+"""The parts of answers and results besides the text, and how each is written as JSON and read."""

@@ -66,7 +66,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "chats": frozenset(),
     "types": frozenset({"chats", "errors"}),
     "events": frozenset({"types", "errors"}),
-    "tables": frozenset({"types", "errors", "events"}),  # tables in, and results as tables
+    "tables": frozenset({"chats", "types", "errors", "events"}),  # tables in, and results as tables
     "results": frozenset({"types", "errors", "tables"}),
     "interrupted": frozenset({"results"}),
     "prices": frozenset({"errors", "types"}),

@@ -17,7 +17,7 @@ from attrs import asdict, evolve, fields_dict, frozen
 
 from smartbatch import errors
 from smartbatch._values import Value
-from smartbatch.chats import message_form, read_message
+from smartbatch.chats import PART_FORMS, message_form, read_message
 from smartbatch.core.preparation.json_snapshot import NotJson, snapshot
 from smartbatch.errors import (
     ErrorKind,
@@ -30,7 +30,6 @@ from smartbatch.errors import (
     scrub,
 )
 from smartbatch.jobs.records import EarlierTries, NewItem
-from smartbatch.providers.answer_parts import PART_FORMS
 from smartbatch.providers.http.json_text import decode_json
 from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, Result, Route, Tool, Usage

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from attrs import evolve
 
-from smartbatch.chats import call_form, read_call
 from smartbatch.providers.foreign_text import well_formed
 from smartbatch.types import TokenLogprob, ToolCall
 
@@ -109,26 +108,6 @@ def _pair(item: Any) -> tuple[str, float] | None:
 
 LEAST_LOGPROB = -9999.0
 """What servers write for a probability of 0, as JSON has no infinity."""
-
-
-def _read_logprob(form: Any) -> TokenLogprob:
-    token, logprob, top = form
-    return TokenLogprob(token, logprob, tuple((other, value) for other, value in top))
-
-
-PART_FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "tool_calls": (
-        lambda calls: [call_form(call) for call in calls],
-        lambda form: tuple(read_call(call) for call in form),
-    ),
-    "reasoning": (str, str),
-    "logprobs": (
-        lambda tokens: [[each.token, each.logprob, each.top] for each in tokens],
-        lambda form: tuple(map(_read_logprob, form)),
-    ),
-    "extra": (dict, dict),
-}
-"""The parts of answers and results that are stored, and how each is written as JSON and read."""
 
 
 def unmodelled(data: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:

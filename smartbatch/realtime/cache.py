@@ -20,9 +20,9 @@ from typing import Any
 from smartbatch._clock import RealClock
 from smartbatch._files import check_logs
 from smartbatch._sqlite import SqliteConnections, connect_sqlite
+from smartbatch.chats import PART_FORMS
 from smartbatch.errors import ConfigError, StoreError
 from smartbatch.events import CacheUnavailable, Event
-from smartbatch.providers.answer_parts import PART_FORMS
 from smartbatch.providers.vectors import from_base64, to_base64
 from smartbatch.types import Answer
 

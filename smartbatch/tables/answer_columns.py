@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from smartbatch.chats import PART_FORMS
 from smartbatch.errors import kind_name
 from smartbatch.tables.columns import Columns, column_name
 from smartbatch.tables.kinds import kind_of_table
@@ -21,7 +22,8 @@ _USAGE = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 
 def answer_columns(results: Sequence[Result[Any]]) -> Columns:
     """Return what results say, as columns: the text, the fields of parsed objects, vectors where there are
-    any, usage, cost, latency, route, attempts, model, the reason of the end, the error.
+    any, usage, cost, latency, route, attempts, model, the reason of the end, the error; calls of tools,
+    reasoning and log-probabilities where there are any.
 
     A field of parsed objects that has the name of another column is called ``parsed_…``; an object without
     fields is the column ``parsed``.
@@ -39,6 +41,10 @@ def answer_columns(results: Sequence[Result[Any]]) -> Columns:
         "error_kind": [None if result.error is None else kind_name(result.error) for result in results],
         "error": [None if result.error is None else result.error.message for result in results],
     }
+    for name in ("tool_calls", "reasoning", "logprobs"):
+        if any(getattr(result, name) for result in results):
+            write = PART_FORMS[name][0]
+            after[name] = [write(value) if (value := getattr(result, name)) else None for result in results]
     if any(vector is not None for vector in vectors):
         columns = {"embedding": vectors} if not any(columns["text"]) else {**columns, "embedding": vectors}
     parsed = parsed_columns([plain(result.parsed) for result in results])

@@ -20,6 +20,7 @@ from typing import IO, Any, Final, Literal, Protocol, TypeAlias
 from attrs import define, field, fields_dict
 
 from smartbatch._values import Record
+from smartbatch.chats import PART_FORMS
 from smartbatch.errors import SmartbatchError, kind_name
 from smartbatch.tables.answer_columns import parsed_columns, renamed
 from smartbatch.tables.columns import (
@@ -119,6 +120,9 @@ def outcome_fields(result: Result, model: str) -> dict[str, Any]:
         line["error"] = {"kind": kind_name(result.error), "message": result.error.message}
     if result.embedding is not None:
         line["embedding"] = list(result.embedding)
+    for name, (write, _) in PART_FORMS.items():
+        if value := getattr(result, name):
+            line[name] = write(value)
     return line
 
 
@@ -127,8 +131,9 @@ def to_line(line: dict[str, Any]) -> bytes:
     try:
         return _encode(line).encode("ascii") + b"\n"
     except (TypeError, ValueError, RecursionError):
-        # Only a decoded answer can hold what JSON cannot; its text is in the line anyway.
-        line.pop("parsed", None)
+        # Only what a provider wrote can hold what JSON cannot: the answer's text is in the line anyway.
+        for name in ("parsed", "extra"):
+            line.pop(name, None)
         return _encode(line).encode("ascii") + b"\n"
 
 
@@ -223,7 +228,7 @@ def answers_of(line: Line) -> dict[str, Any]:
     answers = {name: line.get(name) for name in plain}
     answers |= line["usage"]
     answers["dropped"] = text_of(line["dropped"]) if line["dropped"] else None
-    more: Columns = {name: [line[name]] for name in ("embedding", "context") if name in line}
+    more: Columns = {name: [line[name]] for name in ("embedding", *PART_FORMS, "context") if name in line}
     more |= parsed_columns([line.get("parsed")])
     answers |= {name: values[0] for name, values in renamed(more, "parsed_", FIXED).items()}
     return answers | own
