@@ -52,18 +52,34 @@ def vector_for(text: str, model: str, dimensions: int) -> array[float]:
 
 
 @frozen
+class ModelToolCall:
+    """A call of a tool in an answer."""
+
+    name: str
+    arguments: Any
+
+
+@frozen
 class Completion:
     """An answer without an API's JSON around it.
 
     Attributes:
         text: the answer's text.
-        finish_reason: ``stop`` or ``length``.
-        tokens: tokens of the text.
+        finish_reason: ``stop``, ``length`` or ``tool_calls``.
+        tokens: tokens of the text, or of the calls, and of the reasoning.
+        calls: the tools that are called; then there is no text.
+        reasoning: what the model thought before, if that was asked for.
     """
 
     text: str
     finish_reason: str
     tokens: int
+    calls: tuple[ModelToolCall, ...] = ()
+    reasoning: str = ""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return count_tokens(self.reasoning) if self.reasoning else 0
 
 
 def compose(

@@ -7,10 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch.emulator.composed_answers import Completion, compose, count_tokens
 from smartbatch.emulator.settings import EmulatorSettings
+from smartbatch.emulator.tool_calls import OfferedTools, with_calls
 from smartbatch.providers.schema_forms import instructed_schema
 
 
@@ -101,6 +102,9 @@ class GenerationRequest:
         stream: True when the answer is streamed.
         include_usage: True when the stream ends with the usage.
         tier: the service tier.
+        tools: the tools that are offered, if any.
+        logprobs: number of alternatives of each token; ``None`` without log-probabilities.
+        reasoning: True when the answer shows reasoning.
     """
 
     model: str
@@ -113,6 +117,9 @@ class GenerationRequest:
     stream: bool
     include_usage: bool
     tier: str = "default"
+    tools: OfferedTools | None = None
+    logprobs: int | None = None
+    reasoning: bool = False
 
     @property
     def charge(self) -> int:
@@ -157,7 +164,7 @@ def measure_prompt(
     """
     model.encode()
     tokens = sum(count_tokens(text) for text in (*system, *(text for _, text in messages)) if text)
-    texts = [text for role, text in messages if role == "user"]
+    texts = [text for role, text in messages if role == "user" and text]
     return (texts[-1] if texts else messages[-1][1]), tokens or 1
 
 
@@ -176,7 +183,7 @@ def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completi
         InvalidSchema: when no instance of the request's schema can be built.
     """
     try:
-        return compose(
+        answer = compose(
             request.prompt,
             request.model,
             seed=settings.seed,
@@ -185,7 +192,12 @@ def complete(settings: EmulatorSettings, request: GenerationRequest) -> Completi
             stop=request.stop,
             schema=request.schema,
         )
+        answer = with_calls(answer, request.tools, request.prompt)
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         if request.schema is None:
             raise
         raise InvalidSchema from error
+    if not request.reasoning:
+        return answer
+    reasoning = f"thinking about {count_tokens(request.prompt)} tokens"
+    return evolve(answer, reasoning=reasoning, tokens=answer.tokens + count_tokens(reasoning))

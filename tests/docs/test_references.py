@@ -24,7 +24,7 @@ from smartbatch.cli.prompts import KeyedRow
 from smartbatch.integrations import hosting, pydantic_ai
 from smartbatch.observe.metrics_snapshot import DecisionFigures, MetricsSnapshot
 from smartbatch.providers import AnthropicProvider, GeminiProvider, OpenAIProvider
-from smartbatch.types import ConstraintParams, Generation, Result
+from smartbatch.types import ConstraintParams, Generation, Result, TokenLogprob, ToolCall
 
 PAGES: dict[str, Page] = {page.name: page for page in pages() if "/decisions/" not in page.name}
 API = "docs/reference/api.md"
@@ -291,6 +291,15 @@ def test_the_attributes_of_a_providers_error_are_in_its_table() -> None:
 
 def test_the_table_of_the_result_file_has_the_fields_of_a_line() -> None:
     """In their order, those included that are not in every line."""
-    result = Result("0", text="{}", parsed={}, embedding=array("f", [0.5]))
+    result = Result(
+        "0",
+        text="{}",
+        parsed={},
+        embedding=array("f", [0.5]),
+        tool_calls=(ToolCall("c", "save", {}),),
+        reasoning="a",
+        logprobs=(TokenLogprob("a", -1.0),),
+        extra={"a": 1},
+    )
     line = json.loads(encode(KeyedRow(0, 0, {}, b""), result, "sim:demo"))
     assert [row[0].strip("`") for row in rows(PAGES["docs/reference/result-file.md"].text)] == list(line)

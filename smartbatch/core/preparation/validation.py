@@ -23,7 +23,7 @@ from smartbatch.core.preparation.fingerprint import remember
 from smartbatch.core.preparation.json_snapshot import surrogate_at
 from smartbatch.core.preparation.plain_schemas import check_schema
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
-from smartbatch.core.preparation.tools import check_choice, checked_choice, checked_tools
+from smartbatch.core.preparation.tool_forms import check_choice, checked_choice, checked_tools
 from smartbatch.errors import InvalidRequest, did_you_mean
 from smartbatch.types import Embedding, Generation, Message, Priority, Request, SchemaMode
 

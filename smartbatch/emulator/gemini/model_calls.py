@@ -8,6 +8,7 @@ from typing import Any
 
 from smartbatch.emulator.composed_answers import Completion, count_tokens, vector_for
 from smartbatch.emulator.gemini.parsing import api_error, check_fields, embedded_texts, generation
+from smartbatch.emulator.gemini.tools import with_tools
 from smartbatch.emulator.parsed_requests import (
     GenerationRequest,
     InvalidSchema,
@@ -16,9 +17,10 @@ from smartbatch.emulator.parsed_requests import (
     complete,
 )
 from smartbatch.emulator.settings import EmulatorSettings
+from smartbatch.emulator.tool_calls import logprobs_of
 from smartbatch.providers.sim.streams import words_of
 
-_FINISH_REASONS = {"stop": "STOP", "length": "MAX_TOKENS"}
+_FINISH_REASONS = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 
 
 def generate(model: str, fields: Mapping[str, Any], *, stream: bool = False, sse: bool = False) -> ModelCall:
@@ -30,7 +32,7 @@ def generate(model: str, fields: Mapping[str, Any], *, stream: bool = False, sse
         stream: True for ``streamGenerateContent``.
         sse: True for a stream of events (``alt=sse``), False for one JSON array.
     """
-    return _Generation(generation(model, fields, stream=stream), sse=sse)
+    return _Generation(with_tools(generation(model, fields, stream=stream), fields), sse=sse)
 
 
 def embed(model: str, fields: Mapping[str, Any]) -> ModelCall:
@@ -68,13 +70,14 @@ class _Generation(ModelCall):
             raise api_error(400, message) from error
         frame = {"modelVersion": request.model, "responseId": identity}
         if refuse:
-            blocked = {"promptFeedback": {"blockReason": "SAFETY"}, **_usage(request, 0), **frame}
+            blocked = {"promptFeedback": {"blockReason": "SAFETY"}, **_usage(request, None, 0), **frame}
             chunks, tokens = [blocked], 0
         elif request.stream:
             chunks, tokens = _chunks(request, answer, frame), answer.tokens
         else:
             finish_reason = _FINISH_REASONS[answer.finish_reason]
-            chunks = [_chunk(answer.text, request, frame, answer.tokens, finish_reason)]
+            parts = [*_thoughts(answer), *([] if answer.calls else [{"text": answer.text}]), *_calls(answer)]
+            chunks = [_chunk(parts, request, answer, frame, answer.tokens, finish_reason)]
             tokens = answer.tokens
         billed = request.input_tokens + tokens
         if self._sse:
@@ -114,23 +117,57 @@ class _Embedding(ModelCall):
 def _chunks(request: GenerationRequest, answer: Completion, frame: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the chunks of a stream; its end is marked only by the finish reason of the last chunk."""
     *pieces, last = words_of(answer.text) or [""]
-    chunks = [
-        _chunk(piece, request, frame, count_tokens("".join(pieces[: number + 1])))
+    chunks = [_chunk([part], request, answer, frame, 1) for part in _thoughts(answer)]
+    chunks += [
+        _chunk([{"text": piece}], request, answer, frame, count_tokens("".join(pieces[: number + 1])))
         for number, piece in enumerate(pieces)
     ]
-    return [*chunks, _chunk(last, request, frame, answer.tokens, _FINISH_REASONS[answer.finish_reason])]
+    end = _calls(answer) or [{"text": last}]
+    finish = _FINISH_REASONS[answer.finish_reason]
+    return [*chunks, _chunk(end, request, answer, frame, answer.tokens, finish)]
+
+
+def _thoughts(answer: Completion) -> list[dict[str, Any]]:
+    return [{"text": answer.reasoning, "thought": True}] if answer.reasoning else []
+
+
+def _calls(answer: Completion) -> list[dict[str, Any]]:
+    """The calls of an answer; the signature stands next to the first, as the service has it."""
+    parts: list[dict[str, Any]] = [
+        {"functionCall": {"name": call.name, "args": call.arguments}} for call in answer.calls
+    ]
+    if parts:
+        parts[0]["thoughtSignature"] = "c2lnbmF0dXJl"
+    return parts
 
 
 def _chunk(
-    text: str, request: GenerationRequest, frame: dict[str, Any], tokens: int, finish: str | None = None
+    parts: list[dict[str, Any]],
+    request: GenerationRequest,
+    answer: Completion,
+    frame: dict[str, Any],
+    tokens: int,
+    finish: str | None = None,
 ) -> dict[str, Any]:
-    candidate: dict[str, Any] = {"content": {"parts": [{"text": text}], "role": "model"}, "index": 0}
+    candidate: dict[str, Any] = {"content": {"parts": parts, "role": "model"}, "index": 0}
     if finish:
         candidate["finishReason"] = finish
-    return {"candidates": [candidate], **_usage(request, tokens), **frame}
+        if request.logprobs is not None:
+            candidate["logprobsResult"] = _logprobs(answer, request.logprobs)
+    return {"candidates": [candidate], **_usage(request, answer, tokens), **frame}
 
 
-def _usage(request: GenerationRequest, output_tokens: int) -> dict[str, Any]:
+def _logprobs(answer: Completion, alternatives: int) -> dict[str, Any]:
+    found = logprobs_of(words_of(answer.text), alternatives)
+    chosen = [{"token": each["token"], "logProbability": each["logprob"]} for each in found]
+    top = [
+        {"candidates": [{"token": e["token"], "logProbability": e["logprob"]} for e in each["top_logprobs"]]}
+        for each in found
+    ]
+    return {"chosenCandidates": chosen, **({"topCandidates": top} if alternatives else {})}
+
+
+def _usage(request: GenerationRequest, answer: Completion | None, output_tokens: int) -> dict[str, Any]:
     """Return the usage; counters that are zero are omitted, as everywhere in this API."""
     input_tokens = request.input_tokens
     usage: dict[str, Any] = {
@@ -138,8 +175,11 @@ def _usage(request: GenerationRequest, output_tokens: int) -> dict[str, Any]:
         "totalTokenCount": input_tokens + output_tokens,
     }
     usage["serviceTier"] = request.tier
-    if output_tokens:
-        usage["candidatesTokenCount"] = output_tokens
+    thoughts = 0 if answer is None else min(answer.reasoning_tokens, output_tokens)
+    if thoughts:
+        usage["thoughtsTokenCount"] = thoughts
+    if output_tokens > thoughts:
+        usage["candidatesTokenCount"] = output_tokens - thoughts
     return {
         "usageMetadata": usage | {"promptTokensDetails": [{"modality": "TEXT", "tokenCount": input_tokens}]}
     }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from smartbatch.emulator.composed_answers import Completion
 from smartbatch.emulator.limits import LimitExceeded, go_duration
 from smartbatch.emulator.openai.parsing import error_body
 from smartbatch.emulator.parsed_requests import GenerationRequest
+from smartbatch.emulator.tool_calls import logprobs_of
+from smartbatch.providers.sim.streams import words_of
 
 _DEFAULT_MODELS = ("gpt-5", "gpt-5-mini", "gpt-5-nano")
 INSUFFICIENT_QUOTA = error_body(
@@ -43,8 +46,15 @@ def chat_body(
         {
             "index": number,
             "finish_reason": answer.finish_reason,
-            "logprobs": None,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []},
+            "logprobs": chat_logprobs(request, answer),
+            "message": {
+                "role": "assistant",
+                "content": None if answer.calls else answer.text,
+                "refusal": None,
+                "annotations": [],
+                **({"reasoning": answer.reasoning} if answer.reasoning else {}),
+                **({"tool_calls": chat_calls(answer, identity)} if answer.calls else {}),
+            },
         }
         for number in range(request.choices)
     ]
@@ -60,6 +70,25 @@ def chat_body(
     }
 
 
+def chat_calls(answer: Completion, identity: str) -> list[dict[str, Any]]:
+    """Return the calls of a chat completion."""
+    return [
+        {
+            "id": f"call_{identity}_{number}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+        }
+        for number, call in enumerate(answer.calls)
+    ]
+
+
+def chat_logprobs(request: GenerationRequest, answer: Completion) -> dict[str, Any] | None:
+    """Return the log-probabilities of a chat completion."""
+    if request.logprobs is None:
+        return None
+    return {"content": logprobs_of(words_of(answer.text), request.logprobs), "refusal": None}
+
+
 def chat_usage(request: GenerationRequest, answer: Completion) -> dict[str, Any]:
     """Return the usage of a chat completion."""
     output = answer.tokens * request.choices
@@ -69,7 +98,7 @@ def chat_usage(request: GenerationRequest, answer: Completion) -> dict[str, Any]
         "total_tokens": request.input_tokens + output,
         "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": answer.reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -92,7 +121,7 @@ def response_body(
         "instructions": None,
         "metadata": {},
         "model": request.model,
-        "output": [response_message(answer, identity)],
+        "output": response_output(request, answer, identity),
         "parallel_tool_calls": True,
         "service_tier": request.tier,
         "temperature": 1.0,
@@ -103,20 +132,39 @@ def response_body(
             "input_tokens": request.input_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": answer.tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
             "total_tokens": request.input_tokens + answer.tokens,
         },
     }
 
 
-def response_message(answer: Completion, identity: str) -> dict[str, Any]:
+def response_output(request: GenerationRequest, answer: Completion, identity: str) -> list[dict[str, Any]]:
+    """Return the items of a response: reasoning, then the message or the calls."""
+    items: list[dict[str, Any]] = []
+    if answer.reasoning:
+        summary = [{"type": "summary_text", "text": answer.reasoning}]
+        items.append({"type": "reasoning", "id": f"rs_{identity}", "summary": summary})
+    if not answer.calls:
+        return [*items, response_message(answer, identity, request.logprobs)]
+    for number, call in enumerate(answer.calls):
+        names = {"id": f"fc_{identity}_{number}", "call_id": f"call_{identity}_{number}", "name": call.name}
+        function = {"type": "function_call", "status": "completed", "arguments": json.dumps(call.arguments)}
+        items.append({**function, **names})
+    return items
+
+
+def response_message(answer: Completion, identity: str, logprobs: int | None = None) -> dict[str, Any]:
     """Return the message inside a response."""
+    found = [] if logprobs is None else logprobs_of(words_of(answer.text), logprobs)
     return {
         "type": "message",
         "id": f"msg_{identity}",
         "status": "incomplete" if answer.finish_reason == "length" else "completed",
         "role": "assistant",
-        "content": [{"type": "output_text", "text": answer.text, "annotations": []}],
+        "content": [
+            {"type": "output_text", "text": answer.text, "annotations": []}
+            | ({"logprobs": found} if found else {})
+        ],
     }
 
 

@@ -12,6 +12,7 @@ from smartbatch.emulator.http.head import Head
 from smartbatch.emulator.openai import bodies, streams
 from smartbatch.emulator.openai.embeddings import parse_embeddings
 from smartbatch.emulator.openai.parsing import api_error, check_rejected, parse_chat, parse_responses
+from smartbatch.emulator.openai.tools import as_messages, with_chat_tools, with_response_tools
 from smartbatch.emulator.parsed_requests import (
     GenerationRequest,
     InvalidSchema,
@@ -79,11 +80,12 @@ def _replace_by_refusal(body: dict[str, Any], text: str) -> None:
 
 
 def _chat(_head: Head, body: Mapping[str, Any]) -> ModelCall:
-    return _Generation(parse_chat(body), bodies.chat_body, streams.chat_events)
+    return _Generation(with_chat_tools(parse_chat(body), body), bodies.chat_body, streams.chat_events)
 
 
 def _response(_head: Head, body: Mapping[str, Any]) -> ModelCall:
-    return _Generation(parse_responses(body), bodies.response_body, streams.response_events)
+    request = with_response_tools(parse_responses(as_messages(body)), body)
+    return _Generation(request, bodies.response_body, streams.response_events)
 
 
 def parse_call(path: str, head: Head, body: Mapping[str, Any], settings: EmulatorSettings) -> ModelCall:

@@ -6,7 +6,13 @@ import json
 from typing import Any
 
 from smartbatch.emulator.composed_answers import Completion
-from smartbatch.emulator.openai.bodies import chat_usage, response_body, response_message
+from smartbatch.emulator.openai.bodies import (
+    chat_calls,
+    chat_logprobs,
+    chat_usage,
+    response_body,
+    response_message,
+)
 from smartbatch.emulator.parsed_requests import GenerationRequest
 from smartbatch.providers.sim.streams import words_of
 
@@ -24,14 +30,25 @@ def chat_events(
     if request.include_usage:
         frame["usage"] = None
 
-    def event(number: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def event(number: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return _data({**frame, "choices": [choice]})
 
     choices = range(request.choices)
     events = [event(number, {"role": "assistant", "content": ""}) for number in choices]
-    for piece in words_of(answer.text):
-        events += [event(number, {"content": piece}) for number in choices]
+    for piece in words_of(answer.reasoning):
+        events += [event(number, {"reasoning": piece}) for number in choices]
+    said = (chat_logprobs(request, answer) or {}).get("content")
+    for place, piece in enumerate(words_of(answer.text)):
+        found = {"content": said[place : place + 1], "refusal": None} if said else None
+        events += [event(number, {"content": piece}, logprobs=found) for number in choices]
+    for index, call in enumerate(chat_calls(answer, identity)):
+        arguments = call["function"]["arguments"]
+        begun = {**call, "index": index, "function": {**call["function"], "arguments": ""}}
+        events += [event(number, {"tool_calls": [begun]}) for number in choices]
+        for piece in (arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]):
+            delta = {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+            events += [event(number, delta) for number in choices]
     events += [event(number, {}, answer.finish_reason) for number in choices]
     if request.include_usage:
         events.append(_data({**frame, "choices": [], "usage": chat_usage(request, answer)}))
@@ -44,7 +61,10 @@ def response_events(
     """Return a response as named, numbered events; the last one carries the whole response."""
     whole = response_body(request, answer, identity=identity, created=created)
     started = {**whole, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-    message = response_message(answer, identity)
+    if answer.calls:
+        done = (f"response.{whole['status']}", {"response": whole})
+        return _numbered([("response.created", {"response": started}), done])
+    message = response_message(answer, identity, request.logprobs)
     part = message["content"][0]
     place = {"item_id": message["id"], "output_index": 0, "content_index": 0}
     empty = {**message, "status": "in_progress", "content": []}
@@ -64,6 +84,10 @@ def response_events(
         ("response.output_item.done", {"output_index": 0, "item": message}),
         (f"response.{whole['status']}", {"response": whole}),
     ]
+    return _numbered(steps)
+
+
+def _numbered(steps: list[tuple[str, dict[str, Any]]]) -> list[bytes]:
     return [
         f"event: {name}\n".encode() + _data({"type": name, "sequence_number": number, **fields})
         for number, (name, fields) in enumerate(steps)

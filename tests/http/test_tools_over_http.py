@@ -1,0 +1,291 @@
+"""Tools, log-probabilities and reasoning over HTTP: in real time, streamed, by batch, shared and kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import smartbatch
+from smartbatch import BatchingClient, InvalidRequest, Message, Result, ToolCall
+from smartbatch.cli.main import main
+from smartbatch.testing import Emulator, emulator
+
+MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
+VARIANTS = ("openai", "responses", "anthropic", "gemini")
+PROMPTS = ["Use weather for Lima.", "Use weather and save for Oslo.", "Say nothing of it."]
+CALLED = [["weather"], ["weather", "save"], []]
+
+
+def weather(city: str, unit: str = "C") -> str:
+    """Return the weather of a city."""
+    return f"{city}: 5 {unit}"
+
+
+def save(label: str) -> None:
+    """Save a label."""
+
+
+@pytest.fixture
+def emu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with emulator() as emu:
+        for name, url in (("OPENAI", emu.base_url), ("ANTHROPIC", emu.url), ("GOOGLE_GEMINI", emu.url)):
+            monkeypatch.setenv(f"{name.removeprefix('GOOGLE_')}_API_KEY", "key")
+            monkeypatch.setenv(f"{name}_BASE_URL", url)
+        yield emu
+
+
+def client_of(variant: str, **params: Any) -> BatchingClient:
+    provider = "openai" if variant == "responses" else variant
+    if variant == "responses":
+        params["provider_options"] = {"api": "responses"}
+    params.setdefault("batch_poll_interval", 0.05)
+    return BatchingClient(f"{provider}:{MODELS[provider]}", **params)
+
+
+def names_called(results: Any) -> list[list[str]]:
+    return [[call.name for call in result.tool_calls] for result in results]
+
+
+def check_calls(result: Result) -> None:
+    """Each call has arguments as its tool takes them and an id of its own; the answer is a success."""
+    assert result.ok
+    assert (result.finish_reason, result.text or "", result.empty) == ("tool_calls", "", False)
+    assert len({call.id for call in result.tool_calls}) == len(result.tool_calls) > 0
+    for call in result.tool_calls:
+        assert call.id
+        assert set(call.arguments) == ({"city", "unit"} if call.name == "weather" else {"label"})
+
+
+@pytest.mark.parametrize("strategy", ["individual", "batch"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_calls_are_in_the_results_of_every_provider_and_route(
+    variant: str, strategy: str, emu: Emulator
+) -> None:
+    with client_of(variant, tools=[weather, save]) as client:
+        results = client.generate(PROMPTS, strategy=strategy)
+    assert names_called(results) == CALLED
+    for result in results[:2]:
+        check_calls(result)
+    assert results[2].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_conversation_goes_on_with_the_results_of_its_tools(variant: str, emu: Emulator) -> None:
+    """``message()`` and one message a result are all that the next turn takes, in every API."""
+    chat: list[Any] = [{"role": "user", "content": PROMPTS[1]}]
+    with client_of(variant, tools=[weather, save]) as client:
+        first = client.submit(chat).result()
+        chat.append(first.message())
+        chat += [
+            Message("tool", json.dumps({"done": call.name}), tool_call_id=call.id)
+            for call in reversed(first.tool_calls)
+        ]
+        second = client.submit(chat).result()
+        assert (second.ok, second.tool_calls, second.finish_reason) == (True, (), "stop")
+        third = client.submit([*chat, second.message(), {"role": "user", "content": PROMPTS[0]}]).result()
+    assert names_called([first, third]) == [["weather", "save"], ["weather"]]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_choice_names_the_tool_that_is_called(variant: str, emu: Emulator) -> None:
+    with client_of(variant, tools=[weather, save]) as client:
+        choices = ("auto", "none", "required", "save")
+        results = [client.submit(PROMPTS[0], tool_choice=choice).result() for choice in choices]
+    assert names_called(results) == [["weather"], [], ["weather"], ["save"]]
+    assert [result.finish_reason for result in results] == ["tool_calls", "stop", "tool_calls", "tool_calls"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_stream_has_the_calls_in_its_result(variant: str, emu: Emulator) -> None:
+    with client_of(variant, tools=[weather, save]) as client:
+        stream = client.stream(PROMPTS[1])
+        assert "".join(stream) == ""
+        check_calls(stream.result)
+        assert names_called([stream.result]) == CALLED[1:2]
+
+
+CHATS = {
+    "openai": [
+        {"role": "user", "content": "How cold is it?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "c.1",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"city": "Lima"}'},
+                },
+                {"id": "c.2", "type": "function", "function": {"name": "weather", "arguments": "{not JSON"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c.2", "content": ""},
+        {"role": "tool", "tool_call_id": "c.1", "content": "5"},
+    ],
+    "anthropic": [
+        {"role": "user", "content": "How cold is it?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Lima"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "5"}]},
+                {"type": "text", "text": "And now?"},
+            ],
+        },
+    ],
+}
+
+
+@pytest.mark.parametrize("form", CHATS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_chats_of_either_form_go_to_every_provider(variant: str, form: str, emu: Emulator) -> None:
+    with client_of(variant, tools=[weather]) as client:
+        result = client.submit(CHATS[form]).result()
+    assert (result.finish_reason, result.tool_calls) == ("stop", ())
+
+
+def test_chats_of_a_file_go_with_their_calls(emu: Emulator, tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text(
+        "".join(json.dumps({"messages": CHATS[form]}) + "\n" for form in CHATS)
+    )
+    assert main(["run", "chats.jsonl", "--model", "anthropic:claude-haiku-5-5", "-o", "out.jsonl"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["error"] for line in lines] == [None, None]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_reasoning_is_in_the_result_and_not_in_the_text(variant: str, emu: Emulator) -> None:
+    extra = {
+        "openai": {"include_reasoning": True},
+        "responses": {"reasoning": {"summary": "auto"}},
+        "anthropic": {"thinking": {"type": "adaptive"}},
+        "gemini": {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}},
+    }[variant]
+    with client_of(variant, extra=extra, tools=[weather]) as client:
+        results = [client.submit(PROMPTS[2]).result(), client.submit(PROMPTS[0]).result()]
+        if variant != "responses":
+            stream = client.stream(PROMPTS[2])
+            assert "thinking" not in "".join(stream)
+            results.append(stream.result)
+        if variant == "anthropic":  # signed thinking goes back in front of its calls
+            chat = [Message("user", PROMPTS[0]), results[1].message()]
+            chat += [Message("tool", "5", tool_call_id=call.id) for call in results[1].tool_calls]
+            assert chat[1].content[0]["type"] == "thinking"
+            assert client.submit(chat).result().ok
+    for result in results:
+        assert result.reasoning.startswith("thinking about")
+        assert "thinking" not in (result.text or "")
+        assert result.usage.reasoning_tokens > 0
+
+
+@pytest.mark.parametrize("variant", ["openai", "responses", "gemini"])
+def test_logprobs_are_in_the_result(variant: str, emu: Emulator) -> None:
+    with client_of(variant) as client:
+        plain, with_two = client.submit("a", logprobs=True).result(), client.submit("a", logprobs=2).result()
+        without = client.submit("a").result()
+    assert without.logprobs is None
+    for result, alternatives in ((plain, 0), (with_two, 2)):
+        assert "".join(token.token for token in result.logprobs) == result.text
+        assert all(len(token.top) == alternatives and token.logprob <= 0 for token in result.logprobs)
+    assert with_two.logprobs[0].top[0] == (with_two.logprobs[0].token, with_two.logprobs[0].logprob)
+
+
+def test_logprobs_are_refused_for_anthropic_before_anything_is_sent(emu: Emulator) -> None:
+    with client_of("anthropic") as client, pytest.raises(InvalidRequest) as caught:
+        client.submit("a", logprobs=True)
+    assert caught.value.field == "logprobs"
+    assert emu.ledger.received == 0
+
+
+def test_a_schema_next_to_tools_is_for_the_answer_without_calls(emu: Emulator) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    for strategy in ("individual", "batch"):
+        with client_of("openai", tools=[weather], schema=schema) as client:
+            called, answered = client.generate([PROMPTS[0], PROMPTS[2]], strategy=strategy)
+        assert (called.ok, called.parsed, len(called.tool_calls)) == (True, None, 1)
+        assert set(answered.parsed) == {"a"}
+
+
+def test_those_who_share_an_answer_have_calls_of_their_own(emu: Emulator) -> None:
+    with client_of("openai", tools=[weather]) as client:
+        results = client.generate([PROMPTS[0]] * 3)
+    assert [result.tool_calls for result in results] == [results[0].tool_calls] * 3
+    results[0].tool_calls[0].arguments.clear()
+    assert set(results[1].tool_calls[0].arguments) == {"city", "unit"}
+    assert emu.ledger.received == 1
+
+
+def test_the_cache_and_the_store_give_everything_back(emu: Emulator) -> None:
+    params: dict[str, Any] = {"model": "openai:gpt-5-mini", "tools": [weather], "logprobs": 1}
+    params["extra"] = {"include_reasoning": True}
+    for kept in ({"cache": "answers.db"}, {"store": "jobs.db", "key": "tools"}):
+        first, second = (smartbatch.generate(PROMPTS, **params, **kept) for _ in range(2))
+        for one, other in zip(first, second, strict=True):
+            for name in ("text", "tool_calls", "reasoning", "logprobs", "extra", "finish_reason"):
+                assert getattr(one, name) == getattr(other, name), name
+        assert first[0].tool_calls
+        assert first[2].logprobs
+        assert first[2].reasoning
+        assert first[2].extra["system_fingerprint"] == "fp_emulator"
+    assert emu.ledger.received == 2 * len(PROMPTS)
+
+
+def test_files_and_tables_have_the_calls(emu: Emulator) -> None:
+    with client_of("openai", tools=[weather]) as client:
+        results = client.generate(PROMPTS[:1])
+    (row,) = results.as_dicts()
+    (call,) = results[0].tool_calls
+    assert row["tool_calls"] == [{"id": call.id, "name": "weather", "arguments": call.arguments}]
+    with client_of("openai", tools=[weather], store="jobs.db") as client:
+        job = client.submit_batch(PROMPTS[:1])
+        job.wait(timeout=60)
+    assert main(["jobs", "results", job.id, "--store", "jobs.db", "-o", "calls.jsonl"]) == 0
+    line = json.loads(Path("calls.jsonl").read_text())
+    assert [each["name"] for each in line["tool_calls"]] == ["weather"]
+    assert main(["jobs", "results", job.id, "--store", "jobs.db", "-o", "calls.csv"]) == 0
+    assert '""weather""' in Path("calls.csv").read_text()
+
+
+@pytest.mark.parametrize("strict", [True, None])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_strict_tools_are_written_in_the_dialect_of_each_provider(
+    variant: str, strict: bool | None, emu: Emulator
+) -> None:
+    tool = {
+        "name": "save",
+        "strict": strict,
+        "parameters": {
+            "type": "object",
+            "properties": {"label": {"type": "string", "minLength": 2}, "size": {"type": "integer"}},
+            "required": ["label"],
+        },
+    }
+    with client_of(variant, tools=[tool], tool_choice="required") as client:
+        (call,) = client.submit("a").result().tool_calls
+    assert set(call.arguments) == {"label", "size"}
+
+
+def test_a_tool_of_the_provider_joins_those_of_the_request(emu: Emulator) -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "other", "parameters": {"type": "object", "properties": {}}},
+    }
+    with client_of("openai", tools=[weather], extra={"tools": [tool]}) as client:
+        result = client.submit("Use other and weather.").result()
+        assert names_called([result]) == [["weather", "other"]]
+        assert isinstance(result.tool_calls[0], ToolCall)
+        with pytest.raises(InvalidRequest, match="twice"):
+            client.submit("a", tool_choice="auto", extra={"tool_choice": "none"})
