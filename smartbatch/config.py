@@ -467,19 +467,33 @@ def _warn_of(variable: str) -> None:
     )
 
 
+_MAX_FILE_BYTES = 256 * 1024
+"""Largest settings file, bytes."""
+_MAX_ALIASES = 20
+"""Aliases in a settings file of YAML."""
+
+
 def _table(path: Path) -> Mapping[str, Any]:
     """Return the settings table of a TOML or YAML file, with or without a byte order mark."""
     import tomllib  # late: most programs have no such file
 
     form = "YAML" if path.suffix in (".yaml", ".yml") else "TOML"
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:
+            raise ConfigError(f"the settings file {path} is larger than {_MAX_FILE_BYTES >> 10} KiB")
+        text = data.decode("utf-8-sig")
         content = _yaml(path, text) if form == "YAML" else tomllib.loads(text)
     except ConfigError:
         raise
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {path}: {error.strerror or error}") from error
+    except RecursionError:
+        raise ConfigError(f"the settings file {path} is nested too deeply") from None
     except ValueError as error:  # the form or the UTF-8; both say where
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"the settings file {path} is not {form}: {error}") from error
     if path.name != "pyproject.toml":
         return content
@@ -504,6 +518,9 @@ def _yaml(path: Path, text: str) -> Mapping[str, Any]:
             f"the settings file {path} is YAML, which needs PyYAML: pip install 'smartbatch-llm[yaml]'"
         ) from None
     try:
+        aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
+        if aliases > _MAX_ALIASES:  # aliases of aliases grow exponentially
+            raise ValueError(f"it has {aliases:,} aliases, more than {_MAX_ALIASES}")
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)  # the error's own text repeats the line, secrets included

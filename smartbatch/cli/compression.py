@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final
 
 from smartbatch.cli.optional import missing
 
@@ -13,6 +13,10 @@ MAGIC: Final = {"gz": b"\x1f\x8b", "zst": b"\x28\xb5\x2f\xfd"}
 """How compressed files begin, by their endings."""
 _BLOCK: Final = 1 << 9
 """Compressed bytes read at a time: four of Zstandard may stand for 128 kB."""
+_MAX_RATIO: Final = 1000
+"""Bytes that a compressed byte may stand for on average; text is rarely over 100."""
+_FREE_BYTES: Final = 2**30
+"""Bytes that a file may unpack to however small it is."""
 
 ERRORS: Final = (OSError, EOFError, zlib.error)
 """What reading raises where a file is damaged or ends too early."""
@@ -27,11 +31,39 @@ def decompressed(file: IO[bytes], compression: str) -> IO[bytes]:
     Raises:
         InputError: ``zstandard`` is not installed.
     """
-    if compression == "gz":
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=file, mode="rb"))
-    if compression == "zst":
-        return io.BufferedReader(_ZstandardFile(file))
-    return file
+    if compression not in MAGIC:
+        return file
+    begins = file.tell()
+    packed = file.seek(0, io.SEEK_END)
+    file.seek(begins)
+    content: Any = gzip.GzipFile(fileobj=file, mode="rb") if compression == "gz" else _ZstandardFile(file)
+    return io.BufferedReader(_Bounded(content, max(_FREE_BYTES, _MAX_RATIO * packed)))
+
+
+class _Bounded(io.RawIOBase):
+    """The content of a compressed file, as long as that is not out of all proportion.
+
+    Raises, as it is read:
+        OSError: the content is longer than ``most`` bytes.
+    """
+
+    def __init__(self, content: Any, most: int) -> None:
+        self._content = content
+        self._left = most
+        self._most = most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        size: int = self._content.readinto(buffer)
+        self._left -= size
+        if self._left < 0:
+            raise OSError(
+                f"the content is longer than {self._most:,} bytes, over {_MAX_RATIO:,} times the size of the "
+                "compressed file; unpack it first if that is right"
+            )
+        return size
 
 
 class _ZstandardFile(io.RawIOBase):

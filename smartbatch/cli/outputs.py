@@ -513,7 +513,7 @@ class OutputFile:
         way_out = "choose another -o, or remove the file to start afresh"
         if index >= len(keys):
             raise InputError(
-                f"{self.shown} belongs to another input: its line {number} answers row {index + 1}, but the "
+                f"{self.shown} belongs to another input: its line {number} answers row {index}, but the "
                 f"input has {len(keys)} rows (is --limit smaller than before?); {way_out}"
             )
         if content["error"] is not None:
@@ -522,12 +522,12 @@ class OutputFile:
         if key[: len(key) // 2] != expected[: len(key) // 2]:
             raise InputError(
                 f"{self.shown} belongs to another model, system text or parameters: its line {number} (row "
-                f"{index + 1}) was answered by {str(content.get('model'))[:100]!r} under other settings; "
+                f"{index}) was answered by {str(content.get('model'))[:100]!r} under other settings; "
                 f"{way_out}"
             )
         raise InputError(
             f"{self.shown} belongs to another input: its line {number} answers another prompt than row "
-            f"{index + 1} of this input and template asks; {way_out}"
+            f"{index} of this input and template asks; {way_out}"
         )
 
     def _record(self, index: int, answered: bool) -> None:

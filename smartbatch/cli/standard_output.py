@@ -113,7 +113,7 @@ def _readable(row: KeyedRow, line: Line, width: int) -> str:
         answer = f"a vector of {len(vector):,}"
     else:
         answer = "".join(f"[{defect}] " for defect in defects_of(line)) + (line["text"] or "")
-    number, prompt = f"{row.index + 1}  ", fitted(_one_line(_prompt_of(row.fields)), _PROMPT_SHOWN)
+    number, prompt = f"{row.index}  ", fitted(_one_line(_prompt_of(row.fields)), _PROMPT_SHOWN)
     return fitted(f"{number}{prompt} → {_one_line(answer)}", width)
 
 

@@ -31,7 +31,7 @@ def failure_line(row: KeyedRow, result: Result) -> str:
     """Return one line about a failed row: number, id where it has one, kind and message."""
     own = f" (id {escape(str(row.id))[:60]})" if row.id != row.index else ""
     assert result.error is not None
-    return f"row {row.index + 1}{own}: {_told(result.error)}"
+    return f"row {row.index}{own}: {_told(result.error)}"
 
 
 def _told(error: SmartbatchError) -> str:

@@ -29,6 +29,8 @@ _SMALLEST, _ABOVE = -(2**63), 2**63
 """The whole numbers that a column of numbers holds."""
 _DEEPEST: Final = 30
 """Levels of lists and records in a column. Readers of Parquet refuse a hundred, of which a list takes two."""
+_MAX_FIELDS: Final = 1000
+"""Different fields in the records of a column; with more, as if keys are data, the column is text."""
 
 
 @frozen(eq=False, repr=False)
@@ -107,6 +109,8 @@ def joined(one: Shape, other: Shape) -> Shape:
         fields = dict(one.fields)
         for name, shape in other.fields:
             fields[name] = joined(fields.get(name, NONE), shape)
+        if len(fields) > _MAX_FIELDS:
+            return _MIXED
         return evolve(one, fields=tuple(fields.items()))
     return _MIXED
 

@@ -132,7 +132,7 @@ def test_failed_rows_end_in_one_and_are_tried_again(calls: Any, capfd: pytest.Ca
     row = written()[2]
     assert row["text"] is None
     assert row["error"]["kind"] == "unknown"
-    assert "row 3: unknown: " in capfd.readouterr().err
+    assert "row 2: unknown: " in capfd.readouterr().err
     calls.broken.clear()
     calls.asked.clear()
     assert run("--retries", "0") == 0
@@ -303,7 +303,7 @@ def test_quiet_says_nothing_and_verbose_says_more(calls: Any, capfd: pytest.Capt
     assert run("--quiet", "--retries", "0") == 1
     assert capfd.readouterr().err == ""
     assert run("-v", "--retries", "0") == 1
-    assert capfd.readouterr().err.count("row 2: unknown: ") == 1
+    assert capfd.readouterr().err.count("row 1: unknown: ") == 1
 
 
 @pytest.mark.full
@@ -360,7 +360,7 @@ def test_on_a_terminal_results_are_lines_to_read(calls: Any) -> None:
     os.close(follower)
     shown = os.read(leader, 10_000)
     os.close(leader)
-    assert shown == "1  colour \\x1b[31m → answer to colour \\x1b[31m\r\n".encode()
+    assert shown == "0  colour \\x1b[31m → answer to colour \\x1b[31m\r\n".encode()
 
 
 @pytest.mark.parametrize("columns", [30, 80])
@@ -376,11 +376,11 @@ def test_on_a_terminal_each_result_is_one_line_of_its_width(folder: Path, column
     os.close(follower)
     lines = os.read(leader, 10_000).decode().splitlines()
     os.close(leader)
-    assert [line.partition("  ")[0] for line in lines] == ["1", "2", "3"]
+    assert [line.partition("  ")[0] for line in lines] == ["0", "1", "2"]
     assert [cells_of(line) <= columns for line in lines] == [True] * 3
     assert cells_of(lines[0]) == columns
     assert lines[0].endswith("…")
-    assert lines[1].startswith("2  two lines → Here is ")
+    assert lines[1].startswith("1  two lines → Here is ")
     assert lines[2].startswith("3  日本語日本語")
 
 
@@ -401,7 +401,7 @@ def test_on_a_terminal_progress_stays_below_the_results(calls: Any) -> None:
     shown = os.read(leader, 100_000).decode()
     os.close(leader)
     lines = [line.rpartition("\r")[2] for line in shown.split("\r\n")]
-    assert "1  one → answer to one" in lines
+    assert "0  one → answer to one" in lines
     assert "2  two → answer to two" in lines
     assert "2/2" in shown
     assert "2 answered" in shown

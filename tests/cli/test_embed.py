@@ -101,7 +101,7 @@ def test_a_terminal_is_told_the_length_of_each_vector(
     prompts(1)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     assert run("--quiet", output=None) == 0
-    assert capfd.readouterr().out == "1  prompt 0 → a vector of 1,536\n"
+    assert capfd.readouterr().out == "0  prompt 0 → a vector of 1,536\n"
 
 
 @pytest.mark.full

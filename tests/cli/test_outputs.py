@@ -216,13 +216,13 @@ def test_another_model_is_told_from_another_input(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_bytes(line(0))
     with OutputFile(str(path)) as out:
-        with pytest.raises(InputError, match=r"another model, system text or parameters.*row 1.*'sim:test'"):
+        with pytest.raises(InputError, match=r"another model, system text or parameters.*row 0.*'sim:test'"):
             out.recover(keys(1, Keys.of(MODEL, Generation(temperature=1.0))))
-        with pytest.raises(InputError, match=r"another input: its line 1 answers another prompt than row 1"):
+        with pytest.raises(InputError, match=r"another input: its line 1 answers another prompt than row 0"):
             out.recover(keys_of("something else"))
     path.write_bytes(line(0) + line(4))
     for count in (3, 4):
-        expected = rf"another input: its line 2 answers row 5, but .* has {count} rows"
+        expected = rf"another input: its line 2 answers row 4, but .* has {count} rows"
         with pytest.raises(InputError, match=expected):
             recovered(path, count)
 
@@ -247,7 +247,7 @@ def test_an_edited_row_does_not_count_as_answered(
     path.write_bytes(encode(row, Result("0", text="yes"), MODEL))
     with OutputFile(str(path)) as out:
         assert out.recover(keys_of("Is it good?")) == Recovered(answered=1)
-        with pytest.raises(InputError, match="answers another prompt than row 1"):
+        with pytest.raises(InputError, match="answers another prompt than row 0"):
             out.recover(keys_of("Is it bad?"))
 
 
@@ -734,7 +734,7 @@ def test_a_row_is_on_the_terminal_at_once(monkeypatch: pytest.MonkeyPatch, promp
         output.append([(row, line(0), True), (row, failed(0), False)])
         told = os.read(reading, 1 << 16).decode().splitlines()
         monkeypatch.undo()
-        assert told == [f"7  {shown} → answer", f"7  {shown} → [server_error] it broke"]
+        assert told == [f"6  {shown} → answer", f"6  {shown} → [server_error] it broke"]
         assert read.readable()
 
 

@@ -44,7 +44,7 @@ def test_the_summary_counts_what_was_done() -> None:
         "tokens   200 in, 20 out",
         "cost     0.02 USD; paid now: 0.02 USD",
         "wall     1.00 s; one after another 4.00 s, so 4.0× faster",
-        r"failed   row 3 (id r\x07-3): timeout: no answer\x1b[31m",
+        r"failed   row 2 (id r\x07-3): timeout: no answer\x1b[31m",
     ]
 
 
@@ -65,8 +65,8 @@ def test_equal_failures_are_one_line_with_a_count() -> None:
     summary.add(row(3), Result("r", error=FAILURE, attempts=0))
     lines = summary.render(wall=1.0, before=Recovered()).split("\n")
     assert lines[0] == "done     0 answered, 3 failed, 1 not sent, 0 retried"
-    assert lines[-2] == "failed   3 rows, first row 1: server_error: broken (request req_01ab0cdef)"
-    assert lines[-1].startswith("not sent row 4: ")
+    assert lines[-2] == "failed   3 rows, first row 0: server_error: broken (request req_01ab0cdef)"
+    assert lines[-1].startswith("not sent row 3: ")
 
 
 def test_only_the_first_groups_of_failures_are_listed() -> None:
@@ -77,7 +77,7 @@ def test_only_the_first_groups_of_failures_are_listed() -> None:
         summary.add(row(index), Result("r", error=error, attempts=1))
     lines = summary.render(wall=1.0, before=Recovered()).split("\n")
     assert sum(line.startswith("failed ") for line in lines) == 5
-    assert lines[-6] == "failed   143 rows, first row 1: server_error: broken a"
+    assert lines[-6] == "failed   143 rows, first row 0: server_error: broken a"
     assert lines[-1].endswith("and 285 more (-v shows every one)")
     assert "failed" not in summary.render(wall=1.0, before=Recovered(), failures=False).split("\n")[-1]
 
@@ -194,11 +194,11 @@ def test_a_person_reads_lines_without_control_characters(monkeypatch: pytest.Mon
     output.append([(first_row, encode(first_row, good, "sim:x"), True)])
     output.append([(row(1), encode(row(1), bad, "sim:x"), False)])
     first, second = shown.getvalue().decode().splitlines()
-    assert first == r"1  say\x1b]0;title\x07 " + "x" * 19 + r"… → red \x1b[31m new line"
-    assert second == r"2  a prompt → [timeout] no answer\x1b[31m"
+    assert first == r"0  say\x1b]0;title\x07 " + "x" * 19 + r"… → red \x1b[31m new line"
+    assert second == r"1  a prompt → [timeout] no answer\x1b[31m"
 
 
 def test_a_failed_row_is_one_line() -> None:
     """A line end in a message or an id cannot forge a second line."""
     failure = Result("r", error=ProviderError("a\nb", kind=ErrorKind.UNKNOWN))
-    assert failure_line(row(4, id="x\ny"), failure) == r"row 5 (id x\ny): unknown: a\nb"
+    assert failure_line(row(4, id="x\ny"), failure) == r"row 4 (id x\ny): unknown: a\nb"

@@ -163,7 +163,7 @@ def test_a_table_that_cannot_be_written_leaves_the_lines_and_says_where(
 ) -> None:
     """With ``-o`` on these the same line ends, and asks nothing again."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise UnwritableTable("a value fits no column")
 
     prompts(2)

@@ -1,0 +1,168 @@
+"""Small files that stand for very much: what they take is bounded in bytes and in work."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from smartbatch.cli import compression, parquet_pages, parquet_rows
+from smartbatch.cli.inputs import RowSource
+from smartbatch.cli.parsed_rows import BadRow
+from smartbatch.cli.result_tables import _base
+from smartbatch.config import BatchingConfig
+from smartbatch.errors import ConfigError, InputError
+from smartbatch.tables.columns import shape_of
+
+PEAK = """
+import re, sys
+from pathlib import Path
+from smartbatch.cli.inputs import RowSource
+with RowSource(sys.argv[1]) as source:
+    for row in source.rows():
+        pass
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+"""
+
+
+def peak(path: Path) -> int:
+    """The MB that reading a file took, in a process of its own."""
+    line = [sys.executable, "-c", PEAK, str(path)]
+    return int(subprocess.run(line, capture_output=True, text=True, check=True).stdout) >> 10
+
+
+def bomb(rows: int, characters: int) -> bytes:
+    """Rows of Parquet whose texts are two, in a dictionary."""
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = pyarrow.array(["x" * characters, "y" * characters]).dictionary_encode()
+    written = io.BytesIO()
+    column = texts.take(pyarrow.array([n % 2 for n in range(rows)]))
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": column}), written, compression="zstd")
+    return written.getvalue()
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of one program")
+@pytest.mark.parametrize(
+    ("name", "small", "large"),
+    [
+        ("in.parquet", lambda: bomb(100, 500_000), lambda: bomb(1000, 500_000)),
+        (
+            "in.txt.zst",
+            lambda: zstandard.compress(b"x" * (1 << 26)),
+            lambda: zstandard.compress(b"x" * 10 * (1 << 26)),
+        ),
+        ("in.jsonl.gz", lambda: gzip.compress(b" " * 10**7, 1), lambda: gzip.compress(b" " * 10**8, 1)),
+    ],
+)
+def test_ten_times_the_content_takes_no_more_memory(
+    tmp_path: Path, name: str, small: Callable[[], bytes], large: Callable[[], bytes]
+) -> None:
+    """Below what a row of the longest kind takes anyway."""
+    peaks = []
+    for make in (small, large):
+        (tmp_path / name).write_bytes(make())
+        peaks.append(peak(tmp_path / name))
+    assert peaks[1] < peaks[0] + 200, peaks
+    assert peaks[1] < 500, peaks
+
+
+def test_equal_texts_of_parquet_are_held_once(tmp_path: Path) -> None:
+    """However many rows have them."""
+    (tmp_path / "in.parquet").write_bytes(bomb(300, 100_000))
+    with RowSource(str(tmp_path / "in.parquet")) as source:
+        texts = [row.fields["prompt"] for row in source.rows() if not isinstance(row, BadRow)]
+    assert len(texts) == 300
+    assert texts[0] == "x" * 100_000 != texts[1]
+    assert len(set(map(id, texts))) < 30, "a few for each batch of rows"
+
+
+def test_a_page_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its header, before it is unpacked."""
+    monkeypatch.setattr(parquet_pages, "MAX_PAGE_BYTES", 100_000)
+    (tmp_path / "in.parquet").write_bytes(bomb(10, 100_000))
+    with RowSource(str(tmp_path / "in.parquet")) as source:
+        (row,) = source.rows()
+    assert isinstance(row, BadRow)
+    assert "a page of 200,008 bytes is longer" in row.message
+
+
+def test_more_rows_than_a_file_can_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of equal rows takes no bytes."""
+    monkeypatch.setattr(parquet_rows, "_FREE_ROWS", 100)
+    (tmp_path / "in.parquet").write_bytes(bomb(20_000, 1))
+    with RowSource(str(tmp_path / "in.parquet")) as source:
+        (row,) = source.rows()
+    assert isinstance(row, BadRow)
+    assert "bytes stand for 20,000 rows" in row.message
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_content_out_of_all_proportion_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr(compression, "_FREE_BYTES", 1 << 16)
+    monkeypatch.setattr(compression, "_MAX_RATIO", 100)
+    pack: Any = gzip.compress if ending == "gz" else zstandard.compress
+    path = tmp_path / f"in.txt.{ending}"
+    for size, fits in ((60_000, True), (1_000_000, False)):
+        path.write_bytes(pack(b"prompt\n" * (size // 7)))
+        with RowSource(str(path)) as source:
+            if fits:
+                assert len(list(source.rows())) == size // 7
+            else:
+                with pytest.raises(InputError, match="over 100 times the size of the compressed file"):
+                    list(source.rows())
+
+
+def seconds(work: Callable[[int], object], size: int) -> float:
+    """The least of three times."""
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        work(size)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param(lambda size: _base("result_" * size), id="a name of prefixes"),
+        pytest.param(lambda size: shape_of({f"k{n}": 1} for n in range(size)), id="records without an end"),
+    ],
+)
+def test_ten_times_the_input_takes_some_ten_times_as_long(work: Callable[[int], object]) -> None:
+    """And not a hundred times."""
+    work(100)
+    assert seconds(work, 100_000) < 40 * max(seconds(work, 10_000), 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "printed"),
+    [
+        ("a.toml", "#" * 300_000, "is larger than 256 KiB"),
+        ("a.toml", "a = " + "[" * 100_000, "is nested too deeply"),
+        ("a.yaml", "a: " + "[" * 5_000 + "]" * 5_000, "is nested too deeply"),
+        (
+            "a.yaml",
+            "a0: &a0 [x]\n"
+            + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)),
+            "it has 81 aliases, more than 20",
+        ),
+    ],
+)
+def test_a_settings_file_that_explodes_is_refused(tmp_path: Path, name: str, text: str, printed: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=printed):
+        BatchingConfig.load(tmp_path / name)
