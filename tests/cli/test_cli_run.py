@@ -381,7 +381,7 @@ def test_on_a_terminal_each_result_is_one_line_of_its_width(folder: Path, column
     assert cells_of(lines[0]) == columns
     assert lines[0].endswith("…")
     assert lines[1].startswith("1  two lines → Here is ")
-    assert lines[2].startswith("3  日本語日本語")
+    assert lines[2].startswith("2  日本語日本語")
 
 
 @pytest.mark.full
