@@ -179,9 +179,7 @@ class BatchingClient:
             StoreError: a durable request could not be stored.
             ClientClosed: the client was stopped.
         """
-        if "durable" in params or "key" in params:
-            return self._running.durable.submit(prompt, params)
-        return self._running.submit(self._settings.preparer.request(prompt, params))
+        return self._running.submit_prompt(prompt, params)
 
     def submit_urgent(self, prompt: Prompt, **params: Unpack[SubmitParams[T]]) -> ResultFuture[T]:
         """As :meth:`submit`, on the next free slot and without a window."""

@@ -76,7 +76,7 @@ class BatchingConfig(Value):
     retry_max_delay: float = seconds(10.0, "Longest delay of a retry.", 0.01, 3600)
 
     validation_retries: int = setting(
-        2, "int", "Repairs of an answer that does not fit its schema; each is paid.", 0, 10
+        3, "int", "Repairs of an answer that does not fit its schema; each is paid.", 0, 10
     )
 
     breaker_threshold: int = setting(
@@ -132,8 +132,11 @@ class BatchingConfig(Value):
     packing: bool = setting(
         False, "bool", "Several prompts are packed into one call; see the risks in the documentation."
     )
-    deduplicate: bool = setting(
-        True, "bool", "Identical requests in flight, or of one job, share one answer."
+    deduplicate: bool | None = setting(
+        None,
+        "bool",
+        "Identical requests in flight, or of one job, share one answer; unset: all but those with an "
+        "explicit temperature above 0 and the answers of n.",
     )
     cache: str | None = setting(
         None, "text", "File of the response cache, so that the same request is not paid again."
@@ -231,8 +234,13 @@ class BatchingConfig(Value):
     prefer_individual_for: frozenset[str] = setting(
         frozenset(), "texts", "Purposes of requests that never wait for other requests or for a batch."
     )
-    max_parallel_individual: int = setting(
-        5, "int", "Calls in flight for a list that the threshold strategy sends individually.", 1, 1024
+    max_parallel_individual: int | None = setting(
+        None,
+        "int",
+        "Calls in flight for each list that is sent individually, within parallelism; unset: 5 for the "
+        "threshold strategy, else parallelism.",
+        1,
+        1024,
     )
     flex: bool = setting(
         True, "bool", "Lets auto use the provider's cheaper, slower tier, where there is one."
@@ -344,7 +352,7 @@ class Settings(TypedDict, total=False):
     prices: Mapping[str, Price | Mapping[str, Any]]
     allow_unknown_price: bool
     packing: bool
-    deduplicate: bool
+    deduplicate: bool | None
     cache: str | None
     cache_ttl: Duration
     cache_max_bytes: int
@@ -366,7 +374,7 @@ class Settings(TypedDict, total=False):
     time_value: float
     keep_going: bool
     prefer_individual_for: str | Collection[str]
-    max_parallel_individual: int
+    max_parallel_individual: int | None
     flex: bool
     on_error: OnError
     exit_grace: Duration

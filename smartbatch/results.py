@@ -11,7 +11,7 @@ from attrs import evolve
 
 from smartbatch._display import paragraph, short, table
 from smartbatch.errors import AllRequestsFailed, ListStopped, RowSkipped
-from smartbatch.tables.answer_columns import answer_columns, as_rows, with_answers
+from smartbatch.tables.answer_columns import answer_columns, as_rows, row_count, with_answers
 from smartbatch.tables.columns import to_arrow, to_pandas, to_polars
 from smartbatch.tables.kinds import index_of, table_of
 from smartbatch.types import DEFECTS, Result, Route, T, Usage, Vector
@@ -272,8 +272,10 @@ def ended(results: ResultList[T], wall: float, prompts: object = None) -> Result
 
 
 def of_prompts(results: ResultList[T], prompts: object) -> ResultList[T]:
-    """Note the table that the prompts of a list came from, if they did, and return the list."""
-    results.table = table_of(prompts)
+    """Note the table that the prompts of a list came from, if they did, and return the list. With several
+    answers to a prompt its rows are not those of the table."""
+    table = table_of(prompts)
+    results.table = table if table is not None and row_count(table) == len(results) else None
     return results
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import Factory, asdict, evolve, field, frozen
 
@@ -38,6 +38,7 @@ from smartbatch.events import (
     ShardChanged,
 )
 from smartbatch.jobs.client_jobs import ClientJobs, JobParts
+from smartbatch.jobs.job_options import checked_key
 from smartbatch.jobs.preconditions import batches_of, check_priced
 from smartbatch.jobs.store_at_start import StoreAtStart
 from smartbatch.jobs.threads import OwnThreads
@@ -65,7 +66,8 @@ from smartbatch.routing.history import ForecastHistory, process_memory
 from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import Reading
 from smartbatch.routing.lists import ListRouter
-from smartbatch.types import Generation, Kind
+from smartbatch.routing.several_answers import AnswerFutures
+from smartbatch.types import Generation, Kind, Prompt, Request
 
 if TYPE_CHECKING:
     from smartbatch.jobs.dependencies import JobDependencies, RealtimeItem
@@ -140,6 +142,7 @@ class ClientSettings:
             tuple(preprocess),
             request_timeout=config.request_timeout,
             check=model.check,
+            deduplicate=config.deduplicate,
         )
         if config.telemetry_content:
             hooks = evolve(hooks, middleware=(*hooks.middleware, record_content))
@@ -267,7 +270,7 @@ class RunningState:
             service=service,
             budget=budget,
             calibration=self.history.calibration,
-            deduplicate=config.deduplicate and settings.hooks.shareable,
+            shares=realtime.admission.shares,
         )
         return JobParts(service, submission, DeferredJobs(config, model, service), budget, summaries)
 
@@ -314,6 +317,33 @@ class RunningState:
         bus.subscribe(self.routing.displays, *shown)
         bus.subscribe(self._started, ClientStarted)
         bus.subscribe(self._accepted, JobAccepted)
+
+    def submit_prompt(self, prompt: Prompt, params: Mapping[str, Any]) -> ResultFuture:
+        """Queue the request for a prompt, or one for each answer that it asks for; see
+        :meth:`smartbatch.BatchingClient.submit`."""
+        preparer = self._settings.preparer
+        if "durable" not in params and "key" not in params:
+            request, submit = preparer.request(prompt, params), self.submit
+            if request.params.n is None:
+                return submit(request)
+
+            def submit_numbered(request: Request, number: int) -> ResultFuture:  # noqa: ARG001
+                return submit(request)
+
+        else:
+            given = dict(params)
+            durable, key = given.pop("durable", None), checked_key(given.pop("key", None))
+            request = preparer.request(prompt, given)
+
+            def submit_numbered(request: Request, number: int) -> ResultFuture:
+                own = key if key is None or not number else f"{key}#{number + 1}"
+                return self.durable.submit(request, own, durable=durable)
+
+        samples = preparer.samples(request)
+        if len(samples) == 1:
+            return submit_numbered(samples[0], 0)
+        run_later, on_interrupt = self._callbacks.run_later, self.deferral.cancel_pending
+        return AnswerFutures(samples, submit_numbered, run_later, on_interrupt).whole
 
     @property
     def uses_store(self) -> bool:

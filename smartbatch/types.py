@@ -277,6 +277,8 @@ class Generation(Value):
         top_p: above 0, up to 1.
         stop: up to 4 texts that end the output.
         seed: integer that asks for repeatable sampling, where the provider knows it.
+        n: answers to the prompt, 1 to 128: each is a request of its own, with its own result, and none
+            shares the answer of another unless ``deduplicate`` is True.
         response_format: the provider's own ``response_format`` value.
         schema: a JSON schema the answer must follow, or a class to make objects of, from which the schema is
             made when the request is taken (:func:`smartbatch.core.preparation.schemas.schema_of`);
@@ -296,6 +298,7 @@ class Generation(Value):
     top_p: float | None = None
     stop: tuple[str, ...] | None = field(default=None, repr=short)
     seed: int | None = None
+    n: int | None = None
     response_format: Mapping[str, Any] | None = field(default=None, repr=short)
     schema: Mapping[str, Any] | None = field(default=None, converter=_schema, repr=short)
     schema_mode: str | None = None
@@ -337,13 +340,16 @@ class Request:
         purpose: free label for reporting and routing rules.
         isolation_key: requests with different keys never share a call.
         embedding: set for a vector instead of a text; the prompt is then the text to embed.
-        deduplicate: False keeps this request from joining an identical one in flight, and from sharing the
-            answer of an identical one in a list or a job.
+        deduplicate: whether the request shares the answer of an identical one in flight, in a list or in a
+            job. ``None`` follows the client's setting: by default all do but those with an explicit
+            temperature above 0 and the answers of ``n``. False also bypasses the cache.
         call: own callable ``call(request, attempt)`` that makes the call itself; it goes through the
             same queue, gates and retries. Returns an ``Answer``, a text, or any object
-            (found as ``Result.parsed``). ``attempt`` is an :class:`Attempt`: a number that also has the
-            ``timeout`` of this try. The prompt is what the callable makes of it; a vector cannot be asked
+            (found as ``Result.parsed``), or one of these with its :class:`Usage`, as ``(value, usage)``.
+            ``attempt`` is an :class:`Attempt`: a number that also has the ``timeout`` and the
+            ``temperature`` of this try. The prompt is what the callable makes of it; a vector cannot be asked
             for besides.
+        sample: the number of the answer, from 0, where ``n`` asked for several; set by the library.
     """
 
     __repr__ = fields_repr
@@ -358,8 +364,9 @@ class Request:
     purpose: str | None = field(default=None, repr=brief)
     isolation_key: str | None = field(default=None, repr=brief)
     embedding: Embedding | None = None
-    deduplicate: bool = True
+    deduplicate: bool | None = None
     call: Callable[[Request, Attempt], Any] | None = field(default=None, repr=brief)
+    sample: int | None = field(default=None, kw_only=True)
 
 
 class Attempt(int):
@@ -367,13 +374,16 @@ class Attempt(int):
 
     Attributes:
         timeout: seconds that this try has; the callable has to keep them itself.
+        temperature: the temperature to use: 0.0, 0.25 and 0.5 for the repairs of an answer that does not fit
+            its schema, else that of the request; ``None`` for the model's default.
     """
 
     timeout: float
+    temperature: float | None
 
-    def __new__(cls, number: int, timeout: float) -> Self:
+    def __new__(cls, number: int, timeout: float, temperature: float | None = None) -> Self:
         attempt = super().__new__(cls, number)
-        attempt.timeout = timeout
+        attempt.timeout, attempt.temperature = timeout, temperature
         return attempt
 
 
@@ -467,12 +477,12 @@ class Result(Generic[T_co]):
             say what it used; 0 when the price is unknown.
         paid_before: True when the answer was stored and paid for by an earlier call or run, whose ``usage``
             and ``cost`` these are.
-        latency: seconds of the call that answered; by batch, from the submission of the batch to the
-            result, which all requests of a batch waited for together.
+        latency: seconds of the call that answered, or of the last call of a failed request; by batch, from
+            the submission of the batch to the result, which all requests of a batch waited for together.
         queued: seconds between submission and that call's start, or that of the batch.
         time_to_first_chunk: for a stream, seconds from that call's start to the first piece of text.
         attempts: calls made.
-        route: how it was answered; ``None`` when it was never sent.
+        route: how it was sent, also if it failed; ``None`` when it was never sent.
         finish_reason: why the output ended; see :class:`Answer`.
         model: the model that answered, or was asked, as ``provider:model``.
         provider_request_id: the provider's id of the call that answered.
@@ -481,6 +491,8 @@ class Result(Generic[T_co]):
         dropped: parameters that were left out because the provider does not take them, with the reasons.
         deduplicated: True when the answer came from an identical request in flight, or of the same list or
             job (then ``cost`` is 0).
+        answers: the result of each answer, where a single request asked for several with ``n``; then
+            ``usage``, ``cost`` and ``attempts`` are totals, and all else is that of the first that succeeded.
     """
 
     __repr__ = fields_repr
@@ -509,6 +521,7 @@ class Result(Generic[T_co]):
     extra: Mapping[str, Any] | None = field(default=None, repr=short)
     unconfirmed_cost: float = 0.0
     paid_before: bool = False
+    answers: tuple[Result[T_co], ...] = field(default=(), repr=short)
 
     @property
     def ok(self) -> bool:
@@ -588,6 +601,7 @@ class GenerationParams(TypedDict, Generic[T], total=False):
     top_p: float | None
     stop: str | Sequence[str] | None
     seed: int | None
+    n: int | None
     response_format: Mapping[str, Any] | None
     schema: type[T] | UnionType | SpecialForm | Mapping[str, Any] | None
     schema_mode: SchemaMode | None

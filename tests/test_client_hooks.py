@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, SmartbatchError
+from smartbatch.errors import ErrorKind, InvalidRequest, ProviderError, SmartbatchError, ValidationFailed
 from smartbatch.events import (
     CallFinished,
     CallStarted,
@@ -28,6 +29,13 @@ PATIENCE = 30.0
 def echo() -> MockProvider:
     """A mock that repeats its prompt."""
     return MockProvider(lambda request: f"re: {request.prompt}")
+
+
+def echo_of_vectors() -> MockProvider:
+    """A mock that could make vectors, and is never called."""
+    provider = MockProvider()
+    provider.capabilities = evolve(provider.capabilities, max_texts=10)
+    return provider
 
 
 # -- preprocessing ---------------------------------------------------------------------------------------
@@ -59,6 +67,36 @@ def test_a_hook_may_answer_locally(answer: Any, client_of: ClientOf) -> None:
     assert (result.context, result.request_id) == (5, "mine")
     assert provider.calls == []
     assert [result.text for result in client.map(["a", "b"])] == ["local", "local"]
+
+
+def test_a_local_answer_is_read_as_any_other(client_of: ClientOf) -> None:
+    """It passes through the schema and post_process, alone and in a list, and fails if it does not fit."""
+
+    def shout(result: Result) -> Result:
+        return evolve(result, text=str(result.text).upper())
+
+    answers = {"good": '{"n": 7}', "bad": '{"n": "x"}'}
+    hooks = [lambda request: answers[request.prompt]]
+    client = client_of(echo(), preprocess=hooks, post_process=shout)
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    result = client.submit("good", schema=schema).result(PATIENCE)
+    assert (result.parsed, result.text, result.route) == ({"n": 7}, '{"N": 7}', Route.LOCAL)
+    good, bad = client.generate(["good", "bad"], schema=schema)
+    assert (good.parsed, good.text) == ({"n": 7}, '{"N": 7}')
+    assert isinstance(bad.error, ValidationFailed)
+    assert (bad.text, bad.cost, bad.attempts, bad.route) == ('{"n": "x"}', 0.0, 0, Route.LOCAL)
+    assert "a preprocess hook answered the request" in str(bad.error)
+
+
+def test_a_vector_may_be_local(client_of: ClientOf) -> None:
+    """Any sequence of numbers becomes an array; what is no vector of that length fails the request."""
+    client = client_of(echo_of_vectors(), preprocess=[lambda request: Answer(embedding=[1.0, 2.0])])
+    result = client.submit_embedding("x").result(PATIENCE)
+    assert (result.embedding, result.route) == (array("f", [1.0, 2.0]), Route.LOCAL)
+    error = client.submit_embedding("x", dimensions=3).exception(PATIENCE)
+    assert "its vector has 2 numbers instead of 3" in str(error)
+    texts = client_of(echo_of_vectors(), preprocess=[lambda request: "a text"])
+    assert "it has no vector" in str(texts.submit_embedding("x").exception(PATIENCE))
 
 
 def test_a_hook_may_reject(client_of: ClientOf) -> None:

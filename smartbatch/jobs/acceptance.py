@@ -51,7 +51,7 @@ class Items:
         api: the Batch API that will carry them; ``None`` when all run in real time.
         realtime: how many, counted from the first, run in real time from the beginning; ``None`` is all.
         realtime_for: requests of these purposes run in real time as well.
-        deduplicate: whether equal requests get one answer, unless one says otherwise.
+        shares: whether a request gets the answer of an equal one; ``None`` where none does.
         tell_dropped: takes the name of a field that has no effect in a batch, and why.
         priced: returns the most an item can cost, USD.
         within: takes what all can cost at most, and returns the job's budget.
@@ -67,7 +67,7 @@ class Items:
     _api: BatchApi | None = field(kw_only=True)
     _realtime: int | None = field(default=0, kw_only=True)
     _realtime_for: Collection[str] = field(default=(), kw_only=True)
-    _deduplicate: bool = field(default=False, kw_only=True)
+    _shares: Callable[[Request], bool] | None = field(default=None, kw_only=True)
     _tell_dropped: Callable[[str, str], None] = field(default=lambda _name, _why: None, kw_only=True)
     _priced: Callable[[NewItem], float] | None = field(default=None, kw_only=True)
     _within: Callable[[float], float] | None = field(default=None, kw_only=True)
@@ -79,7 +79,7 @@ class Items:
         self._digest = RunningDigest(b"%b\n%b" % (self._job.model.encode(), self._job.params))
 
     def __iter__(self) -> Iterator[NewItem]:
-        equal = _EqualRows(self._job) if self._deduplicate else None
+        equal = None if self._shares is None else _EqualRows(self._job, self._shares)
         try:
             for row, request in enumerate(self._requests):
                 item = self._item(row, request)
@@ -175,10 +175,12 @@ class _EqualRows:
 
     Args:
         job: the job they belong to.
+        shares: whether a request gets the answer of an equal one.
     """
 
-    def __init__(self, job: JobRow) -> None:
+    def __init__(self, job: JobRow, shares: Callable[[Request], bool]) -> None:
         self._job = job
+        self._shares = shares
         self._keys = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         for statement in (
             "PRAGMA journal_mode = OFF",
@@ -197,7 +199,7 @@ class _EqualRows:
         Raises:
             StoreError: there is no room for the keys.
         """
-        if not request.deduplicate:
+        if not self._shares(request):
             return None
         key = fingerprint(request, self._job.model, self._job.scope)[:_KEY_BYTES]
         try:

@@ -120,6 +120,8 @@ class ClaimTurns:
         """Return the limit of a job; more where many results come in the time in which they gather: half of
         the limit is for calls in flight."""
         limit = job.limit()
+        if job.capped:
+            return limit
         return max(limit, min(MOST_AHEAD, limit // 2 + 2 * self._interval.meanwhile))
 
     def begin(self, turn: Turn) -> None:
@@ -146,6 +148,11 @@ class ClaimTurns:
     def stored(self, job: RealtimeItems, count: int) -> None:
         """Note that results of items of a job were stored, or are another process's."""
         self.under_way -= Counter({job.limit: count})
+
+
+def is_capped(row: JobRow, config: BatchingConfig) -> bool:
+    """Whether the setting ``max_parallel_individual`` limits the items of a job that are in flight."""
+    return config.max_parallel_individual is not None and row.policy.route is Route.INDIVIDUAL
 
 
 def gathers_in_queue(row: JobRow, provider: Provider | None, config: BatchingConfig) -> bool:

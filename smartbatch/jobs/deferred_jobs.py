@@ -14,7 +14,7 @@ from attrs import define, evolve, frozen
 
 from smartbatch._values import Record, Value
 from smartbatch.config import BatchingConfig
-from smartbatch.core.preparation.fingerprint import fingerprint
+from smartbatch.core.preparation.fingerprint import fingerprint, shares_answer
 from smartbatch.core.preparation.preparer import kind_of
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs.payload import Shared, decode_params, decode_request, encode_request
@@ -115,7 +115,7 @@ class DeferredJobs:
             with suppress(InvalidRequest):
                 body = encode_request(one, _NOTHING)
                 api.encode(one, model=self._model.name, wire_id=_SOME_WIRE_ID)
-                return Storable(one, self._key(body, _NOTHING) if self._config.deduplicate else None)
+                return Storable(one, self._key(body, _NOTHING))
         return None
 
     def new_key(self) -> str:
@@ -208,7 +208,7 @@ class DeferredJobs:
     def _key(self, body: bytes, shared: Shared) -> bytes | None:
         """Return the key of a stored request: a schema made of a class is a plain one there."""
         request = decode_request(body, shared, id=None)
-        if not request.deduplicate:
+        if not shares_answer(request, self._config.deduplicate):
             return None
         return fingerprint(request, self._model.name, self._model.provider.scope)
 

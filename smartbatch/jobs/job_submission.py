@@ -59,7 +59,8 @@ class _Draft(Value):
 
 @frozen(eq=False, repr=False)
 class JobSubmission:
-    """Stores jobs for one client, within its budget; ``deduplicate`` gives equal rows of a job one answer."""
+    """Stores jobs for one client, within its budget; ``shares`` says of a request whether it gets the answer
+    of an equal one of its job."""
 
     _config: BatchingConfig
     _clock: Clock
@@ -69,7 +70,7 @@ class JobSubmission:
     _service: JobService = field(kw_only=True)
     _budget: ClientBudget = field(kw_only=True)
     _calibration: Callable[[str, Kind], Calibration] = field(kw_only=True)
-    _deduplicate: bool = field(kw_only=True)
+    _shares: Callable[[Request], bool] = field(kw_only=True)
 
     # -- submitting ------------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class JobSubmission:
         """Store requests as a job: for real time where they are few, else for a batch; raises as
         :meth:`submit`."""
         policy = self._policy(options.fallback)
-        few, requests = self._few(requests)
+        few, requests = self._few(requests, params)
         kind, _, rows = self._rows(requests, params)
         return self._accept(_Draft(kind, rows, params, policy, options, realtime=None if few else 0))
 
@@ -198,7 +199,7 @@ class JobSubmission:
         """
         policy = evolve(self._policy(None), attended=True)
         draft = _Draft(kind, iter(requests.values()), {}, policy, JobOptions(), realtime=None)
-        job, items = self._rows_of(draft, deduplicate=False)
+        job, items = self._rows_of(draft, None)
         names = list(zip(requests, digests, strict=True))
         job_id, places = self._service.accept_named(job, items, names, join=join)
         return job_id, dict(zip(requests, places, strict=True))
@@ -312,7 +313,7 @@ class JobSubmission:
             by_cost: becomes what the job can cost at most.
         """
         within = None if by_cost is None else partial(self._budget.reservations.enlarge, by_cost)
-        job, items = self._rows_of(draft, deduplicate=self._deduplicate, within=within)
+        job, items = self._rows_of(draft, self._shares, within)
         return self._service.accept(job, items, named, carry_on=draft.options.carry_on)
 
     def _most_of(self, job: JobRow) -> Callable[[NewItem], float]:
@@ -322,7 +323,10 @@ class JobSubmission:
         return partial(ceiling.of_new, alone=job.policy.fallback == "individual")
 
     def _rows_of(
-        self, draft: _Draft, *, deduplicate: bool, within: Callable[[float], float] | None = None
+        self,
+        draft: _Draft,
+        shares: Callable[[Request], bool] | None,
+        within: Callable[[float], float] | None = None,
     ) -> tuple[JobRow, Items]:
         """Return a job, and what makes its items as they are read."""
         api, _ = batches_of(self._config, self._model, draft.kind)
@@ -348,7 +352,7 @@ class JobSubmission:
             api=api,
             realtime=draft.realtime,
             realtime_for=purposes,
-            deduplicate=deduplicate,
+            shares=shares,
             tell_dropped=self._service.tell_dropped,
             priced=None if within is None else self._most_of(job),
             within=within,
@@ -404,9 +408,9 @@ class JobSubmission:
         common = {} if first.embedding is None else {"embedding": first.embedding}
         return kind_of(first), common, chain((first,), rows)
 
-    def _few(self, requests: Iterable[Prompt]) -> tuple[bool, Iterable[Prompt]]:
+    def _few(self, requests: Iterable[Prompt], params: Mapping[str, Any]) -> tuple[bool, Iterable[Prompt]]:
         """Return whether there are too few rows for a batch, and the rows."""
-        least = self._config.batch_threshold
+        least = -(-self._config.batch_threshold // self._preparer.answers_each(params))
         if isinstance(requests, Sized):
             return len(requests) < least, requests
         rows = iter(requests)

@@ -127,8 +127,9 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
             form[name] = value
     if request.priority is not Priority.NORMAL:
         form["priority"] = int(request.priority)
-    if not request.deduplicate:
-        form["deduplicate"] = False
+    for name in ("deduplicate", "sample"):
+        if (value := getattr(request, name)) is not None:
+            form[name] = value
     # the common case: one text and a context of a few, which the encoder itself can judge
     if "prompt" in form and len(form) == 2 + ("context" in form) and _is_flat(form.get("context")):
         try:
@@ -170,7 +171,8 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: floa
             purpose=form.get("purpose"),
             isolation_key=form.get("isolation_key"),
             embedding=_embedding(form["embedding"]) if "embedding" in form else shared.embedding,
-            deduplicate=form.get("deduplicate", True),
+            deduplicate=form.get("deduplicate"),
+            sample=form.get("sample"),
         )
 
     return _read(data, made)

@@ -35,6 +35,7 @@ class RealtimeItems:
     Attributes:
         limit: most items under way, of it and of the other jobs with the same limit.
         timeout: seconds for items that have none of their own.
+        capped: whether never more than ``limit`` may be under way.
         under_way: items that are claimed and whose results are not stored yet, by position.
         wanting: there may be more to claim.
         turn: how many are claimed before it is another job's turn.
@@ -57,6 +58,7 @@ class RealtimeItems:
     shared: Shared
     limit: ItemLimit
     timeout: float | None
+    capped: bool = field(default=False, kw_only=True)
     under_way: dict[int, Future[Result] | None] = field(factory=dict)
     wanting: bool = True
     turn: int = TURN

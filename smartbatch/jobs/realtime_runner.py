@@ -65,6 +65,7 @@ class RealtimeRunner:
         drop: cancels a request whose call has not started.
         limit_of: returns the limit of a job's items under way, which it shares with the other jobs that have
             it: so many may be sent twice when this process dies.
+        is_capped: says whether more items of a job than its limit must never be under way.
         request_timeout: seconds for items of attended jobs that have no time-out of their own.
         done: called with a job's id when no item of it is under way any more.
         keep: takes results that were stored, by the job's id, before it is told that they are.
@@ -74,6 +75,7 @@ class RealtimeRunner:
     _ask: Callable[[RealtimeItem], Future[Result]] = field(kw_only=True)
     _drop: Callable[[Future[Result]], None] = field(kw_only=True)
     _limit_of: Callable[[JobRow], ItemLimit] = field(kw_only=True)
+    _is_capped: Callable[[JobRow], bool] = field(default=lambda _: False, kw_only=True)
     _request_timeout: float | None = field(default=None, kw_only=True)
     _done: Callable[[str], None] = field(kw_only=True)
     _keep: Callable[[str, Iterable[tuple[NewResult, Result]]], None] = field(
@@ -125,7 +127,7 @@ class RealtimeRunner:
         shared = decode_params(row.params)
         remember(shared.params)
         timeout = self._request_timeout if row.policy.attended else None
-        job = RealtimeItems(lease, row, shared, self._limit_of(row), timeout)
+        job = RealtimeItems(lease, row, shared, self._limit_of(row), timeout, capped=self._is_capped(row))
         with self._monitor:
             if self._halted:
                 return

@@ -41,6 +41,7 @@ from smartbatch.prices import PriceBook
 from smartbatch.types import Result, T
 
 if TYPE_CHECKING:
+    from smartbatch.jobs.realtime_items import ItemLimit
     from smartbatch.jobs.supervisor import JobSupervisor
 
 ELSEWHERE = 1.0
@@ -321,7 +322,7 @@ class JobService:
     def _new_supervisor(self, store: SqlStore) -> JobSupervisor:
         """Return what carries jobs on, which is imported with the first job: most clients have none."""
         with collector_paused("smartbatch.jobs.supervisor"):
-            from smartbatch.jobs.claim_turns import gathers_in_queue
+            from smartbatch.jobs.claim_turns import gathers_in_queue, is_capped
             from smartbatch.jobs.realtime_runner import RealtimeRunner
             from smartbatch.jobs.steps.runner import run_step
             from smartbatch.jobs.supervisor import JobSupervisor
@@ -355,13 +356,20 @@ class JobService:
         def called() -> int:
             return 2 * dependencies.parallelism()
 
+        def capped() -> int:
+            return min(config.max_parallel_individual or 1, dependencies.parallelism())
+
+        def limit_of(row: JobRow) -> ItemLimit:
+            if is_capped(row, config):
+                return capped
+            return queued if gathers_in_queue(row, self.serving.provider_of(row), config) else called
+
         realtime = RealtimeRunner(
             runtime,
             ask=dependencies.ask,
             drop=dependencies.drop,
-            limit_of=lambda row: (
-                queued if gathers_in_queue(row, self.serving.provider_of(row), config) else called
-            ),
+            limit_of=limit_of,
+            is_capped=lambda row: is_capped(row, config),
             request_timeout=config.request_timeout,
             done=self.notify,
             keep=self._fresh.keep,

@@ -25,7 +25,7 @@ from smartbatch.jobs.realtime_runner import RealtimeRunner
 from smartbatch.jobs.records import LEASE, JobLease, JobRow, JobState, LeaseLost
 from smartbatch.jobs.steps.context import JobRuntime, StepResult
 from smartbatch.jobs.threads import OwnThreads, wait_while
-from smartbatch.types import Result, Usage
+from smartbatch.types import Result, Route, Usage
 
 RENEW_EVERY = 5.0
 """Seconds between renewals: two may fail before the lease is over."""
@@ -530,4 +530,6 @@ def _unknown_outcome(row: JobRow) -> bytes | None:
         code="outcome_unknown",
         maybe_billed=True,
     )
-    return encode_result(Result("", error=error, attempts=1, model=row.model, usage=Usage(unknown=True)))
+    usage = Usage(unknown=True)
+    result = Result("", error=error, attempts=1, route=Route.INDIVIDUAL, model=row.model, usage=usage)
+    return encode_result(result)

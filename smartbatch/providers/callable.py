@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import Capabilities, Provider
-from smartbatch.types import Answer, Attempt, Request
+from smartbatch.types import Answer, Attempt, Request, Usage, evolve
 
 OwnCall: TypeAlias = Callable[[Request, Attempt], Any]
 OwnManyCall: TypeAlias = Callable[[Sequence[Request], Attempt], Sequence[Any]]
@@ -23,11 +23,14 @@ class CallableProvider(Provider):
     """Wraps ``fn(request, attempt)``, which may use any client, and is called from several threads.
 
     The function answers with a text, an :class:`~smartbatch.types.Answer` (which can carry usage and cost)
-    or any other object, found as ``Result.parsed``. It has to keep the call's time-out itself: a running
-    Python function cannot be stopped from outside.
+    or any other object, found as ``Result.parsed``; or with one of these and its
+    :class:`~smartbatch.types.Usage`, as ``(value, usage)``. An exception may have an attribute ``usage`` too;
+    those of the exceptions it was raised ``from`` are added. It has to keep the call's time-out itself: a
+    running Python function cannot be stopped from outside.
 
     Args:
-        fn: makes one call; ``attempt`` is 0 for the first, and ``attempt.timeout`` are the seconds it has.
+        fn: makes one call; ``attempt`` is 0 for the first, ``attempt.timeout`` are the seconds it has, and
+            ``attempt.temperature`` is the temperature to use.
         name: the prefix in logs and metrics, and the name of the quota.
         many: ``many(requests, attempt)`` makes one call for several requests and returns one entry for each,
             in their order: an answer as above, an exception where that request failed alone, or ``None``
@@ -65,7 +68,7 @@ class CallableProvider(Provider):
 
     def generate(self, request: Request, *, model: str, attempt: int, timeout: float) -> Answer:  # noqa: ARG002
         """Call the function; what it raises is passed on."""
-        return normalise(self._fn(request, Attempt(attempt, timeout)))
+        return normalise(self._fn(request, Attempt(attempt, timeout, request.params.temperature)))
 
     def generate_many(
         self,
@@ -82,7 +85,9 @@ class CallableProvider(Provider):
         """
         if self._many is None:
             return super().generate_many(requests, model=model, attempt=attempt, timeout=timeout)
-        answers = self._many(requests, Attempt(attempt, timeout))
+        temperatures = {request.params.temperature for request in requests}
+        temperature = temperatures.pop() if len(temperatures) == 1 else None
+        answers = self._many(requests, Attempt(attempt, timeout, temperature))
         if isinstance(answers, (str, bytes)) or not isinstance(answers, Sequence):
             raise TypeError(
                 f"many returned a {type(answers).__name__}; it must return a list, one entry a request"
@@ -101,6 +106,10 @@ class CallableProvider(Provider):
             verdict.kind = said
         return verdict
 
+    def takes_temperature(self, model: str) -> bool:  # noqa: ARG002
+        """The function is told the temperature, and may use it."""
+        return True
+
     def __repr__(self) -> str:
         return f"CallableProvider({getattr(self._fn, '__qualname__', type(self._fn).__name__)})"
 
@@ -111,6 +120,8 @@ def normalise(value: Any) -> Answer:
     Raises:
         TypeError: for a coroutine, which nobody would ever run.
     """
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Usage):
+        return evolve(normalise(value[0]), usage=value[1])
     if isinstance(value, Answer):
         return value
     if isinstance(value, str):
@@ -119,6 +130,22 @@ def normalise(value: Any) -> Answer:
         value.close()
         raise TypeError("the call returned a coroutine; run it inside the function, as in asyncio.run(…)")
     return Answer(value=value)
+
+
+def usage_of(error: BaseException) -> Usage | None:
+    """Return the usage of a failed call of an own function: that of the exception, and of each one it was
+    raised ``from``; ``None`` if none of them has a usage."""
+    found: dict[int, Usage] = {}
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        usage = getattr(at, "usage", None)
+        if isinstance(usage, Usage):
+            found[id(usage)] = usage  # an outer exception may carry on that of the inner one
+        at = at.__cause__
+    usages = list(found.values())
+    return sum(usages[1:], usages[0]) if usages else None
 
 
 def load_callable(path: str) -> OwnCall:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from array import array
 
 from attrs import evolve
 
 from smartbatch._clock import SteadyWall
-from smartbatch.core.preparation.fingerprint import fingerprint
-from smartbatch.core.preparation.structured import Parsed, read_answer
+from smartbatch.core.preparation.fingerprint import fingerprint, shares_answer
+from smartbatch.core.preparation.structured import Parsed, Problem, read_answer
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.cache import ResponseCache
 from smartbatch.realtime.setup import RealtimeSetup
@@ -51,12 +52,17 @@ class Admission:
         return request.id if request.id is not None else f"{self._prefix}{next(self._numbers)}"
 
     def fingerprint(self, request: Request) -> bytes | None:
-        """Return what requests that may share one answer have in common; ``None`` for one that must not."""
-        if not request.deduplicate or request.call is not None or not self._hooks.shareable:
+        """Return what identifies the answer of a request, for those that share it and for the cache; ``None``
+        for one that neither shares nor keeps it."""
+        if request.deduplicate is False or request.call is not None or not self._hooks.shareable:
             return None
-        if not self._deduplicate and self.cache is None:
+        if self.cache is None and not self.shares(request):
             return None
         return fingerprint(request, self._model.name, self._model.provider.scope)
+
+    def shares(self, request: Request) -> bool:
+        """Whether a request shares one answer with equal ones in flight, in a list and in a job."""
+        return self._hooks.shareable and shares_answer(request, self._deduplicate)
 
     def recalled(self, request: Request, key: bytes | None) -> Result | None:
         """Return the result the cache has under ``key``, its :meth:`fingerprint`, if it fits its schema."""
@@ -67,6 +73,32 @@ class Admission:
         if not isinstance(verdict, Parsed):
             return None
         return self.settled(request, evolve(answer, value=verdict.value), Route.CACHED)
+
+    def local(self, request: Request, answer: Answer) -> Result:
+        """Return the result of a request that a preprocessing hook answered.
+
+        Like the answer of a provider it has to fit what was asked for; else the result is failed, and keeps
+        the text.
+        """
+        problem: Problem | None = None
+        value = answer.value
+        if request.embedding is not None:
+            answer, problem = _with_vector(answer, request.embedding.dimensions)
+        elif value is None:
+            verdict = read_answer(request.params, answer.text, answer.finish_reason)
+            if isinstance(verdict, Parsed):
+                value = verdict.value
+            else:
+                problem = verdict
+        result = self.settled(request, evolve(answer, value=value), Route.LOCAL)
+        if problem is None:
+            return result
+        problem = evolve(problem, message=f"a preprocess hook answered the request, and {problem.message}")
+        error = problem.error(
+            text=answer.text, finish_reason=answer.finish_reason, request_id=result.request_id
+        )
+        error.route = Route.LOCAL
+        return evolve(result, error=error)
 
     def is_own(self, result: Result) -> bool:
         """Whether a result of one of the client's jobs is what its model said, as far as the result can tell.
@@ -90,3 +122,20 @@ class Admission:
             context=request.context,
             **answer_fields(answer),
         )
+
+
+def _with_vector(answer: Answer, dimensions: int | None) -> tuple[Answer, Problem | None]:
+    """Return an answer with its vector as an array, and what is wrong with it."""
+    try:
+        vector = None if answer.embedding is None else array("f", answer.embedding)
+    except TypeError:
+        return evolve(answer, embedding=None), _wrong("its embedding is no sequence of numbers")
+    if not vector:
+        return answer, _wrong("it has no vector: return Answer(embedding=[…])")
+    if dimensions is not None and len(vector) != dimensions:
+        return answer, _wrong(f"its vector has {len(vector)} numbers instead of {dimensions}")
+    return evolve(answer, embedding=vector), None
+
+
+def _wrong(message: str) -> Problem:
+    return Problem(message, message, final=True)

@@ -20,6 +20,9 @@ from smartbatch.realtime.setup import RealtimeSetup
 from smartbatch.realtime.ticket import Ticket, Waiter
 from smartbatch.types import Answer, Request, Result, Route, answer_fields, evolve
 
+NO_TEMPERATURE = ("temperature", "the model takes no temperature, so the answer was repaired without one")
+"""What is left out of a repair, and why."""
+
 
 @frozen(eq=False, repr=False)
 class Repair(Value):
@@ -134,12 +137,12 @@ def _validated(ticket: Ticket, answer: Answer, retries: int) -> Parsed | Repair 
     )
     if verdict.final or tried >= retries or ticket.stream is not None:  # what was streamed is out
         return error
+    was_dropped = any(field == "temperature" for field, _ in answer.dropped)
+    takes_temperature = not was_dropped and _takes_temperature(ticket)
+    if not takes_temperature and not was_dropped:
+        ticket.dropped = (NO_TEMPERATURE,)
     request = repair_request(
-        ticket.submission.request,
-        answer.text or "",
-        verdict,
-        tried,
-        takes_temperature=_takes_temperature(ticket, answer),
+        ticket.submission.request, answer.text or "", verdict, tried, takes_temperature=takes_temperature
     )
     return Repair(request, error)
 
@@ -176,8 +179,7 @@ def _cache_key(ticket: Ticket) -> bytes | None:
     return fingerprint(submission.request, lane.model, lane.provider.scope)
 
 
-def _takes_temperature(ticket: Ticket, answer: Answer) -> bool:
-    if any(field == "temperature" for field, _ in answer.dropped):
-        return False
-    own = ticket.submission.request.params.temperature is not None  # it was taken a moment ago
-    return own or ticket.lane.provider.takes_temperature(ticket.lane.model)
+def _takes_temperature(ticket: Ticket) -> bool:
+    """Whether a repair may set a temperature. A model that takes only its own was given 1, or none."""
+    given = ticket.submission.request.params.temperature
+    return given not in (None, 1) or ticket.lane.provider.takes_temperature(ticket.lane.model)

@@ -171,7 +171,13 @@ class Collector:
             return now
         opened = min(ticket.due for ticket in starting)
         batch: Batch[Ticket, Outcome] = Batch(
-            f"batch-{next(self._numbers)}", lane.label, opened, head.batch_key, starting, int(demand.tokens)
+            f"batch-{next(self._numbers)}",
+            lane.label,
+            opened,
+            head.batch_key,
+            starting,
+            int(demand.tokens),
+            min(ticket.must_start for ticket in starting),
         )
         batch.move(BatchState.READY)
         lane.started(batch.id, len(batch), now)
@@ -304,10 +310,7 @@ class Collector:
     def _move_locked(self, lane_queue: LaneQueue, other: Lane, head: Ticket, now: float) -> None:
         """Let the head of a lane wait in ``other``, where it may take more tokens and cost more."""
         lane_queue.pop()
-        head.lane = other
-        head.batch_key = other.batch_key(head.request)
-        priced = self._config.budget is not None or head.own_budget is not None
-        head.tokens, head.reserve = other.demand(head.request, head.input_tokens, priced=priced)
+        head.move(other, priced=self._config.budget is not None or head.own_budget is not None)
         self._queue.lanes[other].put(head, head.due, now)
         self._moved = True
 

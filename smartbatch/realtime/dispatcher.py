@@ -358,7 +358,7 @@ class BatchDispatcher:
         )
         batch.move(BatchState.AWAITING_RESPONSE)
         for ticket in batch.items:
-            ticket.calling = True
+            ticket.calling, ticket.route = True, route_of(lane, None, size)
         outcomes = lane.call(spec)
         batch.complete_all(outcomes)
         call.bill = bill(lane, batch.items, outcomes)
@@ -369,9 +369,6 @@ class BatchDispatcher:
         errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
         failed = errors and not any(isinstance(outcome, Answer) for outcome in outcomes)
         error = errors[-1] if failed else None
-        route = _route(call, outcomes)
-        for ticket in batch.items:
-            ticket.route = route
         return CallFinished(
             at=now,
             batch_id=batch.id,
@@ -382,7 +379,7 @@ class BatchDispatcher:
             cost=call.bill.cost,
             error=None if error is None else error.kind.value,
             maybe_billed=error is not None and error.maybe_billed,
-            route=route,
+            route=_route(call, outcomes),
             requests=call.requests,
         )
 

@@ -84,11 +84,15 @@ class DeferredEffects:
             refused = Result("", text=last.text, finish_reason=last.finish_reason)
             error = error if last is error else after_refusal(error, last)
         kept, paid = refused or Result(""), owed(ticket)
+        kept = kept if kept.dropped else evolve(kept, dropped=ticket.dropped)
         usage = evolve(ticket.usage, unknown=True) if ticket.calling and paid.unconfirmed else ticket.usage
+        attempts = ticket.attempts + ticket.calling
+        begun = ticket.started if attempts else self.now
+        seconds = self.now - ticket.started if ticket.calling else ticket.seconds
         for position, waiter in enumerate(waiters):
             first = position == 0 and not left
             own = named(error, waiter.request_id)
-            own.attempts, own.route = ticket.attempts, ticket.route
+            own.attempts, own.route = attempts, ticket.route
             result = Result(
                 request_id=waiter.request_id,
                 parsed=kept.parsed,
@@ -96,8 +100,10 @@ class DeferredEffects:
                 usage=usage if first else NO_USAGE,
                 cost=paid.cost if first else 0.0,
                 unconfirmed_cost=paid.unconfirmed if first else 0.0,
-                attempts=ticket.attempts,
-                queued=max(0.0, self.now - waiter.submitted),
+                latency=seconds,
+                attempts=attempts,
+                route=ticket.route,
+                queued=max(0.0, begun - waiter.submitted),
                 time_to_first_chunk=_first_chunk(ticket),
                 model=ticket.lane.label,
                 context=waiter.request.context,
@@ -264,7 +270,7 @@ def answered(ticket: Ticket, answer: Answer, *, seconds: float, parsed: object, 
         route=route,
         model=ticket.lane.label,
         context=waiter.request.context if waiter else None,
-        **answer_fields(answer),
+        **answer_fields(evolve(answer, dropped=(*answer.dropped, *ticket.dropped))),
     )
 
 

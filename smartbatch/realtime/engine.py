@@ -80,7 +80,8 @@ class RealtimeEngine:
         )
         self.gates = Gates(budget, setup.rng)
         self.callbacks = CallbackThread(clock, setup.report, setup.hooks.run_callback)
-        self.router = ResponseRouter(setup, self.queue, self.gates, None if cache is None else cache.put)
+        keep = None if cache is None else cache.put
+        self.router = ResponseRouter(setup, self.queue, self.gates, keep, self._fallback_lane)
         self.collector = Collector(setup, self.queue, self.gates, self.router, self._fallback_lane)
         self.dispatcher = BatchDispatcher(setup, self.queue, self.collector, self.router)
         self.lanes = LaneFactory(setup, self._attach, cache)

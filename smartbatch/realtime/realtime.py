@@ -212,7 +212,7 @@ class Realtime:
                 admission.id_of(request),
                 lane,
                 options,
-                fingerprint=shared if config.deduplicate else None,
+                fingerprint=shared if shared is not None and admission.shares(request) else None,
                 cache_key=key if admission.cache is not None and recalls else None,
                 input_tokens=estimated,
                 tokens=tokens,
@@ -265,8 +265,8 @@ class Realtime:
         future: ResultFuture | None = None,
     ) -> ResultFuture:
         if isinstance(prepared, Answer):
-            known = self.admission.settled(request, prepared, Route.LOCAL)
-            return self._settled(request, known, options, future)
+            known = self.admission.local(request, prepared)
+            return self._settled(request, self.process(known) if known.ok else known, options, future)
         self._preparer.check(prepared)
         if not options.alone and self.never_waits(prepared):
             options = evolve(options, alone=True)

@@ -25,7 +25,7 @@ from smartbatch.core.limits.failures import (
     is_unhealthy,
     retry_kind,
 )
-from smartbatch.core.limits.retry import Circumstances, RetryPolicy, decide
+from smartbatch.core.limits.retry import Circumstances, RetryCount, RetryPolicy, decide
 from smartbatch.core.limits.suspension import PackingHealth
 from smartbatch.core.preparation.answer_length import SHAPES
 from smartbatch.core.preparation.tokens import estimate_request
@@ -118,6 +118,7 @@ class ResponseRouter:
         queue: whose tickets it ends or lets wait again.
         gates: told how calls ended.
         keep: gives an answer to the cache.
+        fallback: returns the lane of the fallback model for requests of a lane, or ``None``.
     """
 
     def __init__(
@@ -126,8 +127,11 @@ class ResponseRouter:
         queue: RequestQueue,
         gates: Gates,
         keep: Callable[[bytes, Answer], object] | None,
+        fallback: Callable[[Lane], Lane | None],
     ) -> None:
         config = setup.config
+        self._config = config
+        self._fallback = fallback
         self._queue = queue
         self._gates = gates
         self._policy = RetryPolicy(
@@ -154,12 +158,13 @@ class ResponseRouter:
         ended = zip(call.batch.items, call.batch.outcomes, call.bill.parts, strict=True)
         for ticket, outcome, cost in ended:
             ticket.attempts += not is_kept(outcome)
+            ticket.seconds = seconds
+            ticket.route = route = route_of(ticket.lane, outcome, size)
             account(ticket, outcome, cost)
             if isinstance(outcome, Answer):
                 if learns and outcome.usage is not None:
                     shape = SHAPES.of(ticket.submission.request.params).key
                     call.permit.lane.calibration.observe(ticket.input_tokens, outcome.usage, shape)
-                route = route_of(ticket.lane, outcome, size)
                 readings.append(self._reader.read(call.batch, ticket, outcome, seconds, route))
             else:
                 readings.append(MissingAnswer() if outcome is None else outcome)
@@ -336,10 +341,12 @@ class ResponseRouter:
            blame for that; of a packed prompt no try is counted.
         3. It met the refusal, or the web page, that stopped the lane for all, and another model takes over:
            again, there, and uncounted. Other failures in a stopped lane may have been billed, and count.
-        4. The policy allows no further try, an outage has lasted too long, or the request must not be sent
-           again (cancelled, or partly streamed): fail. If the provider never answered anybody, what failed is
+        4. The policy allows no further try, or an outage has lasted too long, and there is a fallback model:
+           on there, with tries of its own.
+        5. There is none, or the request must not be sent again (cancelled, or partly streamed): fail. If the
+           provider never answered anybody, what failed is
            rather an address than a service, and the lane is stopped, so that others do not wait for it.
-        5. Again after its delay; alone from its second failure on, in case it causes them.
+        6. Again after its delay; alone from its second failure on, in case it causes them.
         """
         lane = call.permit.lane
         refusal = flex_refusal(lane, error)
@@ -372,7 +379,13 @@ class ResponseRouter:
         )
         health.answered = health.answered or (stream is not None and stream.begun)
         if retry is None or too_long or last:
-            self.fail_locked(ticket, error, effects)
+            other = None if last else self._fallback_for(ticket, error)
+            if other is None:
+                self.fail_locked(ticket, error, effects)
+            else:
+                ticket.move(other, priced=self._config.budget is not None or ticket.own_budget is not None)
+                ticket.retry_count = RetryCount()
+                self._again(ticket, error, error.kind.value, effects)
             if is_network(error) and not health.answered:
                 self._stop(lane, error, effects)
             return
@@ -382,6 +395,20 @@ class ResponseRouter:
             # Behind the others: requests that always fail must not delay them, nor be every probe.
             ticket.key = latest_start(effects.now, ticket.request.priority, ticket.deadline)
         self._again(ticket, error, error.kind.value, effects, retry.delay, counted=retry.counted)
+
+    def _fallback_for(self, ticket: Ticket, error: ProviderError) -> Lane | None:
+        """Return the lane of the fallback model for a request that its own model cannot answer; ``None`` if
+        there is none, or another model would not help.
+
+        The breaker may never open for the failures of one request. Vectors of two models cannot be compared,
+        and an own callable would only be called once more.
+        """
+        request = ticket.request
+        outage = is_unhealthy(error) or is_for_all(error)
+        if not self._falls_back or not outage or request.embedding is not None or request.call is not None:
+            return None
+        other = self._fallback(ticket.lane)
+        return None if other is ticket.lane else other
 
     def _again(
         self,

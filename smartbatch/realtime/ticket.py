@@ -257,7 +257,9 @@ class Ticket:
         cost: USD of all tries whose bill is known; ``None`` once a price is unknown.
         unconfirmed: USD that the other tries may have cost.
         calling: whether a call for it is under way, whose bill is not known yet.
-        route: of the last try; ``None`` before it, and for a function of the user's.
+        seconds: of the last finished call.
+        route: of the last call, the one under way included; ``None`` before the first.
+        dropped: parameters that its repairs had to leave out, with the reasons.
     """
 
     submission: Submission
@@ -291,7 +293,9 @@ class Ticket:
     calling: bool = False
     started: float = 0.0
     last_error: SmartbatchError | None = None
+    seconds: float = 0.0
     route: Route | None = None
+    dropped: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, submission: Submission, waiter: Waiter) -> Ticket:
@@ -317,6 +321,12 @@ class Ticket:
             tokens=submission.tokens,
             reserve=submission.reserve,
         )
+
+    def move(self, lane: Lane, *, priced: bool) -> None:
+        """Move it to another lane, where it may take more tokens and, if it is ``priced``, cost more."""
+        self.lane = lane
+        self.batch_key = lane.batch_key(self.request)
+        self.tokens, self.reserve = lane.demand(self.request, self.input_tokens, priced=priced)
 
     @property
     def request_id(self) -> str:

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from smartbatch.providers.batch_api import BatchApi
 
 
+THRESHOLD_CALLS = 5
+"""Calls in flight for a list that the threshold strategy sends individually, unless set otherwise."""
+
+
 @frozen(eq=False, repr=False)
 class _Watched(Value):
     """The latest list that could go by batch, or a batch where there was none: the threshold is that of
@@ -329,9 +333,9 @@ class Advisor:
             throughput = self._throughput(Route.SHARED, tokens, per_call=min(most, max(1, load.requests)))
             offers.append(Offer(Route.SHARED, throughput, standard))
         individual = self._throughput(Route.INDIVIDUAL, tokens)
-        if constraints.strategy is Strategy.THRESHOLD:
-            workers = min(individual.parallelism, config.max_parallel_individual)
-            individual = evolve(individual, parallelism=workers)
+        at_once = individual_calls(config, constraints.strategy)
+        if at_once is not None:
+            individual = evolve(individual, parallelism=min(individual.parallelism, at_once))
         packs = config.packing and kind is Kind.GENERATE and most <= 1 < config.max_batch_size
         if packs:  # whoever turned packing on wants it, whatever is forecast
             throughput = self._throughput(Route.PACKED, tokens, per_call=config.max_batch_size)
@@ -413,6 +417,14 @@ class Advisor:
             return None
         is_open = shared_quota(self._model.provider.scope, self._model.name).flex.is_open(self._clock.now())
         return self._rates("flex") if is_open else None
+
+
+def individual_calls(config: BatchingConfig, strategy: Strategy) -> int | None:
+    """Return the most calls in flight for a list that is sent individually; ``None`` for those of the
+    client."""
+    if config.max_parallel_individual is None and strategy is Strategy.THRESHOLD:
+        return THRESHOLD_CALLS
+    return config.max_parallel_individual
 
 
 def _apart(before: int | None, after: int | None) -> bool:

@@ -8,8 +8,8 @@ again: its future waits for the result of the first one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import define, evolve
 
@@ -17,14 +17,13 @@ from smartbatch._clock import Clock
 from smartbatch._values import fields_repr
 from smartbatch.core.preparation.preparer import kind_of
 from smartbatch.errors import ClientClosed, InvalidRequest, JobConflict, WrongProcess
-from smartbatch.jobs.job_options import checked_key
 from smartbatch.jobs.threads import OwnThreads
 from smartbatch.realtime.realtime import stored_future
 from smartbatch.realtime.ticket import ResultFuture
 from smartbatch.results import as_kept
 from smartbatch.routing.gathered import GatheredWaiters, SingleRequestParts, fail
 from smartbatch.routing.keyed_lists import check_storable
-from smartbatch.types import Answer, Kind, Prompt, Request, Result
+from smartbatch.types import Answer, Kind, Request, Result
 
 if TYPE_CHECKING:
     from smartbatch.jobs.records import NamedPlace
@@ -74,11 +73,8 @@ class DurableRequests:
 
     # -- submitting ------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt, params: Mapping[str, Any]) -> ResultFuture:
+    def submit(self, request: Request, key: str | None, *, durable: bool | None) -> ResultFuture:
         """Store a request, and return its future; see :meth:`smartbatch.BatchingClient.submit`."""
-        given = dict(params)
-        durable, key = given.pop("durable", None), checked_key(given.pop("key", None))
-        request = self._parts.preparer.request(prompt, given)
         if key is None and not durable:
             return self._parts.realtime.submit(request)
         if durable is False:

@@ -17,7 +17,7 @@ from smartbatch.core.routing.constraints import Constraints
 from smartbatch.errors import SmartbatchError, named
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import ListOptions
-from smartbatch.types import Answer, Kind, Request, Result, Route, Usage, answer_fields
+from smartbatch.types import Answer, Kind, Request, Result, Usage, answer_fields
 
 if TYPE_CHECKING:
     from smartbatch.jobs.job import Job
@@ -78,7 +78,6 @@ def parts_of(
     preparer: RequestPreparer,
     admission: Admission,
     *,
-    deduplicate: bool,
     never_waits: Callable[[Request], bool],
 ) -> ListParts:
     """Return which requests have to be sent; hooks are run, and the cache and identical ones looked for.
@@ -97,15 +96,16 @@ def parts_of(
     for position, asked in enumerate(requests):
         request = row_named(position, partial(preparer.preprocessed, asked))
         if isinstance(request, Answer):
-            known[position] = admission.settled(asked, request, Route.LOCAL)
+            known[position] = admission.local(asked, request)
             prepared.append(asked)
             continue
         row_named(position, partial(preparer.check, request))
         prepared.append(request)
         key = admission.fingerprint(request)
+        shares = key is not None and admission.shares(request)
         if (cached := admission.recalled(request, key)) is not None:
             known[position] = cached
-        elif key is not None and deduplicate and key in leaders:
+        elif key is not None and shares and key in leaders:
             leader = leaders[key]
             followers.setdefault(leader, []).append(position)
             if never_waits(request):
@@ -113,7 +113,7 @@ def parts_of(
         else:
             sent.append(position)
             keys[position] = key
-            if key is not None:
+            if key is not None and shares:
                 leaders[key] = position
     return ListParts(prepared, tuple(sent), known, followers, keys)
 
@@ -130,7 +130,7 @@ def keyed_parts(requests: Sequence[Request], preparer: RequestPreparer, admissio
     for position, asked in enumerate(requests):
         request = row_named(position, partial(preparer.hooked, asked))
         if isinstance(request, Answer):
-            known[position] = admission.settled(asked, request, Route.LOCAL)
+            known[position] = admission.local(asked, request)
             request = asked
         else:
             row_named(position, partial(preparer.check, request))
@@ -356,9 +356,9 @@ class JobResults(Iterator[Result]):
         return stored.context
 
     def _known(self, position: int) -> Result:
-        """Return the result of a request that needs no call. What a hook answered is nobody's answer."""
+        """Return the result of a request that needs no call."""
         known = self._rows.known[position]
-        return self._reading.process(known) if known.route is Route.CACHED else known
+        return self._reading.process(known) if known.ok else known
 
     def _own(self, position: int, result: Result) -> Result:
         return self._reading.own(self._rows.requests[position], result, self._rows.keys.get(position))

@@ -36,7 +36,7 @@ from smartbatch.realtime.read_ahead import ReadAhead
 from smartbatch.realtime.realtime import Realtime, stored_stream
 from smartbatch.realtime.text_stream import TextStream
 from smartbatch.results import ReportFile, ResultList, ended
-from smartbatch.routing.advisor import Advisor
+from smartbatch.routing.advisor import Advisor, individual_calls
 from smartbatch.routing.keyed_lists import KeyedLists
 from smartbatch.routing.list_job import CheckedList, JobResults, Reading, parts_of
 from smartbatch.routing.list_progress import ListDisplay, ListDisplays, OnProgress, ProgressCounter
@@ -152,22 +152,26 @@ class ListRouter:
         """
         reader, params = reader.with_params(params)
         prompts, params = _prompts(given_prompts, params)
-        prompts, skipped = without_skipped(prompts)
+        prompts, skipped = without_skipped(prompts, self._preparer.answers_each(params))
         plain, given = _split(params)
-        total = len(prompts) if isinstance(prompts, Sized) else None
-        options, display = self._options(total, reader)
         if not isinstance(prompts, Sequence) and not self._needs_all(given):
             constraints = self._constraints(given)
             requests: Iterable[Request] = self._preparer.requests(prompts, plain)
             if reader.read_ahead:
                 requests = ReadAhead(iter(requests), given_prompts, self._clock)
+            total = len(prompts) * self._preparer.answers_each(plain) if isinstance(prompts, Sized) else None
+            options, display = self._options(total, reader)
             route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
             budget = self._list_budget(constraints.budget)
             stop = None if constraints.keep_going else EqualFailures(None)
-            options = evolve(options, own_budget=budget, route=route, stop=stop)
+            ahead = None
+            if route is not None or self._sends_alone(plain):
+                ahead = individual_calls(self._config, constraints.strategy)
+            options = evolve(options, own_budget=budget, route=route, ahead=ahead, stop=stop)
             facts = ListFacts((), self._again(None), display, given_prompts, skipped, reader.ordered)
             return ListResults(client, self._realtime.map(requests, options), facts)
         asked = self._checked(prompts, plain, given)
+        options, display = self._options(len(asked.requests), reader)
         if asked.key is not None and self._keyed.earlier(asked.key) is not None:
             again = self._again(asked.key)
             facts = ListFacts(asked.requests, again, display, given_prompts, skipped, reader.ordered)
@@ -213,6 +217,12 @@ class ListRouter:
         )
         return options, display
 
+    def _sends_alone(self, params: Mapping[str, Any]) -> bool:
+        """Whether requests that nobody chose a route for have a call each."""
+        abilities = self._model.provider.capabilities
+        shares = abilities.max_texts if params.get("embedding") is not None else abilities.max_shared
+        return shares <= 1 and not self._config.packing
+
     def _again(self, key: str | None, decision: Decision | None = None) -> str:
         """Say what asking a list again asks and pays. Answers of a batch are in the cache once they were
         read."""
@@ -234,20 +244,23 @@ class ListRouter:
         Raises:
             Exception: as :meth:`smartbatch.realtime.realtime.Realtime.stream`, and as :meth:`submit_batch`.
         """
-        request = self._preparer.request(prompt, params)
+        asked = self._preparer.request(prompt, params)
+        request = self._preparer.samples(asked)[0]
+        if (asked.params.n or 1) > 1:
+            raise InvalidRequest("n: a stream has one answer; use submit() for several", field="n")
         by_batch = self._config.strategy == Strategy.BATCH.value and request.embedding is None
         waits = _may_wait(request) and not self._realtime.never_waits(request)
         api, _ = batches_of(self._config, self._model, Kind.GENERATE)
         if not by_batch or not waits or api is None:
             return self._realtime.stream(request)
-        job = self._jobs.handle(self._jobs.submission.submit([prompt], params, JobOptions()))
+        job = self._jobs.handle(self._jobs.submission.submit([request], {}, JobOptions()))
         (future,) = job.futures()
         return stored_stream(self._clock, future, job.cancel)
 
     def plan(self, given: Prompts, params: Mapping[str, Any], client: object) -> Plan:
         """Return what a list would take; see :meth:`smartbatch.BatchingClient.plan`."""
         prompts, params = _prompts(given, params)
-        prompts, skipped = without_skipped(prompts)
+        prompts, skipped = without_skipped(prompts, self._preparer.answers_each(params))
         asked = self._checked(prompts, *_split(params))
         return Plan(self._considered(asked), partial(self._carry_out, client, asked, given, skipped))
 
@@ -447,7 +460,8 @@ class ListRouter:
 
     def _shared_key(self, request: Request) -> bytes | None:
         """Return what equal requests of a list have in common, where they share an answer."""
-        return self._realtime.admission.fingerprint(request) if self._config.deduplicate else None
+        admission = self._realtime.admission
+        return admission.fingerprint(request) if admission.shares(request) else None
 
     def _flexible(self, requests: Sequence[Request]) -> bool:
         """Whether the provider has a slower tier, and no request names one by itself."""
@@ -502,11 +516,10 @@ class ListRouter:
 
     def _in_real_time(self, asked: CheckedList, decision: Decision, options: ListOptions) -> BoundedMap:
         constraints = decision.constraints
-        threshold = constraints.strategy is Strategy.THRESHOLD
-        ahead = self._config.max_parallel_individual if threshold else None
-        budget = self._list_budget(constraints.budget)
         stop = None if constraints.keep_going else EqualFailures(len(asked.requests))
-        options = evolve(options, own_budget=budget, route=decision.chosen.route, ahead=ahead, stop=stop)
+        budget, route = self._list_budget(constraints.budget), decision.chosen.route
+        ahead = individual_calls(self._config, constraints.strategy) if route is Route.INDIVIDUAL else None
+        options = evolve(options, own_budget=budget, route=route, ahead=ahead, stop=stop)
         return self._realtime.map(asked.requests, options)
 
     def _by_job(self, asked: CheckedList, decision: Decision, options: ListOptions) -> JobResults:
@@ -516,7 +529,6 @@ class ListRouter:
             asked.requests,
             self._preparer,
             realtime.admission,
-            deduplicate=self._config.deduplicate,
             never_waits=realtime.never_waits,
         )
         job = None

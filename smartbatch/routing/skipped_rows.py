@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,24 +11,28 @@ from smartbatch.tables.row_prompts import SkippedRow
 from smartbatch.types import Result
 
 
-def without_skipped(prompts: Iterable[Any]) -> tuple[Iterable[Any], dict[int, Result]]:
-    """Return prompts, and the results of those rows among them that are skipped, by position.
+def without_skipped(prompts: Iterable[Any], answers: int) -> tuple[Iterable[Any], dict[int, Result]]:
+    """Return prompts, and the results of those rows among them that are skipped, by their position in the
+    list of results.
 
     The prompts keep their positions: whoever makes requests of them leaves out the skipped rows. If they are
     read lazily, their results are there as soon as they have been read.
+
+    Args:
+        answers: results of each row that is not skipped.
     """
-    if isinstance(prompts, Sequence):
-        return prompts, {
-            at: _result(at, row) for at, row in enumerate(prompts) if isinstance(row, SkippedRow)
-        }
     skipped: dict[int, Result] = {}
 
     def read() -> Iterator[Any]:
         for at, prompt in enumerate(prompts):
             if isinstance(prompt, SkippedRow):
-                skipped[at] = _result(at, prompt)
+                before = len(skipped)
+                skipped[(at - before) * answers + before] = _result(at, prompt)
             yield prompt
 
+    if isinstance(prompts, Sequence):
+        deque(read(), maxlen=0)
+        return prompts, skipped
     return read(), skipped
 
 

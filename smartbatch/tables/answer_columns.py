@@ -95,6 +95,11 @@ def plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date | time) else str(value)
 
 
+def row_count(table: Any) -> int:
+    """Return how many rows a table, a column or a list of rows has."""
+    return int(table.num_rows) if hasattr(table, "num_rows") else len(table)
+
+
 def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
     """Return a table, or a list of rows, with the answers as further columns, in the kind that it has.
 
@@ -110,7 +115,7 @@ def with_answers(table: Any, results: Sequence[Result[Any]]) -> Any:
             "the prompts did not come from a table: give it, as to_table(table), or ask for a kind, such as "
             "to_pandas()"
         )
-    size = table.num_rows if hasattr(table, "num_rows") else len(table)
+    size = row_count(table)
     if size != len(results):
         raise ValueError(f"the table has {size:,} rows, but there are {len(results):,} results")
     own_names = (name for row in table for name in row)

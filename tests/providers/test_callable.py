@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from smartbatch.client import BatchingClient
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
-from smartbatch.providers.callable import CallableProvider, load_callable, normalise
+from smartbatch.providers.callable import CallableProvider, load_callable, normalise, usage_of
 from smartbatch.types import Answer, Request, Usage
 
 REQUEST = Request(prompt="p")
@@ -34,6 +35,46 @@ def test_an_answer_is_passed_on():
     """A function that knows usage and cost says so."""
     answer = Answer(text="t", usage=Usage(1, 2), cost=0.5)
     assert call(CallableProvider(lambda *_: answer)) is answer
+
+
+@pytest.mark.parametrize("value", ["t", Answer(text="t"), 7])
+def test_an_answer_may_come_with_its_usage(value):
+    """As ``(value, usage)``, whatever the value is."""
+    answer = normalise((value, Usage(5, 3)))
+    assert answer.usage == Usage(5, 3)
+    assert (answer.text, answer.value) == ((None, 7) if value == 7 else ("t", None))
+
+
+class Failed(Exception):
+    """A failure of a user's own client that knows what it used."""
+
+    def __init__(self, usage: Usage) -> None:
+        super().__init__("failed")
+        self.usage = usage
+
+
+def test_the_usage_of_failed_attempts_is_collected():
+    """That of each exception along ``raise … from``, once, and of each attempt."""
+
+    def ask(request: Request, attempt: int) -> object:
+        if attempt == 1:
+            return "done", Usage(1, 1)
+        try:
+            try:
+                raise Failed(Usage(10, 1))
+            except Failed as first:
+                raise ValueError("no usage here") from first
+        except ValueError as second:
+            raise Failed(Usage(100, 5)) from second
+
+    with BatchingClient(ask, shared="off", retry_initial=0.01) as client:
+        for call in (None, ask):
+            result = client.submit("q", call=call).result(30)
+            assert (result.text, result.usage, result.attempts) == ("done", Usage(111, 7), 2)
+        failing = client.submit("q", call=lambda *_: ask(REQUEST, 0)).exception(30)
+    assert isinstance(failing, ProviderError)
+    assert failing.usage == Usage(110, 6)
+    assert usage_of(ValueError("x")) is None
 
 
 def test_a_coroutine_is_refused():

@@ -15,7 +15,7 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import ErrorKind, InvalidRequest, SmartbatchError, ValidationFailed
 from smartbatch.events import Event, RetryScheduled
 from smartbatch.providers import MockProvider
-from smartbatch.types import Answer, Generation, Request, Usage
+from smartbatch.types import Answer, Attempt, Generation, Request, Usage
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -83,28 +83,66 @@ def test_a_bad_answer_is_asked_again_with_its_error_and_every_answer_is_paid(cli
 
 
 def test_after_its_tries_the_request_fails_without_repeating_the_answer(client_of: ClientOf) -> None:
-    """Two more tries by default; the error counts them and their tokens."""
+    """Three more tries by default; the error counts them and their tokens."""
     provider = MockProvider(lambda _: paid(BAD))
     error = failed(client_of(provider))
-    assert (error.kind, error.tries, len(provider.calls)) == (ErrorKind.INVALID_RESPONSE, 3, 3)
-    assert error.usage == Usage(30, 15)
+    assert (error.kind, error.tries, len(provider.calls)) == (ErrorKind.INVALID_RESPONSE, 4, 4)
+    assert error.usage == Usage(40, 20)
     assert "at people (int_parsing)" in str(error)
     assert "canary" not in str(error)
     # Each try starts from the question: it does not carry the failures before the last along.
-    assert [len(call.request.prompt) for call in provider.calls[1:]] == [3, 3]
-    assert [call.request.params.temperature for call in provider.calls] == [None, 0.0, 0.25]
+    assert [len(call.request.prompt) for call in provider.calls[1:]] == [3, 3, 3]
+    assert [call.request.params.temperature for call in provider.calls] == [None, 0.0, 0.25, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("given", "tried"),
-    [(0.0, [0.0, 0.25, 0.5, 0.75]), (0.7, [0.7, 0.95, 1.0, 1.0]), (1.5, [1.5, 1.5, 1.5, 1.5])],
-)
-def test_further_tries_step_up_from_the_temperature_that_was_given(
-    client_of: ClientOf, given: float, tried: list[float]
-) -> None:
+@pytest.mark.parametrize("given", [0.0, 0.7, 1.5])
+def test_repairs_run_at_their_own_temperatures(client_of: ClientOf, given: float) -> None:
+    """Whatever the request asked for: a repair wants the likeliest answer first."""
     provider = MockProvider(lambda _: paid(BAD))
-    failed(client_of(provider, validation_retries=3, temperature=given))
-    assert [call.request.params.temperature for call in provider.calls] == pytest.approx(tried)
+    failed(client_of(provider, validation_retries=4), temperature=given)
+    assert [call.request.params.temperature for call in provider.calls] == [given, 0.0, 0.25, 0.5, 0.5]
+
+
+def test_a_repair_replaces_a_temperature_in_extra(client_of: ClientOf) -> None:
+    provider = MockProvider([paid(BAD), paid(GOOD)])
+    client_of(provider).submit("q", schema=City, extra={"temperature": 1.2, "top_k": 3}).result(PATIENCE)
+    params = provider.calls[1].request.params
+    assert (params.temperature, params.extra) == (0.0, {"top_k": 3})
+
+
+class Reasoning(MockProvider):
+    """A provider whose models take no temperature but their own, 1."""
+
+    def takes_temperature(self, model: str) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("given", [None, 1.0])
+def test_a_model_that_takes_no_temperature_is_reported(client_of: ClientOf, given: float | None) -> None:
+    """Its repairs go without one, and the result says so."""
+    provider = Reasoning([paid(BAD), paid(GOOD)])
+    result = client_of(provider).submit("q", schema=City, temperature=given).result(PATIENCE)
+    assert [call.request.params.temperature for call in provider.calls] == [given, given]
+    assert [name for name, _ in result.dropped] == ["temperature"]
+    always_bad = Reasoning(lambda request: paid(GOOD if request.prompt == "other" else BAD))
+    failing, _ = client_of(always_bad).generate(["q", "other"], schema=City)
+    assert (failing.ok, [name for name, _ in failing.dropped]) == (False, ["temperature"])
+
+
+def test_a_callable_is_told_the_attempt_and_its_temperature() -> None:
+    """A callable of the client's, and one of a request's."""
+    told: list[tuple[int, float | None, float | None]] = []
+
+    def ask(request: Request, attempt: Attempt) -> str:
+        told.append((int(attempt), attempt.temperature, request.params.temperature))
+        return BAD if attempt < 3 else GOOD
+
+    for call in (None, ask):
+        told.clear()
+        with BatchingClient(ask, shared="off") as client:
+            result = client.submit("q", schema=City, call=call).result(PATIENCE)
+        assert result.parsed == City("Oslo", 700_000)
+        assert told == [(0, None, None), (1, 0.0, 0.0), (2, 0.25, 0.25), (3, 0.5, 0.5)]
 
 
 def test_a_list_holds_the_failure_with_its_usage_in_its_place(client_of: ClientOf) -> None:
@@ -112,8 +150,8 @@ def test_a_list_holds_the_failure_with_its_usage_in_its_place(client_of: ClientO
     client = client_of(MockProvider(lambda request: paid(BAD if "bad" in str(request.prompt) else GOOD)))
     results = client.generate(["good", "bad", "good too"], schema=City)
     assert [result.ok for result in results] == [True, False, True]
-    assert results[1].usage == Usage(30, 15)
-    assert results[1].attempts == 3
+    assert results[1].usage == Usage(40, 20)
+    assert results[1].attempts == 4
 
 
 def test_validation_retries_may_be_none(client_of: ClientOf) -> None:

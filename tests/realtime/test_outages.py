@@ -18,6 +18,7 @@ from smartbatch.events import BreakerChanged, Event
 from smartbatch.prices import PriceBook, RateCard
 from smartbatch.providers.registry import register
 from smartbatch.realtime.ticket import ResultFuture
+from smartbatch.types import Route
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -133,6 +134,53 @@ def test_another_model_may_take_over(clock: VirtualClock, client_of: ClientOf) -
     assert all(result.ok for result in results)
     assert {result.model for result in results} == {"sim:spare"}
     assert clock.now() < 60
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        failure(ErrorKind.SERVER_ERROR, status=500),
+        failure(ErrorKind.TIMEOUT),
+        failure(ErrorKind.NETWORK_ERROR),
+        failure(ErrorKind.CLIENT_ERROR, status=404),
+    ],
+    ids=["server_error", "timeout", "network", "unknown_model"],
+)
+def test_a_single_request_reaches_its_fallback_model(
+    clock: VirtualClock, client_of: ClientOf, error: ProviderError
+) -> None:
+    """One request does not open the breaker; after its tries the other model answers it all the same."""
+    provider = Scripted(clock, lambda *_: error)
+    client = client_of(provider, on_breaker_open="fallback", fallback_model="sim:spare", breaker_threshold=50)
+    result = client.submit("alone").result(PATIENCE)
+    assert (result.ok, result.model, result.route) == (True, "sim:spare", Route.INDIVIDUAL)
+    assert result.attempts == len(provider.starts) + 1
+
+
+def test_a_request_that_is_wrong_itself_is_not_passed_to_the_fallback_model(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """The other model would refuse it as well."""
+    refused = failure(ErrorKind.CLIENT_ERROR, status=400)
+    provider = Scripted(clock, lambda *_: refused)
+    client = client_of(provider, on_breaker_open="fallback", fallback_model="sim:spare")
+    error = client.submit("alone").exception(PATIENCE)
+    assert isinstance(error, ProviderError)
+    assert (error.kind, len(provider.starts)) == (ErrorKind.CLIENT_ERROR, 1)
+
+
+def test_a_fallback_that_fails_too_ends_the_request(
+    clock: VirtualClock, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the two models is tried as often as a request is tried; then it fails with the last error."""
+    own, spare = (Scripted(clock, lambda *_: broken(), name=name, latency=2.0) for name in ("own", "spare"))
+    own_registry(monkeypatch)
+    register("spare", lambda *_a, **_k: (spare, "m"))
+    client = client_of(own, on_breaker_open="fallback", fallback_model="spare:m", retries=1)
+    results = client.map(["alone"], on_error="result")
+    (result,) = list(results)
+    assert (len(own.starts), len(spare.starts), result.attempts) == (2, 2, 4)
+    assert (result.model, result.route, result.latency) == ("spare:m", Route.INDIVIDUAL, 2.0)
 
 
 @pytest.mark.parametrize("instead", ["fail", "fallback"])

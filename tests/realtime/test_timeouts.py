@@ -12,7 +12,8 @@ from scenes import PATIENCE, InTime, Scripted, broken, submit_all
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
 from smartbatch.errors import ProviderError, RequestTimeout
-from smartbatch.types import Request
+from smartbatch.results import ResultList
+from smartbatch.types import Request, Route
 
 ClientOf = Callable[..., BatchingClient]
 
@@ -47,6 +48,35 @@ def test_the_provider_is_told_how_much_time_is_left(clock: VirtualClock, client_
         future = client.submit("x", timeout=5.0)
     assert future.result(PATIENCE).ok
     assert [start.timeout for start in provider.starts] == [600.0, 3.0]
+
+
+def test_a_failed_result_has_the_latency_and_route_of_its_last_call(
+    clock: VirtualClock, client_of: ClientOf
+) -> None:
+    """After an error, and when its time ends during the call; what waited until then was never sent."""
+    provider = Scripted(clock, lambda prompt, _: broken() if prompt == "breaks" else "fine", latency=2.0)
+    client = client_of(provider, parallelism=1, retries=0)
+    with clock.held():
+        first = client.submit("breaks")
+        provider.wait_for(1)
+        futures = [first, client.submit("late", timeout=3.0), client.submit("waits", timeout=3.5)]
+    for future in futures:
+        assert future.exception(PATIENCE) is not None
+    broke, late, waited = (future.outcome for future in futures)
+    assert (broke.latency, broke.queued, broke.route, broke.attempts) == (2.0, 0.0, Route.INDIVIDUAL, 1)
+    assert (late.latency, late.queued, late.route, late.attempts) == (1.0, 2.0, Route.INDIVIDUAL, 1)
+    assert (waited.latency, waited.queued, waited.route, waited.attempts) == (0.0, 3.5, None, 0)
+    assert "not sent 1" in repr(ResultList([broke, late, waited]))
+
+
+def test_a_failed_callable_has_its_latency_and_route(clock: VirtualClock, client_of: ClientOf) -> None:
+    def fail(request: Request, attempt: int) -> str:
+        clock.sleep(1.5)
+        raise ValueError("no")
+
+    client = client_of(fail, retries=0)
+    (result,) = client.map(["x"], on_error="result")
+    assert (result.latency, result.route, result.attempts) == (1.5, Route.INDIVIDUAL, 1)
 
 
 def test_a_call_gets_no_more_than_call_timeout(clock: VirtualClock, client_of: ClientOf) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from smartbatch import BatchingClient, ConfigError, InvalidRequest, Plan, Price, Request, Route, StoreError
+from smartbatch._clock import VirtualClock
 from smartbatch.testing import MockProvider
 from smartbatch.types import Prompt
 from tests.levels import sampled
@@ -190,3 +191,29 @@ def test_a_budget_that_could_not_be_kept_is_refused_before_anything_is_sent(
             ask(client)
         assert client.jobs() == []
         assert client.counts.waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"parallelism": 12}, 12),
+        ({"parallelism": 12, "max_parallel_individual": 3}, 3),
+        ({"parallelism": 2, "max_parallel_individual": 3}, 2),
+    ],
+)
+@pytest.mark.parametrize("way", ["list", "iterator", "key"])
+def test_a_list_sent_individually_keeps_to_its_calls(
+    client_of: Callable[..., BatchingClient],
+    clock: VirtualClock,
+    tmp_path: Path,
+    settings: dict[str, int],
+    most: int,
+    way: str,
+) -> None:
+    """Whatever the strategy, within parallelism; unset, parallelism alone counts."""
+    provider = MockProvider(latency=1.0, sleep=clock.sleep)
+    client = client_of(provider, store=str(tmp_path / "jobs.db"), **settings)
+    prompts = [f"p{i}" for i in range(24)]
+    given = {"key": "k"} if way == "key" else {}
+    results = list(client.map(iter(prompts) if way == "iterator" else prompts, **given))
+    assert (len(results), provider.max_in_flight) == (24, most)

@@ -222,7 +222,7 @@ def test_hooks_run_for_each_who_asked(client_of: ClientOf, clock: VirtualClock, 
     )
     assert client.submit("a", durable=True).result(LONG).text == "<re: a>"
     assert client.submit("a", durable=True).result(LONG).text == "<re: a>"
-    assert client.submit("b", durable=True).result(LONG).text == "mine"
+    assert client.submit("b", durable=True).result(LONG).text == "<mine>"
 
 
 @pytest.mark.catches("RuntimeError")

@@ -225,7 +225,7 @@ def test_hooks_and_contexts_are_the_callers_own(client_of: ClientOf, clock: Virt
 
     first, again = answers("labels", 1), answers("labels", 2)
     assert [result.text for result in first] == [result.text for result in again]
-    assert (first[3].text, first[3].route) == ("mine", Route.LOCAL)
+    assert (first[3].text, first[3].route) == ("<mine>", Route.LOCAL)
     assert first[0].text == "<re: p0>"
     assert len(remote.asked) == 29
 

@@ -7,6 +7,7 @@ error. Its states follow one table.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
@@ -69,6 +70,7 @@ class Batch(Generic[T, R]):
         key: what its requests agree in: their isolation key, and all parameters where prompts are packed.
         items: what it carries, most urgent first.
         tokens: estimated input and output tokens of all items.
+        must_start: when the first of its requests may wait no longer, monotonic seconds.
         compiled: the one prompt that several were made into; ``None`` where each is sent as it is.
         said: the provider's own answers by the fingerprint of what was sent, below a middleware that may be
             shared; empty elsewhere.
@@ -82,6 +84,7 @@ class Batch(Generic[T, R]):
     key: Hashable = None
     items: list[T] = field(factory=list)
     tokens: int = 0
+    must_start: float = math.inf
     compiled: Packed | None = field(default=None, repr=False)
     said: dict[bytes, R] = field(factory=dict, repr=False)
     state: BatchState = BatchState.ACCUMULATING
@@ -103,6 +106,10 @@ class Batch(Generic[T, R]):
     def age(self, now: float) -> float:
         """Return the seconds since its first request was submitted."""
         return now - self.opened
+
+    def should_force_send(self, now: float) -> bool:
+        """Whether one of its requests has waited as long as it may, so the batch is sent, full or not."""
+        return now >= self.must_start
 
     def fill(self, items: Sequence[T], tokens: int) -> None:
         """Add ``items``, while the batch is accumulating."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +31,8 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
         scope: the provider's scope: account, server, organisation.
 
     Keys of requests with different isolation keys differ. The key of a request with its own callable equals
-    that of no other living request; that of any other request is the same in every process. The order of a
+    that of no other living request; that of any other request is the same in every process. Each answer of
+    ``n`` has a key of its own. The order of a
     dictionary's keys makes no difference, nor does the class that a schema was made of.
     """
     key = hashlib.blake2b(_head(scope, model, request.isolation_key), digest_size=32)
@@ -39,6 +41,8 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
         key.update(_vector(request.embedding))
     if request.call is not None:
         key.update(b"call:%d:" % id(request))
+    if request.sample is not None:
+        key.update(b"sample:%d:" % request.sample)
     prompt = request.prompt
     if isinstance(prompt, str):
         key.update(b"text:")
@@ -47,6 +51,33 @@ def fingerprint(request: Request, model: str, scope: str) -> bytes:
         key.update(b"chat:")
         key.update(_json([message_form(message) for message in prompt]))
     return key.digest()
+
+
+def shares_answer(request: Request, default: bool | None) -> bool:
+    """Whether a request shares one answer with equal ones. The cases, in order:
+
+    1. It has an own callable: no.
+    2. The request, or else the client, says so.
+    3. It is one of several answers to a prompt, or asks for variety with a temperature above 0: no.
+    4. Otherwise yes.
+
+    Args:
+        default: the setting ``deduplicate``.
+    """
+    if request.call is not None:
+        return False
+    chosen = default if request.deduplicate is None else request.deduplicate
+    if chosen is not None:
+        return chosen
+    return request.sample is None and not _temperature(request.params)
+
+
+def _temperature(params: Generation) -> Any:
+    """Return the temperature that was asked for, also in ``extra``, where Gemini has it one level down."""
+    if params.temperature is not None or params.extra is None:
+        return params.temperature
+    levels = (params.extra, *(value for value in params.extra.values() if isinstance(value, Mapping)))
+    return next((level["temperature"] for level in levels if "temperature" in level), None)
 
 
 def object_key(key: bytes, request: Request) -> bytes:
@@ -74,7 +105,9 @@ def _canonical(params: Generation) -> bytes:
 
 
 def _write(params: Generation) -> bytes:
-    return _json(asdict(params))
+    form = asdict(params)
+    del form["n"]  # requests are alike without it: each answer is a request
+    return _json(form)
 
 
 @lru_cache(maxsize=256)

@@ -32,15 +32,33 @@ class RequestPreparer:
         hooks: run on each request, in order.
         request_timeout: seconds for requests that have no time-out of their own; ``None`` for none.
         check: refuses what the provider cannot do with ``InvalidRequest``.
+        deduplicate: the setting of that name.
     """
 
     _defaults: Generation
     _hooks: Sequence[Preprocess]
     _request_timeout: float | None
     check: Callable[[Request], None]
+    _deduplicate: bool | None = None
 
     def request(self, prompt: Prompt, params: Mapping[str, Any]) -> Request:
+        """Return one checked request, which may ask for several answers; see :meth:`samples`."""
         return validation.normalise(prompt, self._defaults, **params)
+
+    def samples(self, request: Request) -> tuple[Request, ...]:
+        """Return a request for each answer that ``request`` asks for. They have ids of their own, and share
+        no answer unless ``deduplicate`` is True.
+        """
+        n = request.params.n
+        if n is None:
+            return (request,)
+        once = evolve(request, params=evolve(request.params, n=None))
+        shared = self._deduplicate if request.deduplicate is None else request.deduplicate
+        apart = n > 1 and not shared
+        return tuple(
+            evolve(once, id=_numbered(once.id, number), sample=number if apart else None)
+            for number in range(n)
+        )
 
     def requests(self, prompts: Iterable[Prompt], params: Mapping[str, Any]) -> Iterable[Request]:
         """Return the checked requests of a list, at once for a sequence and lazily for anything else.
@@ -64,7 +82,7 @@ class RequestPreparer:
         """
         if params.get("embedding") is not None:
             validation.refuse_for_vectors(params)
-        defaults = self.defaults_of(params)
+        defaults = self._defaults_with(params)
         others = {
             name: value
             for name, value in params.items()
@@ -72,13 +90,24 @@ class RequestPreparer:
         }
         normalise = partial(validation.normalise, defaults=defaults, **others)
         return (
-            row_named(row, partial(normalise, prompt))
+            request
             for row, prompt in enumerate(prompts)
             if not isinstance(prompt, SkippedRow)
+            for request in self.samples(row_named(row, partial(normalise, prompt)))
         )
 
+    def answers_each(self, params: Mapping[str, Any]) -> int:
+        """Return how many answers each prompt of a list gets that does not say so itself; ``params`` are
+        checked with the prompts."""
+        n = self._defaults.n if params.get("n") is None else params["n"]
+        return n if isinstance(n, int) else 1
+
     def defaults_of(self, params: Mapping[str, Any]) -> Generation:
-        """Return the client's generation parameters with those of ``params`` over them."""
+        """Return the client's generation parameters with those of ``params`` over them, as requests have them
+        that are sent."""
+        return _once(self._defaults_with(params))
+
+    def _defaults_with(self, params: Mapping[str, Any]) -> Generation:
         own = {name: value for name, value in params.items() if name in GENERATION}
         return validation.admit_defaults(evolve(self._defaults, **own)) if own else self._defaults
 
@@ -98,7 +127,12 @@ class RequestPreparer:
             if isinstance(verdict, Answer):
                 return verdict
             if verdict is not None:
-                request = validation.normalise(verdict, self._defaults)
+                if isinstance(verdict, Request) and verdict.params.n is not None:
+                    raise InvalidRequest(
+                        "n cannot be set by a preprocess hook, which runs once per answer",
+                        field="n",
+                    )
+                request = validation.normalise(verdict, _once(self._defaults))
         return request
 
     def _for_job(self, request: Request, attended: bool) -> Request:
@@ -129,6 +163,15 @@ class RequestPreparer:
                 it; names the row.
         """
         return (row_named(row, partial(self._for_job, one, attended)) for row, one in enumerate(requests))
+
+
+def _once(params: Generation) -> Generation:
+    """Return parameters for one answer."""
+    return params if params.n is None else evolve(params, n=None)
+
+
+def _numbered(id: str | None, sample: int) -> str | None:
+    return id if id is None or not sample else f"{id}#{sample + 1}"
 
 
 def kind_of(request: Request) -> Kind:

@@ -17,11 +17,8 @@ from smartbatch.errors import AnswerUnread, UnusableAnswer, ValidationFailed
 from smartbatch.types import WRAPPED, Answer, Generation, Message, Request
 
 TEMPERATURES = (0.0, 0.25, 0.5)
-"""Temperatures of the repairs in order, where the request has none: first the likeliest answer, then some
-variety; then the last one stays."""
-STEP, HIGHEST = 0.25, 1.0
-"""By how much each repair is above the temperature that the request has, up to one that every provider
-takes."""
+"""Temperatures of the repairs in order, whatever that of the request: first the likeliest answer, then some
+variety; further repairs keep the last one."""
 READINGS = 3
 """Times an answer is read where an error of our own comes in between."""
 MAX_QUOTED = 20_000
@@ -174,12 +171,7 @@ def repair_request(
     )
     params = request.params
     if takes_temperature:
-        params = evolve(params, temperature=_temperature(params.temperature, attempt))
+        temperature = TEMPERATURES[min(attempt, len(TEMPERATURES) - 1)]
+        extra = {name: value for name, value in (params.extra or {}).items() if name != "temperature"}
+        params = evolve(params, temperature=temperature, extra=extra or None)
     return evolve(request, prompt=(*asked, Message("user", told)), params=params)
-
-
-def _temperature(given: float | None, attempt: int) -> float:
-    """Return the temperature of a repair; ``attempt`` counts from 0."""
-    if given is None:
-        return TEMPERATURES[min(attempt, len(TEMPERATURES) - 1)]
-    return max(given, min(given + STEP * (attempt + 1), HIGHEST))

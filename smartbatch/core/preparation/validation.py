@@ -30,6 +30,7 @@ from smartbatch.types import Embedding, Generation, Message, Priority, Request, 
 MAX_STOPS = 4  # OpenAI's limit, the lowest of the three APIs
 MAX_COUNT = 2**31 - 1  # the widest integer every API's schema takes for a count of tokens
 SEEDS = 2**63  # seeds are 64-bit signed integers
+MAX_SAMPLES = 128  # OpenAI's limit of n
 MAX_DIMENSIONS = 65_536  # far above any model's; the provider knows its own
 MAX_ALTERNATIVES = 20  # most alternatives of a token: OpenAI's limit, and Gemini's
 MAX_WAIT = 3600.0
@@ -68,8 +69,8 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
         prompt: a text, a sequence of messages, or a request.
         defaults: the client's parameters, checked by :func:`admit_defaults`. Fill what the request leaves
             ``None``.
-        overrides: fields of :class:`Generation` or :class:`Request` by name; they win over the request's own.
-            ``None`` means "not given".
+        overrides: fields of :class:`Generation` or :class:`Request` by name; they win over the request's own,
+            but for its ``embedding``, whose options win. ``None`` means "not given".
 
     Raises:
         InvalidRequest: for anything a provider could not take, with ``field``.
@@ -86,6 +87,8 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
             levels.insert(0, _set_fields(prompt.params))
         own = zip(_FIELDS, _own_fields(prompt), _USUAL, strict=True)
         given = {name: value for name, value, usual in own if value is not None and value is not usual}
+        if isinstance(prompt.embedding, Embedding) and isinstance(fields.get("embedding"), Embedding):
+            given["embedding"] = _own_over(prompt.embedding, fields.pop("embedding"))
         fields = given | fields
         prompt = prompt.prompt
     for level in levels:
@@ -103,6 +106,14 @@ def normalise(prompt: Any, defaults: Generation = _NO_DEFAULTS, **overrides: Any
             _refuse("prompt", "must be a text where a vector is asked for")
         params = _NO_DEFAULTS  # they are parameters of generation
     return Request(prompt, params, **checked)
+
+
+def _own_over(own: Embedding, shared: Embedding) -> Embedding:
+    """Return a request's own options for its vector, with those of the call where it has none."""
+    return Embedding(
+        shared.task_type if own.task_type is None else own.task_type,
+        shared.dimensions if own.dimensions is None else own.dimensions,
+    )
 
 
 def check_prompt(prompt: Any, embedding: Embedding | None) -> None:
@@ -343,6 +354,7 @@ _GENERATION: dict[str, FieldCheck] = {
     "top_p": _number(0, 1, above=True),
     "stop": _stop,
     "seed": _integer(-SEEDS, SEEDS - 1),
+    "n": _integer(1, MAX_SAMPLES),
     "response_format": _object,
     "schema": _schema,
     "schema_mode": _schema_mode,
@@ -364,6 +376,7 @@ _FIELDS: dict[str, FieldCheck] = {
     "deduplicate": _switch,
     "embedding": _embedding,
     "call": _callable,
+    "sample": _integer(0, MAX_SAMPLES - 1),
 }
 """The checks of :class:`Request`, field by field."""
 

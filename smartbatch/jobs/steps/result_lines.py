@@ -311,6 +311,7 @@ class ResultReader:
             usage=usage,
             cost=None if lost else self.cost(usage) if usage.total_tokens else 0.0,
             unconfirmed_cost=self._most(item) if lost else 0.0,
+            latency=self._latency,
             queued=self._queued,
             attempts=0 if outcome == "unrun" else 1,
             route=Route.BATCH,

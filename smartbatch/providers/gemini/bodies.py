@@ -191,7 +191,8 @@ def _check_extra(params: Generation) -> None:
         check_format(params, _FORMATS, within=name)
         if any(config.get(count, 1) != 1 for count in ("candidateCount", "candidate_count")):
             raise InvalidRequest(
-                "extra may not ask for several candidates: submit the prompt several times", field="extra"
+                "extra may not ask for several candidates: give n to the call, as submit(…, n=3)",
+                field="extra",
             )
 
 

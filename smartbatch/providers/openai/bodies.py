@@ -165,7 +165,7 @@ def check_params(params: Generation, api: str) -> None:
         if params.system is not None and "instructions" in extra:
             raise InvalidRequest("system is set twice, by the request and in extra", field="extra")
     if extra.get("n", 1) != 1:
-        raise InvalidRequest("extra may not ask for n > 1: submit the prompt several times", field="extra")
+        raise InvalidRequest("extra may not set n: give it to the call, as submit(…, n=3)", field="extra")
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

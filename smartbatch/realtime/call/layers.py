@@ -26,7 +26,7 @@ from smartbatch.core.limits.classifiers import Classifiers
 from smartbatch.errors import ErrorKind, MissingAnswer, ProviderError, scrub
 from smartbatch.observe import logs
 from smartbatch.providers.base import Provider
-from smartbatch.providers.callable import normalise
+from smartbatch.providers.callable import normalise, usage_of
 from smartbatch.providers.flex import FlexTier
 from smartbatch.realtime.call.soundness import checked, flaw, invalid
 from smartbatch.realtime.call.streamed import cut, streamed
@@ -128,7 +128,8 @@ def _deadlined(
             )
         request = spec.requests[0]
         if request.call is not None:
-            return (normalise(request.call(request, Attempt(spec.attempt, timeout))),)
+            attempt = Attempt(spec.attempt, timeout, request.params.temperature)
+            return (normalise(request.call(request, attempt)),)
         if spec.feed is not None:
             return (streamed(provider, request, spec.feed, model, spec.attempt, spec.deadline, timeout),)
         return (generate(request if tier is None else tier.asked_by(request)),)
@@ -169,6 +170,8 @@ def _classified(call: Call, provider: Provider, classifiers: Classifiers) -> Cal
         verdict = classify(error, provider)
         if isinstance(error, Exception):
             verdict = classifiers.verdict(error, verdict)
+        if own:
+            verdict.usage = usage_of(error) or verdict.usage
         if own and verdict is not error:
             # The caller's own code failed: its traceback is what they need, and it holds nothing foreign.
             verdict.__cause__ = error

@@ -67,7 +67,7 @@ class AnswerSharing:
         )
 
     def _key(self, request: Request) -> bytes | None:
-        if not request.deduplicate or request.call is not None:
+        if request.deduplicate is False or request.call is not None:
             return None
         return fingerprint(request, self._model, self._provider.scope)
 
