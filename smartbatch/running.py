@@ -143,6 +143,7 @@ class ClientSettings:
             request_timeout=config.request_timeout,
             check=model.check,
             deduplicate=config.deduplicate,
+            named=model.named,
         )
         if config.telemetry_content:
             hooks = evolve(hooks, middleware=(*hooks.middleware, record_content))

@@ -349,6 +349,8 @@ class Request:
             ``attempt`` is an :class:`Attempt`: a number that also has the ``timeout`` and the
             ``temperature`` of this try. The prompt is what the callable makes of it; a vector cannot be asked
             for besides.
+        model: of the same provider, with or without its prefix; the client's when ``None``. Prices, limits,
+            breaker and batches are those of this model.
         sample: the number of the answer, from 0, where ``n`` asked for several; set by the library.
     """
 
@@ -366,6 +368,7 @@ class Request:
     embedding: Embedding | None = None
     deduplicate: bool | None = None
     call: Callable[[Request, Attempt], Any] | None = field(default=None, repr=brief)
+    model: str | None = field(default=None, kw_only=True)
     sample: int | None = field(default=None, kw_only=True)
 
 
@@ -664,6 +667,7 @@ class JobParams(GenerationParams[T], ConstraintParams, TableParams, total=False)
     isolation_key: str | None
     embedding: Embedding | None
     deduplicate: bool | None
+    model: str | None
 
 
 class EmbeddingParams(TypedDict, total=False):
@@ -677,6 +681,7 @@ class EmbeddingParams(TypedDict, total=False):
     purpose: str | None
     isolation_key: str | None
     deduplicate: bool | None
+    model: str | None
 
 
 class KeyParams(TypedDict, total=False):

@@ -74,6 +74,7 @@ class Items:
     decision: Decision | None = field(default=None, kw_only=True)
     count: int = field(default=0, init=False)
     _most: float = field(default=0.0, init=False)
+    _models: set[str] = field(factory=set, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._digest = RunningDigest(b"%b\n%b" % (self._job.model.encode(), self._job.params))
@@ -101,7 +102,7 @@ class Items:
 
     def policy(self) -> JobPolicy:
         """Return the policy of the job, all of whose rows were read."""
-        policy = self._job.policy
+        policy = evolve(self._job.policy, models=tuple(sorted(self._models)))
         return policy if self._within is None else evolve(policy, budget=self._within(self._most))
 
     def _item(self, row: int, request: Request) -> NewItem:
@@ -112,6 +113,8 @@ class Items:
                 field="embedding",
                 row=row,
             )
+        if request.model is not None:
+            self._models.add(model_label(request, self._job))
         params = request.params
         if params is not self._shared.params and not difference(params, self._shared.params):
             self._shared = evolve(self._shared, params=params)  # the next row has this very object as well
@@ -122,7 +125,7 @@ class Items:
         if self._api is not None and not in_real_time:
             if request.priority > Priority.NORMAL:
                 self._tell_dropped("priority", _NO_ORDER)
-            encode, model = self._api.encode, self._job.model.partition(":")[2]
+            encode, model = self._api.encode, request.model or self._job.model.partition(":")[2]
             size = len(row_named(row, lambda: encode(request, model=model, wire_id=_SOME_WIRE_ID)))
         return NewItem(request.id, payload, size, estimate_request(request), realtime=in_real_time)
 
@@ -167,6 +170,11 @@ def with_further_rows(
     return extended
 
 
+def model_label(request: Request, job: JobRow) -> str:
+    """Return the model of a job's request, as ``provider:model``: its own, or that of the job."""
+    return job.model if request.model is None else f"{job.model.partition(':')[0]}:{request.model}"
+
+
 class _EqualRows:
     """Finds the first of equal requests among any number of them, read one after the other.
 
@@ -201,7 +209,8 @@ class _EqualRows:
         """
         if not self._shares(request):
             return None
-        key = fingerprint(request, self._job.model, self._job.scope)[:_KEY_BYTES]
+        model = model_label(request, self._job)
+        key = fingerprint(request, model, self._job.scope)[:_KEY_BYTES]
         try:
             new = "INSERT INTO leader VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
             if self._keys.execute(new, (key, row, realtime)).rowcount:

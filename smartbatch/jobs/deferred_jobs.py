@@ -114,8 +114,8 @@ class DeferredJobs:
         for one in (kept, evolve(kept, context=None)):
             with suppress(InvalidRequest):
                 body = encode_request(one, _NOTHING)
-                api.encode(one, model=self._model.name, wire_id=_SOME_WIRE_ID)
-                return Storable(one, self._key(body, _NOTHING))
+                api.encode(one, model=self._model.of(one).name, wire_id=_SOME_WIRE_ID)
+                return Storable(one, self._key(body, _NOTHING, self._model.name))
         return None
 
     def new_key(self) -> str:
@@ -181,7 +181,7 @@ class DeferredJobs:
         """Read the jobs of deferred requests that were stored since the last look."""
         store, now = self._service.store, self._service.wall()
         for row in store.jobs.with_keys(PREFIX, limit=LOOKED_AT):
-            ours = row.model == self._model.label and row.scope == self._model.provider.scope
+            ours = row.scope == self._model.provider.scope
             if not ours or row.created_at < now - UNTAKEN or row.id in self._looked_at:
                 continue
             if self._is_of_use(row.id):
@@ -190,7 +190,7 @@ class DeferredJobs:
 
     def _keys_of(self, store: SqlStore, row: JobRow) -> Iterator[tuple[int, bytes | None]]:
         """Yield the keys of a job's requests by position, but for those that failed and those that follow."""
-        shared = decode_params(row.params)
+        shared, model = decode_params(row.params), row.model.partition(":")[2]
         failed: set[int] = set()
         last = -1
         while page := store.items.results(row.id, after=last):
@@ -200,17 +200,17 @@ class DeferredJobs:
         for start in range(0, row.total, PAGE):
             bodies = store.items.bodies(row.id, range(start, min(start + PAGE, row.total)))
             for ix, body in bodies.items():
-                key = None if ix in failed else self._key(body, shared)
+                key = None if ix in failed else self._key(body, shared, model)
                 if key is not None and key not in seen:
                     seen.add(key)
                     yield ix, key
 
-    def _key(self, body: bytes, shared: Shared) -> bytes | None:
+    def _key(self, body: bytes, shared: Shared, model: str) -> bytes | None:
         """Return the key of a stored request: a schema made of a class is a plain one there."""
         request = decode_request(body, shared, id=None)
         if not shares_answer(request, self._config.deduplicate):
             return None
-        return fingerprint(request, self._model.name, self._model.provider.scope)
+        return fingerprint(request, request.model or model, self._model.provider.scope)
 
     def _is_of_use(self, job_id: str) -> bool:
         """Whether a job will have answers, or has some that nobody was given."""

@@ -44,7 +44,7 @@ from smartbatch.jobs.steps.context import JobRuntime, StepContext
 from smartbatch.jobs.store import SqlStore
 from smartbatch.jobs.verdicts import LATER, SOON, Verdict
 from smartbatch.observe import logs
-from smartbatch.prices import PriceBook, RateCard
+from smartbatch.prices import PriceBook, Processing, RateCard
 from smartbatch.types import Request, Result
 
 PAGE = 500
@@ -66,9 +66,9 @@ class CostCeiling:
     """
 
     def __init__(self, row: JobRow, prices: PriceBook, wall: float, calibration: Calibration) -> None:
-        provider, _, model = row.model.partition(":")
-        self._standard = prices.rates(provider, model, wall)
-        self._batch = prices.rates(provider, model, wall, "batch") or self._standard
+        self._provider, _, self._model = row.model.partition(":")
+        self._prices, self._wall = prices, wall
+        self._cards: dict[tuple[str, Processing], RateCard | None] = {}
         self._calibration = calibration
         self._shared = decode_params(row.params)
 
@@ -84,12 +84,12 @@ class CostCeiling:
             tokens: its estimated input tokens, where they are known.
         """
         request = decode_request(payload, self._shared, id=None)
-        return self._most(request, tokens, self._batch)
+        return self._most(request, tokens, "batch")
 
     def in_real_time(self, payload: bytes) -> float:
         """Return the most one call for a request can cost in real time."""
         request = decode_request(payload, self._shared, id=None)
-        return self._most(request, None, self._standard)
+        return self._most(request, None, "standard")
 
     def of_new(self, item: NewItem, *, alone: bool) -> float:
         """Return the most an item can cost that is to be stored, as the budget counts.
@@ -101,7 +101,16 @@ class CostCeiling:
             return _whole(self.in_real_time(item.payload))
         return _whole(self.in_batch(item.payload, item.tokens))
 
-    def _most(self, request: Request, tokens: int | None, card: RateCard | None) -> float:
+    def _card(self, model: str, processing: Processing) -> RateCard | None:
+        """Return the prices of a model; those of real time if it has none by batch."""
+        at = (model, processing)
+        if at not in self._cards:
+            card = self._prices.rates(self._provider, model, self._wall, processing)
+            self._cards[at] = card or self._prices.rates(self._provider, model, self._wall)
+        return self._cards[at]
+
+    def _most(self, request: Request, tokens: int | None, processing: Processing) -> float:
+        card = self._card(request.model or self._model, processing)
         if card is None:
             return 0.0
         given = self._calibration.input(estimate_request(request) if tokens is None else tokens)

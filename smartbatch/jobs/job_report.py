@@ -51,7 +51,7 @@ def job_report(store: SqlStore, row: JobRow, wall: float) -> ReportData:
         place=store.place,
         made_at=wall,
         kind=row.kind,
-        models=(row.model,),
+        models=(row.model, *row.policy.models),
         parameters=_parameters(row),
         labels=tuple((name, str(value)) for name, value in row.metadata.items()),
         total=row.total,

@@ -206,7 +206,7 @@ class JobSubmission:
 
     def digest_of(self, request: Request) -> str:
         """Return a digest of what is sent for a request, and of who is asked; the same in every process."""
-        return fingerprint(request, self._model.label, self._model.provider.scope).hex()
+        return fingerprint(request, self._model.of(request).label, self._model.provider.scope).hex()
 
     def adopt(self, id_or_key: str) -> JobRow:
         """Return a job of an earlier process, and reserve in the client's budget what it can still spend.
@@ -330,14 +330,16 @@ class JobSubmission:
     ) -> tuple[JobRow, Items]:
         """Return a job, and what makes its items as they are read."""
         api, _ = batches_of(self._config, self._model, draft.kind)
+        by_batch = api is not None
         if draft.policy.budget is not None:
-            self.check_priced(by_batch=api is not None)
+            self.check_priced(by_batch=by_batch)
+        model = self._model.of(self._preparer.request("for its model", {"model": draft.params.get("model")}))
         shared = Shared(self._preparer.defaults_of(draft.params), draft.params.get("embedding"))
         job = JobRow(
             id=self._service.new_id(),
             key=checked_key(draft.options.key),
             scope=self._model.provider.scope,
-            model=self._model.label,
+            model=model.label,
             kind=draft.kind.value,
             params=encode_params(shared.params, shared.embedding),
             metadata=checked_metadata(draft.options.metadata),
@@ -346,7 +348,7 @@ class JobSubmission:
         )
         purposes = self._config.prefer_individual_for
         items = Items(
-            draft.requests,
+            self._with_models(draft, model, by_batch=by_batch),
             job,
             shared,
             api=api,
@@ -359,6 +361,22 @@ class JobSubmission:
             decision=draft.decision,
         )
         return job, items
+
+    def _with_models(self, draft: _Draft, model: OpenedModel, *, by_batch: bool) -> Iterator[Request]:
+        """Yield the requests of a job, each with the model that is not the job's; of a job with a budget the
+        prices of each model are known.
+
+        Raises:
+            ConfigError: one is unknown.
+        """
+        priced = {self._model.name}
+        for request in draft.requests:
+            own = self._model.of(request)
+            if draft.policy.budget is not None and own.name not in priced:
+                check_priced(self._config, self._clock, own, None, by_batch=by_batch)
+                priced.add(own.name)
+            named = None if own.name == model.name else own.name
+            yield request if request.model == named else evolve(request, model=named)
 
     def _policy(self, fallback: str | None) -> JobPolicy:
         """Return what the settings say of a job."""

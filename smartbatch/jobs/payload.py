@@ -127,7 +127,7 @@ def encode_request(request: Request, shared: Shared, *, row: int | None = None) 
             form[name] = value
     if request.priority is not Priority.NORMAL:
         form["priority"] = int(request.priority)
-    for name in ("deduplicate", "sample"):
+    for name in ("deduplicate", "model", "sample"):
         if (value := getattr(request, name)) is not None:
             form[name] = value
     # the common case: one text and a context of a few, which the encoder itself can judge
@@ -172,6 +172,7 @@ def decode_request(data: bytes, shared: Shared, *, id: str | None, timeout: floa
             isolation_key=form.get("isolation_key"),
             embedding=_embedding(form["embedding"]) if "embedding" in form else shared.embedding,
             deduplicate=form.get("deduplicate"),
+            model=form.get("model"),
             sample=form.get("sample"),
         )
 
@@ -182,6 +183,12 @@ def context_of(data: bytes) -> Any:
     """Return the context of the request that :func:`encode_request` was given; raises as
     :func:`decode_request`."""
     return _read(data, lambda form: form.get("context")) if b'"context"' in data else None
+
+
+def model_of(data: bytes) -> str | None:
+    """Return the model that the request named which :func:`encode_request` was given, without the provider's
+    prefix; raises as :func:`decode_request`."""
+    return _read(data, lambda form: form.get("model")) if b'"model"' in data else None
 
 
 class RunningDigest:

@@ -529,9 +529,12 @@ class RealtimeRunner:
         are to run again or there may be room in its budget, after the longest wait that a verdict names. It
         is done when it has neither items under way nor more to claim.
         """
-        provider, _, model = job.row.model.partition(":")
-        standard = self._runtime.prices.rates(provider, model, self._clock.wall())
-        results = [verdict.result(ix, standard) for ix, verdict in group]
+        models = {verdict.ended_with.model or job.row.model for _, verdict in group}
+        parts, wall = {model: model.partition(":") for model in models}, self._clock.wall()
+        standard = {model: self._runtime.prices.rates(at[0], at[2], wall) for model, at in parts.items()}
+        results = [
+            verdict.result(ix, standard[verdict.ended_with.model or job.row.model]) for ix, verdict in group
+        ]
         verdicts = [verdict for _, verdict in group]
         final = [result.final for result in results]
         note = job.note_of(verdicts)

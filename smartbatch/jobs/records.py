@@ -225,6 +225,7 @@ class NewShard(Value):
         nonce: see :mod:`smartbatch.jobs.wire_ids`.
         items: positions in the job, in the shard's order.
         reserved: the most it can cost, USD; reserved from the budget of a job that has one.
+        model: ``provider:model`` of all its requests; the job's when ``None``.
     """
 
     id: str
@@ -234,6 +235,7 @@ class NewShard(Value):
     tokens: int
     due_at: float
     reserved: float = 0.0
+    model: str | None = None
 
 
 @frozen(eq=False, repr=False)

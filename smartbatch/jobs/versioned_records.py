@@ -18,6 +18,10 @@ Fallback = Literal["individual", "batch"]
 """Where the items of a job go that a batch has not run."""
 
 
+def _texts(given: Iterable[str]) -> tuple[str, ...]:
+    return tuple(given)
+
+
 @frozen(kw_only=True, eq=False, repr=False)
 class JobPolicy(Value):
     """The choices a job was submitted with, for every process that carries it on.
@@ -45,6 +49,8 @@ class JobPolicy(Value):
             is running. They end as they would without a job, instead of waiting for money.
         keep_going: all items are sent, whatever the first ones come to.
         traceparent: the span of whoever submitted it, as W3C Trace Context writes it; ``None`` for none.
+        models: those that its requests name, other than the job's, as ``provider:model``. Each batch is for
+            one model.
     """
 
     version: ClassVar[int] = 3
@@ -64,10 +70,7 @@ class JobPolicy(Value):
     attended: bool = False
     keep_going: bool = False
     traceparent: str | None = None
-
-
-def _texts(given: Iterable[str]) -> tuple[str, ...]:
-    return tuple(given)
+    models: tuple[str, ...] = field(default=(), converter=_texts)
 
 
 @frozen(kw_only=True, eq=False, repr=False)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch._clock import Clock, RealClock
 from smartbatch._importing import collector_paused
@@ -221,6 +221,37 @@ class OpenedModel:
         """``provider:model``, as events and errors name it."""
         return f"{self.provider.name}:{self.name}"
 
+    def of(self, request: Request) -> OpenedModel:
+        """Return the model that a request names, else this one."""
+        return self if request.model is None else evolve(self, name=request.model)
+
+    def named(self, model: str) -> str | None:
+        """Return the name of a model of the same provider as requests carry it; ``None`` for this one.
+
+        Args:
+            model: with the provider's prefix or without; a name may hold a colon itself, as ``llama3:8b``.
+
+        Raises:
+            InvalidRequest: it is of another provider, or has options, which belong to the client.
+        """
+        prefix, colon, name = model.partition(":")
+        given, own = prefix.strip().lower(), self.provider.name
+        if not colon or (given != own and given not in _factories):
+            given, name = own, model
+        name = name.strip()
+        shown = scrub(model, limit=80)
+        if given != own or (self.provider.own_code and colon and name != self.name):
+            raise InvalidRequest(
+                f"model {shown!r} is of another provider than this client's, {own}: make a second client for "
+                f"it, as BatchingClient({shown!r})",
+                field="model",
+            )
+        if not name or (own == "sim" and "?" in name):
+            raise InvalidRequest(
+                f"model {shown!r} is no name of a model of {own}; options belong to the client", field="model"
+            )
+        return None if name == self.name else name
+
     def is_same(self, provider: Provider, name: str) -> bool:
         """Whether this is the model ``name`` of exactly this provider object."""
         return provider is self.provider and name == self.name
@@ -239,7 +270,7 @@ class OpenedModel:
                 f"{self.provider.name} takes no schema_mode={mode!r}, only {', '.join(sorted(modes))}",
                 field="schema_mode",
             )
-        self.provider.check(request, model=self.name)
+        self.provider.check(request, model=self.of(request).name)
 
 
 def open_model(

@@ -58,7 +58,7 @@ class Admission:
             return None
         if self.cache is None and not self.shares(request):
             return None
-        return fingerprint(request, self._model.name, self._model.provider.scope)
+        return fingerprint(request, self._model.of(request).name, self._model.provider.scope)
 
     def shares(self, request: Request) -> bool:
         """Whether a request shares one answer with equal ones in flight, in a list and in a job."""
@@ -100,8 +100,9 @@ class Admission:
         error.route = Route.LOCAL
         return evolve(result, error=error)
 
-    def is_own(self, result: Result) -> bool:
-        """Whether a result of one of the client's jobs is what its model said, as far as the result can tell.
+    def is_own(self, request: Request, result: Result) -> bool:
+        """Whether a result of one of the client's jobs is what the model of its request said, as far as the
+        result can tell.
 
         By batch it always is. In real time the fallback may have answered, which may even have the same name,
         or a middleware may have changed the answer.
@@ -109,7 +110,7 @@ class Admission:
         if result.route is Route.BATCH:
             return True
         other = None if self._fallback is None else self._fallback.label
-        return result.model == self._model.label != other and not self._hooks.middleware
+        return result.model == self._model.of(request).label != other and not self._hooks.middleware
 
     def settled(self, request: Request, answer: Answer, route: Route) -> Result:
         """Return the result of a request that took no call and cost nothing."""
@@ -118,7 +119,7 @@ class Admission:
             parsed=answer.value,
             cost=0.0,
             route=route,
-            model=self._model.label,
+            model=self._model.of(request).label,
             context=request.context,
             **answer_fields(answer),
         )

@@ -184,9 +184,10 @@ class Realtime:
         Args:
             future: ends with its result, where its caller has one already; a new one when ``None``.
         """
-        admission, hooks, config, model = self.admission, self._setup.hooks, self._config, options.model
+        admission, hooks, config = self.admission, self._setup.hooks, self._config
+        model = options.model.of(request)
         streamed = options.stream is not None
-        own = self.model.is_same(model.provider, model.name)
+        own = self.model.of(request).is_same(model.provider, model.name)
         key = None if streamed or not own else admission.fingerprint(request)
         recalls = not hooks.middleware  # one that there is sees what is kept as well: see its layer
         known = admission.recalled(request, key) if recalls else None
@@ -276,20 +277,20 @@ class Realtime:
         self, request: Request, result: Result, options: CallOptions, future: ResultFuture | None
     ) -> ResultFuture:
         """Settle a request that needs no call: no queue, no cost, but counted like any other."""
-        engine, now = self._running(), self._clock.now()
+        engine, now, label = self._running(), self._clock.now(), self.model.of(request).label
         if options.stream is not None:
             result = evolve(result, time_to_first_chunk=0.0)
         if future is None:
             future = ResultFuture(engine.callbacks.run_later, lambda _: None)
         if not future.running():
             future.set_running_or_notify_cancel()
-        self._setup.tell(request_submitted(request, result.request_id, self.model.label, now, joined=False))
+        self._setup.tell(request_submitted(request, result.request_id, label, now, joined=False))
         future.settle(result)
         if options.sink is not None:
             options.sink(result)
         for dropped in parameters_dropped(request, result, now):
             self._setup.tell(dropped)
-        self._setup.tell(request_finished(request, result, self.model.label, now, now, of_job=options.raw))
+        self._setup.tell(request_finished(request, result, label, now, now, of_job=options.raw))
         return future
 
     def _abandon_futures(self, futures: list[ResultFuture]) -> None:

@@ -26,7 +26,7 @@ from smartbatch.core.routing.constraints import Constraints
 from smartbatch.core.routing.offers import BatchOffer, Cost, Load, Offer, expected_usd
 from smartbatch.core.routing.rescue import Speed
 from smartbatch.core.routing.throughput import Throughput
-from smartbatch.core.routing.workload import Workload
+from smartbatch.core.routing.workload import OtherModel, Workload
 from smartbatch.errors import ConfigError
 from smartbatch.events import BatchEnded, Event, ForecastMoved, RouteChosen, RouteScored, ThresholdMoved
 from smartbatch.observe.text import duration
@@ -36,7 +36,7 @@ from smartbatch.realtime.setup import Parallelism
 from smartbatch.realtime.shared_quota import shared_quota
 from smartbatch.routing.budget_rounds import Rounds, rounds_of
 from smartbatch.routing.history import ForecastHistory
-from smartbatch.types import Kind, Request, Route, Strategy
+from smartbatch.types import Kind, Request, Result, Route, Strategy
 
 if TYPE_CHECKING:
     from smartbatch.jobs.records import JobRow
@@ -80,6 +80,7 @@ class Advisor:
         room: returns the USD that the client's own budget leaves for a list; ``None`` for any.
         tell: takes events.
         parallelism: calls of the client in flight at most.
+        root: the client's model, where ``model`` is another one of its provider.
     """
 
     _model: OpenedModel
@@ -95,6 +96,8 @@ class Advisor:
     _numbers: Iterator[int] = field(factory=partial(itertools.count, 1), init=False)
     _watching: threading.Lock = field(factory=threading.Lock, init=False)
     _watched: _Watched | None = field(default=None, init=False)
+    _root: OpenedModel | None = None
+    _of_models: dict[str, Advisor] = field(factory=dict, init=False)
     _told: dict[Route, ForecastAt] = field(factory=dict, init=False)  # forecasts, when it was last told
 
     @property
@@ -119,15 +122,48 @@ class Advisor:
             "flex": self._flex_rates() if flexible and kind is Kind.GENERATE else None,
         }
         calibration = self._history.calibration(self._model.label, kind)
-        return Workload(calibration, rates, kept=self._config.cache is not None)
+        kept = self._config.cache is not None
+        return Workload(calibration, rates, kept=kept, others=partial(self._other, kind))
+
+    def for_model(self, model: OpenedModel) -> Advisor:
+        """Return what chooses the routes of lists for another model of the provider."""
+        if model.name == self._model.name:
+            return self
+        found = self._of_models.get(model.name)
+        if found is None:
+            made = evolve(self, model=model, root=self._root or self._model)
+            made._numbers, made._of_models = self._numbers, self._of_models
+            found = self._of_models.setdefault(model.name, made)
+        return found
+
+    def _other(self, kind: Kind, request: Request) -> OtherModel | None:
+        """Return what is known of the model of a request, if it is not the one routes are chosen for."""
+        model = (self._root or self._model).of(request)
+        if model.name == self._model.name:
+            return None
+        known = self.for_model(model)
+        rates = {"standard": known._rates("standard"), "batch": known._rates("batch")}
+        return OtherModel(model.name, self._history.calibration(model.label, kind), rates)
+
+    def _prices_of(self, result: Result) -> tuple[RateCard | None, RateCard | None] | None:
+        """Return the prices of the model that answered, if it is another one of the provider."""
+        provider, _, name = (result.model or "").partition(":")
+        if provider != self._model.provider.name or name == self._model.name:
+            return None
+        other = self.for_model(evolve(self._model, name=name))
+        return other._rates("standard"), other._rates("batch")
 
     def ceilings(self, requests: Iterable[Request], kind: Kind) -> list[float] | None:
         """Return the most USD that each request can cost in real time; ``None`` where no price is known."""
-        rates, learned = self._rates("standard"), self._history.calibration(self._model.label, kind)
-        if rates is None:
-            return None
         most = []
         for request in requests:
+            other = self._other(kind, request)
+            learned = (
+                self._history.calibration(self._model.label, kind) if other is None else other.calibration
+            )
+            rates = self._rates("standard") if other is None else other.rates["standard"]
+            if rates is None:
+                return None
             made = 0 if request.embedding is not None else learned.most_output(request.params.max_tokens)
             given = learned.input(estimate_request(request))
             most.append(rates.cost(rates.expected_usage(given, made)))
@@ -216,7 +252,7 @@ class Advisor:
 
     def actual_cost(self) -> ActualCost:
         """Return what adds up the cost of results, and what their tokens cost by the plain routes."""
-        return ActualCost(self._rates("standard"), self._rates("batch"))
+        return ActualCost(self._rates("standard"), self._rates("batch"), self._prices_of)
 
     def score(
         self, number: str, decision: Decision, seconds: float, actual: ActualCost

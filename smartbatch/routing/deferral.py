@@ -165,7 +165,8 @@ class Deferral:
         return self._no_store is None
 
     def _put(self, deferred: _Deferred) -> None:
-        lane, now = (kind_of(deferred.request), deferred.deadline < math.inf), self._clock.now()
+        request, now = deferred.request, self._clock.now()
+        lane = (kind_of(request), request.model, deferred.deadline < math.inf)
         with self._monitor:
             if self._closing:
                 raise ClientClosed("the client was stopped; the request was not taken")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from smartbatch._fork import run_after_collection
 from smartbatch._values import Value
@@ -15,6 +15,7 @@ from smartbatch.core.preparation.preparer import RequestPreparer, row_named
 from smartbatch.core.preparation.structured import Parsed, read_answer
 from smartbatch.core.routing.constraints import Constraints
 from smartbatch.errors import SmartbatchError, named
+from smartbatch.providers.registry import OpenedModel
 from smartbatch.realtime.admission import Admission
 from smartbatch.realtime.bounded_map import ListOptions
 from smartbatch.types import Answer, Kind, Request, Result, Usage, answer_fields
@@ -34,6 +35,7 @@ class CheckedList(Value):
         params: as they were given, without the constraints.
         batchable: whether a batch may be considered at all.
         key: under which it stands in the store; ``None`` for one that ends with its caller.
+        model: that its route is chosen for: the one that most of its requests are for.
     """
 
     requests: list[Request]
@@ -42,6 +44,7 @@ class CheckedList(Value):
     kind: Kind
     batchable: bool
     key: str | None = None
+    model: OpenedModel = field(kw_only=True)
 
 
 @frozen(eq=False, repr=False)
@@ -167,7 +170,7 @@ class Reading(Value):
     def own(self, request: Request, result: Result, key: bytes | None) -> Result:
         """Return the result of ``request``, whose answer the cache keeps under ``key``."""
         cache = self.admission.cache
-        if result.ok and key is not None and cache is not None and self.admission.is_own(result):
+        if result.ok and key is not None and cache is not None and self.admission.is_own(request, result):
             cache.put(key, _answer(request, result))
         return self._made(request, result)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -162,8 +163,10 @@ class ListRouter:
             total = len(prompts) * self._preparer.answers_each(plain) if isinstance(prompts, Sized) else None
             options, display = self._options(total, reader)
             route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
-            budget = self._list_budget(constraints.budget)
             stop = None if constraints.keep_going else EqualFailures(None)
+            budget = self._list_budget(constraints.budget, self._model_of(plain))
+            if budget is not None:
+                requests = self._priced_as_read(requests)
             ahead = None
             if route is not None or self._sends_alone(plain):
                 ahead = individual_calls(self._config, constraints.strategy)
@@ -277,13 +280,14 @@ class ListRouter:
         plain, given = _split(params, ListParams.__optional_keys__ - {"key"})
         constraints = self._constraints(given)
         if constraints.budget is not None:
-            self._check_priced()
+            self._check_priced(self._model_of(plain))
         kind, batchable = Kind.GENERATE, True
         if plain.get("embedding") is not None:
             kind = Kind.EMBED
             self._preparer.check(self._preparer.request("a text", plain))  # there may be no prompt
         self._check_forced(given, kind, None)
-        workload = self._advisor.workload(
+        advisor = self._advisor.for_model(self._model_of(plain))
+        workload = advisor.workload(
             kind,
             constraints.at_once + 1 if count is None else count,
             constraints,
@@ -297,7 +301,7 @@ class ListRouter:
                 workload.cached += 1
             else:
                 workload.add(request, self._shared_key(request))
-        return Plan(self._advisor.consider(workload, constraints, kind, batchable=batchable))
+        return Plan(advisor.consider(workload, constraints, kind, batchable=batchable))
 
     def job_finished(self, event: JobFinished) -> None:
         """Score the decision of a job of this process when its last result was stored."""
@@ -335,10 +339,12 @@ class ListRouter:
         """
         kind = kind_of(requests[0])
         constraints = evolve(self._constraints({"strategy": Strategy.BATCH.value}), deadline=deadline)
-        asked = CheckedList(list(requests), {}, constraints, kind, batchable=True)
+        params = {} if requests[0].model is None else {"model": requests[0].model}  # they have it in common
+        model = self._model.of(requests[0])
+        asked = CheckedList(list(requests), params, constraints, kind, batchable=True, model=model)
         decision = self._considered(asked)
         if self._config.budget is not None:  # of the client's own, hold back no more than the job can cost
-            ceilings = self._advisor.ceilings(requests, kind)
+            ceilings = self._advisor.for_model(asked.model).ceilings(requests, kind)
             constraints = evolve(constraints, budget=None if ceilings is None else sum(ceilings))
             decision = evolve(decision, constraints=constraints)
         return self._submit_decided(asked, iter(requests), decision, JobOptions(key))
@@ -347,7 +353,7 @@ class ListRouter:
         self, asked: CheckedList, rows: Iterator[Request], decision: Decision, options: JobOptions
     ) -> JobRow:
         """Tell a decision and store the job; the decision is scored when the job is done."""
-        number = self._advisor.tell(decision, common_purpose(asked.requests))
+        number = self._advisor.for_model(asked.model).tell(decision, common_purpose(asked.requests))
         row = self._jobs.submission.submit_decided(rows, asked.params, decision, asked.kind, options)
         self._decided[row.id] = number, decision
         for earliest in list(self._decided)[:-DECIDED]:
@@ -406,7 +412,8 @@ class ListRouter:
         batchable = len(kinds) == 1 and not all(urgent) and all(map(_may_wait, requests))
         if constraints.strategy is Strategy.AUTO and requests and all(urgent):
             constraints = evolve(constraints, strategy=Strategy.INDIVIDUAL)
-        return CheckedList(requests, plain, constraints, kind, batchable, checked_key(given.get("key")))
+        key, model = checked_key(given.get("key")), self._most_named(plain, requests)
+        return CheckedList(requests, plain, constraints, kind, batchable, key, model=model)
 
     def _check_forced(self, given: Mapping[str, Any], kind: Kind, fallback: str | None) -> None:
         if given.get("strategy") in (Strategy.BATCH.value, Strategy.HYBRID.value):
@@ -435,12 +442,13 @@ class ListRouter:
             ConfigError: no route meets the constraints, or the budget could not be kept.
         """
         if asked.constraints.budget is not None:
-            self._check_priced()
+            self._check_priced(asked.model, *map(self._model.of, asked.requests))
             for request in asked.requests:
                 self._realtime.warn_of_unbounded(request)
+        advisor = self._advisor.for_model(asked.model)
         keyed = asked.key is not None  # then the cache is not asked
         requests = [request for request in asked.requests if keyed or not self._is_cached(request)]
-        workload = self._advisor.workload(
+        workload = advisor.workload(
             asked.kind,
             len(requests),
             asked.constraints,
@@ -450,7 +458,7 @@ class ListRouter:
         workload.cached = len(asked.requests) - len(requests)
         for request in requests:
             workload.add(request, self._shared_key(request))
-        return self._advisor.consider(workload, asked.constraints, asked.kind, batchable=asked.batchable)
+        return advisor.consider(workload, asked.constraints, asked.kind, batchable=asked.batchable)
 
     def _is_cached(self, request: Request) -> bool:
         admission = self._realtime.admission
@@ -465,8 +473,9 @@ class ListRouter:
 
     def _flexible(self, requests: Sequence[Request]) -> bool:
         """Whether the provider has a slower tier, and no request names one by itself."""
-        tier = self._model.provider.flex(self._model.name)
-        return tier is not None and all(map(tier.is_open_to, requests))
+        models = {self._model.of(request).name for request in requests} or {self._model.name}
+        tiers = [self._model.provider.flex(name) for name in models]
+        return all(tier is not None and all(map(tier.is_open_to, requests)) for tier in tiers)
 
     # -- taking a route --------------------------------------------------------------------------------------
 
@@ -479,7 +488,8 @@ class ListRouter:
         if by_batch:
             take = partial(self._told_by_batch, take, asked.key, decision)
         note = None if asked.key is not None or by_batch else self._jobs.note  # else its job has the decision
-        return RoutedResults(self._advisor, self._clock, asked, decision, take, note)
+        advisor = self._advisor.for_model(asked.model)
+        return RoutedResults(advisor, self._clock, asked, decision, take, note)
 
     def _told_by_batch(self, take: Callable[[], Taken], key: str | None, decision: Decision) -> Taken:
         """Take a route by batch, and say so at once: the caller may wait for hours."""
@@ -505,7 +515,8 @@ class ListRouter:
         within what the route is forecast to cost."""
         budget = self._constraints({"budget": decision.constraints.budget}).budget
         if budget is None:
-            budget = self._advisor.limit(decision, asked.requests, asked.kind)
+            advisor = self._advisor.for_model(asked.model)
+            budget = advisor.limit(decision, asked.requests, asked.kind)
         decision = evolve(decision, constraints=evolve(decision.constraints, budget=budget))
         options, display = self._options(
             len(asked.requests), ReaderOptions("result", None, progress, whole=True)
@@ -517,7 +528,8 @@ class ListRouter:
     def _in_real_time(self, asked: CheckedList, decision: Decision, options: ListOptions) -> BoundedMap:
         constraints = decision.constraints
         stop = None if constraints.keep_going else EqualFailures(len(asked.requests))
-        budget, route = self._list_budget(constraints.budget), decision.chosen.route
+        budget = self._list_budget(constraints.budget, asked.model, *map(self._model.of, asked.requests))
+        route = decision.chosen.route
         ahead = individual_calls(self._config, constraints.strategy) if route is Route.INDIVIDUAL else None
         options = evolve(options, own_budget=budget, route=route, ahead=ahead, stop=stop)
         return self._realtime.map(asked.requests, options)
@@ -539,15 +551,39 @@ class ListRouter:
         reading = Reading(realtime.admission, realtime.process)
         return JobResults(job, parts, options=options, reading=reading)
 
-    def _check_priced(self) -> None:
-        check_priced(self._config, self._clock, self._model, self._fallback)
+    def _check_priced(self, *models: OpenedModel) -> None:
+        for model in {model.name: model for model in models}.values():
+            check_priced(self._config, self._clock, model, self._fallback)
 
-    def _list_budget(self, usd: float | None) -> Budget | None:
-        """Return what a list may spend, within the client's budget; refuse it where no price is known."""
+    def _list_budget(self, usd: float | None, *models: OpenedModel) -> Budget | None:
+        """Return what a list for these models may spend, within the client's budget; refuse it where no price
+        is known."""
         if usd is None:
             return None
-        self._check_priced()
+        self._check_priced(*models)
         return Budget(usd, self._realtime.budget)
+
+    def _priced_as_read(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Yield requests within a budget of their list; refuse one for a model without a known price."""
+        known: set[str] = set()
+        for request in requests:
+            model = self._model.of(request)
+            if model.name not in known:
+                self._check_priced(model)
+                known.add(model.name)
+            yield request
+
+    def _model_of(self, params: Mapping[str, Any]) -> OpenedModel:
+        """Return the model that the arguments of a list name, else the client's."""
+        given = params.get("model")
+        return self._model.of(self._preparer.request("for its model", {"model": given}))
+
+    def _most_named(self, params: Mapping[str, Any], requests: Sequence[Request]) -> OpenedModel:
+        """Return the model that a list is planned by: that of most of its requests."""
+        names = Counter(request.model for request in requests)
+        if not names:
+            return self._model_of(params)
+        return self._model.of(Request(model=names.most_common(1)[0][0]))
 
 
 def split_constraints(

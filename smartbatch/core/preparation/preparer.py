@@ -33,6 +33,8 @@ class RequestPreparer:
         request_timeout: seconds for requests that have no time-out of their own; ``None`` for none.
         check: refuses what the provider cannot do with ``InvalidRequest``.
         deduplicate: the setting of that name.
+        named: returns the name of a model as requests carry it; see
+            :meth:`smartbatch.providers.registry.OpenedModel.named`.
     """
 
     _defaults: Generation
@@ -40,10 +42,16 @@ class RequestPreparer:
     _request_timeout: float | None
     check: Callable[[Request], None]
     _deduplicate: bool | None = None
+    _named: Callable[[str], str | None] | None = None
 
     def request(self, prompt: Prompt, params: Mapping[str, Any]) -> Request:
         """Return one checked request, which may ask for several answers; see :meth:`samples`."""
-        return validation.normalise(prompt, self._defaults, **params)
+        return self._with_model(validation.normalise(prompt, self._defaults, **params))
+
+    def _with_model(self, request: Request) -> Request:
+        if request.model is None or self._named is None:
+            return request
+        return evolve(request, model=self._named(request.model))
 
     def samples(self, request: Request) -> tuple[Request, ...]:
         """Return a request for each answer that ``request`` asks for. They have ids of their own, and share
@@ -88,7 +96,10 @@ class RequestPreparer:
             for name, value in params.items()
             if name not in GENERATION and not (value is None and name in _OF_REQUEST)
         }
-        normalise = partial(validation.normalise, defaults=defaults, **others)
+
+        def normalise(prompt: Prompt) -> Request:
+            return self._with_model(validation.normalise(prompt, defaults, **others))
+
         return (
             request
             for row, prompt in enumerate(prompts)
@@ -132,7 +143,7 @@ class RequestPreparer:
                         "n cannot be set by a preprocess hook, which runs once per answer",
                         field="n",
                     )
-                request = validation.normalise(verdict, _once(self._defaults))
+                request = self._with_model(validation.normalise(verdict, _once(self._defaults)))
         return request
 
     def _for_job(self, request: Request, attended: bool) -> Request:

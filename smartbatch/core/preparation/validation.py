@@ -376,6 +376,7 @@ _FIELDS: dict[str, FieldCheck] = {
     "deduplicate": _switch,
     "embedding": _embedding,
     "call": _callable,
+    "model": _text,
     "sample": _integer(0, MAX_SAMPLES - 1),
 }
 """The checks of :class:`Request`, field by field."""

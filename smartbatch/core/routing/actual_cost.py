@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from attrs import define
 
@@ -21,6 +21,7 @@ class ActualCost(Record):
     Args:
         standard: prices in real time; ``None`` where unknown.
         batch: prices by batch, likewise.
+        others: returns both for the model of a result, if it is another one.
 
     Attributes:
         paid: what the results cost; ``None`` once one of them has no known cost.
@@ -31,6 +32,7 @@ class ActualCost(Record):
 
     _standard: Rates | None = None
     _batch: Rates | None = None
+    _others: Callable[[Result], tuple[Rates | None, Rates | None] | None] = lambda _: None
     paid: float | None = 0.0
     individual: float | None = 0.0
     by_batch: float | None = 0.0
@@ -41,13 +43,14 @@ class ActualCost(Record):
         self.answered += result.ok
         if result.paid_before:
             return
+        standard, batch = self._others(result) or (self._standard, self._batch)
         cost = result.cost
         self.paid = None if self.paid is None or cost is None else self.paid + cost
         if self.individual is not None:
-            cost = _cost_of(result, self._standard, _STANDARD)
+            cost = _cost_of(result, standard, _STANDARD)
             self.individual = None if cost is None else self.individual + cost
         if self.by_batch is not None:
-            cost = _cost_of(result, self._batch, _BATCH)
+            cost = _cost_of(result, batch, _BATCH)
             self.by_batch = None if cost is None else self.by_batch + cost
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from attrs import astuple, define, frozen
@@ -82,6 +82,19 @@ class _Each(Value):
     usd: tuple[tuple[str, _Usd], ...]
 
 
+@frozen(eq=False, repr=False)
+class OtherModel(Value):
+    """What is known of a model that requests of a list name, other than that of the list.
+
+    Attributes:
+        calibration, rates: as :class:`Workload` takes them.
+    """
+
+    name: str
+    calibration: Calibration
+    rates: Mapping[str, Rates | None]
+
+
 class Workload:
     """Adds up requests in little memory, whatever their number; each takes some microseconds.
 
@@ -89,6 +102,7 @@ class Workload:
         calibration: what was learned of the model's tokens.
         rates: prices by the way of processing, such as ``standard`` and ``batch``; ``None`` where unknown.
         kept: whether answers are kept, so that equal requests share one however far apart they are.
+        others: returns what is known of the model of a request, if it names another one.
 
     Attributes:
         cached: requests that the cache answers; the caller counts them.
@@ -101,14 +115,21 @@ class Workload:
     """
 
     def __init__(
-        self, calibration: Calibration, rates: Mapping[str, Rates | None], *, kept: bool = False
+        self,
+        calibration: Calibration,
+        rates: Mapping[str, Rates | None],
+        *,
+        kept: bool = False,
+        others: Callable[[Request], OtherModel | None] = lambda _: None,
     ) -> None:
         self._calibration = calibration
         self._kept = kept
+        self._others = others
+        self._unpriced: set[str] = set()
         self._rates = {name: card for name, card in rates.items() if card is not None}
         self._usd = {name: _Usd() for name in self._rates}
         self._repeated = {name: _Usd() for name in self._rates}
-        self._alike: dict[tuple[int, int | None, str | None], _Each] = {}
+        self._alike: dict[tuple[int, int | None, str | None, str | None], _Each] = {}
         self._shape: AnswerShape = FREE
         self._seen = 0
         self._unlimited = 0
@@ -137,7 +158,8 @@ class Workload:
         embeds = request.embedding is not None
         self._generating = self._generating or not (embeds or request.call)
         shape = None if embeds else SHAPES.of(request.params)
-        self._add(1, self._each(estimate_request(request), request.params.max_tokens, shape), repeated)
+        limit, other = request.params.max_tokens, self._others(request)
+        self._add(1, self._each(estimate_request(request), limit, shape, other), repeated)
 
     def add_alike(self, requests: int, tokens: int, kind: Kind) -> None:
         """Add requests of which no more is known than that each has so many estimated input tokens."""
@@ -155,39 +177,47 @@ class Workload:
             if repeated:
                 self._repeated[name].add(n, usd)
 
-    def _each(self, estimated: int, limit: int | None, shape: AnswerShape | None) -> _Each:
+    def _each(
+        self, estimated: int, limit: int | None, shape: AnswerShape | None, other: OtherModel | None = None
+    ) -> _Each:
         """Return what a request takes, with answers of a shape, or for ``None`` with a vector; many of a list
         are alike in that."""
-        alike = (estimated, limit, None if shape is None else shape.key)
+        name = None if other is None else other.name
+        alike = (estimated, limit, None if shape is None else shape.key, name)
         known = self._alike.get(alike)
         if known is not None:
             return known
-        learned = self._calibration
-        given, answer = learned.input(estimated), NOTHING if shape is None else self._answer(shape, limit)
+        learned = self._calibration if other is None else other.calibration
+        answer = NOTHING if shape is None else self._answer(shape, limit, learned)
+        given = learned.input(estimated)
         usd = []
-        for name, card in self._rates.items():
+        for processing, own in self._rates.items():
+            card = own if other is None else other.rates.get(processing)
+            if card is None:
+                self._unpriced.add(processing)
+                continue
             lengths = (0, *(math.ceil(out) for out in (answer.expected, answer.low, answer.high)), limit or 0)
             none, made, low, high, most = (card.cost(card.expected_usage(given, out)) for out in lengths)
             most = most - none if answer.expected else 0.0
-            usd.append((name, _Usd(none, made - none, low - none, high - none, most)))
+            usd.append((processing, _Usd(none, made - none, low - none, high - none, most)))
         room = 0 if shape is None else learned.most_output(limit)
         each = _Each(given, answer.expected, room, limit is None and shape is not None, tuple(usd))
         if len(self._alike) < _ALIKE:
             self._alike[alike] = each
         return each
 
-    def _answer(self, shape: AnswerShape, limit: int | None) -> Length:
+    def _answer(self, shape: AnswerShape, limit: int | None, learned: Calibration) -> Length:
         """Return how long an answer is on average, and between what the means of lists lie: by those of its
         shape that were seen, or else by its shape, with the reasoning that a model may put before it."""
         self._shape = shape
-        seen, mean = self._calibration.answers(shape.key)
+        seen, mean = learned.answers(shape.key)
         if seen:
             self._seen = seen
             unsure = 1 + _SURE * _SPREAD / math.sqrt(seen + _UNKNOWN)
             found = Length(mean / unsure, mean, mean * unsure)
         else:
             of_shape = shape.length
-            high = of_shape.high + (0.0 if self._calibration.observed else THINKING)
+            high = of_shape.high + (0.0 if learned.observed else THINKING)
             found = Length(of_shape.low, of_shape.expected, high)
         most = math.inf if limit is None else limit
         return Length(min(found.low, most), min(found.expected, most), min(found.high, most))
@@ -215,7 +245,7 @@ class Workload:
         from their schema; it never exceeds what ``max_tokens`` allows. Before any answer it covers as well
         how models count the tokens of prompts.
         """
-        if processing not in self._rates:
+        if processing not in self._rates or processing in self._unpriced:
             return None
         usd = self._usd[processing]
         if by_job:

@@ -75,13 +75,14 @@ def _step(step: StepContext) -> StepResult:
     at = min(_due_at(step, due), check_at)
     if at > step.wall:
         return StepResult(at, realtime)
+    own = step.for_model(due.model)
     if due.state in UNSENT_SHARDS and (step.job.cancel_requested or step.store.shards.is_answered(due)):
-        step.discard(due, "the job was cancelled" if step.job.cancel_requested else poll.ANSWERED)
+        own.discard(due, "the job was cancelled" if step.job.cancel_requested else poll.ANSWERED)
         return StepResult(step.wall, realtime)
     try:
-        _STEPS[due.state](step, due)
+        _STEPS[due.state](own, due)
     except ProviderError as error:
-        step.retry_later(due, error)
+        own.retry_later(due, error)
     return StepResult(step.wall, realtime)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from smartbatch._clock import Clock, SteadyWall
 from smartbatch._files import sync_folder
@@ -213,6 +213,10 @@ class StepContext:
     def model(self) -> str:
         return self.job.model.partition(":")[2]
 
+    def for_model(self, label: str) -> StepContext:
+        """Return the circumstances of a step for requests of one model of the job, as ``provider:model``."""
+        return self if label == self.job.model else evolve(self, job=evolve(self.job, model=label))
+
     @property
     def policy(self) -> JobPolicy:
         return self.job.policy
@@ -268,7 +272,8 @@ class StepContext:
             OverJobBudget: the job's budget has no room for what it can cost.
         """
         nonce = new_nonce(self.runtime.rng)
-        new = NewShard(f"shard-{nonce}", nonce, tuple(ixs), bytes, tokens, self.wall, reserved)
+        model = self.job.model
+        new = NewShard(f"shard-{nonce}", nonce, tuple(ixs), bytes, tokens, self.wall, reserved, model)
         return self.store.shards.plan(self.lease, new)
 
     def discard(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from smartbatch.core.batching.sharding import cut
 from smartbatch.errors import InvalidRequest
 from smartbatch.jobs import enqueued_quota, job_budget
-from smartbatch.jobs.records import OPEN_SHARDS, ItemState, OverJobBudget
+from smartbatch.jobs.payload import model_of
+from smartbatch.jobs.records import OPEN_SHARDS, ItemState, OpenItem, OverJobBudget
 from smartbatch.jobs.steps import server_limits
-from smartbatch.jobs.steps.context import StepContext
+from smartbatch.jobs.steps.context import PAGE, StepContext
 
 PORTION = 100_000
 """Items cut at a time: some 10 MB of numbers."""
@@ -38,6 +40,30 @@ def plan_shards(step: StepContext) -> bool:
         if not costs:
             return job_budget.end_unaffordable(step, items)
         items = [item for item in items if item.ix in costs]
+    for label, members in _by_model(step, items).items():
+        if not _plan_model(step.for_model(label), members, costs):
+            break
+    return True
+
+
+def _by_model(step: StepContext, items: Sequence[OpenItem]) -> dict[str, Sequence[OpenItem]]:
+    """Return items by the model of their requests: a batch is for one model."""
+    if not step.policy.models:
+        return {step.job.model: items}
+    provider = step.job.model.partition(":")[0]
+    groups: dict[str, list[OpenItem]] = {}
+    for start in range(0, len(items), PAGE):
+        page = items[start : start + PAGE]
+        bodies = step.store.items.bodies(step.job.id, [item.ix for item in page])
+        for item in page:
+            name = model_of(bodies[item.ix])
+            groups.setdefault(step.job.model if name is None else f"{provider}:{name}", []).append(item)
+    return dict(groups)
+
+
+def _plan_model(step: StepContext, items: Sequence[OpenItem], costs: Mapping[int, float]) -> bool:
+    """Cut items of one model into shards and store these; False where the job's budget had no room left, so
+    that the rest is cut anew."""
     abilities, server = step.api.abilities, server_limits.known(step)
     most = min(
         step.policy.max_requests or step.limits.max_requests,
@@ -70,8 +96,8 @@ def plan_shards(step: StepContext) -> bool:
                 tokens=sum(item.tokens for item in members),
                 reserved=sum(costs.get(ix, 0.0) for ix in ixs),
             )
-        except OverJobBudget:  # items in real time took the room meanwhile: cut anew
-            return True
+        except OverJobBudget:  # items in real time took the room meanwhile
+            return False
     if pieces.too_big:
         _refuse_too_big(step, pieces.too_big)
     return True

@@ -157,13 +157,17 @@ class ShardTable(Value):
             raise LeaseLost(f"not every item of the new shard {shard.id} is open; nothing was written")
         kept = packed(shard.items)
         tx.change("INSERT INTO shard_items (id, job, positions) VALUES (?, ?, ?)", shard.id, job, kept)
-        values = (shard.id, no, shard.nonce, size, shard.bytes, shard.tokens, shard.due_at, shard.reserved)
+        sizes = (size, shard.bytes, shard.tokens, shard.due_at, shard.reserved)
         [made] = tx.rows(
             f"""INSERT INTO shard
             (id, job, no, nonce, scope, model, state, size, bytes, tokens, due_at, reserved, remote)
-            SELECT ?, j.no, ?, ?, j.scope, j.model, {{planned}}, ?, ?, ?, ?, ?, ?
+            SELECT ?, j.no, ?, ?, j.scope, coalesce(?, j.model), {{planned}}, ?, ?, ?, ?, ?, ?
             FROM job j WHERE j.no = ? RETURNING {SHARD_COLUMNS}""",
-            *values,
+            shard.id,
+            no,
+            shard.nonce,
+            shard.model,
+            *sizes,
             _NO_PROGRESS,
             job,
         )
