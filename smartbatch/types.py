@@ -8,12 +8,13 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeAlias, TypedDict
 
 from attrs import evolve, field, frozen
 
 from smartbatch._display import brief, short
 from smartbatch._values import Value, fields_repr
+from smartbatch.attempt import Attempt as Attempt
 from smartbatch.chats import Message, TokenLogprob, Tool, ToolCall
 from smartbatch.errors import SmartbatchError, did_you_mean
 
@@ -372,24 +373,6 @@ class Request:
     sample: int | None = field(default=None, kw_only=True)
 
 
-class Attempt(int):
-    """The number of a try, as own callables are given it: 0 for the first.
-
-    Attributes:
-        timeout: seconds that this try has; the callable has to keep them itself.
-        temperature: the temperature to use: 0.0, 0.25 and 0.5 for the repairs of an answer that does not fit
-            its schema, else that of the request; ``None`` for the model's default.
-    """
-
-    timeout: float
-    temperature: float | None
-
-    def __new__(cls, number: int, timeout: float, temperature: float | None = None) -> Self:
-        attempt = super().__new__(cls, number)
-        attempt.timeout, attempt.temperature = timeout, temperature
-        return attempt
-
-
 @frozen(eq=False, repr=False)
 class LimitReport(Value):
     """What a provider's answer reported about its limits; ``None`` where it reported nothing.
@@ -657,31 +640,30 @@ class TableParams(TypedDict, total=False):
     on_missing: OnMissing | None
 
 
-class JobParams(GenerationParams[T], ConstraintParams, TableParams, total=False):
-    """What jobs take: generation parameters, constraints, fields of a request, and how a table is read."""
+class RowParams(TypedDict, total=False):
+    """The fields of a :class:`Request` that any call takes, as keywords."""
 
     priority: Priority | PriorityName | int | None
     id: str | None
     context: Any
     purpose: str | None
     isolation_key: str | None
-    embedding: Embedding | None
     deduplicate: bool | None
     model: str | None
 
 
-class EmbeddingParams(TypedDict, total=False):
+class JobParams(GenerationParams[T], ConstraintParams, TableParams, RowParams, total=False):
+    """What jobs take, as keywords: parameters of a generation, constraints, fields of a request, and how
+    prompts are made of a table."""
+
+    embedding: Embedding | None
+
+
+class EmbeddingParams(RowParams, total=False):
     """The fields of a :class:`Request` for a vector, as keywords."""
 
-    priority: Priority | PriorityName | int | None
     max_wait: Duration | None
     timeout: Duration | None
-    id: str | None
-    context: Any
-    purpose: str | None
-    isolation_key: str | None
-    deduplicate: bool | None
-    model: str | None
 
 
 class KeyParams(TypedDict, total=False):

@@ -24,7 +24,7 @@ from tests.syntax import (
     tree,
 )
 
-NOUNS = frozenset({"chats", "errors", "types", "events", "results", "interrupted"})
+NOUNS = frozenset({"attempt", "chats", "errors", "types", "events", "results", "interrupted"})
 """What travels everywhere: it imports nothing above itself."""
 
 FOR_ALL = frozenset(
@@ -64,7 +64,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     # what travels
     "errors": frozenset(),
     "chats": frozenset(),
-    "types": frozenset({"chats", "errors"}),
+    "attempt": frozenset(),
+    "types": frozenset({"attempt", "chats", "errors"}),
     "events": frozenset({"types", "errors"}),
     "tables": frozenset({"chats", "types", "errors", "events"}),  # tables in, and results as tables
     "results": frozenset({"types", "errors", "tables"}),

@@ -157,16 +157,16 @@ class ListRouter:
         plain, given = _split(params)
         if not isinstance(prompts, Sequence) and not self._needs_all(given):
             constraints = self._constraints(given)
+            budget = self._list_budget(constraints.budget, self._model_of(plain))
             requests: Iterable[Request] = self._preparer.requests(prompts, plain)
+            if budget is not None:
+                requests = self._priced_as_read(requests)
             if reader.read_ahead:
                 requests = ReadAhead(iter(requests), given_prompts, self._clock)
             total = len(prompts) * self._preparer.answers_each(plain) if isinstance(prompts, Sized) else None
             options, display = self._options(total, reader)
             route = Route.INDIVIDUAL if constraints.strategy is Strategy.INDIVIDUAL else None
             stop = None if constraints.keep_going else EqualFailures(None)
-            budget = self._list_budget(constraints.budget, self._model_of(plain))
-            if budget is not None:
-                requests = self._priced_as_read(requests)
             ahead = None
             if route is not None or self._sends_alone(plain):
                 ahead = individual_calls(self._config, constraints.strategy)

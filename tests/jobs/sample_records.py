@@ -22,6 +22,7 @@ POLICY = JobPolicy(
     attended=True,
     keep_going=True,
     traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    models=("openai:gpt-5",),
 )
 PROGRESS = RemoteProgress(
     state=RemoteState.COMPLETED,

@@ -193,7 +193,7 @@ def test_a_request_of_a_job_is_counted_where_its_result_is_stored_and_nowhere_el
     job = client.submit_batch(PROMPTS)
     job.wait()
     store = open_store(place)
-    expected = {"individual": (2, 0), "": (1, 1)}  # what failed came by no route
+    expected = {"individual": (3, 1)}
     assert spent(store) == expected
     [group] = store.summaries.error_groups()
     assert (group.count, group.job_id, group.row) == (1, job.id, 1)
@@ -219,7 +219,7 @@ def test_errors_in_real_time_are_grouped_with_an_example(
     [group] = store.summaries.error_groups()
     assert (group.kind, group.message) == ("client_error", "the provider answered 400: bad #")
     assert (group.count, group.request_id, group.model) == (4, "mine-3", MODEL)
-    assert spent(store) == {"": (4, 4)}
+    assert spent(store) == {"individual": (4, 4)}
     store.close()
 
 

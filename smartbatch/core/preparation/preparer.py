@@ -96,9 +96,11 @@ class RequestPreparer:
             for name, value in params.items()
             if name not in GENERATION and not (value is None and name in _OF_REQUEST)
         }
+        unnamed = {name: value for name, value in others.items() if name != "model"}
 
         def normalise(prompt: Prompt) -> Request:
-            return self._with_model(validation.normalise(prompt, defaults, **others))
+            own = isinstance(prompt, Request) and prompt.model is not None  # it wins, like its parameters
+            return self._with_model(validation.normalise(prompt, defaults, **(unnamed if own else others)))
 
         return (
             request

@@ -1,0 +1,23 @@
+"""The number of a try, as own callables get it."""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class Attempt(int):
+    """The number of a try, as own callables are given it: 0 for the first.
+
+    Attributes:
+        timeout: seconds that this try has; the callable has to keep them itself.
+        temperature: the temperature to use: 0.0, 0.25 and 0.5 for the repairs of an answer that does not fit
+            its schema, else that of the request; ``None`` for the model's default.
+    """
+
+    timeout: float
+    temperature: float | None
+
+    def __new__(cls, number: int, timeout: float, temperature: float | None = None) -> Self:
+        attempt = super().__new__(cls, number)
+        attempt.timeout, attempt.temperature = timeout, temperature
+        return attempt
