@@ -278,8 +278,7 @@ class Generation(Value):
         top_p: above 0, up to 1.
         stop: up to 4 texts that end the output.
         seed: integer that asks for repeatable sampling, where the provider knows it.
-        n: answers to the prompt, 1 to 128: each is a request of its own, with its own result, and none
-            shares the answer of another unless ``deduplicate`` is True.
+        n: answers to the prompt, 1 to 128: each is a request of its own, with its own result.
         response_format: the provider's own ``response_format`` value.
         schema: a JSON schema the answer must follow, or a class to make objects of, from which the schema is
             made when the request is taken (:func:`smartbatch.core.preparation.schemas.schema_of`);
@@ -341,17 +340,14 @@ class Request:
         purpose: free label for reporting and routing rules.
         isolation_key: requests with different keys never share a call.
         embedding: set for a vector instead of a text; the prompt is then the text to embed.
-        deduplicate: whether the request shares the answer of an identical one in flight, in a list or in a
-            job. ``None`` follows the client's setting: by default all do but those with an explicit
-            temperature above 0 and the answers of ``n``. False also bypasses the cache.
+        deduplicate: whether it shares the answer of an identical request in flight, in a list or in a job;
+            False also bypasses the cache. ``None`` follows the client's setting of that name.
         call: own callable ``call(request, attempt)`` that makes the call itself; it goes through the
             same queue, gates and retries. Returns an ``Answer``, a text, or any object
             (found as ``Result.parsed``), or one of these with its :class:`Usage`, as ``(value, usage)``.
-            ``attempt`` is an :class:`Attempt`: a number that also has the ``timeout`` and the
-            ``temperature`` of this try. The prompt is what the callable makes of it; a vector cannot be asked
-            for besides.
-        model: of the same provider, with or without its prefix; the client's when ``None``. Prices, limits,
-            breaker and batches are those of this model.
+            ``attempt`` is an :class:`Attempt`. The prompt is what the callable makes of it; a vector cannot
+            be asked for besides.
+        model: of the same provider, with or without its prefix; the client's when ``None``.
         sample: the number of the answer, from 0, where ``n`` asked for several; set by the library.
     """
 
