@@ -44,6 +44,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def money(session: nox.Session) -> None:
+    """Random combinations of budgets, stores and lost answers: ``nox -s money -- --seconds 600 --seed 1``."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "benchmarks.money_search", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Lint and format."""
     session.install("ruff >= 0.6")

@@ -105,7 +105,8 @@ class BatchingConfig(Value):
         "auto",
         "text",
         "Where processes share limits: sqlite:///FILE, redis://…, unix://…, postgresql://…; auto is this "
-        "user's file on this machine, off shares nothing.",
+        "user's file on this machine, off shares nothing with other processes. Clients of one process always "
+        "share the limits and cooldowns of a key and model.",
     )
     shared_lost: Literal["share", "stop", "local"] = choice(
         "share",

@@ -1,0 +1,207 @@
+"""Random combinations of budgets, durable submits, caches, lost answers and successive clients of one store.
+
+    python -m benchmarks.money_search --seconds 600 --seed 1
+    python -m benchmarks.money_search --only 1234
+
+Each seed draws one combination and runs it against the emulator, whose ledger says what was billed. What must
+hold for every client: what was billed while it ran is at most its budget; it is at least what the client
+counts as spent, and at most that and what it holds back for lost answers; and the first call of a client does
+not wait for a pause that a client with another key left. A seed that breaks one of these is printed with its
+combination.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, field, frozen
+
+from smartbatch import BatchingClient, Price, SmartbatchError
+from smartbatch.emulator import Emulator
+from smartbatch.testing import emulator
+
+MODELS = {"openai": "gpt-5-mini", "anthropic": "claude-haiku-5-5", "gemini": "gemini-3.8-flash"}
+PRICE = 10.0
+"""USD for a million tokens, of input as of output: so the ledger's tokens are its money."""
+TINY = 1e-9
+LONGEST_START = 4.0
+"""Seconds until the first call of a client on a busy machine."""
+FAULTS = ("empty", "reset", "truncated", "bad_json", "html_200", "500", "stream_end", "429")
+WAYS = ("submit", "durable", "durable", "keyed", "list", "stream", "closed")
+
+
+@frozen
+class Combination:
+    """What one seed draws; times are seconds, money is USD."""
+
+    seed: int
+    provider: str
+    budget: float
+    max_tokens: int
+    clients: int
+    ways: tuple[str, ...]
+    requests: int
+    parallelism: int
+    faults: dict[str, float] = field(factory=dict)
+    cache: bool = False
+    same_key: bool = True
+    pause: float = 1.0
+
+    @classmethod
+    def of(cls, seed: int) -> Combination:
+        rng = random.Random(seed)
+        count = rng.choice((0, 1, 1, 2, 3))
+        return cls(
+            seed,
+            provider=rng.choice(sorted(MODELS)),
+            budget=rng.choice((0.0005, 0.0005, 0.002, 0.01, 0.05)),
+            max_tokens=rng.choice((1, 16, 40, 200)),
+            clients=rng.choice((1, 2, 3)),
+            ways=tuple(rng.sample(WAYS, k=rng.choice((1, 2, 3)))),
+            requests=rng.choice((1, 4, 12, 40)),
+            parallelism=rng.choice((1, 2, 4, 16)),
+            faults={fault: rng.choice((0.05, 0.1, 0.3)) for fault in rng.sample(FAULTS, k=count)},
+            cache=rng.random() < 0.5,
+            same_key=rng.random() < 0.7,
+            pause=rng.choice((0.1, 0.1, 8.0)) if rng.random() < 0.1 else 0.1,
+        )
+
+
+def problems(drawn: Combination, place: Path) -> list[str]:
+    """Return what did not hold when a combination was run."""
+    found: list[str] = []
+    settings: dict[str, Any] = {"faults": drawn.faults, "fault_retry_after": drawn.pause, "seed": drawn.seed}
+    with emulator(latency=0.002, **settings) as emu:
+        billed, refused = 0.0, ""
+        for number in range(drawn.clients):
+            key = f"sk-of-the-search-{0 if drawn.same_key else number}"
+            client = _client(drawn, place, emu, key)
+            began = time.monotonic()
+            try:
+                _use(client, drawn, random.Random(f"{drawn.seed} {number}"))
+            finally:
+                client.stop(10.0)
+            waited = _first_wait(emu, began)
+            if waited > LONGEST_START and key != refused:
+                found.append(f"client {number} waited {waited:.1f} s for its first call")
+            refused = key if any(call.status == 429 for call in emu.ledger.calls) else refused
+            now = _billed(emu)
+            mine, billed = now - billed, now
+            counted = client.spent, client.unconfirmed_cost
+            told = f"client {number}: billed {mine:.7f}, spent {counted[0]:.7f}, unconfirmed {counted[1]:.7f}"
+            if mine > drawn.budget + TINY:
+                found.append(f"{told}: above its budget")
+            if mine > sum(counted) + TINY:
+                found.append(f"{told}: more than it counts")
+            if counted[0] > mine + TINY:
+                found.append(f"{told}: less than it counts")
+    return found
+
+
+def _client(drawn: Combination, place: Path, emu: Emulator, key: str) -> BatchingClient:
+    url = emu.base_url if drawn.provider == "openai" else emu.url
+    model = f"{drawn.provider}:{MODELS[drawn.provider]}"
+    return BatchingClient(
+        model,
+        budget=drawn.budget,
+        prices={model: Price(PRICE, PRICE, cached_input=PRICE, cache_write=PRICE)},
+        max_tokens=drawn.max_tokens,
+        parallelism=drawn.parallelism,
+        store=str(place / "jobs.db"),
+        cache=str(place / "cache.db") if drawn.cache else None,
+        shared="off",
+        strategy="individual",
+        retries=2,
+        retry_initial=0.01,
+        breaker_pause=0.05,
+        breaker_max_pause=0.1,
+        outage_patience=3.0,
+        call_timeout=5.0,
+        provider_options={"api_key": key, "base_url": url},
+    )
+
+
+def _use(client: BatchingClient, drawn: Combination, rng: random.Random) -> None:
+    for way in drawn.ways:
+        prompts = [f"question {rng.randrange(60)}" for _ in range(drawn.requests)]
+        for future in list(_asked(client, way, prompts)):
+            with contextlib.suppress(SmartbatchError):
+                future()
+
+
+def _asked(client: BatchingClient, way: str, prompts: list[str]) -> Iterator[Callable[[], object]]:
+    """Yield what waits for each answer."""
+    if way in ("submit", "durable"):
+        for prompt in prompts:
+            more: dict[str, Any] = {"durable": True} if way == "durable" else {}
+            try:
+                yield client.submit(prompt, **more).result
+            except SmartbatchError:
+                continue
+    elif way in ("keyed", "list"):
+        key = f"list {'+'.join(sorted(set(prompts)))[:80]}" if way == "keyed" else None
+        yield lambda: client.generate(prompts, key=key)
+    else:
+        for prompt in prompts:
+            yield lambda prompt=prompt: _streamed(client, prompt, whole=way == "stream")  # type: ignore[misc]
+
+
+def _streamed(client: BatchingClient, prompt: str, *, whole: bool) -> None:
+    with client.stream(prompt) as stream:
+        for _ in stream:
+            if not whole:
+                return
+
+
+def _billed(emu: Emulator) -> float:
+    """Return the USD of the ledger, once nothing is under way."""
+    until = time.monotonic() + 5.0
+    while any(not call.done for call in emu.ledger.calls) and time.monotonic() < until:
+        time.sleep(0.005)
+    return sum(call.billed for call in emu.ledger.calls) * PRICE / 1e6
+
+
+def _first_wait(emu: Emulator, began: float) -> float:
+    first = next((call.at for call in emu.ledger.calls if call.at >= began), None)
+    return 0.0 if first is None else first - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=600.0, help="for how long combinations are drawn")
+    parser.add_argument("--seed", type=int, default=1, help="the first combination")
+    parser.add_argument("--only", type=int, help="run one combination and show it")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    import_module("anthropic")  # or the first call would wait for the import
+    import_module("google.genai")
+    seeds = [options.only] if options.only is not None else None
+    end, seed, tried, broken = time.monotonic() + options.seconds, options.seed, Counter[str](), 0
+    while (seeds is None and time.monotonic() < end) or seeds:
+        drawn = Combination.of(seeds.pop() if seeds else seed)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+            found = problems(drawn, Path(place))
+        tried[drawn.provider] += 1
+        seed += 1
+        if found or options.only is not None:
+            broken += bool(found)
+            print(asdict(drawn), *found, sep="\n  ", flush=True)
+    print(f"seeds {options.seed} to {seed - 1}: {dict(tried)}, {broken} with a problem")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
