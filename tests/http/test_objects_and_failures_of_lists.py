@@ -13,7 +13,8 @@ import attrs
 import pydantic
 import pytest
 
-from smartbatch.errors import ErrorKind, SmartbatchError
+from smartbatch.core.preparation import structured
+from smartbatch.errors import AllRequestsFailed, AnswerUnread, ErrorKind, SmartbatchError
 from smartbatch.types import Generation, Request, Result, Route
 from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, in_batch, texts, world
 from tests.levels import sampled
@@ -79,6 +80,26 @@ def test_a_batch_sends_each_schema_in_the_form_that_its_provider_takes(provider:
         assert {(result.route, result.attempts) for result in found} == {(Route.BATCH, 1)}
         made = [type(result.parsed) for result in found]
         assert made == [Node, list, str, Node] * 3
+
+
+@each_provider
+def test_an_error_of_ours_keeps_the_answers_of_a_batch(
+    provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are paid once, and named as unread through no fault of their own."""
+
+    def broken(text: str) -> Any:
+        raise ImportError("half made")
+
+    with world(provider, tmp_path, rare=60, batch_turnaround=MINUTE) as w:
+        client = w.process()
+        monkeypatch.setattr(structured, "recover_json", broken)
+        with pytest.raises(AllRequestsFailed) as raised:
+            client.generate(texts(12), schema=Pydantic, strategy="batch")
+        found = raised.value.results
+        assert {type(result.error) for result in found} == {AnswerUnread}
+        assert all(result.text and result.error.text == result.text for result in found)
+        assert {(result.route, result.attempts) for result in found} == {(Route.BATCH, 1)}
 
 
 @pytest.mark.full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,8 @@ from scenes import PATIENCE
 
 from smartbatch._clock import VirtualClock
 from smartbatch.client import BatchingClient
-from smartbatch.errors import ErrorKind, InvalidRequest, SmartbatchError, ValidationFailed
+from smartbatch.core.preparation import structured
+from smartbatch.errors import AnswerUnread, ErrorKind, InvalidRequest, SmartbatchError, ValidationFailed
 from smartbatch.events import Event, RetryScheduled
 from smartbatch.providers import MockProvider
 from smartbatch.types import Answer, Attempt, Generation, Request, Usage
@@ -62,6 +64,34 @@ def test_the_class_may_be_the_clients_or_the_requests(client_of: ClientOf) -> No
     assert [result.parsed for result in found] == [expected, expected]
     hooked = client_of(MockProvider([GOOD]), preprocess=[lambda r: Request(r.prompt, r.params)], schema=City)
     assert hooked.submit("q").result(PATIENCE).parsed == expected
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_an_error_of_ours_is_no_verdict_on_a_paid_answer(
+    client_of: ClientOf, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """The answer is read again, kept, named as unread through no fault of its own, and not asked again."""
+    left = [ImportError("half made")] * failures
+
+    def recovered(text: str) -> Any:
+        if left:
+            raise left.pop()
+        return json.loads(text)
+
+    monkeypatch.setattr(structured, "recover_json", recovered)
+    provider = MockProvider([paid(GOOD)])
+    future = client_of(provider).submit("q", schema=City)
+    future.exception(PATIENCE)
+    result = future.outcome
+    assert result is not None
+    assert (result.text, len(provider.calls)) == (GOOD, 1)
+    if failures == 2:
+        assert result.parsed == City("Oslo", 700_000)
+        return
+    assert type(result.error) is AnswerUnread
+    assert result.error.text == GOOD
+    assert "smartbatch itself failed" in str(result.error)
+    assert pickle.loads(pickle.dumps(result.error)).text == GOOD
 
 
 def test_a_bad_answer_is_asked_again_with_its_error_and_every_answer_is_paid(client_of: ClientOf) -> None:
@@ -236,8 +266,6 @@ def test_a_response_format_is_decoded_where_it_can_be(client_of: ClientOf) -> No
 
 def test_the_error_survives_pickling() -> None:
     """It crosses process borders like all others."""
-    import pickle
-
     error = ValidationFailed("no", tries=2, usage=Usage(1, 1))
     copy = pickle.loads(pickle.dumps(error))
     assert isinstance(copy, SmartbatchError)
