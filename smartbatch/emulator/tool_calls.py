@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from smartbatch.emulator.composed_answers import Completion, ModelToolCall, count_tokens
 from smartbatch.emulator.schema_instances import instance
+from smartbatch.providers.sim.answers import called_tools
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What the name of a tool looks like."""
@@ -75,26 +76,15 @@ def flaw_of(turns: Sequence[ToolTurn]) -> ToolTurnFlaw | None:
 
 
 def with_calls(answer: Completion, tools: OfferedTools | None, prompt: str) -> Completion:
-    """Return an answer that calls tools instead of saying its text, where they are called. In order:
-
-    1. One has to be called: the named one, or the first.
-    2. The prompt names some of them, and their results are not there yet: these.
-    """
-    if tools is None or tools.choice == "none":
+    """Return an answer that calls tools instead of saying its text, where they are called."""
+    if tools is None:
         return answer
-    if tools.choice == "auto":
-        names = [] if tools.answered else [name for name in tools.parameters if _mentions(prompt, name)]
-    else:
-        names = [next(iter(tools.parameters)) if tools.choice == "required" else tools.choice]
+    names = called_tools(list(tools.parameters), tools.choice, prompt, answered=tools.answered)
     if not names:
         return answer
     calls = tuple(ModelToolCall(name, instance(tools.parameters[name], answer.text)) for name in names)
     tokens = sum(count_tokens(json.dumps(call.arguments)) for call in calls)
     return evolve(answer, text="", finish_reason="tool_calls", tokens=tokens, calls=calls)
-
-
-def _mentions(prompt: str, name: str) -> bool:
-    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", prompt) is not None
 
 
 def logprobs_of(pieces: Sequence[str], alternatives: int) -> list[dict[str, Any]]:

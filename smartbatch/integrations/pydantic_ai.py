@@ -253,6 +253,9 @@ def _settings(request: Request) -> dict[str, Any]:
     for name in ("schema", "response_format"):
         if getattr(params, name) is not None:
             raise InvalidRequest(f"{name} is not for agents: give the agent an output_type", field=name)
+    for name in ("tools", "logprobs"):
+        if getattr(request.params, name):
+            raise InvalidRequest(f"{name} is not for agents: give it to the agent or its model", field=name)
     found = {name: getattr(params, name) for name in ("max_tokens", "temperature", "top_p", "seed")}
     found["extra_body"] = params.extra
     found["stop_sequences"] = None if params.stop is None else list(params.stop)
@@ -276,7 +279,7 @@ def _past(message: Message) -> Any:
             return messages.ModelRequest([messages.UserPromptPart(content)])
         case "system" | "developer" if isinstance(content, str):
             return messages.ModelRequest([messages.SystemPromptPart(content)])
-        case "assistant" if isinstance(content, str):
+        case "assistant" if isinstance(content, str) and not message.tool_calls:
             return messages.ModelResponse([messages.TextPart(content)])
     raise InvalidRequest(
         f"a message of role {message.role!r} with this content cannot be given to an agent", field="prompt"

@@ -76,6 +76,8 @@ def texts(requests: Sequence[Request]) -> Iterator[str]:
                 yield message.content
             else:
                 yield from (part["text"] for part in message.content if isinstance(part.get("text"), str))
+            for call in message.tool_calls:
+                yield from (value for value in (call.arguments or {}).values() if isinstance(value, str))
 
 
 def echoes(text: str, prompts: Iterator[str]) -> bool:

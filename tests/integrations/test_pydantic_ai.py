@@ -34,7 +34,7 @@ from smartbatch.integrations.event_loop import Tasks
 from smartbatch.integrations.pydantic_ai import AgentProvider, agent_call, agent_factory_call
 from smartbatch.observe import logs
 from smartbatch.testing import Emulator, emulator
-from smartbatch.types import Generation, Message
+from smartbatch.types import Generation, Message, ToolCall
 from tests.levels import sampled
 
 PATIENCE = 30.0
@@ -292,7 +292,15 @@ def test_a_tool_that_ends_the_program_fails_its_run_only(ending: type[BaseExcept
     ("prompt", "field"),
     [
         ([Message("user", "a"), Message("assistant", "b")], "prompt"),
-        ([Message("tool", "a"), Message("user", "b")], "prompt"),
+        (
+            [
+                Message("user", "a"),
+                Message("assistant", tool_calls=(ToolCall("c", "save", {}),)),
+                Message("tool", "b", tool_call_id="c"),
+                Message("user", "d"),
+            ],
+            "prompt",
+        ),
         ([Message("user", ({"type": "input_audio", "input_audio": {}},))], "prompt"),
     ],
 )
@@ -303,6 +311,8 @@ def test_what_an_agent_cannot_take_is_refused(prompt: Any, field: str) -> None:
             client.submit(prompt)
         with pytest.raises(InvalidRequest, match="output_type"):
             client.submit("x", schema={"type": "object"})
+        with pytest.raises(InvalidRequest, match="give it to the agent"):
+            client.submit("x", logprobs=True)
     assert caught.value.field == field
     error = failure_of(agent_call(Agent(saying())), Request(tuple(prompt)))
     assert (error.kind, error.code) == (ErrorKind.CLIENT_ERROR, "invalid_request")

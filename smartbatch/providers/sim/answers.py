@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import ceil, floor, isfinite
 from typing import Any
@@ -26,6 +26,29 @@ def packed_answers(prompt: str, answer_to: Callable[[str], str]) -> str | None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return json.dumps({"answers": said}, ensure_ascii=False)
+
+
+def called_tools(names: Sequence[str], choice: str, prompt: str, *, answered: bool) -> list[str]:
+    """Return the tools that a simulated model calls. In order:
+
+    1. One has to be called: the named one, or the first.
+    2. The prompt names some of them, and their results are not there yet: these.
+
+    Args:
+        names: of the tools that are offered.
+        choice: ``auto``, ``none``, ``required`` or the name of a tool.
+        prompt: the text of the last user message.
+        answered: whether the conversation ends with results of tools.
+    """
+    if choice == "none" or not names:
+        return []
+    if choice == "auto":
+        return [] if answered else [name for name in names if _mentions(prompt, name)]
+    return [names[0] if choice == "required" else choice]
+
+
+def _mentions(prompt: str, name: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", prompt) is not None
 
 
 def instance(schema: Mapping[str, Any], text: str) -> Any:

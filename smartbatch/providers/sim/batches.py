@@ -21,7 +21,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from smartbatch.chats import message_form
+from attrs import asdict
+
+from smartbatch.chats import PART_FORMS, message_form, read_message
 from smartbatch.errors import ConfigError, ErrorKind, InvalidRequest, ProviderError
 from smartbatch.providers.batch_api import (
     BatchAbilities,
@@ -37,7 +39,7 @@ from smartbatch.providers.batch_api import (
 )
 from smartbatch.providers.foreign_text import count, unusable
 from smartbatch.providers.http.json_text import encode_json
-from smartbatch.types import Answer, Generation, Kind, Message, Request, Usage
+from smartbatch.types import Answer, Generation, Kind, Request, Tool, Usage
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _FILE_ID = re.compile(r"file_\d{17}[0-9a-f]{8}-[A-Za-z0-9_-]{1,80}")
@@ -45,7 +47,7 @@ _BATCH_ID = re.compile(r"batch_\d{17}[0-9a-f]{8}")
 _PAGE = 100
 _VALIDATED = 0.1
 """Share of its time a batch is validated."""
-_PARAMS = ("system", "max_tokens", "response_format", "schema")
+_PARAMS = ("system", "max_tokens", "response_format", "schema", "tools", "tool_choice", "logprobs")
 """What of a request's parameters changes a simulated answer."""
 
 AnswerTo = Callable[[Request, str, str], "Answer | str"]
@@ -88,6 +90,8 @@ class SimBatches(BatchApi):
         asked: Any = prompt if isinstance(prompt, str) else [message_form(message) for message in prompt]
         line = {"custom_id": wire_id, "model": model, "prompt": asked}
         given = {name: getattr(request.params, name) for name in _PARAMS}
+        if request.params.tools is not None:
+            given["tools"] = [asdict(tool) for tool in request.params.tools]
         return encode_json({**line, **{n: value for n, value in given.items() if value is not None}})
 
     def upload(self, name: str, source: Path, timeout: float) -> RemoteFile:  # noqa: ARG002
@@ -195,7 +199,8 @@ class SimBatches(BatchApi):
                 raise self._fault_of(fault)
             case {"text": str(text), "in": asked, "out": made, "finish": str(finish)}:
                 usage = Usage(count(asked) or 0, count(made) or 0)
-                return Answer(text=text, usage=usage, finish_reason=finish, model=data.get("model"))
+                parts = {name: read(data[name]) for name, (_, read) in PART_FORMS.items() if name in data}
+                return Answer(text=text, usage=usage, finish_reason=finish, model=data.get("model"), **parts)
         raise unusable("the line is neither an answer nor an error", status=200)
 
     # -- errors ----------------------------------------------------------------------------------------------
@@ -274,6 +279,9 @@ class SimBatches(BatchApi):
             usage = said.usage or Usage()
             result = {"custom_id": wire_id, "model": said.model, "text": said.text}
             result |= {"finish": said.finish_reason, "in": usage.input_tokens, "out": usage.output_tokens}
+            for name, (write, _) in PART_FORMS.items():
+                if value := getattr(said, name):
+                    result[name] = write(value)
         return encode_json(result) + b"\n"
 
 
@@ -300,8 +308,11 @@ def sim_folder() -> Path:
 def _request(line: Mapping[str, Any]) -> Request:
     prompt = line["prompt"]
     if not isinstance(prompt, str):
-        prompt = tuple(Message(role, c if isinstance(c, str) else tuple(c)) for role, c in prompt)
-    return Request(prompt, Generation(**{name: line[name] for name in _PARAMS if name in line}))
+        prompt = tuple(map(read_message, prompt))
+    params = {name: line[name] for name in _PARAMS if name in line}
+    if "tools" in params:
+        params["tools"] = tuple(Tool(**tool) for tool in params["tools"])
+    return Request(prompt, Generation(**params))
 
 
 def _newest_first(folder: Path, form: re.Pattern[str]) -> list[str]:

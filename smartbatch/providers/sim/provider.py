@@ -21,9 +21,9 @@ from smartbatch._settings import seconds_in, seconds_of
 from smartbatch.errors import ConfigError, ErrorKind, ProviderError
 from smartbatch.providers.base import AnswerStream, Capabilities, Provider
 from smartbatch.providers.batch_api import BatchApi
-from smartbatch.providers.sim.answers import instance, packed_answers
+from smartbatch.providers.sim.answers import called_tools, instance, packed_answers
 from smartbatch.providers.sim.streams import MadeStream, words_of
-from smartbatch.types import Answer, Duration, Request, Usage
+from smartbatch.types import Answer, Duration, Request, TokenLogprob, ToolCall, Usage
 
 FAULTS = ("500", "503", "429", "timeout", "network")
 """The kinds of faults; a single rate is shared evenly between them."""
@@ -183,8 +183,15 @@ class SimProvider(Provider):
                 text = json.dumps(instance(form, text) if form else {"answer": text})
             if params.max_tokens is not None and count_tokens(text) > params.max_tokens:
                 text, finish = text[: 4 * params.max_tokens], "length"
-        usage = Usage(count_tokens(prompt) + count_tokens(params.system or ""), count_tokens(text))
-        return Answer(text=text, usage=usage, finish_reason=finish, model=model)
+        calls = _calls(request, text)
+        if calls:
+            text, finish = "", "tool_calls"
+        made = count_tokens(text) + sum(count_tokens(json.dumps(call.arguments)) for call in calls)
+        usage = Usage(count_tokens(prompt) + count_tokens(params.system or ""), made)
+        logprobs = _logprobs(text, params.logprobs) if params.logprobs else None
+        return Answer(
+            text=text, usage=usage, finish_reason=finish, model=model, tool_calls=calls, logprobs=logprobs
+        )
 
     def _latency_and_fault(self, prompt: str, attempt: int) -> tuple[float, str | None]:
         """Seconds and fault of this attempt: the same for the same seed, prompt and attempt."""
@@ -257,6 +264,35 @@ def prompt_text(request: Request) -> str:
                 return message.content
             return "".join(str(part["text"]) for part in message.content if "text" in part)
     return ""
+
+
+def _calls(request: Request, text: str) -> tuple[ToolCall, ...]:
+    """The calls of an answer that calls tools instead of saying ``text``."""
+    params, prompt = request.params, request.prompt
+    if not params.tools:
+        return ()
+    offered = {tool.name: tool.parameters for tool in params.tools}
+    answered = not isinstance(prompt, str) and prompt[-1].role == "tool"
+    asked = prompt_text(request)
+    names = called_tools(list(offered), params.tool_choice or "auto", asked, answered=answered)
+    digest = hashlib.sha256(asked.encode(errors="surrogatepass")).hexdigest()[:12]
+    return tuple(
+        ToolCall(f"call-{digest}-{number}", name, instance(offered[name], text))
+        for number, name in enumerate(names)
+    )
+
+
+def _logprobs(text: str, asked: int | bool) -> tuple[TokenLogprob, ...] | None:
+    """Log-probabilities of the words of an answer."""
+    alternatives = 0 if asked is True else int(asked)
+    tokens = [(word, -0.125 * (place % 8)) for place, word in enumerate(words_of(text))]
+    return (
+        tuple(
+            TokenLogprob(word, said, tuple((f"{word}{n or ''}", said - n) for n in range(alternatives)))
+            for word, said in tokens
+        )
+        or None
+    )
 
 
 def parse_options(text: str) -> dict[str, Any]:
