@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final, Self
 
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 
 from smartbatch._kept import forget_bytes, keep_bytes, read_kept_bytes
 from smartbatch._values import Value
@@ -100,19 +100,21 @@ class PromptMaker:
         return self._id_field != NO_ID_FIELD
 
     def prompt(self, row: Row) -> Any:
-        """Return the prompt, not validated yet: a text, a list of messages, something wrong, or a
-        :class:`SkippedRow`.
+        """Return the prompt, not validated yet: a text, a list of messages, something wrong, a request with
+        one of these and the model that the row names, or a :class:`SkippedRow`.
 
         Raises:
             MissingFields: the row lacks a field, and is not to be skipped.
             BadField: a field cannot be used.
         """
         try:
-            return self._prompts.prompt(row.fields)
+            prompt = self._prompts.prompt(row.fields)
         except MissingFields as error:
             if self._prompts.on_missing != "skip":
                 raise
             return SkippedRow(error.reason)
+        model = None if self.fields else _model_of(row)
+        return prompt if model is None else Request(prompt, model=model)
 
     def id(self, row: Row) -> str | int:
         """Return the row's id: text and whole numbers as they are, a number such as ``1.0`` as the whole
@@ -135,6 +137,22 @@ class PromptMaker:
             return value
         is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
         return int(value) if is_whole else text_of(value)
+
+
+def _model_of(row: Row) -> str | None:
+    """Return the model of a row that is written as a request: it has the field ``prompt`` or ``messages``,
+    and no option says what its prompt is made of. Elsewhere a column ``model`` is a column like any other.
+
+    Raises:
+        BadField: it is no text.
+    """
+    if "model" not in row.fields or not ("prompt" in row.fields or "messages" in row.fields):
+        return None
+    if missing_fields(["model"], row.fields):
+        return None
+    if not isinstance(model := row.fields["model"], str):
+        raise BadField("field 'model' must be text, the name of a model")
+    return model
 
 
 _OTHER_ID: Final = f"--id-field names another field, --id-field {NO_ID_FIELD} numbers the rows"
@@ -168,6 +186,8 @@ class Keys(Value):
         """Return the half of the key that stands for the prompt."""
         if isinstance(prompt, SkippedRow):
             return SKIPPED
+        if isinstance(prompt, Request):
+            prompt = {"prompt": prompt.prompt, "model": prompt.model}
         data = prompt.encode("utf-8", "surrogatepass") if isinstance(prompt, str) else _canonical(prompt)
         return hashlib.blake2b(data, digest_size=HALF).digest()
 
@@ -350,14 +370,16 @@ class InputRequests:
             RunInterrupted: ``stopped`` returned true.
         """
         for row, prompt in self._read_again(skip, stopped):
-            yield Request(prompt, context=context(row), embedding=self.embedding)
+            request = prompt if isinstance(prompt, Request) else Request(prompt)
+            yield evolve(request, context=context(row), embedding=self.embedding)
 
     def first_prompt(self) -> tuple[str, str] | None:
         """Return the place of the first row that is not skipped, and the beginning of its prompt as text;
         ``None`` if every row is skipped."""
         for row in self._rows():
             if isinstance(row, Row) and not self.keys.is_skipped(row.index):
-                text = text_of(self._maker.prompt(row))
+                prompt = self._maker.prompt(row)
+                text = text_of(prompt.prompt if isinstance(prompt, Request) else prompt)
                 if len(text) > _SHOWN:
                     text = f"{text[:_SHOWN]}… ({len(text):,} characters)"
                 return self._source.place(row), text
@@ -439,7 +461,9 @@ class InputRequests:
         """Return the prompt of a row, checked."""
         prompt = self._maker.prompt(row)
         # The parameters are part of the settings digest, so what is checked here is the prompt alone.
-        if not isinstance(prompt, SkippedRow):
+        if isinstance(prompt, Request):
+            validation.check_prompt(prompt.prompt, self.embedding)
+        elif not isinstance(prompt, SkippedRow):
             validation.check_prompt(prompt, self.embedding)
         return prompt
 

@@ -18,7 +18,7 @@ from smartbatch.cli.inputs import Row, RowSource
 from smartbatch.cli.prompts import HALF, InputRequests, Keys, PromptMaker, RowKeys
 from smartbatch.errors import InputError
 from smartbatch.tables.template import BadField
-from smartbatch.types import Generation
+from smartbatch.types import Generation, Request
 
 
 def row(**fields: Any) -> Row:
@@ -377,3 +377,27 @@ def test_a_change_that_nobody_could_see_is_found_when_its_row_is_read(
         recalled(file)
     keys, read = recalled(file)
     assert (keys[3], read) == (Keys.of("sim:demo", Generation()).key("raw 3"), 30)
+
+
+# -- models ----------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_is_a_request_may_name_its_model() -> None:
+    """Blank is none; a column of that name has no such meaning for a template or another field."""
+    fields = {"prompt": "one", "model": "gpt-5"}
+    made = PromptMaker().prompt(row(**fields))
+    assert isinstance(made, Request)
+    assert (made.prompt, made.model) == ("one", "gpt-5")
+    chat = PromptMaker().prompt(row(messages=[{"role": "user", "content": "x"}], model="gpt-5"))
+    assert chat.model == "gpt-5"
+    assert PromptMaker().prompt(row(prompt="one", model="")) == "one"
+    assert PromptMaker(template="{prompt} {model}").prompt(row(**fields)) == "one gpt-5"
+    assert PromptMaker(prompt_field="prompt").prompt(row(**fields)) == "one"
+    with pytest.raises(BadField, match="'model' must be text"):
+        PromptMaker().prompt(row(prompt="one", model=5))
+
+
+def test_rows_for_two_models_have_two_keys() -> None:
+    keys = Keys.of("openai:gpt-5-mini", Generation())
+    prompts = ["one", Request("one", model="gpt-5"), Request("one", model="gpt-5-nano")]
+    assert len({keys.digest(prompt) for prompt in prompts}) == 3

@@ -325,3 +325,18 @@ def test_a_run_that_is_taken_up_with_new_rows_keeps_its_budget(monkeypatch: pyte
     assert first.policy.budget == float(budget)
     assert second.policy.budget == 0
     assert {row["error"] and row["error"]["kind"] for row in written()} == {None, "budget_exceeded"}
+
+
+def test_rows_may_name_their_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is sent to its own; the same command again finds all of them, and another provider is refused."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": "one"}, {"prompt": "two", "model": "sim:other"}, {"prompt": "three", "model": ""}]
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["run", "in.jsonl", "--model", "sim:demo?latency=0", "-o", "out.jsonl", "--quiet"]
+    for _ in range(2):
+        assert main(command) == 0
+        written = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+        assert [line["model"] for line in written] == ["sim:demo", "sim:other", "sim:demo"]
+    Path("in.jsonl").write_text(json.dumps({"prompt": "one", "model": "openai:gpt-5"}) + "\n")
+    assert main([*command[:-2], "other.jsonl", "--quiet"]) == 2
+    assert not Path("other.jsonl").exists()

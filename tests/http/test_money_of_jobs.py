@@ -124,8 +124,7 @@ def test_a_client_counts_what_its_jobs_did_and_cost_by_route(client: BatchingCli
     assert figures.by_priority["job"] == 3
     by_route = figures.by_route
     assert {name: (each.succeeded, each.failed) for name, each in by_route.items()} == {
-        "individual": (1, 0),
-        "none": (0, 1),
+        "individual": (1, 1),
         "batch": (2, 1),
     }
     assert (by_route["batch"].input_tokens, by_route["batch"].output_tokens) == (20, 10)
