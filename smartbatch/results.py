@@ -285,7 +285,7 @@ _HEAD = ("", "answer", "route", "tokens", "USD", "error")
 
 
 def _summary(results: ResultList[T]) -> str:
-    routes = Counter("not sent" if each.route is None else each.route.value for each in results)
+    routes = Counter(_way(each) for each in results)
     ways = ", ".join(f"{route} {number:,}" for route, number in routes.most_common())
     known = len(results) - len([each for each in results if each.cost is None])
     cost = "cost unknown" if results and not known else f"{results.cost:.6f} USD"
@@ -293,10 +293,19 @@ def _summary(results: ResultList[T]) -> str:
     failed = f", {results.failed:,} failed" if results.failed else ""
     failed += f", {results.skipped:,} skipped" if results.skipped else ""
     defects = f" ({defects})" if (defects := defects_in_words(results)) else ""
+    if any(each.paid_before for each in results):
+        cost += f", {results.paid_now:.6f} USD of it paid now"
     took = f"; {results.wall:,.1f} s" if results.wall else ""
     counts = f"{results.succeeded:,} succeeded{defects}{failed}"
     words = f"{len(results):,} results: {counts}; {least}{cost}"
     return words + (f"; {ways}" if ways else "") + took
+
+
+def _way(result: Result[T]) -> str:
+    """Return the route of a result; ``not sent`` only of a request that was not sent."""
+    if result.route is not None:
+        return result.route.value
+    return "failed" if result.attempts else "not sent"
 
 
 def _row(result: Result[T]) -> tuple[str, ...]:
@@ -308,10 +317,17 @@ def _row(result: Result[T]) -> tuple[str, ...]:
     return (
         answer,
         "" if result.route is None else result.route.value,
-        f"{result.usage.total_tokens:,}",
+        tokens_in_words(result.usage),
         "unknown" if result.cost is None else f"{result.cost:.6f}",
         "" if result.error is None else f"{type(result.error).__name__}: {result.error}",
     )
+
+
+def tokens_in_words(usage: Usage) -> str:
+    """Return the tokens of a request; marked if they are estimated, and never 0 if they are unknown."""
+    if usage.unknown:
+        return f"at least {usage.total_tokens:,}" if usage.total_tokens else "unknown"
+    return f"{usage.total_tokens:,}" + (" (estimated)" if usage.estimated else "")
 
 
 def as_kept(result: Result) -> Result:

@@ -36,12 +36,18 @@ class Amounts(Record):
 
     Attributes:
         cost: USD, of the rows whose cost is known.
-        unpriced: rows whose cost is unknown.
+        unpriced: rows whose cost is unknown, as their price is.
+        unbilled: rows whose cost is unknown, as nobody knows what a lost answer was billed.
+        estimated: rows some of whose tokens are an estimate.
+        unknown: rows that may have used more tokens than are known.
         truncated, empty, refused: answers with these defects.
     """
 
     cost: float = 0.0
     unpriced: int = 0
+    unbilled: int = 0
+    estimated: int = 0
+    unknown: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     truncated: int = 0
@@ -57,7 +63,11 @@ class Amounts(Record):
         """Count a line, or with a negative ``sign`` take it back."""
         cost, usage = line.get("cost"), line.get("usage") or {}
         self.cost += sign * (cost or 0.0)
-        self.unpriced += sign * (cost is None)
+        unknown = bool(usage.get("unknown"))
+        self.unpriced += sign * (cost is None and not unknown)
+        self.unbilled += sign * (cost is None and unknown)
+        self.estimated += sign * bool(usage.get("estimated"))
+        self.unknown += sign * unknown
         self.input_tokens += sign * (usage.get("input_tokens") or 0)
         self.output_tokens += sign * (usage.get("output_tokens") or 0)
         for name in defects:
@@ -183,7 +193,6 @@ def replacing(line: bytes, before: Line) -> tuple[bytes, bool]:
 
 def _sum(new: Line, before: Line | None) -> Line:
     before = before or {}
-    return {
-        name: (value + (before.get(name) or 0) if type(value) is int else value)
-        for name, value in new.items()
-    }
+    marks = {name: True for name in ("estimated", "unknown") if new.get(name) or before.get(name)}
+    tokens = [name for name in new if name not in marks]
+    return {name: (new[name] or 0) + (before.get(name) or 0) for name in tokens} | marks

@@ -88,6 +88,8 @@ class _Figures:
         self._counts["input"] += usage.get("input_tokens") or 0
         self._counts["output"] += usage.get("output_tokens") or 0
         self._counts["unpriced"] += cost is None
+        self._counts["estimated"] += bool(usage.get("estimated"))
+        self._counts["unknown"] += bool(usage.get("unknown"))
         self._cost += cost or 0.0
         self._counts.update(defects_of(line))
         for name, why in (line.get("dropped") or {}).items():
@@ -123,6 +125,8 @@ class _Figures:
             dropped=tuple(self._dropped.items()),
             input_tokens=counts["input"],
             output_tokens=counts["output"],
+            estimated=counts["estimated"],
+            unknown=counts["unknown"],
             cost=self._cost,
             unpriced=counts["unpriced"],
             sample=self._sample.kept(),

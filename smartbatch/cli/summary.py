@@ -28,7 +28,7 @@ _FAILURES_SHOWN: Final = 5
 
 
 def failure_line(row: KeyedRow, result: Result) -> str:
-    """Return one line about a failed row: number, id where it has one, kind and message."""
+    """Return one line about a failed row: number from 0, id where it has one, kind and message."""
     own = f" (id {escape(str(row.id))[:60]})" if row.id != row.index else ""
     assert result.error is not None
     return f"row {row.index}{own}: {_told(result.error)}"
@@ -67,7 +67,10 @@ def amounts_of(result: Result) -> Amounts:
     """Return the tokens, the cost and the defects of one result."""
     return Amounts(
         cost=result.cost or 0.0,
-        unpriced=int(result.cost is None and result.attempts > 0),
+        unpriced=int(result.cost is None and result.attempts > 0 and not result.usage.unknown),
+        unbilled=int(result.cost is None and result.usage.unknown),
+        estimated=int(result.usage.estimated),
+        unknown=int(result.usage.unknown),
         input_tokens=result.usage.input_tokens,
         output_tokens=result.usage.output_tokens,
         truncated=result.truncated,
@@ -162,7 +165,7 @@ class RunSummary(Record):
         if defects := defects_in_words(total):
             lines.append(f"answers  {defects}{_resend_advice(total) if output else ''}")
         lines += [
-            f"tokens   {total.input_tokens:,} in, {total.output_tokens:,} out",
+            f"tokens   {_tokens_text(total)}",
             f"cost     {_cost_text(total)}" + (f"; paid now: {_cost_text(self.amounts)}" if resumed else ""),
             f"wall     {in_words(wall)}{self._speedup(wall)}",
         ]
@@ -196,11 +199,24 @@ def _resend_advice(amounts: Amounts) -> str:
 def _cost_text(amounts: Amounts) -> str:
     cost = amounts.cost
     priced = f"{cost:,.2f}" if cost >= 100 else usd(cost).rstrip("0").rstrip(".")
-    if not amounts.unpriced:
-        return f"{priced} USD"
-    if not cost:
-        return "unknown price"
-    return f"{priced} USD and {amounts.unpriced:,} rows of unknown price"
+    unknown = {"price": amounts.unpriced, "cost": amounts.unbilled}
+    parts = [f"{_rows(number)} of unknown {what}" for what, number in unknown.items() if number]
+    if parts and not cost:
+        return f"unknown {'cost' if amounts.unbilled else 'price'}"
+    return " and ".join([f"{priced} USD", *parts])
+
+
+def _tokens_text(amounts: Amounts) -> str:
+    """Return the tokens; never 0 if they are unknown."""
+    marks = {"estimated": amounts.estimated, "of unknown usage": amounts.unknown}
+    parts = [f"{_rows(number)} {what}" for what, number in marks.items() if number]
+    if amounts.unknown and not (amounts.input_tokens or amounts.output_tokens):
+        return "unknown"
+    return "; ".join([f"{amounts.input_tokens:,} in, {amounts.output_tokens:,} out", *parts])
+
+
+def _rows(number: int) -> str:
+    return "1 row" if number == 1 else f"{number:,} rows"
 
 
 def in_words(seconds: float) -> str:

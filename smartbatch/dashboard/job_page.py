@@ -66,7 +66,7 @@ def _facts(source: Source, store: SqlStore, line: JobLine, shards: Sequence[Shar
         ("deadline", deadline_of(line, risk_of(line, shards, times, now), now)),
         ("cost", _cost(line)),
         ("budget", _budget(line)),
-        ("tokens", f"{line.input_tokens:,} in, {line.output_tokens:,} out"),
+        ("tokens", _tokens(line)),
         ("route", "–" if line.policy.route is None else line.policy.route.value),
         ("model", line.model),
         ("kind", line.kind),
@@ -85,7 +85,14 @@ def _cost(line: JobLine) -> str:
     words = usd(line.cost)
     if abs(saved) > _TINY:
         words += f", {usd(abs(saved))} {'less' if saved > 0 else 'more'} than in real time"
-    return words + (f"; the price of {line.unpriced:,} is unknown" if line.unpriced else "")
+    return words + (f"; the cost of {line.unpriced:,} is unknown" if line.unpriced else "")
+
+
+def _tokens(line: JobLine) -> str:
+    """Return the tokens; never 0 if they are unknown."""
+    if line.unpriced and not line.input_tokens + line.output_tokens:
+        return "unknown"
+    return f"{line.input_tokens:,} in, {line.output_tokens:,} out"
 
 
 def _budget(line: JobLine) -> Child:

@@ -64,6 +64,8 @@ def job_report(store: SqlStore, row: JobRow, wall: float) -> ReportData:
         dropped=tuple(seen.dropped.items()),
         input_tokens=row.input_tokens,
         output_tokens=row.output_tokens,
+        estimated=seen.estimated,
+        unknown=seen.unknown,
         cost=row.cost,
         unpriced=row.unpriced,
         sample=seen.sample.kept(),
@@ -136,13 +138,14 @@ class _Seen:
     Attributes:
         is_whole: the job is so small that all of its results were read.
         deduplicated: answers of equal requests, which have no cost and no time of their own.
+        estimated, unknown: results some of whose tokens are an estimate, or are not known.
     """
 
     def __init__(self, store: SqlStore, row: JobRow) -> None:
         self.sample, self.failures = EvenSample(), FailureGroups()
         self.dropped: dict[str, str] = {}
         self.is_whole = row.total <= MOST_SAMPLED
-        self.deduplicated = 0
+        self.deduplicated = self.estimated = self.unknown = 0
         for result_row in _places(store, row):
             if result_row.follower:
                 self.deduplicated += result_row.outcome == "succeeded"
@@ -158,6 +161,8 @@ class _Seen:
 
     def _add(self, result: Result) -> None:
         self.dropped.update(result.dropped)
+        self.estimated += result.usage.estimated
+        self.unknown += result.usage.unknown
         if result.ok:
             self.sample.add(figures_of(result))
 

@@ -87,6 +87,8 @@ class ReportData(Value):
         deduplicated: results that are the answers of equal requests; they are in no distribution.
         dropped: parameters that were left out, with the reasons.
         input_tokens, output_tokens: of all results.
+        estimated, unknown: results some of whose tokens are an estimate, or are not known; of a large job,
+            of those that were read.
         cost: USD of the results whose price is known.
         unpriced: results whose price is unknown.
         sample: answered requests that distributions are made of, evenly chosen.
@@ -116,6 +118,8 @@ class ReportData(Value):
     dropped: tuple[tuple[str, str], ...]
     input_tokens: int
     output_tokens: int
+    estimated: int = 0
+    unknown: int = 0
     cost: float
     unpriced: int
     sample: tuple[RequestFigures, ...] = field(repr=False)

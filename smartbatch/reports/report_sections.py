@@ -92,7 +92,7 @@ def _paid(data: ReportData) -> str:
     results = data.succeeded + data.failed + data.cancelled
     if data.unpriced and data.unpriced >= results:
         return "What they cost is unknown"
-    least = f", without {data.unpriced:,} results whose price is unknown" if data.unpriced else ""
+    least = f", without {data.unpriced:,} results whose cost is unknown" if data.unpriced else ""
     return f"They cost {money(data.cost)}{least}"
 
 
@@ -122,6 +122,11 @@ def _joined(names: Sequence[str], total: int) -> str:
     return (", ".join(names) or UNKNOWN) + more
 
 
+def _tokens(data: ReportData, tokens: int) -> str:
+    """Return tokens; never 0 if they are unknown."""
+    return UNKNOWN if data.unknown and not tokens else f"{tokens:,}"
+
+
 def _results(data: ReportData) -> Html:
     finished = data.succeeded + data.failed + data.cancelled
     rows: list[tuple[str, Child]] = [
@@ -130,11 +135,15 @@ def _results(data: ReportData) -> Html:
         ("failed", state(f"{data.failed:,}", "bad") if data.failed else "0"),
         ("cancelled", f"{data.cancelled:,}"),
         ("without a result", f"{data.total - finished:,}"),
-        ("tokens in", f"{data.input_tokens:,}"),
-        ("tokens out", f"{data.output_tokens:,}"),
+        ("tokens in", _tokens(data, data.input_tokens)),
+        ("tokens out", _tokens(data, data.output_tokens)),
         ("cost", money(data.cost) if data.unpriced < max(finished, 1) else UNKNOWN),
-        ("results without a known price", f"{data.unpriced:,}"),
+        ("results without a known cost", f"{data.unpriced:,}"),
     ]
+    if data.estimated:
+        rows.append(("results with estimated tokens", f"{data.estimated:,}"))
+    if data.unknown:
+        rows.append(("results of unknown usage", f"{data.unknown:,}"))
     if data.deduplicated:
         rows.append(("answers of equal requests", f"{data.deduplicated:,}"))
     return fragment(progress("requests with a result", finished, data.total), facts(rows))

@@ -53,6 +53,8 @@ def list_report(model: str, began: float, decided: ListDecision | None, results:
         dropped=tuple(dropped.items()),
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
+        estimated=sum(result.usage.estimated for result in results),
+        unknown=sum(result.usage.unknown for result in results),
         cost=results.cost,
         unpriced=sum(result.cost is None for result in results),
         sample=sample.kept(),

@@ -15,7 +15,7 @@ from smartbatch.chats import PART_FORMS
 from smartbatch.errors import kind_name
 from smartbatch.tables.columns import Columns, column_name
 from smartbatch.tables.kinds import kind_of_table
-from smartbatch.types import Result
+from smartbatch.types import Result, Usage
 
 _USAGE = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 
@@ -30,7 +30,10 @@ def answer_columns(results: Sequence[Result[Any]]) -> Columns:
     """
     columns: Columns = {"text": [result.text for result in results]}
     vectors = [result.embedding for result in results]
-    after: Columns = {name: [getattr(result.usage, name) for result in results] for name in _USAGE}
+    usages = [None if _is_unknown(result.usage) else result.usage for result in results]
+    after: Columns = {
+        name: [None if usage is None else getattr(usage, name) for usage in usages] for name in _USAGE
+    }
     after |= {
         "cost": [result.cost for result in results],
         "latency": [result.latency for result in results],
@@ -49,6 +52,11 @@ def answer_columns(results: Sequence[Result[Any]]) -> Columns:
         columns = {"embedding": vectors} if not any(columns["text"]) else {**columns, "embedding": vectors}
     parsed = parsed_columns([plain(result.parsed) for result in results])
     return columns | renamed(parsed, "parsed_", {*columns, *after}) | after
+
+
+def _is_unknown(usage: Usage) -> bool:
+    """Whether no token is known of a request that may have used some."""
+    return usage.unknown and not usage.total_tokens
 
 
 def parsed_columns(values: Sequence[Any]) -> Columns:

@@ -110,7 +110,7 @@ def outcome_fields(result: Result, model: str) -> dict[str, Any]:
     if result.parsed is not None:
         line["parsed"] = result.parsed
     line["finish_reason"] = result.finish_reason
-    line["usage"] = dict(zip(_TOKENS, _tokens_of(result.usage), strict=True))
+    line["usage"] = _usage_fields(result.usage)
     line["cost"] = result.cost
     line["latency"] = round(result.latency, 6)
     line["attempts"] = result.attempts
@@ -124,6 +124,15 @@ def outcome_fields(result: Result, model: str) -> dict[str, Any]:
         if value := getattr(result, name):
             line[name] = write(value)
     return line
+
+
+def _usage_fields(usage: Usage) -> dict[str, Any]:
+    """Return the tokens of a line; ``null`` if none is known, and marked if not all were reported."""
+    tokens: dict[str, Any] = dict(zip(_TOKENS, _tokens_of(usage), strict=True))
+    if usage.unknown and not usage.total_tokens:
+        tokens = dict.fromkeys(_TOKENS)
+    marks = {name: True for name in ("estimated", "unknown") if getattr(usage, name)}
+    return tokens | marks
 
 
 def to_line(line: dict[str, Any]) -> bytes:
@@ -226,7 +235,7 @@ def answers_of(line: Line) -> dict[str, Any]:
         return {**line["answers"], **own}
     plain = ("id", "model", "text", "finish_reason", "cost", "latency", "attempts")
     answers = {name: line.get(name) for name in plain}
-    answers |= line["usage"]
+    answers |= {name: line["usage"].get(name) for name in _TOKENS}
     answers["dropped"] = text_of(line["dropped"]) if line["dropped"] else None
     more: Columns = {name: [line[name]] for name in ("embedding", *PART_FORMS, "context") if name in line}
     more |= parsed_columns([line.get("parsed")])

@@ -402,7 +402,7 @@ def test_on_a_terminal_progress_stays_below_the_results(calls: Any) -> None:
     os.close(leader)
     lines = [line.rpartition("\r")[2] for line in shown.split("\r\n")]
     assert "0  one → answer to one" in lines
-    assert "2  two → answer to two" in lines
+    assert "1  two → answer to two" in lines
     assert "2/2" in shown
     assert "2 answered" in shown
 
@@ -413,7 +413,7 @@ def test_on_a_terminal_progress_stays_below_the_results(calls: Any) -> None:
         (["--limit", "0"], "smartbatch run: --limit: 0 is not 1 or more\n"),
         (["--limit", "many"], "smartbatch run: --limit: 'many' is no whole number such as "),
         (["--temperature", "warm"], "smartbatch run: --temperature: 'warm' is no number\n"),
-        (["--strategy", "magic"], "smartbatch run: --strategy: invalid choice: 'magic'"),
+        (["--strategy", "magic"], "smartbatch run: --strategy/--batching-strategy: invalid choice: 'magic'"),
     ],
 )
 def test_a_wrong_value_is_told_without_the_usage(

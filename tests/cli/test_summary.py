@@ -90,7 +90,7 @@ def test_only_the_first_groups_of_failures_are_listed() -> None:
         ([1234.5], "1,234.50 USD"),
         ([0.0], "0 USD"),
         ([None], "unknown price"),
-        ([0.5, None], "0.5 USD and 1 rows of unknown price"),
+        ([0.5, None], "0.5 USD and 1 row of unknown price"),
     ],
 )
 def test_the_cost_says_what_it_knows(costs: list[float | None], printed: str) -> None:
