@@ -12,7 +12,7 @@ from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.cli.summary import RunSummary
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.types import Result, Route, Usage
+from smartbatch.types import Result, Route, Usage, evolve
 
 LOST = Result(
     "r",
@@ -21,6 +21,7 @@ LOST = Result(
     attempts=1,
     route=Route.INDIVIDUAL,
 )
+ANSWERED = Result("r", text="yes", cost=0.5, attempts=1, route=Route.INDIVIDUAL)
 PARTLY = Result(
     "r", text="yes", usage=Usage(10, 5, unknown=True), cost=0.5, attempts=2, route=Route.INDIVIDUAL
 )
