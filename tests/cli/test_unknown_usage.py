@@ -12,7 +12,7 @@ from smartbatch.cli.outputs import Recovered
 from smartbatch.cli.prompts import KeyedRow
 from smartbatch.cli.summary import RunSummary
 from smartbatch.errors import ErrorKind, ProviderError
-from smartbatch.types import Result, Route, Usage, evolve
+from smartbatch.types import Result, Route, Usage
 
 LOST = Result(
     "r",
