@@ -36,7 +36,7 @@ from smartbatch.events import (
     RequestFinished,
 )
 from smartbatch.observe.trace_context import under
-from smartbatch.types import Answer, Kind, Message, Request, Usage
+from smartbatch.types import Answer, Kind, Message, Request, ToolCall, Usage
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Histogram, Meter, MeterProvider
@@ -323,9 +323,13 @@ def _content(requests: Sequence[Request], outcomes: Sequence[object]) -> Attribu
     system = [_text(request.params.system) for request in requests if request.params.system]
     asked = [message for request in requests for message in _messages(request)]
     answered = [
-        {"role": "assistant", "parts": [_text(outcome.text)], "finish_reason": outcome.finish_reason}
+        {
+            "role": "assistant",
+            "parts": [*([_text(outcome.text)] if outcome.text else []), *map(_call, outcome.tool_calls)],
+            "finish_reason": outcome.finish_reason,
+        }
         for outcome in outcomes
-        if isinstance(outcome, Answer) and outcome.text is not None
+        if isinstance(outcome, Answer) and (outcome.text is not None or outcome.tool_calls)
     ]
     found = {
         "gen_ai.input.messages": asked,
@@ -337,7 +341,19 @@ def _content(requests: Sequence[Request], outcomes: Sequence[object]) -> Attribu
 
 def _messages(request: Request) -> list[dict[str, Any]]:
     chat = [Message("user", request.prompt)] if isinstance(request.prompt, str) else request.prompt
-    return [{"role": message.role, "parts": _parts(message.content)} for message in chat]
+    return [{"role": message.role, "parts": _message_parts(message)} for message in chat]
+
+
+def _message_parts(message: Message) -> list[dict[str, Any]]:
+    parts = _parts(message.content)
+    if message.tool_call_id is not None:
+        return [{"type": "tool_call_response", "id": message.tool_call_id, "response": parts}]
+    return [*(parts if message.content else []), *map(_call, message.tool_calls)]
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    arguments = call.arguments_text if call.arguments is None else call.arguments
+    return {"type": "tool_call", "id": call.id, "name": call.name, "arguments": arguments}
 
 
 def _parts(content: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
