@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from smartbatch._importing import imported
 
 _R = TypeVar("_R")
 
@@ -16,10 +18,8 @@ def traceparent() -> str | None:
     """Return the current span as the header ``traceparent`` of W3C Trace Context, ``None`` for none."""
     if "opentelemetry.trace" not in sys.modules:
         return None
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
     carrier: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(carrier)
+    _propagator().inject(carrier)
     return carrier.get("traceparent")
 
 
@@ -27,11 +27,14 @@ def under(parent: str | None, call: Callable[[], _R]) -> _R:
     """Return what ``call`` returns, made with the span that ``parent`` names as the current one."""
     if parent is None or "opentelemetry.trace" not in sys.modules:
         return call()
-    from opentelemetry import context
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    token = context.attach(TraceContextTextMapPropagator().extract({"traceparent": parent}))
+    context = imported("opentelemetry.context")
+    propagator = _propagator()
+    token = context.attach(propagator.extract({"traceparent": parent}))
     try:
         return call()
     finally:
         context.detach(token)
+
+
+def _propagator() -> Any:
+    return imported("opentelemetry.trace.propagation.tracecontext").TraceContextTextMapPropagator()

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
+from smartbatch._importing import one_at_a_time
 from smartbatch.core.preparation.attrs_types import AttrsType, is_for_cattrs
 from smartbatch.core.preparation.plain_schemas import judged_by, plain_schema
 from smartbatch.core.preparation.pydantic_types import PydanticType
@@ -21,6 +22,8 @@ from smartbatch.errors import InvalidRequest
 Build: TypeAlias = Callable[[Any], Any]
 """Makes an object of decoded JSON, or raises :class:`~smartbatch.core.preparation.plain_schemas.Misfit`."""
 
+MAX_TYPES = 256
+"""Types whose schemas are kept; the oldest is forgotten first."""
 _NO_TYPES = (str, bytes, int, float, types.FunctionType, types.MethodType, types.BuiltinFunctionType, partial)
 
 
@@ -60,15 +63,23 @@ def schema_of(kind: Any) -> tuple[dict[str, Any], Build]:
     if kind is None or isinstance(kind, _NO_TYPES):
         raise _refusal("must be a JSON schema (a dict) or a type, such as a class, list[int] or a Literal")
     try:
-        hash(kind)
+        known = _types.get(kind)
     except TypeError:  # annotated with something mutable
-        return _of_type.__wrapped__(kind)
-    return _of_type(kind)
+        return _made(kind)
+    if known is None:
+        with one_at_a_time():  # neither library promises that threads may make the same class at once
+            known = _types.get(kind) or _made(kind)
+            if len(_types) >= MAX_TYPES:
+                del _types[next(iter(_types))]
+            _types[kind] = known
+    return known
 
 
-@lru_cache(maxsize=256)
-def _of_type(kind: Any) -> tuple[dict[str, Any], Build]:
-    """As :func:`schema_of`; the same function for the same type, as fingerprints compare it."""
+_types: dict[Any, tuple[dict[str, Any], Build]] = {}
+"""The same function for the same type, as fingerprints compare it."""
+
+
+def _made(kind: Any) -> tuple[dict[str, Any], Build]:
     try:
         made = AttrsType(kind) if is_for_cattrs(kind) else PydanticType(kind)
     except InvalidRequest:

@@ -11,6 +11,7 @@ import json
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NoReturn, Required, TypedDict
 
@@ -18,6 +19,7 @@ import pydantic
 import pytest
 from attrs import define, field, frozen, make_class, validators
 
+from smartbatch.core.preparation import schemas
 from smartbatch.core.preparation.json_recovery import JsonNotFound, recover_json
 from smartbatch.core.preparation.plain_schemas import check_schema
 from smartbatch.core.preparation.schemas import BuiltSchema, schema_of
@@ -401,6 +403,26 @@ class TestClasses:
         """Equal requests are told by it; so are those with equal plain schemas."""
         assert schema_of(Review)[1] is schema_of(Review)[1]
         assert schema_of({"type": "object"})[1] is schema_of({"type": "object"})[1]
+
+    def test_threads_that_bring_a_new_class_at_once_get_the_same_builder(self) -> None:
+        """It is made once, by one of them; and a class that was forgotten is made again."""
+        kind = make_class("Fresh", {"a": field(type=Author)})
+        together, found = threading.Barrier(16), []
+
+        def bring() -> None:
+            together.wait()
+            found.append(schema_of(kind)[1])
+
+        threads = [threading.Thread(target=bring) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 16
+        assert len(set(map(id, found))) == 1
+        for n in range(schemas.MAX_TYPES):
+            schema_of(tuple[(int,) * (n + 1)])
+        assert schema_of(kind)[1] is not found[0]
 
     @pytest.mark.parametrize("kind", [Review, Priced, {"type": "object"}])
     def test_a_builder_can_be_sent_to_another_process(self, kind: Any) -> None:
