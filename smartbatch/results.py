@@ -302,10 +302,12 @@ def _summary(results: ResultList[T]) -> str:
 
 
 def _way(result: Result[T]) -> str:
-    """Return the route of a result; ``not sent`` only of a request that was not sent."""
+    """Return the route of a result; ``not sent`` only of a request that was certainly not sent."""
     if result.route is not None:
         return result.route.value
-    return "failed" if result.attempts else "not sent"
+    if result.attempts:
+        return "failed"
+    return "outcome unknown" if result.cost is None else "not sent"
 
 
 def _row(result: Result[T]) -> tuple[str, ...]:

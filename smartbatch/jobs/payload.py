@@ -281,7 +281,7 @@ def with_earlier_tries(result: Result, earlier: EarlierTries | None) -> Result:
 
 def encode_error(error: SmartbatchError) -> bytes:
     """Return the bytes of a result that is nothing but ``error``; they serve many items alike."""
-    return encode_result(Result("", error=error))
+    return encode_result(Result("", error=error, cost=0.0))
 
 
 def decode_error(data: bytes, *, request_id: str | None = None) -> SmartbatchError | None:

@@ -155,6 +155,11 @@ class BoundedMap(Iterator[Result]):
         came = {at: result for at, result in ended.items() if result is not None}
         return {**came, **self._unread, **self._handed}
 
+    def was_sent(self, position: int) -> bool:
+        """Whether, after :meth:`close`, a request without a result was sent: its call was in flight."""
+        future = self._in_flight.get(position)
+        return future is not None and not future.cancelled()
+
     def came(self) -> int:
         """Return how many results came, taken ones included."""
         return self._yielded - len(self._handed) + len(self.unread())

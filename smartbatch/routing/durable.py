@@ -213,7 +213,7 @@ class DurableRequests:
         for waiters in group:
             with self._monitor:
                 self._forget_locked(waiters)
-            fail(waiters.waiting, error, NOT_AWAITED)
+            fail(waiters.waiting, error, NOT_AWAITED, sent=True)
         with self._monitor:
             self._monitor.notify_all()
 

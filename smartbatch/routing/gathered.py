@@ -92,15 +92,17 @@ class GatheredWaiters(Generic[G, P]):
             each.future.abandon(error)
 
 
-def fail(group: Iterable[GatheredRequest], error: BaseException, problem: str) -> None:
+def fail(group: Iterable[GatheredRequest], error: BaseException, problem: str, *, sent: bool = False) -> None:
     """Fail the futures that have no result yet.
 
     Args:
         problem: what the users read of an error that is none of the library's; that one is logged.
+        sent: whether the requests may have been sent, so that their cost is unknown.
     """
     if not isinstance(error, SmartbatchError):
         logs.job_error(None, error)
         error = SmartbatchError(f"{problem}: {type(error).__name__}")
     for each in group:
         if not each.future.done():
-            each.future.settle(Result(each.request.id or "", error=error, context=each.request.context))
+            request, cost = each.request, None if sent else 0.0
+            each.future.settle(Result(request.id or "", error=error, cost=cost, context=request.context))

@@ -274,6 +274,10 @@ class JobResults(Iterator[Result]):
                 found[at] = self._copy(at, stored[leader])
         return found
 
+    def was_sent(self, position: int) -> bool:  # noqa: ARG002
+        """Whether a request without a result may have been sent: it may be in a batch of its job."""
+        return self._job is not None
+
     def came(self) -> int:
         """Return how many of its requests have their results, as far as the store says it soon."""
         if self._job is None:

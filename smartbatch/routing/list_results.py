@@ -96,6 +96,10 @@ class RoutedResults(Iterator[Result]):
         """Return, after :meth:`close`, the results that came and were not taken, by position."""
         return {} if self._results is None else self._results.unread()
 
+    def was_sent(self, position: int) -> bool:
+        """Whether, after :meth:`close`, a request without a result may have been sent."""
+        return self._results is not None and self._results.was_sent(position)
+
     def came(self) -> int:
         """Return how many results came, taken ones included."""
         return 0 if self._results is None else self._results.came()
@@ -175,7 +179,7 @@ class ListResults(Iterator[Result]):
         before = [] if read is None else read
 
         def results() -> ResultList:
-            came = unread()
+            came, was_sent = unread(), self._results.was_sent
             if read is None:
                 return ResultList(came[at] for at in sorted(came))
             skipped = self._facts.skipped
@@ -184,7 +188,7 @@ class ListResults(Iterator[Result]):
             found = skipped | dict(enumerate(before))
             for at, row in zip(range(total), rows, strict=False):  # the rows of the requests
                 request = requests[at] if at < len(requests) else Request()
-                found.setdefault(row, came.get(at) or _unanswered(request))
+                found.setdefault(row, came.get(at) or _unanswered(request, sent=was_sent(at)))
             return of_prompts(ResultList(found[row] for row in sorted(found)), self.prompts)
 
         of = f" of {len(requests):,}" if requests else ""
@@ -199,9 +203,10 @@ class ListResults(Iterator[Result]):
         return told
 
 
-def _unanswered(request: Request) -> Result:
+def _unanswered(request: Request, *, sent: bool) -> Result:
+    """Return the result of a request without an answer; if it may have been sent, its cost is unknown."""
     error = RequestCancelled("the list was interrupted before its answer came", request_id=request.id)
-    return Result(request.id or "", error=error, context=request.context)
+    return Result(request.id or "", error=error, cost=None if sent else 0.0, context=request.context)
 
 
 def common_purpose(requests: Sequence[Request]) -> str | None:

@@ -51,6 +51,10 @@ def test_each_answer_is_in_its_place_and_so_is_what_has_none(
     assert results.succeeded == 30 or way == "individual"
     assert int(str(caught.value).split()[1]) >= 7
     assert client.submit("after").result().ok
+    unknown = [result for result in results if not result.ok and result.cost is None]
+    assert len(unknown) <= 2 or way != "individual"  # those in flight; the others were not sent
+    assert {result.cost for result in results if not result.ok} <= {0.0, None}
+    assert ("outcome unknown" in repr(results)) == bool(unknown)
 
 
 @pytest.mark.full
