@@ -21,6 +21,7 @@ from smartbatch.errors import (
     ConfigError,
     ErrorKind,
     InvalidRequest,
+    JobTimeout,
     ProviderError,
     RequestTimeout,
 )
@@ -450,3 +451,26 @@ def test_who_reads_results_as_they_come_gets_those_of_rows_that_were_asked_again
     texts += [result.text for result in read]
     assert texts[0] is None
     assert sorted(str(text) for text in texts[1:]) == ["p0", "p1", "p2", "p3"]
+
+
+def test_a_job_whose_first_requests_fail_alike_is_held_until_it_is_resumed(
+    client_of: ClientOf, clock: VirtualClock, place: str
+) -> None:
+    wrong = [True]
+
+    def reply(prompt: str) -> str:
+        if wrong:
+            raise ProviderError("no such model", kind=ErrorKind.CLIENT_ERROR, status=400)
+        return prompt
+
+    client = client_of(Remote(clock, reply=reply), store=place, batch_enabled=False, parallelism=2)
+    job = client.submit_batch([f"p{n}" for n in range(100)], batch_fallback="individual")
+    with pytest.raises(JobTimeout, match="held: the first requests all failed with the same error"):
+        job.wait(60.0)
+    before = job.status()
+    assert (before.state, before.completed) == ("held", 0)
+    assert 20 <= before.failed < 40
+    wrong.clear()
+    job.resume()
+    after = job.wait(LONG)
+    assert (after.failed, after.completed) == (before.failed, 100 - before.failed)
