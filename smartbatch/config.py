@@ -159,7 +159,7 @@ class BatchingConfig(Value):
     )
     batch_enabled: bool = setting(True, "bool", "Allows batches at the provider; off, jobs go in real time.")
     batch_threshold: int = setting(
-        10, "int", "Fewest requests for which a batch alone is considered.", 1, 1_000_000
+        10, "int", "Fewest requests of a list for which a batch is considered.", 1, 1_000_000
     )
     batch_poll_interval: float = seconds(30.0, "Time between two polls of a batch.", 0.01, 3600)
     batch_timeout: float = seconds(

@@ -32,7 +32,7 @@ from smartbatch.observe.trace_context import traceparent
 from smartbatch.prices import PriceBook
 from smartbatch.providers.registry import OpenedModel
 from smartbatch.results import ResultList, ended
-from smartbatch.types import Kind, Prompt, Prompts, Request
+from smartbatch.types import Kind, Prompt, Prompts, Request, Strategy
 
 
 @frozen(eq=False, repr=False)
@@ -94,7 +94,7 @@ class JobSubmission:
     ) -> JobRow:
         """Store requests as a job: for real time where they are few, else for a batch; raises as
         :meth:`submit`."""
-        policy = self._policy(options.fallback)
+        policy = self._policy(options.fallback or "individual")
         few, requests = self._few(requests, params)
         kind, _, rows = self._rows(requests, params)
         return self._accept(_Draft(kind, rows, params, policy, options, realtime=None if few else 0))
@@ -394,11 +394,22 @@ class JobSubmission:
         )
 
     def _decided_policy(self, decision: Decision, fallback: Fallback | None) -> JobPolicy:
-        """Return a job's policy. What is left over at its deadline has no time for a further batch."""
+        """Return a job's policy. The cases of what a batch has not run, in order:
+
+        1. The job has a deadline: what is left over then has no time for a further batch.
+        2. Its caller asked for a batch, or says where the rest goes, or the settings say real time: as they
+           say.
+        3. Otherwise the batch was our choice: the rest goes in real time, as soon as the batch takes longer
+           than the plan said.
+        """
         constraints, piece = decision.constraints, decision.piece
         deadline = None if constraints.deadline is None else self._service.wall() + constraints.deadline
+        policy = self._policy(fallback if deadline is None else "individual")
+        ours = fallback is None and constraints.strategy is not Strategy.BATCH
+        if ours and policy.fallback == "batch":
+            policy = evolve(policy, fallback="individual", timeout=max(1.0, decision.chosen.p95))
         policy = evolve(
-            self._policy(fallback if deadline is None else "individual"),
+            policy,
             deadline=deadline,
             late_penalty=decision.late_penalty,
             budget=constraints.budget,

@@ -84,7 +84,8 @@ class RemoteProgress(Value):
         completed: requests that the provider says succeeded; ``None`` where it does not say.
         failed: requests that the provider says failed.
         outputs: where its results are, as the provider's adapter names them.
-        cancel_sent_at: Unix seconds of our request to cancel it.
+        cancel_sent_at: Unix seconds at which we began to cancel it; stored before the first request to do so,
+            so that a batch that was cancelled without it was cancelled by somebody else.
         searched_since: the provider's clock when the search for the batch began, where it tells.
         fenced_since: the provider's clock when the input file was deleted, where it tells.
         uploads: uploads of the input file that were begun anew because one may still have been under way.

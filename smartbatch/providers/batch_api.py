@@ -251,7 +251,7 @@ class BatchApi(ABC):
         Raises:
             ProviderError: from :meth:`classify`; ``maybe_billed`` is False only when the batch certainly does
                 not exist: nothing was sent, or a well-formed refusal came
-                (400, 401, 403, 404, 413, 422, 429).
+                (400, 401, 403, 404, 405, 413, 422, 429, 501).
         """
 
     @abstractmethod

@@ -18,7 +18,6 @@ from smartbatch.client import BatchingClient
 from smartbatch.errors import BudgetExceeded, ErrorKind, InvalidRequest, ProviderError, StoreError
 from smartbatch.events import Event, JobIncident, ShardChanged
 from smartbatch.jobs.store.leases import LeaseTable
-from smartbatch.jobs.versioned_records import Fallback
 from smartbatch.providers.batch_api import Creation, RemoteBatch, RemoteFile
 from smartbatch.types import Route
 
@@ -31,9 +30,7 @@ def api(remote: Remote) -> Api:
     return remote.api
 
 
-@pytest.mark.parametrize("fallback", [pytest.param("batch", marks=pytest.mark.full), "individual"])
 def test_a_page_instead_of_the_batch_api_is_waited_out_and_told(
-    fallback: Fallback,
     client_of: ClientOf,
     remote: Remote,
     api: Api,
@@ -59,7 +56,7 @@ def test_a_page_instead_of_the_batch_api_is_waited_out_and_told(
     monkeypatch.setattr(Api, "upload", lambda *args: page_before(upload, *args))
     monkeypatch.setattr(Api, "find_file", lambda *args: page_before(find_file, *args))
     client = client_of(remote, observers=[heard])
-    results = client.submit_batch(["a", "b"], key="pages", batch_fallback=fallback).results(timeout=LONG)
+    results = client.submit_batch(["a", "b"], key="pages", batch_fallback="batch").results(timeout=LONG)
     assert [result.route for result in results] == [Route.BATCH] * 2
     assert [incident.kind for incident in told] == ["no_batch_api"]
     assert told[0].detail == (

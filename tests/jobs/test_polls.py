@@ -10,6 +10,7 @@ import pytest
 from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
+from smartbatch.jobs.records import ShardState
 from smartbatch.jobs.steps import poll as polls
 from smartbatch.jobs.steps.create import repeats_a_prompt
 from smartbatch.jobs.steps.poll import poll
@@ -29,6 +30,8 @@ def shard(**given: Any) -> Any:
         "submitted_at": SENT,
         "results_until": None,
         "cancelled": False,
+        "state": ShardState.SUBMITTED,
+        "size": 1,
     }
     return SimpleNamespace(**{**plain, "remote": SEEN, "tries": 9, **given})
 
@@ -46,11 +49,14 @@ class Step:
         times = {"visibility": 120.0, "poll_interval": 60.0, "longest_pause": 600.0, "call_timeout": 60.0}
         self.limits = SimpleNamespace(**times)
         self.policy = SimpleNamespace(deadline=1e9)
-        self.job = SimpleNamespace(cancel_requested=False, id="job")
+        self.job = SimpleNamespace(cancel_requested=False, id="job", created_at=SENT)
         self.api = SimpleNamespace(
             get=lambda *_: self.batch, cancel=self._cancel, classify=lambda error: error
         )
-        self.runtime = SimpleNamespace(tell_progress=lambda *_, running: self.done.append(("told", running)))
+        self.runtime = SimpleNamespace(
+            tell_progress=lambda *_, running: self.done.append(("told", running)),
+            speed=lambda _: SimpleNamespace(throughput=SimpleNamespace(finish=lambda *_: 0.0)),
+        )
         shards = SimpleNamespace(of_job=lambda *_, states: [], is_answered=lambda _: self.answered)
         self.store = SimpleNamespace(shards=shards)
         for name, value in given.items():
@@ -64,8 +70,11 @@ class Step:
         if self.refusal is not None:
             raise self.refusal
 
-    def reschedule(self, _: Any, seconds: float, **changes: Any) -> Any:
-        changes.pop("remote", None)
+    def reschedule(self, of: Any, seconds: float, **changes: Any) -> Any:
+        remote = changes.pop("remote", None)
+        if remote is not None and not changes:  # that it is to be cancelled, before it is
+            assert remote.cancel_sent_at == self.wall
+            return SimpleNamespace(**{**vars(of), "remote": remote})
         self.done.append(("later", seconds, {name: what for name, what in changes.items() if name != "note"}))
         self.note = changes.get("note")
         return self

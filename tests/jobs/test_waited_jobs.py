@@ -121,7 +121,7 @@ def test_waiting_ends_and_the_job_goes_on(client_of: ClientOf, remote: Remote, s
     """The error names the job; the same line with the same key takes it up again."""
     client = client_of(remote, store=store, batch_threshold=1, batch_timeout=50.0)
     with pytest.raises(JobTimeout, match=r"goes on.*smartbatch.job") as caught:
-        client.submit_and_wait(["a", "b"], key="k")
+        client.submit_and_wait(["a", "b"], key="k", batch_fallback="batch")
     assert caught.value.job_id == client.job("k").id
     assert client.submit_and_wait(["a", "b"], key="k", timeout=LONG).texts == ["by batch: a", "by batch: b"]
     assert remote.api is not None

@@ -4,8 +4,8 @@ The rules, in order:
 
 1. A forced strategy leaves one route; ``threshold`` goes by the number of requests alone. The first few of a
    forced hybrid go in real time, which is all of up to ``at_once``.
-2. Up to ``at_once`` requests (3) go in real time. From there to ``threshold`` (10) a batch is considered only
-   next to a first few in real time, that is as a hybrid. From ``threshold`` on every route is considered.
+2. Fewer requests than ``threshold`` (10), and up to ``at_once`` (3), go in real time, however fast batches
+   were before. From there on every route is considered.
 3. With a deadline: the cheapest route that meets it in 95 of 100 cases; of those that cost about the same,
    the soonest. A batch with its ``late_cost``, which is what its chance to be late counts as, must cost less
    than real time. A batch meets every deadline that leaves time to cancel it and to answer all of its
@@ -234,7 +234,7 @@ def _closed(
         yield Route.BATCH, "no Batch API can be used for these requests"
     elif load.requests <= constraints.at_once:
         yield Route.BATCH, f"so few requests as {constraints.at_once} never wait for a batch"
-    elif load.requests < constraints.threshold:
+    elif load.by_job < constraints.threshold:
         yield Route.BATCH, f"fewer requests than the threshold of {constraints.threshold}"
 
 

@@ -104,10 +104,12 @@ def open_routes(
         return
     if strategy is Strategy.AUTO or batch is None:
         yield from (real_time(offer, n) for offer in offers if offer.open)
-    if batch is None or n == 0 or (strategy is Strategy.AUTO and n <= constraints.at_once):
+    if batch is None or n == 0:
         return
     n, standard = load.by_job, of_job(load, standard, batch)
-    if strategy is Strategy.BATCH or (strategy is Strategy.AUTO and n >= constraints.threshold):
+    if strategy is Strategy.AUTO and n < max(constraints.threshold, constraints.at_once + 1):
+        return
+    if strategy in (Strategy.BATCH, Strategy.AUTO):
         yield by_batch(n, 0, standard, batch, constraints)
     if strategy is Strategy.HYBRID:
         yield by_batch(n, _early(n, standard, batch, constraints), standard, batch, constraints)

@@ -24,6 +24,7 @@ BATCH_FAULTS = {
     "late_create": "the answer is lost, and the batch is created up to batch_late_seconds later",
     "fail_validation": "the batch fails its validation, no line runs",
     "stuck": "the batch never ends, unless it is cancelled",
+    "cancelled_elsewhere": "somebody cancels the batch in the console when half of its lines have run",
     "expire_part": "the batch expires when half of its lines have run",
     "expire_all": "the batch expires before any line has run",
     "no_money_lines": "every line fails because the credit is used up",
@@ -55,7 +56,7 @@ LINE_FAULTS = {
 # A batch (or line) has at most one fault of each group; faults outside the groups are independent.
 _GROUPS = (
     ("lost_create", "dropped_create", "late_create"),
-    ("fail_validation", "stuck", "expire_part", "expire_all", "no_money_lines"),
+    ("fail_validation", "stuck", "cancelled_elsewhere", "expire_part", "expire_all", "no_money_lines"),
     tuple(name for name in LINE_FAULTS if name != "foreign_lines"),
 )
 

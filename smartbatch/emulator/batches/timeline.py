@@ -111,7 +111,7 @@ class Timeline:
     expires: float
     total: int
     runs: int
-    final: Literal["completed", "failed", "expired"]
+    final: Literal["completed", "failed", "expired", "cancelled"]
 
     def ran(self, now: float) -> int:
         """Return how many lines have run; they run in order."""
@@ -161,6 +161,8 @@ def timeline(
         runs, final, ended = 0, "failed", validated
     elif "stuck" in faults:
         runs, ended = total // 2, math.inf
+    elif "cancelled_elsewhere" in faults:
+        runs, final = total // 2, "cancelled"
     elif faults & {"expire_part", "expire_all"}:
         runs = total // 2 if "expire_part" in faults else 0
         final, expires = "expired", ended

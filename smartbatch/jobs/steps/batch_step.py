@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from smartbatch.errors import ProviderError
-from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, JobState, ShardRow, ShardState
+from smartbatch.jobs.records import OPEN_SHARDS, UNSENT_SHARDS, ItemState, JobState, ShardRow, ShardState
 from smartbatch.jobs.steps import collect, create, job_rescue, orphans, poll, recover, settle
 from smartbatch.jobs.steps.context import StepContext, StepResult, has_realtime, is_paused
 from smartbatch.jobs.steps.shard import plan_shards
@@ -76,6 +76,9 @@ def _step(step: StepContext) -> StepResult:
     if at > step.wall:
         return StepResult(at, realtime)
     own = step.for_model(due.model)
+    if due.state in UNSENT_SHARDS and poll.is_overdue(own, due):
+        own.discard(due, poll.OVERDUE, to=ItemState.REALTIME)
+        return StepResult(step.wall, has_realtime(step.runtime, step.job))
     if due.state in UNSENT_SHARDS and (step.job.cancel_requested or step.store.shards.is_answered(due)):
         own.discard(due, "the job was cancelled" if step.job.cancel_requested else poll.ANSWERED)
         return StepResult(step.wall, realtime)

@@ -285,6 +285,7 @@ class StepContext:
         tried: bool = False,
         maybe_billed: bool = False,
         ended: Sequence[NewResult] = (),
+        orphan: str | None = None,
     ) -> ShardRow:
         """End a shard without results; see :meth:`.ShardTable.discard`."""
         dead = self.store.shards.discard(
@@ -296,6 +297,7 @@ class StepContext:
             at=self.wall,
             maybe_billed=maybe_billed,
             ended=ended,
+            orphan=orphan,
         )
         self.tell_change(shard, dead, reason)
         return dead

@@ -9,6 +9,7 @@ the create is sent once. Its outcome is ``SUBMITTED``, a definite refusal (``REA
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from attrs import evolve
 
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.jobs import enqueued_quota
-from smartbatch.jobs.records import ShardRow, ShardState
+from smartbatch.jobs.records import ItemState, ShardRow, ShardState
 from smartbatch.jobs.steps import refusals, server_limits
 from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, MINUTE, StepContext
 from smartbatch.jobs.steps.listing import find_orphans
@@ -33,11 +34,25 @@ _UNSETTLED = (ShardState.SUBMITTING, ShardState.UNCERTAIN, ShardState.PROVISIONA
 _TURN = "waits until another create of this account is settled"
 FILE_PAUSE = 2.0
 """Seconds between two polls of a file that the provider still processes; it takes a few."""
+FILE_TRIES = 6
+"""Refusals in a row, a minute in all, for which an input file is waited for."""
+_FILE_NOT_YET = re.compile(
+    r"\bfiles?\b.{0,80}(?:not (?:yet|found|ready|available|exist|active|processed|visible|uploaded)|"
+    r"no longer|n't exist|being processed|processing|pending|unknown|not in (?:an? )?\w+ state)|"
+    r"(?:no such|unknown|missing|could not find|cannot find|no batch|wait for the).{0,30}\bfile\b",
+    re.I | re.S,
+)
 LEAST = 8
 """Least characters of a prompt that is searched for in texts: single words occur in every error."""
 PAGE_TRIES = 6
 """Failed tries in a row, a minute in all, before a page instead of an answer is noted as an incident."""
-_NO_SUCH_PATH = (404, 405)
+MISSING_TRIES = 3
+"""The same of a job that may fall back, before its requests go in real time."""
+FAILING_TRIES = 8
+"""Failures of a server in a row, some eight minutes in all, before such a job does without batches."""
+_NO_SUCH_PATH = (404, 405, 501)
+_NOT_OFFERED = (403, 404, 405, 501)
+"""Statuses of an account or a server without a Batch API."""
 _PAGE = "waits for the Batch API: the server answers with a web page"
 _PAGE_REMEDY = "If it has no batches, cancel the job and send its requests in real time"
 _LEFT_OUT = "(its text is left out, it repeats a prompt)"
@@ -59,21 +74,24 @@ def begin(step: StepContext, shard: ShardRow) -> ShardRow:
 def resume_upload(step: StepContext, shard: ShardRow) -> ShardRow:
     """``UPLOADING`` as it was found: an earlier upload may have been under way. The cases, in order:
 
-    1. The file is not there: upload again under a new name. The old upload may still be under way, of a
+    1. The file was uploaded, and is not listed yet: look again, some times.
+    2. The file is not there: upload again under a new name. The old upload may still be under way, of a
        process that is suspended: with the same name it could bring the input of a late create back after the
        fence. What it leaves belongs to no batch, and expires.
-    2. The file has another size: half an upload arrived as a whole. Its name, like its nonce, is never used
+    3. The file has another size: half an upload arrived as a whole. Its name, like its nonce, is never used
        again, so the shard ends and its items go into a new one.
-    3. The provider still processes the file: later.
-    4. The file is ready: go on to the create.
+    4. The provider still processes the file: later.
+    5. The file is ready: go on to the create.
     """
     try:
         found = step.api.find_file(_input_name(shard), step.limits.call_timeout)
     except Exception as error:
         return _call_failed(step, shard, error)
+    if found is None and shard.file_id is not None and shard.tries + 1 < FILE_TRIES:
+        return step.reschedule(shard, FILE_PAUSE, tries=shard.tries + 1)
     if found is None:
         remote = evolve(shard.remote, uploads=shard.remote.uploads + 1)
-        return _send_file(step, step.reschedule(shard, 0.0, remote=remote))
+        return _send_file(step, step.reschedule(shard, 0.0, remote=remote, file_id=None))
     size = _spool(step, shard).stat().st_size
     if found.size is not None and found.size != size:
         shard = step.reschedule(shard, 0.0, file_id=found.id)  # it is deleted when the shard is cleaned up
@@ -94,21 +112,26 @@ def _send_file(step: StepContext, shard: ShardRow) -> ShardRow:
     except Exception as error:
         return _call_failed(step, shard, error)
     if not file.ready:
-        return step.reschedule(shard, FILE_PAUSE)
+        return step.reschedule(shard, FILE_PAUSE, file_id=file.id)
     return step.advance(shard, ShardState.READY, file_id=file.id)
 
 
 def _call_failed(step: StepContext, shard: ShardRow, failure: Exception) -> ShardRow:
     """Go on after a call that costs nothing, before anything is created. The cases, in order:
 
-    1. A page with 404 or 405: from a server without batches, but also from a gateway whose server is
-       unavailable. Nothing tells them apart, so it is tried again; after :data:`PAGE_TRIES` an incident says
-       what to do.
-    2. What may pass, or may have been done: try again.
+    1. A page with 404, 405 or 501: from a server without batches, but also from a gateway whose server is
+       unavailable. Nothing tells them apart, so it is tried again; after some tries the requests go in real
+       time where the job may fall back, and else an incident says what to do.
+    2. What may pass, or may have been done: try again. A server that fails again and again is given up where
+       the job may fall back.
     3. Otherwise it is refused.
     """
-    error = _redacted(step, shard, failure)
-    if error.status in _NO_SUCH_PATH and error.maybe_billed and shard.tries + 1 >= PAGE_TRIES:
+    error, tries = _redacted(step, shard, failure), shard.tries + 1
+    missing = error.status in _NO_SUCH_PATH and error.maybe_billed
+    failing = error.kind is ErrorKind.SERVER_ERROR and (error.status or 0) >= 500 and tries >= FAILING_TRIES
+    if step.falls_back and ((missing and tries >= MISSING_TRIES) or failing):
+        return _do_without(step, shard, error)
+    if missing and tries >= PAGE_TRIES:
         detail = f"{_PAGE} ({error.status}). {_PAGE_REMEDY}"
         step.incident("no_batch_api", detail, shard)
         return step.retry_later(shard, error, note=detail)
@@ -219,8 +242,9 @@ def _create_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> 
     2. The quota of enqueued tokens, or a rate limit: all shards of the model wait together. A shard that is
        too large by itself ends, and its items go into smaller ones.
     3. An error that may pass: try again.
-    4. The input file expired or was deleted: its name is used up, so the items go into a new shard.
-    5. Any other refusal stands.
+    4. The input file is not known yet, or not ready: try again, some times.
+    5. The input file expired or was deleted: its name is used up, so the items go into a new shard.
+    6. Any other refusal stands.
     """
     if error.maybe_billed:
         now = step.wall
@@ -240,9 +264,19 @@ def _create_failed(step: StepContext, shard: ShardRow, error: ProviderError) -> 
         return step.retry_later(back, error, at_least=enqueued_quota.room_for(step, back))
     if error.kind in _REPEAT:
         return step.retry_later(back, error)
+    if back.file_id is not None and back.tries + 1 < FILE_TRIES and _is_about_file(error):
+        return step.retry_later(back, error, note=f"waits for its input file: {error.message}")
     if error.kind is ErrorKind.CLIENT_ERROR and _input_is_gone(step, back):
         return step.discard(back, "its input file is gone; its requests go again", tried=True)
     return _refused(step, back, error)
+
+
+def _is_about_file(error: ProviderError) -> bool:
+    """Whether a refusal may be explained by an input file that the provider does not know yet, or that is not
+    ready: files and batches are kept by different services."""
+    if error.status == 404 or error.code == "no_such_file":
+        return True
+    return error.status in (400, 409, 422) and _FILE_NOT_YET.search(error.message) is not None
 
 
 def _input_is_gone(step: StepContext, shard: ShardRow) -> bool:
@@ -264,14 +298,24 @@ def tries_of(step: StepContext, shard: ShardRow) -> int:
 def _refused(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
     """End a shard that was refused for good. The cases, in order:
 
-    1. The account cannot be used: the job is held, and the shard goes on when it is resumed.
-    2. It names wrong lines, or a limit that the batch exceeds: see :func:`.refusals.sort_out`.
-    3. Otherwise the refusal stands.
+    1. There is no Batch API for this account, and the job may fall back: real time.
+    2. The account cannot be used: the job is held, and the shard goes on when it is resumed.
+    3. It names wrong lines, or a limit that the batch exceeds: see :func:`.refusals.sort_out`.
+    4. Otherwise the refusal stands.
     """
+    if step.falls_back and error.status in _NOT_OFFERED and error.kind is not ErrorKind.NO_MONEY:
+        return _do_without(step, shard, error)
     if error.kind in ACCOUNT_ERRORS:
         step.hold(error)
         return step.reschedule(shard, 0.0, note=error.message)  # goes on as soon as the job is resumed
     return refusals.sort_out(step, shard, error) or step.give_up(shard, error, error.message)
+
+
+def _do_without(step: StepContext, shard: ShardRow, error: ProviderError) -> ShardRow:
+    """Send the requests of a shard in real time, because there is no Batch API, or it does not work."""
+    detail = f"the Batch API cannot be used ({error.status}): {shard.size:,} requests go in real time"
+    step.incident("no_batch_api", detail, shard)
+    return step.discard(shard, f"{detail}; {error.message}", to=ItemState.REALTIME)
 
 
 def _spool(step: StepContext, shard: ShardRow) -> Path:

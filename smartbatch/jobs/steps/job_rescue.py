@@ -22,10 +22,12 @@ def rescue_late_job(step: StepContext, shards: Sequence[ShardRow]) -> float:
     The cases, in order:
 
     1. The job has no deadline, is not active, is being cancelled, or has no open shard: never.
-    2. A shard whose create is uncertain endangers the deadline: an incident; it cannot be taken back.
-    3. Shards that were not sent are discarded, all at once; one batch is cancelled in each step. While there
+    2. A batch was cancelled, and has not ended when its requests have to go in real time: it is polled once
+       more, and left behind.
+    3. A shard whose create is uncertain endangers the deadline: an incident; it cannot be taken back.
+    4. Shards that were not sent are discarded, all at once; one batch is cancelled in each step. While there
        are more, the next check is now.
-    4. Nothing is late yet: check again when it could be.
+    5. Nothing is late yet: check again when it could be.
     """
     deadline = step.policy.deadline
     if deadline is None or step.job.state is not JobState.ACTIVE or step.job.cancel_requested:
@@ -33,6 +35,11 @@ def rescue_late_job(step: StepContext, shards: Sequence[ShardRow]) -> float:
     pending = [shard for shard in shards if shard.state in OPEN_SHARDS]
     if not pending:
         return math.inf
+    leave_at = min(poll.leave_at(step, shard) for shard in pending)
+    for shard in pending:
+        if step.wall >= poll.leave_at(step, shard):
+            poll.poll(step.for_model(shard.model), shard)
+            return step.wall
     decision = _decision(step, deadline, pending)
     if decision.late:
         _tell_risk(step, pending)
@@ -40,7 +47,9 @@ def rescue_late_job(step: StepContext, shards: Sequence[ShardRow]) -> float:
         _take_back(step, pending[at], deadline, decision)
         if pending[at].state not in UNSENT_SHARDS:
             return step.wall
-    return step.wall if decision.take_back else step.wall + decision.wait
+    if decision.take_back:
+        return step.wall
+    return min(step.wall + decision.wait, leave_at)
 
 
 def _decision(step: StepContext, deadline: float, pending: Sequence[ShardRow]) -> Rescue:
@@ -61,7 +70,8 @@ def _pending(shard: ShardRow, wall: float) -> PendingShard:
     left = shard.size - (done or 0)
     paused = shard.tries > 0 and shard.due_at > wall  # a call about it failed: a cancel waits as well
     unsent = shard.state in UNSENT_SHARDS
-    movable = unsent or (shard.state is _S.SUBMITTED and not shard.cancelled and not paused)
+    at_work = shard.state is _S.SUBMITTED and not (shard.cancelled or poll.is_being_cancelled(shard))
+    movable = unsent or (at_work and not paused)
     age = 0.0 if shard.submitted_at is None else max(0.0, wall - shard.submitted_at)
     asked = shard.remote.cancel_sent_at
     cancelled = None if asked is None else max(0.0, wall - asked)

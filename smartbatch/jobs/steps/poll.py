@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from attrs import evolve
 
+from smartbatch.core.routing.rescue import margin_of
 from smartbatch.errors import ErrorKind, ProviderError
 from smartbatch.events import BatchEnded
 from smartbatch.jobs import enqueued_quota, turnaround_log
-from smartbatch.jobs.records import ShardRow, ShardState
+from smartbatch.jobs.records import ItemState, ShardRow, ShardState
 from smartbatch.jobs.steps import collect, create, duplicates, refusals
 from smartbatch.jobs.steps.context import ACCOUNT_ERRORS, HOUR, StepContext
 from smartbatch.jobs.versioned_records import RemoteProgress
@@ -20,8 +23,13 @@ _LATE = (
     "still {word} after more than 24 hours, and waited for; cancel the job to keep what is done and end it "
     "(jobs with batch_fallback='individual' send the rest in real time after their time-out)"
 )
+OVERDUE = "it takes too long; what it has not run goes on in real time"
 ANSWERED = "its requests were answered by a batch that was given up and came after all"
 """Why a batch is not needed any more."""
+STUCK = 15 * 60.0
+"""Seconds after a cancel in which a batch ends at all three providers."""
+SHORTEST = 10.0
+"""Seconds that a batch has to end after its cancel, however late its job is: most take less."""
 AFTER_CANCEL = 1.0
 """Seconds from a cancel to the next poll; later pauses are as long as the cancel has taken so far."""
 REFUSALS = 2
@@ -35,16 +43,25 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
 
     1. The job was cancelled, the batch takes too long, or an orphan has answered all of its requests: cancel
        it.
-    2. The provider does not know it: see :func:`_vanished`.
-    3. It has ended: its results are fetched next, or it failed as a whole.
-    4. It runs: store its progress. Once, its duplicates are searched for. After a cancel it is polled sooner
+    2. We cancelled it long ago, and nobody says that it has ended: it is left behind.
+    3. The provider does not know it: see :func:`_vanished`.
+    4. It has ended: its results are fetched next, or it failed as a whole.
+    5. It runs: store its progress. Once, its duplicates are searched for. After a cancel it is polled sooner
        at first, as most cancels take seconds.
     """
     assert shard.batch_id is not None
-    if not shard.cancelled and (reason := _reason_to_cancel(step, shard)):
+    left = step.wall >= leave_at(step, shard)
+    if not (left or shard.cancelled) and (reason := _reason_to_cancel(step, shard)):
         return cancel(step, shard, reason)
-    with step.provider_calls():
-        batch = step.api.get(shard.batch_id, step.limits.call_timeout)
+    try:
+        with step.provider_calls():
+            batch = step.api.get(shard.batch_id, step.limits.call_timeout)
+    except ProviderError:
+        if left:
+            return leave_behind(step, shard)
+        raise
+    if left and (batch is None or not batch.state.ended):
+        return leave_behind(step, shard)
     if batch is None:
         return _vanished(step, shard)
     enqueued_quota.tell(step, shard, ended=batch.state.ended)
@@ -63,10 +80,16 @@ def poll(step: StepContext, shard: ShardRow) -> ShardRow:
 
 
 def cancel(step: StepContext, shard: ShardRow, reason: str) -> ShardRow:
-    """Cancel a batch. Its finished requests are kept; nothing is sent again before it has ended."""
-    assert shard.batch_id is not None
+    """Cancel a batch. Its finished requests are kept; nothing is sent again before it has ended.
+
+    That it is to be cancelled is stored first: after a crash nobody takes it for a cancel of somebody else's.
+    """
+    batch_id = shard.batch_id
+    assert batch_id is not None
+    if shard.remote.cancel_sent_at is None:
+        shard = step.reschedule(shard, 0.0, remote=evolve(shard.remote, cancel_sent_at=step.wall))
     try:
-        step.api.cancel(shard.batch_id, step.limits.call_timeout)
+        step.api.cancel(batch_id, step.limits.call_timeout)
     except Exception as error:
         return _not_cancelled(step, shard, step.api.classify(error))
     remote = evolve(shard.remote, cancel_sent_at=step.wall)
@@ -96,16 +119,58 @@ def _not_cancelled(step: StepContext, shard: ShardRow, error: ProviderError) -> 
     return step.retry_later(shard, error)
 
 
+def is_overdue(step: StepContext, shard: ShardRow) -> bool:
+    """Whether the requests of a shard should go in real time because it takes too long: since its create, or
+    where that was not sent, since the job was submitted. A deadline has its own rescue."""
+    since = step.job.created_at if shard.submitted_at is None else shard.submitted_at
+    timed = step.falls_back and step.policy.deadline is None and not step.job.cancel_requested
+    return timed and step.wall - since >= step.timeout
+
+
 def _reason_to_cancel(step: StepContext, shard: ShardRow) -> str | None:
     if step.job.cancel_requested:
         return "the job was cancelled"
-    age = step.wall - (shard.submitted_at or step.wall)
-    timed = step.falls_back and step.policy.deadline is None  # a deadline has its own rescue
-    if timed and age >= step.timeout:
-        return "it takes too long; what it has not run goes on in real time"
+    if is_overdue(step, shard) and not is_being_cancelled(shard):
+        return OVERDUE
     if step.store.shards.is_answered(shard):
         return ANSWERED
     return None
+
+
+def leave_at(step: StepContext, shard: ShardRow) -> float:
+    """Return when a batch that we cancelled is waited for no longer, and its requests go in real time:
+    infinity for never."""
+    asked, deadline = shard.remote.cancel_sent_at, step.policy.deadline
+    waits = shard.state is ShardState.SUBMITTED and step.falls_back and not step.job.cancel_requested
+    if asked is None or not waits:
+        return math.inf
+    if deadline is None:
+        return asked + STUCK
+    needs = step.runtime.speed(step.job).throughput.finish(shard.size - (shard.remote.completed or 0), 0.5)
+    return max(asked + SHORTEST, deadline - needs - margin_of(deadline - step.job.created_at))
+
+
+def leave_behind(step: StepContext, shard: ShardRow) -> ShardRow:
+    """Send the requests of a batch in real time although it was cancelled and has not ended.
+
+    What still comes of it is handled as of any orphan: it is counted, and overwrites nothing.
+    """
+    asked = shard.remote.cancel_sent_at
+    waited = 0.0 if asked is None else step.wall - asked
+    detail = (
+        f"batch {shard.batch_id} has not ended {waited:,.0f} s after it was cancelled: its {shard.size:,} "
+        "requests go in real time, and may be paid twice"
+    )
+    step.incident("maybe_billed", detail, shard)
+    reason = "cancelled long ago, and not ended; its requests go in real time"
+    return step.discard(
+        shard, reason, to=ItemState.REALTIME, tried=True, maybe_billed=True, orphan=shard.batch_id
+    )
+
+
+def is_being_cancelled(shard: ShardRow) -> bool:
+    """Whether a batch that runs was being cancelled when it was last polled."""
+    return shard.remote.state is RemoteState.ENDING and "cancel" in (shard.remote.status or "").lower()
 
 
 def _ended(step: StepContext, shard: ShardRow, batch: RemoteBatch, remote: RemoteProgress) -> ShardRow:

@@ -17,6 +17,7 @@ from smartbatch.jobs.payload import decode_error, decode_result, encode_result
 from smartbatch.jobs.records import JobState, NewResult, ShardRow, UnsettledItem
 from smartbatch.jobs.steps import collect, duplicates
 from smartbatch.jobs.steps.context import StepContext
+from smartbatch.providers.batch_api import RemoteState
 from smartbatch.types import Result, Route, Usage
 
 
@@ -30,7 +31,8 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
        complete; soon, then after longer pauses as long as more comes, or they look broken. A further download
        that is as long and brings nothing else confirms that these lines are missing.
     4. They still have none: an incident, since they may be paid twice, unless there never were results.
-    5. Each item is classified, see :func:`_classified`.
+    5. The batch was cancelled, and not by us: an incident, and the job is held until a person resumes it.
+    6. Each item is classified, see :func:`_classified`.
     """
     read = collect.ingest(step, shard)
     if read is None:
@@ -62,7 +64,8 @@ def settle(step: StepContext, shard: ShardRow) -> ShardRow:
     if may_have_run or shard.remote.results_gone:  # what they cost stays reserved: nobody can know it
         unused += job_budget.lost_cost(step, shard, [item.ix for item in missing])
     unused += job_budget.lost_cost(step, shard, read.unknown)
-    items = _classified(step, shard, rest, may_have_run=may_have_run)
+    elsewhere = _hold_where_cancelled_elsewhere(step, shard, rest)
+    items = _classified(step, shard, rest, may_have_run=may_have_run, elsewhere=elsewhere)
     return _settle_with(step, shard, items, unused, None if shard.remote.results_gone else read.usd)
 
 
@@ -173,15 +176,49 @@ class _Outcomes(Record):
     no_money: ProviderError | None = None
 
 
+def _hold_where_cancelled_elsewhere(
+    step: StepContext, shard: ShardRow, rest: Sequence[UnsettledItem]
+) -> bool:
+    """Hold the job of a batch that somebody cancelled at the provider before all of it had run; return
+    whether somebody did."""
+    if step.job.cancel_requested or shard.remote.cancel_sent_at is not None:
+        return False
+    unrun = [item for item in rest if item.verdict in ("unrun", None)]
+    cancelled = shard.remote.state is RemoteState.CANCELLED or any(map(_says_cancelled, unrun))
+    if not (unrun and cancelled):
+        return False
+    what = f"batch {shard.batch_id} was cancelled at the provider, and not by smartbatch"
+    step.incident(
+        "batch_cancelled",
+        f"{what}: its answers so far are kept, and {len(unrun):,} requests were not run. The job waits until "
+        f"they are wanted: smartbatch jobs resume {step.job.id}",
+        shard,
+    )
+    note = f"held: {what}; its other requests go again after: smartbatch jobs resume {step.job.id}"
+    step.store.jobs.note(step.lease, note, hold=True)
+    return True
+
+
+def _says_cancelled(item: UnsettledItem) -> bool:
+    error = None if item.body is None else decode_error(item.body)
+    return isinstance(error, ProviderError) and error.code == "batch_cancelled"
+
+
 def _classified(
-    step: StepContext, shard: ShardRow, items: Sequence[UnsettledItem], *, may_have_run: bool
+    step: StepContext,
+    shard: ShardRow,
+    items: Sequence[UnsettledItem],
+    *,
+    may_have_run: bool,
+    elsewhere: bool,
 ) -> _Outcomes:
     """Classify items one by one. The cases, in order:
 
     1. The account had no credit: it stays open and the job is held; a cancelled job goes on with 3.
     2. The results are gone, and no line of it was read: it fails as lost.
     3. The job is cancelled: it ends as cancelled.
-    4. It was sent often enough: it fails, with its last error where there is one.
+    4. It was sent often enough: it fails, with its last error where there is one. That somebody else has
+       cancelled its batch (``elsewhere``) does not count.
     5. Its line asks for another try, or the job may fall back: it runs in real time.
     6. It goes into a new shard.
     """
@@ -207,7 +244,11 @@ def _classified(
             found.finals.append(end("failed", lost))
         elif step.job.cancel_requested:
             found.finals.append(end("cancelled", cancelled))
-        elif item.tries + 1 >= step.limits.max_tries and found.no_money is None:
+        elif (
+            item.tries + 1 >= step.limits.max_tries
+            and found.no_money is None
+            and not (elsewhere and item.verdict != "again")
+        ):
             last = error if item.verdict == "again" else None
             found.finals.append(end("failed", last or _exhausted(shard, item)))
         elif item.verdict == "again" or step.falls_back:

@@ -229,6 +229,7 @@ class ShardTable(Value):
         at: float,
         maybe_billed: bool = False,
         ended: Sequence[NewResult] = (),
+        orphan: str | None = None,
     ) -> ShardRow:
         """End a shard as ``DEAD`` and free its items, or end some of them.
 
@@ -237,11 +238,14 @@ class ShardTable(Value):
             tried: count it as a try of theirs.
             at: Unix seconds.
             maybe_billed: what was reserved for it stays so: nobody can say that it was not run.
+            orphan: id of its batch, which goes on; what comes of it is handled as of any orphan.
             ended: results of items that end with it, because the provider refused them.
         """
         if items not in (ItemState.OPEN, ItemState.REALTIME):
             raise ValueError("the items of a discarded shard become open or real time")
         changes = {"note": note, "died_at": at, "reserved": shard.reserved if maybe_billed else 0.0}
+        if orphan is not None:
+            changes |= {"batch_id": None, "candidate": orphan, "due_at": at}
         discarded = _move(tx, job, shard, ShardState.DEAD, changes)
         if ended:
             members = outcomes.item_states(tx, job, [result.ix for result in ended])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -139,7 +140,9 @@ class AnthropicBatches(BatchApi):
         """Yield the results as they come, from this API's own server only."""
         if not self._is_results(output):
             raise unusable("the address of the results is none of this server's", "id", status=200)
-        yield from self._calls.results(self._sdk().begin(output, timeout, "application/binary"))
+        sdk = self._sdk()
+        begin = partial(sdk.begin, accept="application/binary")
+        yield from self._calls.results(begin, sdk.url_of(output), timeout)
 
     def read_line(self, line: bytes, kind: Kind) -> Line:  # noqa: ARG002
         """Understand one line of results."""

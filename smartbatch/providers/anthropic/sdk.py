@@ -38,6 +38,7 @@ class AnthropicSdk(SdkCalls):
         authorization: bool,
     ) -> None:
         super().__init__(transport)
+        self._url = url.rstrip("/")
         _keep_prompts_out_of_logs()
         # Something must be passed for both, or the SDK would look for credentials elsewhere.
         secret: dict[str, Any] = {"auth_token": token} if token and not key else {"api_key": key or "none"}
@@ -53,6 +54,10 @@ class AnthropicSdk(SdkCalls):
             open_telemetry=False,
             http_client=http_client(transport),
         )
+
+    def url_of(self, path: str) -> str:
+        """Return the whole address of a path, or of an address."""
+        return path if "://" in path else self._url + path
 
     def send(self, method: str, path: str, timeout: float, *, body: bytes = b"", **more: Any) -> object:
         """Make one request; ``more`` are ``headers`` and ``params``."""

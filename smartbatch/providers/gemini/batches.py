@@ -183,8 +183,12 @@ class GeminiBatches(BatchApi):
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         """Yield a file of results as it comes."""
-        path = f"{_check_file(output)}:download?alt=media"
-        yield from self._calls.results(self._sdk().begin(path, timeout, "application/binary"))
+        sdk = self._sdk()
+        yield from self._calls.results(
+            lambda url, left: sdk.begin(url.removeprefix(sdk.url_of("")), left, "application/binary"),
+            sdk.url_of(f"{_check_file(output)}:download?alt=media"),
+            timeout,
+        )
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
         """Understand one line of results."""

@@ -39,6 +39,7 @@ class GeminiSdk(SdkCalls):
         self._network = network = http_client(transport)
         self._leads_to = transport.leads_to
         self._base_url, self._headers = base_url.rstrip("/"), dict(headers)
+        self._version, self._key = version, key
         options = types.HttpOptions(
             base_url=base_url,
             api_version=version,
@@ -61,6 +62,10 @@ class GeminiSdk(SdkCalls):
             ) from error
         self._client = client
 
+    def url_of(self, path: str) -> str:
+        """Return the whole address of a path below the API's version."""
+        return f"{self._base_url}/{self._version}/{path}"
+
     def send(self, method: str, path: str, timeout: float, **more: Any) -> object:
         """Make one request.
 
@@ -68,7 +73,7 @@ class GeminiSdk(SdkCalls):
             method: such as ``get``.
             path: below the API's version; ``{api_version}`` in it puts the version elsewhere. An address the
                 service gave is asked as it is, of the base URL's server and of no other: behind a gateway the
-                address is that of the service itself. The key is not sent there.
+                address is that of the service itself. The key is sent with a ``get`` only.
             timeout: total seconds; the service is told as well, in ``X-Server-Timeout``.
             more: the ``body`` as a mapping or as encoded JSON, and ``headers``, of this call.
         """
@@ -77,6 +82,9 @@ class GeminiSdk(SdkCalls):
             url = httpx2.URL(path)
             if not self._leads_to(url.scheme, url.host, url.port):
                 url = httpx2.URL(self._base_url + url.raw_path.decode("ascii"))
+            if method == "get":
+                given = {**self._headers, "x-goog-api-key": self._key, **headers}
+                return self._network.get(url, headers=given, timeout=timeout)
             return self._network.post(url, headers={**self._headers, **headers}, timeout=timeout)
         options = types.HttpOptions(timeout=max(1, math.ceil(timeout * 1000)), headers=headers or None)
         body = more.get("body", {})

@@ -15,12 +15,13 @@ from smartbatch.providers.batch_refusals import explained
 from smartbatch.providers.error_reader import ErrorReader
 from smartbatch.providers.foreign_text import http_date, unusable
 from smartbatch.providers.http.live_reply import LiveReply
+from smartbatch.providers.http.redirects import followed
 from smartbatch.providers.http.replies import Reply, is_html
 
 MAX_DOWNLOAD = 16 * 1024**3
 """Most bytes of one file of results: 100,000 long answers stay far below it, an endless body ends here."""
 
-DEFINITE = frozenset({400, 401, 403, 404, 413, 422, 429})
+DEFINITE = frozenset({400, 401, 403, 404, 405, 413, 422, 429, 501})
 """Statuses of a provider's own error that say for certain that nothing was created."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
@@ -106,13 +107,16 @@ class BatchCalls(Value):
             if batch is None or not batch.state.ended:
                 raise
 
-    def results(self, live: LiveReply) -> Iterator[bytes]:
-        """Yield a file of results as it comes, and close it.
+    def results(self, begin: Callable[[str, float], LiveReply], url: str, timeout: float) -> Iterator[bytes]:
+        """Yield a file of results as it comes, also from behind redirects, and close it.
 
         A web page is an error: it would count as results without a single readable line. So is a body that is
         cut, stalls or is too large, and one that says it is a part of them.
+
+        Args:
+            begin, url, timeout: as of :func:`.redirects.followed`.
         """
-        try:
+        with followed(begin, url, timeout) as live:
             if live.status != 200:
                 self.checked(live.whole())
                 raise unusable("only a part of the results came", "truncated", status=live.status)
@@ -121,8 +125,6 @@ class BatchCalls(Value):
                     "a web page came back instead of results: sign in to the network", "html", status=200
                 )
             yield from filter(None, live.pieces(MAX_DOWNLOAD))
-        finally:
-            live.close()
 
 
 def page_of(reply: Reply, batches: Iterable[RemoteBatch], following: str | None) -> BatchPage:

@@ -49,10 +49,15 @@ class RequestsSession:
         """
         return self.begin(method, path, timeout, **more).whole()
 
+    def url_of(self, path: str) -> str:
+        """Return the whole address of a path below the base URL."""
+        return path if "://" in path else self._url + path
+
     def begin(self, method: str, path: str, timeout: float, **more: Any) -> LiveReply:
-        """As :meth:`ask`, once the head of the answer is there."""
+        """As :meth:`ask`, once the head of the answer is there; ``path`` may be a whole address of the
+        server's."""
         response = self._session.request(
-            method, self._url + path, timeout=timeout, stream=True, allow_redirects=False, **more
+            method, self.url_of(path), timeout=timeout, stream=True, allow_redirects=False, **more
         )
         return cast(LiveReply, response.raw)
 

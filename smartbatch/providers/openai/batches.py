@@ -249,8 +249,9 @@ class OpenAIBatches(BatchApi):
 
     def download(self, batch: RemoteBatch, output: str, timeout: float) -> Iterator[bytes]:  # noqa: ARG002
         """Yield a file of results in pieces of at most 64 kB."""
-        path = f"/files/{_quoted(output)}/content"
-        yield from self._calls.results(self._session().begin("GET", path, timeout))
+        session = self._session()
+        url = session.url_of(f"/files/{_quoted(output)}/content")
+        yield from self._calls.results(lambda url, left: session.begin("GET", url, left), url, timeout)
 
     def read_line(self, line: bytes, kind: Kind) -> Line:
         """See :meth:`BatchApi.read_line <smartbatch.providers.batch_api.BatchApi.read_line>`.

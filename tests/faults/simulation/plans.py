@@ -40,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "expired": {"faults": (("expire_part",),), "policy": (("fallback", "individual"),)},
     "missing": {"faults": (("missing_lines", "shuffled"),)},
     "refused": {"faults": (("fail_validation",),)},
+    "console": {"faults": (("cancelled_elsewhere",),)},
     "bad line": {"faults": (("refused_lines",),)},
 }
 """What happens to a small job while it crashes; its remote files are tidied at once in each."""

@@ -1,0 +1,173 @@
+"""Files of batches that are not there yet, or elsewhere: inputs right after their upload, and redirects."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from smartbatch.emulator.provider_api import ServerReply
+from tests.faults.world import KEY, PROVIDERS, Seen, texts, world
+from tests.levels import sampled
+
+each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+WITH_FILES = ("openai", "gemini")
+
+
+@pytest.mark.parametrize("provider", WITH_FILES)
+@pytest.mark.parametrize(
+    ("status", "text"),
+    sampled(
+        [
+            (404, "not found"),
+            (400, "The input file is not ready yet"),
+            (400, "No such File object: file-123"),
+            (409, "file is still being processed"),
+        ],
+        first=2,
+    ),
+)
+def test_a_create_that_does_not_know_its_file_yet_is_sent_again(
+    provider: str, status: int, text: str, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path) as w:
+        w.service.meet = lambda seen: w.refusal(status, text) if seen in w.requests("create")[:2] else None
+        w.answered_job(texts(4))
+        assert len(w.requests("create")) == 3
+        assert len({seen.body for seen in w.requests("create")}) == 1  # the same file and the same label
+        assert [record.total for record in w.creates] == [4]
+
+
+@pytest.mark.parametrize("provider", WITH_FILES)
+def test_a_file_that_never_comes_ends_with_a_clear_error(provider: str, tmp_path: Path) -> None:
+    with world(provider, tmp_path) as w:
+        w.service.meet = lambda seen: w.refusal(404, "no such file") if seen.what == "create" else None
+        results = w.results(w.process().submit_batch(texts(4)))
+        assert all("no such file" in str(result.error) for result in results)
+        assert 3 <= len(w.requests("create")) <= 20
+        assert not w.emu.ledger.billed_by_prompt
+
+
+def test_a_file_that_is_processed_and_not_listed_yet_is_uploaded_once(tmp_path: Path) -> None:
+    """It is shown from the third look on, and ready from the fifth."""
+    with world("openai", tmp_path) as w:
+
+        def alter(seen: Seen, reply: ServerReply) -> ServerReply:
+            looks = len(w.requests("file"))
+            if seen.what not in ("upload", "file") or looks >= 5 or not isinstance(reply.body, bytes):
+                return reply
+            found = json.loads(reply.body)
+            if "data" not in found:
+                found["status"] = "processing"
+            elif looks < 3:
+                found["data"] = []
+            for file in found.get("data", ()):
+                file["status"] = "processing"
+            return evolve(reply, body=json.dumps(found).encode())
+
+        w.service.alter = alter
+        w.answered_job(texts(4))
+        assert len(w.requests("upload")) == 1
+
+
+# -- results behind a redirect -------------------------------------------------------------------------------
+
+
+class Storage(ThreadingHTTPServer):
+    """Another server, which has the results; ``headers`` are those it was asked with."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.headers: list[dict[str, str]] = []
+        super().__init__(("127.0.0.1", 0), _Stored)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Stored(BaseHTTPRequestHandler):
+    server: Storage
+
+    def do_GET(self) -> None:
+        self.server.headers.append(dict(self.headers))
+        body = self.server.files[self.path]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def storage() -> Iterator[Storage]:
+    server = Storage()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def moved(status: int, to: str) -> ServerReply:
+    return ServerReply(status, b"", headers=[("location", to)])
+
+
+@each_provider
+@pytest.mark.parametrize("status", sampled([302, 307, 308], first=1))
+def test_results_on_another_server_are_fetched_without_the_key(
+    provider: str, status: int, tmp_path: Path
+) -> None:
+    with storage() as store, world(provider, tmp_path) as w:
+
+        def alter(seen: Seen, reply: ServerReply) -> ServerReply:
+            if seen.what != "download":
+                return reply
+            name = f"/results-{len(store.files)}?signature=abc"
+            store.files[name] = reply.body if isinstance(reply.body, bytes) else b"".join(reply.body)
+            return moved(status, store.url + name)
+
+        w.service.alter = alter
+        w.answered_job(texts(5))
+        assert store.headers
+        assert KEY not in str(store.headers)
+        assert len(w.creates) == 1
+
+
+@each_provider
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_redirect_within_the_server_is_followed_with_the_key(
+    provider: str, absolute: bool, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path) as w:
+        moved_to: list[str] = []
+
+        def meet(seen: Seen) -> ServerReply | None:
+            if seen.what != "download" or "moved" in seen.head.query:
+                return None
+            query = f"{seen.head.query}&moved=1" if seen.head.query else "moved=1"
+            moved_to.append(f"{seen.path}?{query}")
+            return moved(302, (w.emu.url if absolute else "") + moved_to[-1])
+
+        w.service.meet = meet
+        w.answered_job(texts(5))
+        assert moved_to
+
+
+@each_provider
+def test_redirects_without_an_end_are_an_error_and_nothing_is_lost(provider: str, tmp_path: Path) -> None:
+    with world(provider, tmp_path) as w:
+        w.service.meet = lambda seen: moved(302, seen.path) if seen.what == "download" else None
+        job = w.process().submit_batch(texts(5))
+        w.pass_time(300)
+        assert "more than 5 times" in str([shard.note for shard in job.status().shards])
+        w.service.meet = lambda seen: None
+        assert [result.text for result in w.results(job)] == w.right(texts(5))

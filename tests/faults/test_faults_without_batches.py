@@ -1,0 +1,111 @@
+"""Lists that smartbatch itself sends by batch are answered although batches are missing, fail or are late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smartbatch.client import BatchingClient
+from smartbatch.emulator.provider_api import ServerReply
+from smartbatch.errors import AllRequestsFailed
+from smartbatch.types import Result
+from tests.faults.world import HOUR, MINUTE, PROVIDERS, World, texts, world
+from tests.levels import sampled
+
+each_provider = pytest.mark.parametrize("provider", PROVIDERS)
+ABOUT_BATCHES = ("upload", "create", "list", "get", "file", "cancel")
+PAGE = ServerReply(404, b"<html><title>404 Not Found</title></html>", content_type="text/html")
+
+
+def chosen_by_us(client: BatchingClient, prompts: list[str]) -> list[Result]:
+    """Generate a list for which a batch is chosen."""
+    assert client.plan(prompts, prefer="cost").route.by_batch
+    return list(client.generate(prompts, prefer="cost"))
+
+
+def refusing(w: World, reply: Callable[[], ServerReply]) -> None:
+    w.service.meet = lambda seen: reply() if seen.what in ABOUT_BATCHES else None
+
+
+@each_provider
+@pytest.mark.parametrize("how", sampled(["404", "403", "501", "page", "500"], first=4))
+def test_a_list_goes_in_real_time_where_there_is_no_batch_api(
+    provider: str, how: str, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path) as w:
+        refusing(w, lambda: PAGE if how == "page" else w.refusal(int(how), "not available"))
+        prompts = texts(12)
+        began = w.clock.now()
+        results = chosen_by_us(w.process(flex=False), prompts)
+        assert [result.text for result in results] == w.right(prompts)
+        assert w.clock.now() - began < HOUR
+        assert not w.creates
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)
+
+
+@each_provider
+def test_a_forced_batch_waits_or_fails_as_batch_fallback_says(provider: str, tmp_path: Path) -> None:
+    with world(provider, tmp_path) as w:
+        refusing(w, lambda: w.refusal(404, "not available"))
+        client = w.process(flex=False)
+        with pytest.raises(AllRequestsFailed, match="answered 404"):
+            client.generate(texts(12), strategy="batch")
+        assert not w.requests("ask")
+
+
+@each_provider
+def test_a_list_whose_batch_takes_longer_than_was_planned_goes_on_in_real_time(
+    provider: str, tmp_path: Path
+) -> None:
+    with world(provider, tmp_path, rare=240, batch_faults={"stuck": 1.0}, batch_cancel_seconds=60.0) as w:
+        prompts = texts(12)
+        client = w.process(flex=False, batch_poll_interval=30 * MINUTE)
+        planned = client.plan(prompts, prefer="cost").decision.chosen.p95
+        began = w.clock.now()
+        results = chosen_by_us(client, prompts)
+        assert [result.text for result in results] == w.right(prompts)
+        assert planned <= w.clock.now() - began < planned + HOUR
+        assert len(w.creates) == 1
+        assert not w.emu.ledger.paid_twice(excluding_lost=False)  # what the batch had run is kept
+
+
+@each_provider
+def test_batches_that_fail_each_time_are_done_without(provider: str, tmp_path: Path) -> None:
+    if provider == "anthropic":
+        pytest.skip("its batches never fail as a whole")
+    with world(provider, tmp_path, batch_faults={"fail_validation": 1.0}) as w:
+        prompts = texts(12)
+        assert [r.text for r in chosen_by_us(w.process(flex=False), prompts)] == w.right(prompts)
+        assert len(w.creates) == 2
+
+
+@each_provider
+@pytest.mark.parametrize("deadline", [6 * HOUR, None])
+def test_a_batch_that_is_stuck_in_its_cancel_delays_nothing(
+    provider: str, deadline: float | None, tmp_path: Path
+) -> None:
+    """It ends half a day later, and what it has run is counted and overwrites nothing."""
+    with world(
+        provider, tmp_path, rare=240, batch_faults={"stuck": 1.0}, batch_cancel_seconds=12 * HOUR
+    ) as w:
+        prompts = texts(12)
+        client = w.process(flex=False, batch_timeout=HOUR, batch_poll_interval=10 * MINUTE)
+        if deadline is None:
+            job = client.submit_batch(prompts, batch_fallback="individual")
+        else:
+            job = client.submit_batch(prompts, deadline=deadline)
+        began = w.clock.now()
+        results = w.results(job)
+        assert [result.text for result in results] == w.right(prompts)
+        assert w.clock.now() - began <= (deadline or 1.6 * HOUR)
+        assert len(w.requests("ask")) == 12
+        assert w.incidents(job) == {"maybe_billed": 1}
+        w.pass_time(16 * HOUR)
+        assert w.incidents(job) == {"maybe_billed": 1, "double_submission": 1}
+        [twice] = [incident for incident in job.incidents() if incident.kind == "double_submission"]
+        assert twice.money is not None
+        assert twice.money > 0
+        assert job.status().wasted == pytest.approx(twice.money)
+        assert [result.text for result in job.results()] == w.right(prompts)
